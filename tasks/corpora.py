@@ -1,0 +1,198 @@
+"""Where text comes from: the running Python's own documentation, and WikiText-2.
+
+Each reader returns a `Corpus`: the text of the three splits, and the name under which an error mentions each of them.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import sysconfig
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasks.errors import InputError, require
+
+SPLITS = ("train", "valid", "test")
+
+
+@dataclass(frozen=True)
+class Split:
+    """The text of one split.
+
+    source: the file or the place it was read from; error messages begin with it.
+    """
+
+    source: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The three splits of a body of text."""
+
+    train: Split
+    valid: Split
+    test: Split
+
+
+# --- Python's documentation -------------------------------------------------------------------------------------------
+
+# Folders whose docstrings are not documentation of the standard library.
+_NOT_DOCUMENTATION = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
+
+
+def python_docs(directory: str | os.PathLike[str] | None = None) -> Corpus:
+    """Reads the documentation that every Python carries, split by document 90/5/5 in a fixed order.
+
+    A document is one topic of `pydoc_data.topics` (what `help("for")` shows) or all docstrings of one source file of
+    the standard library. The text depends on the Python version.
+
+    directory: a folder of Python sources to read in place of the running interpreter's standard library; then no topics
+        are read.
+
+    Raises InputError if the folder is missing or holds fewer than 20 documents (each split needs at least one).
+    """
+    root = Path(sysconfig.get_paths()["stdlib"] if directory is None else directory)
+    require(
+        root.is_dir(),
+        f"{root}: no such folder. data=python_docs reads Python sources from data.dir; leave data.dir out to read the "
+        "running Python's standard library.",
+    )
+    documents = [*_topics(), *_docstring_documents(root)] if directory is None else list(_docstring_documents(root))
+    require(
+        len(documents) >= 20,
+        f"{root}: {len(documents)} Python files with docstrings, and a split by document needs at least 20. Leave "
+        "data.dir out to read the standard library, or read WikiText-2 files with data=wikitext2.",
+    )
+    train = [text for place, text in enumerate(documents) if place % 20 not in (9, 19)]
+    return Corpus(
+        train=Split(f"{root} (documents for training)", "\n".join(train)),
+        valid=Split(f"{root} (documents for validation)", "\n".join(documents[9::20])),
+        test=Split(f"{root} (documents for the test)", "\n".join(documents[19::20])),
+    )
+
+
+def _topics() -> list[str]:
+    """The language reference's topics, in the order of their names; none where a distribution leaves them out."""
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        return []
+    return [topics[name] for name in sorted(topics)]
+
+
+def _docstring_documents(root: Path) -> Iterator[str]:
+    """The docstrings of each Python file below `root`, file by file in the order of their paths."""
+    for path in sorted(root.rglob("*.py")):
+        if _NOT_DOCUMENTATION.isdisjoint(path.relative_to(root).parts):
+            document = "\n".join(_docstrings(path))
+            if document:
+                yield document
+
+
+def _docstrings(path: Path) -> Iterator[str]:
+    """The docstrings of a file's module, classes and functions, outermost first; none of a file that does not parse.
+
+    lib2to3 carries Python 2 sources on purpose, so such a file is no error of the user's.
+    """
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):
+        return
+    pending: list[ast.stmt | ast.Module] = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            docstring = ast.get_docstring(node, clean=False)
+            if docstring:
+                yield docstring
+        # Only statements can hold definitions: expressions, most of the tree, are not visited.
+        inner = [statement for field in ("body", "orelse", "finalbody") for statement in getattr(node, field, [])]
+        pending.extend(reversed(inner))
+
+
+# --- WikiText-2 -------------------------------------------------------------------------------------------------------
+
+_HUB_DATASET = ("Salesforce/wikitext", "wikitext-2-v1")
+
+
+def wikitext2(directory: str | os.PathLike[str] | None = None) -> Corpus:
+    """Reads WikiText-2 (Merity et al., 2016, https://arxiv.org/abs/1609.07843).
+
+    directory: holds `wiki.train.tokens`, `wiki.valid.tokens` and `wiki.test.tokens`, or `train.txt`, `valid.txt` and
+        `test.txt`. None fetches the same text with the `datasets` library.
+
+    Raises InputError if the folder or one of its files is missing, empty or not UTF-8, or if there is no folder and
+    the text cannot be fetched.
+    """
+    if directory is None:
+        return _fetch_wikitext2()
+    root = Path(directory)
+    require(root.is_dir(), f"{root}: no such folder. Set data.dir to the folder that holds the WikiText-2 files.")
+    train, valid, test = (_read_split(root, name) for name in SPLITS)
+    return Corpus(train, valid, test)
+
+
+def _read_split(root: Path, name: str) -> Split:
+    candidates = (root / f"wiki.{name}.tokens", root / f"{name}.txt")
+    path = next((candidate for candidate in candidates if candidate.is_file()), None)
+    if path is None:
+        raise InputError(
+            f"{candidates[0]}: no such file, and no {candidates[1].name} beside it. data=wikitext2 needs one of the "
+            f"two in data.dir; the folder holds {_listing(root)}."
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path}: byte {error.start} is 0x{error.object[error.start]:02x}, which is not UTF-8 ({error.reason}). "
+            "Convert the file to UTF-8."
+        ) from error
+    require(bool(text.strip()), f"{path}: no text in {path.stat().st_size} bytes. Put the text of the split there.")
+    return Split(str(path), text)
+
+
+def _listing(root: Path) -> str:
+    names = sorted(entry.name for entry in root.iterdir())
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return ", ".join(names[:8]) + more if names else "nothing"
+
+
+def _fetch_wikitext2() -> Corpus:
+    remedy = (
+        "Set data.dir to a folder with wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens (or train.txt, "
+        "valid.txt and test.txt), or let the `datasets` library fetch it: pip install datasets, with a connection to "
+        "huggingface.co."
+    )
+    if not _hub_answers():
+        # Without this the library retries for half a minute; with it, a copy fetched earlier is still found.
+        os.environ["HF_HUB_OFFLINE"] = "1"
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise InputError(f"data.dir=null, and the `datasets` library is not installed. {remedy}") from error
+    try:
+        splits = load_dataset(*_HUB_DATASET)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"data.dir=null, and WikiText-2 cannot be fetched: {reason}. {remedy}") from error
+    hub_names = {"train": "train", "valid": "validation", "test": "test"}
+    train, valid, test = (
+        Split(f"{'/'.join(_HUB_DATASET)} ({name})", "".join(splits[hub_names[name]]["text"])) for name in SPLITS
+    )
+    return Corpus(train, valid, test)
+
+
+def _hub_answers(timeout_s: float = 5.0) -> bool:
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    try:
+        with urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=timeout_s):
+            return True
+    except urllib.error.HTTPError:
+        return True  # an answer, whatever it says
+    except OSError:
+        return False

@@ -1,0 +1,81 @@
+"""Trains one model: composes the configuration, makes its parts, fits, tests. `python train.py --help` says more."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import instantiate
+from lightning.pytorch import Trainer, seed_everything
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+
+from lit_ort.callbacks import StepStatistics
+from tasks.errors import InputError
+
+# Slices of a tensor in memory: worker processes would make loading slower.
+warnings.filterwarnings("ignore", message=r"The '\w+_dataloader' does not have many workers")
+
+
+def fit_and_test(config: DictConfig, folder: Path) -> dict[str, Any]:
+    """Runs the configuration. Returns the last value of each metric, the statistics of the steps, the checkpoint."""
+    seed_everything(config.seed, workers=True, verbose=False)
+    data = instantiate(config.data)
+    task = instantiate(config.task, **data.task_arguments)
+    callbacks = [instantiate(part) for part in config.get("callbacks", {}).values()]
+    loggers = [instantiate(part) for part in config.get("logger", {}).values()]
+    trainer: Trainer = instantiate(
+        config.trainer, strategy=instantiate(config.strategy), callbacks=callbacks, logger=loggers
+    )
+    for logger in trainer.loggers:
+        logger.log_hyperparams(OmegaConf.to_container(config, resolve=True))  # pyright: ignore[reportArgumentType]
+    trainer.fit(task, datamodule=data, ckpt_path=config.ckpt_path)
+    metrics = dict(trainer.callback_metrics)
+    checkpoint = getattr(trainer.checkpoint_callback, "best_model_path", "")
+    if not checkpoint:  # a step or time limit came before the first validation
+        metrics |= trainer.validate(task, datamodule=data, verbose=False)[0]
+        checkpoint = str(folder / "checkpoints" / "last.ckpt")
+        trainer.save_checkpoint(checkpoint)
+    metrics |= trainer.test(task, datamodule=data, ckpt_path=checkpoint, verbose=False)[0]
+    statistics = next((part.summary() for part in callbacks if isinstance(part, StepStatistics)), None)
+    return {
+        "metrics": {name: float(value) for name, value in metrics.items()},
+        "steps": asdict(statistics) if statistics else None,
+        "checkpoint": checkpoint,
+        "folder": str(folder),
+    }
+
+
+def show(results: dict[str, Any]) -> None:
+    metrics, steps = results["metrics"], results["steps"]
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"\ntest loss {metrics['test/loss']:.3f}, ppl {metrics['test/ppl']:.1f}")
+    if steps and steps["step_ms_median"] is not None:
+        rate = f"{steps['items_per_s']:.0f} {steps['item']}/s"
+        console.print(f"{steps['step_ms_median']:.1f} ms/batch (median of {steps['steps']}), {rate}")
+    console.print(f"run folder {results['folder']}\ncheckpoint {results['checkpoint']}")
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="train")
+def main(config: DictConfig) -> None:
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    try:
+        results = fit_and_test(config, folder)
+    except Exception as error:
+        # Hydra wraps what a constructor raises, so the user's error may be the cause of another.
+        for link in (error, error.__cause__):
+            if isinstance(link, InputError):
+                sys.exit(f"error: {link}")
+        raise
+    (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    show(results)
+
+
+if __name__ == "__main__":
+    main()
