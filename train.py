@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,16 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from lit_ort.callbacks import StepStatistics
-from tasks.errors import InputError
-
-# Slices of a tensor in memory: worker processes would make loading slower.
-warnings.filterwarnings("ignore", message=r"The '\w+_dataloader' does not have many workers")
+from tasks.console import drop_known_messages
+from tasks.errors import InputError, require
 
 
 def fit_and_test(config: DictConfig, folder: Path) -> dict[str, Any]:
     """Runs the configuration. Returns the last value of each metric, the statistics of the steps, the checkpoint."""
+    require(
+        config.ckpt_path is None or Path(config.ckpt_path).is_file(),
+        f"ckpt_path={config.ckpt_path}: no such file. Give a checkpoint of an earlier run, or leave it out.",
+    )
     seed_everything(config.seed, workers=True, verbose=False)
     data = instantiate(config.data)
     task = instantiate(config.task, **data.task_arguments)
@@ -35,14 +36,14 @@ def fit_and_test(config: DictConfig, folder: Path) -> dict[str, Any]:
     )
     for logger in trainer.loggers:
         logger.log_hyperparams(OmegaConf.to_container(config, resolve=True))  # pyright: ignore[reportArgumentType]
-    trainer.fit(task, datamodule=data, ckpt_path=config.ckpt_path)
+    trainer.fit(task, datamodule=data, ckpt_path=config.ckpt_path, weights_only=True)
     metrics = dict(trainer.callback_metrics)
     checkpoint = getattr(trainer.checkpoint_callback, "best_model_path", "")
     if not checkpoint:  # a step or time limit came before the first validation
         metrics |= trainer.validate(task, datamodule=data, verbose=False)[0]
         checkpoint = str(folder / "checkpoints" / "last.ckpt")
-        trainer.save_checkpoint(checkpoint)
-    metrics |= trainer.test(task, datamodule=data, ckpt_path=checkpoint, verbose=False)[0]
+        trainer.save_checkpoint(checkpoint, weights_only=False)
+    metrics |= trainer.test(task, datamodule=data, ckpt_path=checkpoint, verbose=False, weights_only=True)[0]
     statistics = next((part.summary() for part in callbacks if isinstance(part, StepStatistics)), None)
     return {
         "metrics": {name: float(value) for name, value in metrics.items()},
@@ -64,6 +65,7 @@ def show(results: dict[str, Any]) -> None:
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
 def main(config: DictConfig) -> None:
+    drop_known_messages()
     folder = Path(HydraConfig.get().runtime.output_dir)
     try:
         results = fit_and_test(config, folder)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from array import array
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from statistics import median
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import TQDMProgressBar
 from torch import Tensor
 
 MIB = 2**20
@@ -35,7 +35,7 @@ class StepSummary:
 
     steps: training batches run. first_step_s: from the start of fit to the end of its first batch.
     step_ms_median, step_ms_mean: a batch from on_train_batch_start to on_train_batch_end; no data loading, validation
-        or checkpoint is in it. items_per_s: all items over the time of their batches. item: what was counted.
+        or checkpoint is in it. items_per_s: the median of each batch's items over its time. item: what was counted.
     peak_mib: the most resident memory of the process during fit; peak_above_start_mib: the same less what it held when
         fit began. Both are None where the system does not say.
     started_unix_s: when fit began.
@@ -59,8 +59,8 @@ class StepStatistics(Callback):
     item: the name of what `count_items` counts, such as "tokens".
     count_items: items of a batch; `first_dimension` counts samples.
 
-    Logs speed/step_ms (median), speed/<item>_per_s, speed/first_step_s (once) and memory/peak_mib. Reads clocks and one
-    line of /proc, never a tensor.
+    Logs speed/step_ms and speed/<item>_per_s (medians over the window), speed/first_step_s (once) and memory/peak_mib.
+    Reads clocks and one line of /proc, never a tensor.
 
     Raises ValueError if `window` is below 1.
     """
@@ -78,8 +78,7 @@ class StepStatistics(Callback):
     def _forget(self) -> None:
         self._steps = 0
         self._step_s = array("d")
-        self._items = 0
-        self._recent: deque[tuple[float, int]] = deque(maxlen=self.window)
+        self._rates = array("d")
         self._fit_start_s = 0.0
         self._batch_start_s = 0.0
         self._first_step_s: float | None = None
@@ -102,26 +101,25 @@ class StepStatistics(Callback):
     ) -> None:
         now_s = time.perf_counter()
         self._steps += 1
-        items = self.count_items(batch)
         if self._first_step_s is None:
             self._first_step_s = now_s - self._fit_start_s
             pl_module.log("speed/first_step_s", self._first_step_s, batch_size=1)
         else:
             step_s = now_s - self._batch_start_s
             self._step_s.append(step_s)
-            self._items += items
-            self._recent.append((step_s, items))
-        if trainer.global_step % trainer.log_every_n_steps == 0 and self._recent:
+            self._rates.append(self.count_items(batch) / step_s)
+        # Between the logger's steps the bar is brought up to date too, seldom enough to cost nothing.
+        if self._step_s and (trainer.global_step % trainer.log_every_n_steps == 0 or self._steps % 10 == 0):
             self._log_window(pl_module)
 
     def _log_window(self, pl_module: LightningModule) -> None:
-        seconds = [step_s for step_s, _ in self._recent]
-        rate = sum(items for _, items in self._recent) / sum(seconds)
-        pl_module.log("speed/step_ms", median(seconds) * 1e3, prog_bar=True, batch_size=1)
+        step_ms = median(self._step_s[-self.window :]) * 1e3
+        rate = median(self._rates[-self.window :])
+        pl_module.log("speed/step_ms", step_ms, prog_bar=True, batch_size=1)
         pl_module.log(f"speed/{self.item}_per_s", rate, prog_bar=True, batch_size=1)
         peak = peak_rss_bytes()
         if peak is not None:
-            pl_module.log("memory/peak_mib", peak / MIB, prog_bar=True, batch_size=1)
+            pl_module.log("memory/peak_mib", peak / MIB, batch_size=1)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._peak_rss = peak_rss_bytes()
@@ -129,18 +127,54 @@ class StepStatistics(Callback):
     def summary(self) -> StepSummary:
         """The figures of the last fit."""
         total_s = sum(self._step_s)
-        known = self._peak_rss is not None and self._start_rss is not None
+        peak, start = self._peak_rss, self._start_rss
         return StepSummary(
             steps=self._steps,
             first_step_s=self._first_step_s,
             step_ms_median=median(self._step_s) * 1e3 if self._step_s else None,
             step_ms_mean=total_s / len(self._step_s) * 1e3 if self._step_s else None,
-            items_per_s=self._items / total_s if self._step_s else None,
+            items_per_s=median(self._rates) if self._rates else None,
             item=self.item,
-            peak_mib=self._peak_rss / MIB if self._peak_rss is not None else None,
-            peak_above_start_mib=(self._peak_rss - self._start_rss) / MIB if known else None,
+            peak_mib=peak / MIB if peak is not None else None,
+            peak_above_start_mib=(peak - start) / MIB if peak is not None and start is not None else None,
             started_unix_s=self._started_unix_s,
         )
+
+
+class OneLineProgressBar(TQDMProgressBar):
+    """Lightning's bar with short names and figures, so that a hundred columns hold it: `loss=6.77, ppl=873, ms=180`.
+
+    An epoch's line stays when it ends.
+    """
+
+    BAR_FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+
+    def __init__(self, refresh_rate: int = 1) -> None:
+        super().__init__(refresh_rate=refresh_rate, leave=True)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Opens no bar: each epoch opens its own, and Lightning's first one would stay as an empty line."""
+
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        """Shown by name; a training metric goes without its group, and Lightning's version number is left out."""
+        metrics = super().get_metrics(trainer, pl_module)
+        metrics.pop("v_num", None)
+        return {short_name(name): short_figure(value) for name, value in metrics.items()}
+
+
+def short_name(name: str) -> str:
+    """`train/loss` is "loss", `speed/step_ms` "ms", `speed/tokens_per_s` "tokens/s", `val/ppl` "val_ppl"."""
+    group, _, rest = name.partition("/")
+    if group == "speed":
+        return "ms" if rest == "step_ms" else rest.replace("_per_s", "/s")
+    return rest if group == "train" and rest else name.replace("/", "_")
+
+
+def short_figure(value: Any) -> Any:
+    """Three significant digits, or all digits of the whole part where it has more."""
+    if not isinstance(value, float):
+        return value
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def peak_rss_bytes() -> int | None:
@@ -166,4 +200,11 @@ def reset_peak_rss() -> bool:
     return True
 
 
-__all__ = ["StepStatistics", "StepSummary", "first_dimension", "peak_rss_bytes", "reset_peak_rss"]
+__all__ = [
+    "OneLineProgressBar",
+    "StepStatistics",
+    "StepSummary",
+    "first_dimension",
+    "peak_rss_bytes",
+    "reset_peak_rss",
+]

@@ -100,9 +100,7 @@ class TextData(LightningDataModule):
         self, *, batch_size: int = 20, eval_batch_size: int = 10, bptt: int = 35, min_frequency: int = 1
     ) -> None:
         super().__init__()
-        figures = dict(
-            batch_size=batch_size, eval_batch_size=eval_batch_size, bptt=bptt, min_frequency=min_frequency
-        )
+        figures = dict(batch_size=batch_size, eval_batch_size=eval_batch_size, bptt=bptt, min_frequency=min_frequency)
         for name, value in figures.items():
             require(
                 isinstance(value, int) and value >= 1,
@@ -126,9 +124,7 @@ class TextData(LightningDataModule):
         self._check_length(corpus.valid.source, len(valid), "eval_batch_size", self.eval_batch_size)
         self._check_length(corpus.test.source, len(test), "eval_batch_size", self.eval_batch_size)
         vocabulary = build_vocabulary(train, self.min_frequency)
-        return Streams(
-            vocabulary, encode(train, vocabulary), encode(valid, vocabulary), encode(test, vocabulary)
-        )
+        return Streams(vocabulary, encode(train, vocabulary), encode(valid, vocabulary), encode(test, vocabulary))
 
     def _check_length(self, source: str, tokens: int, name: str, batch_size: int) -> None:
         needed = batch_size * (self.bptt + 1)

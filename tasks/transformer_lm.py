@@ -47,7 +47,14 @@ class TransformerModel(nn.Module):
     """Embedding, positions, causal encoder layers, linear decoder."""
 
     def __init__(
-        self, vocabulary_size: int, layers: int, heads: int, width: int, feed_forward: int, dropout: float, max_length: int
+        self,
+        vocabulary_size: int,
+        layers: int,
+        heads: int,
+        width: int,
+        feed_forward: int,
+        dropout: float,
+        max_length: int,
     ) -> None:
         super().__init__()
         self.width = width
@@ -171,7 +178,7 @@ class TransformerLM(LightningModule):
     def _log_evaluation(self, split: str) -> None:
         loss = self.evaluated_loss.compute()
         self.evaluated_loss.reset()
-        self.log(f"{split}/loss", loss, prog_bar=True)
+        self.log(f"{split}/loss", loss)
         self.log(f"{split}/ppl", loss.exp(), prog_bar=True)
 
     def configure_optimizers(self) -> Any:

@@ -1,0 +1,26 @@
+"""Keeps the terminal to what the user can act on."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+# Regular expressions at the start of a warning, each with why nothing is to be done about it.
+KNOWN_WARNINGS = (
+    # Batches are slices of a tensor in memory: worker processes would make loading slower.
+    r"The '\w+_dataloader' does not have many workers",
+    # Lightning 2.6 on torch 2.13; only Lightning can change it.
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+)
+
+# The starts of log lines of Lightning that no choice of the user's changes.
+KNOWN_LINES = ("GPU available: False", "TPU available: False", "💡 Tip:")
+
+
+def drop_known_messages() -> None:
+    """Drops the messages above, and no others, for this process."""
+    for pattern in KNOWN_WARNINGS:
+        warnings.filterwarnings("ignore", message=pattern)
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
+        lambda record: not record.getMessage().startswith(KNOWN_LINES)
+    )
