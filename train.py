@@ -27,13 +27,12 @@ def fit_and_test(config: DictConfig, folder: Path) -> dict[str, Any]:
         f"ckpt_path={config.ckpt_path}: no such file. Give a checkpoint of an earlier run, or leave it out.",
     )
     seed_everything(config.seed, workers=True, verbose=False)
+    strategy = instantiate(config.strategy)
     data = instantiate(config.data)
     task = instantiate(config.task, **data.task_arguments)
     callbacks = [instantiate(part) for part in config.get("callbacks", {}).values()]
     loggers = [instantiate(part) for part in config.get("logger", {}).values()]
-    trainer: Trainer = instantiate(
-        config.trainer, strategy=instantiate(config.strategy), callbacks=callbacks, logger=loggers
-    )
+    trainer: Trainer = instantiate(config.trainer, strategy=strategy, callbacks=callbacks, logger=loggers)
     for logger in trainer.loggers:
         logger.log_hyperparams(OmegaConf.to_container(config, resolve=True))  # pyright: ignore[reportArgumentType]
     trainer.fit(task, datamodule=data, ckpt_path=config.ckpt_path, weights_only=True)

@@ -1,4 +1,4 @@
-"""What a training run costs: the time of a step, the items a second, the memory. Imports Lightning and PyTorch alone."""
+"""What a training run costs: the time of a step, the items a second, the memory."""
 
 from __future__ import annotations
 

@@ -1,0 +1,241 @@
+"""Step statistics, the progress bar, the memory figures."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch
+import pytest
+import pytorch_lightning
+import torch
+from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
+from lightning.pytorch.loggers import CSVLogger
+from torch.utils.data import DataLoader
+
+from lit_ort.callbacks import (
+    OneLineProgressBar,
+    StepStatistics,
+    first_dimension,
+    peak_rss_bytes,
+    reset_peak_rss,
+    short_figure,
+    short_name,
+)
+
+STEP_S, VALIDATION_S, FIRST_S = 0.01, 0.2, 0.15
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the peak can be reset on Linux alone")
+
+
+def batches(count: int) -> DataLoader[Any]:
+    return DataLoader(RandomDataset(32, 3 * count), batch_size=3)
+
+
+class SlowModel(BoringModel):
+    """Steps of a known length: the first takes longer, validation much longer."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        time.sleep(FIRST_S if self.trainer.global_step == 0 else STEP_S)
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        time.sleep(VALIDATION_S)
+        return super().validation_step(batch, batch_idx)
+
+    def train_dataloader(self) -> Any:
+        return batches(24)
+
+    def val_dataloader(self) -> Any:
+        return batches(1)
+
+
+def fit(statistics: StepStatistics, folder: Path, library: Any = lightning.pytorch, **options: Any) -> Any:
+    trainer = library.Trainer(
+        accelerator="cpu",
+        devices=1,
+        default_root_dir=folder,
+        callbacks=[statistics],
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        **{"max_epochs": 1, "logger": False, "enable_progress_bar": False, "log_every_n_steps": 4} | options,
+    )
+    trainer.fit(SlowModel())
+    return trainer
+
+
+def test_validation_and_the_first_step_are_not_in_a_batch(tmp_path: Path) -> None:
+    statistics = StepStatistics()
+    fit(statistics, tmp_path, val_check_interval=6)
+    summary = statistics.summary()
+    assert summary.steps == 24
+    assert summary.first_step_s is not None
+    assert summary.first_step_s >= FIRST_S
+    assert summary.step_ms_median is not None
+    assert summary.step_ms_mean is not None
+    assert 1e3 * STEP_S <= summary.step_ms_median < 3e3 * STEP_S
+    # Four validations between 23 batches would add 35 ms to each.
+    assert summary.step_ms_mean < 1e3 * (STEP_S + 4 * VALIDATION_S / 23)
+
+
+def test_the_rate_counts_items_over_time(tmp_path: Path) -> None:
+    statistics = StepStatistics(item="numbers", count_items=lambda batch: batch.numel())
+    trainer = fit(statistics, tmp_path, limit_val_batches=0)
+    summary = statistics.summary()
+    assert summary.item == "numbers"
+    assert summary.items_per_s is not None
+    assert summary.step_ms_median is not None
+    assert summary.items_per_s == pytest.approx(96e3 / summary.step_ms_median, rel=1e-6)
+    assert trainer.callback_metrics["speed/numbers_per_s"].item() == pytest.approx(summary.items_per_s, rel=0.5)
+
+
+def test_figures_reach_the_logger_at_its_steps(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path, name="", version="")
+    fit(StepStatistics(window=2), tmp_path, logger=logger, limit_val_batches=0)
+    header, *lines = (tmp_path / "metrics.csv").read_text().splitlines()
+    values = [dict(zip(header.split(","), line.split(","), strict=True)) for line in lines]
+    assert [int(row["step"]) for row in values] == [3, 7, 11, 15, 19, 23]
+    for row in values:
+        assert float(row["speed/step_ms"]) >= 1e3 * STEP_S
+        assert float(row["speed/samples_per_s"]) < 3 / STEP_S
+
+
+def test_a_second_fit_starts_anew(tmp_path: Path) -> None:
+    statistics = StepStatistics()
+    fit(statistics, tmp_path, limit_val_batches=0, limit_train_batches=6)
+    fit(statistics, tmp_path, limit_val_batches=0, limit_train_batches=4)
+    assert statistics.summary().steps == 4
+
+
+def test_one_step_has_no_median(tmp_path: Path) -> None:
+    statistics = StepStatistics()
+    fit(statistics, tmp_path, limit_val_batches=0, limit_train_batches=1, log_every_n_steps=1)
+    summary = statistics.summary()
+    assert summary.steps == 1
+    assert summary.first_step_s is not None
+    assert summary.step_ms_median is summary.step_ms_mean is summary.items_per_s is None
+
+
+def test_it_works_with_pytorch_lightning(tmp_path: Path) -> None:
+    class Model(pytorch_lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(32, 1)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.layer(batch).sum()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+    statistics = StepStatistics()
+    trainer = pytorch_lightning.Trainer(
+        accelerator="cpu",
+        devices=1,
+        default_root_dir=tmp_path,
+        callbacks=[statistics],  # pyright: ignore[reportArgumentType]
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        logger=False,
+        max_epochs=1,
+        log_every_n_steps=4,
+    )
+    trainer.fit(Model(), batches(8))
+    assert statistics.summary().steps == 8
+    assert "speed/step_ms" in trainer.callback_metrics
+
+
+@ON_LINUX
+def test_the_peak_counts_memory_given_back_and_starts_anew() -> None:
+    assert reset_peak_rss()
+    start = peak_rss_bytes()
+    block = torch.ones(64 * 2**20, dtype=torch.uint8)
+    del block
+    peak = peak_rss_bytes()
+    assert start is not None
+    assert peak is not None
+    assert 60 * 2**20 < peak - start < 100 * 2**20
+    assert reset_peak_rss()
+    after = peak_rss_bytes()
+    assert after is not None
+    assert after < peak - 50 * 2**20
+
+
+@ON_LINUX
+def test_the_summary_holds_what_fit_added(tmp_path: Path) -> None:
+    class Hungry(StepStatistics):
+        def on_train_batch_start(self, *arguments: Any) -> None:
+            super().on_train_batch_start(*arguments)
+            torch.ones(128 * 2**20, dtype=torch.uint8)
+
+    statistics = Hungry()
+    fit(statistics, tmp_path, limit_val_batches=0, limit_train_batches=2, log_every_n_steps=1)
+    summary = statistics.summary()
+    assert summary.peak_mib is not None
+    assert summary.peak_above_start_mib is not None
+    assert 120 < summary.peak_above_start_mib < 300
+    assert summary.peak_mib > summary.peak_above_start_mib
+
+
+@pytest.mark.parametrize(
+    ("batch", "count"),
+    [
+        (torch.zeros(3, 2), 3),
+        (torch.zeros(()), 1),
+        ((torch.zeros(4, 2), torch.zeros(5)), 4),
+        ({"text": ["a"], "ids": torch.zeros(6, 2)}, 6),
+        (["a", 3], 0),
+    ],
+)
+def test_first_dimension(batch: Any, count: int) -> None:
+    assert first_dimension(batch) == count
+
+
+def test_a_window_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="window=0: must be at least 1"):
+        StepStatistics(window=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("train/loss", "loss"),
+        ("val/ppl", "val_ppl"),
+        ("speed/step_ms", "ms"),
+        ("speed/tokens_per_s", "tokens/s"),
+        ("acc", "acc"),
+        ("train", "train"),
+    ],
+)
+def test_short_name(name: str, short: str) -> None:
+    assert short_name(name) == short
+
+
+@pytest.mark.parametrize(("value", "short"), [(6.7741, "6.77"), (873.4, "873"), (28782.0, "28782"), (7, 7)])
+def test_short_figure(value: Any, short: Any) -> None:
+    assert short_figure(value) == short
+
+
+def test_the_bar_shows_speed_on_one_line_an_epoch(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    options: dict[str, Any] = dict(callbacks=[StepStatistics(), OneLineProgressBar()], logger=False, max_epochs=2)
+    trainer = lightning.pytorch.Trainer(
+        accelerator="cpu",
+        devices=1,
+        default_root_dir=tmp_path,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        limit_val_batches=0,
+        log_every_n_steps=4,
+        **options,
+    )
+    trainer.fit(SlowModel())
+    # tqdm writes to either stream; of the states between carriage returns, the last stays on the screen.
+    captured = capfd.readouterr()
+    shown = [line.rsplit("\r", 1)[-1] for line in (captured.out + captured.err).split("\n")]
+    lines = [line for line in shown if line.strip()]
+    assert [line.split(":")[0] for line in lines] == ["Epoch 0", "Epoch 1"]
+    assert all("ms=" in line and "samples/s=" in line for line in lines)
+    assert "v_num" not in captured.out + captured.err

@@ -1,0 +1,201 @@
+"""The language model: shapes, causality, one graph, what it logs, how unusable figures are refused."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import Trainer, seed_everything
+from torch import Tensor
+
+from tasks.errors import InputError
+from tasks.text import TextData, WikiText2
+from tasks.transformer_lm import PositionalEncoding, TransformerLM
+
+WORDS = 17
+
+
+def small_task(**figures: Any) -> TransformerLM:
+    values = dict(layers=2, heads=2, width=8, feed_forward=12, dropout=0.0, max_length=16) | figures
+    return TransformerLM(WORDS, **values)
+
+
+def some_batch(length: int = 5, batch: int = 3) -> tuple[Tensor, Tensor]:
+    tokens = torch.randint(WORDS, (length + 1, batch))
+    return tokens[:-1], tokens[1:]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> TextData:
+    """7 training batches of [6, 4], the last of them shorter, and a few for validation and test."""
+    letters = " ".join("abcdefghijklmnop")
+    for name in ("train", "valid", "test"):
+        (tmp_path / f"{name}.txt").write_text(f"{letters} " * 10)
+    return WikiText2(dir=tmp_path, batch_size=4, eval_batch_size=3, bptt=6)
+
+
+def test_logits_have_a_score_for_each_word() -> None:
+    assert small_task()(some_batch()[0]).shape == (5, 3, WORDS)
+
+
+def test_the_defaults_are_the_tutorials() -> None:
+    task = TransformerLM(100)
+    layers = list(task.model.encoder.layers)
+    assert len(layers) == 2
+    assert task.model.width == 200
+    assert task.model.decoder.weight.shape == (100, 200)
+    assert task.hparams["heads"] == 2
+    assert task.hparams["feed_forward"] == 200
+    assert task.hparams["dropout"] == 0.2
+    optimizer = task.configure_optimizers()
+    assert isinstance(optimizer, torch.optim.Adam)
+    assert optimizer.defaults["lr"] == 1e-3
+    for weight in (task.model.embedding.weight, task.model.decoder.weight):
+        assert 0.09 < weight.abs().max().item() <= 0.1
+    assert not task.model.decoder.bias.any()
+
+
+def test_no_position_sees_a_later_one() -> None:
+    task = small_task().eval()
+    inputs, _ = some_batch()
+    changed = inputs.clone()
+    changed[3:] = (changed[3:] + 1) % WORDS
+    before, after = task(inputs), task(changed)
+    torch.testing.assert_close(before[:3], after[:3])
+    assert not torch.allclose(before[3:], after[3:])
+
+
+def test_positions_are_sines_and_cosines() -> None:
+    encoding = PositionalEncoding(width=6, dropout=0.0, max_length=4)(torch.zeros(3, 2, 6))
+    for position in range(3):
+        angles = [position / 10000 ** (2 * pair / 6) for pair in range(3)]
+        expected = torch.tensor([f(angle) for angle in angles for f in (math.sin, math.cos)])
+        for column in range(2):
+            torch.testing.assert_close(encoding[position, column], expected)
+
+
+def test_an_odd_width_has_positions_too() -> None:
+    assert PositionalEncoding(width=5, dropout=0.0, max_length=4)(torch.zeros(4, 1, 5)).isfinite().all()
+
+
+def test_the_loss_is_the_mean_over_all_tokens() -> None:
+    task, (inputs, targets) = small_task(), some_batch()
+    expected = F.cross_entropy(task(inputs).reshape(15, WORDS), targets.reshape(15))
+    torch.testing.assert_close(task.training_step((inputs, targets), 0), expected)
+
+
+def test_an_untrained_model_is_as_unsure_as_the_vocabulary_is_large() -> None:
+    seed_everything(0, verbose=False)
+    assert small_task().training_step(some_batch(), 0).item() == pytest.approx(math.log(WORDS), rel=0.1)
+
+
+@pytest.mark.parametrize("step", ["training_step", "validation_step", "test_step"])
+def test_a_step_is_one_graph(step: str) -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, example_inputs: list[Tensor]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    task = small_task(dropout=0.1)
+    compiled = torch.compile(getattr(task, step), backend=keep, fullgraph=True)
+    assert compiled(some_batch(), 0).isfinite()
+    assert len(graphs) == 1
+
+
+class LossRecorder(TransformerLM):
+    """Keeps the loss and the tokens of each batch."""
+
+    def keep(self, split: str, batch: tuple[Tensor, Tensor]) -> Tensor:
+        loss = self.loss(batch)
+        self.__dict__.setdefault("seen", []).append((split, loss.item(), batch[1].numel()))
+        return loss
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        return self.keep("train", batch)
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        return self.keep("val", batch)
+
+    def mean(self, split: str, last: int) -> float:
+        parts = [(loss, tokens) for where, loss, tokens in self.__dict__["seen"] if where == split][-last:]
+        return sum(loss * tokens for loss, tokens in parts) / sum(tokens for _, tokens in parts)
+
+
+def quiet_trainer(folder: Path, **options: Any) -> Trainer:
+    return Trainer(
+        accelerator="cpu",
+        devices=1,
+        default_root_dir=folder,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        **options,
+    )
+
+
+def test_logged_losses_are_means_over_tokens(data: TextData, tmp_path: Path) -> None:
+    task = LossRecorder(**data.task_arguments, layers=1, heads=1, width=4, feed_forward=4)
+    assert len(data.train_dataloader()) == 7
+    trainer = quiet_trainer(tmp_path, max_epochs=1, log_every_n_steps=4)
+    trainer.fit(task, datamodule=data)
+    metrics = trainer.callback_metrics
+    # Seven steps: the window that began after the fourth holds the last three, of which the last is shorter.
+    assert metrics["train/loss"].item() == pytest.approx(task.mean("train", last=3), rel=1e-5)
+    assert metrics["val/loss"].item() == pytest.approx(task.mean("val", last=1000), rel=1e-5)
+    for split in ("train", "val"):
+        assert metrics[f"{split}/ppl"].item() == pytest.approx(math.exp(metrics[f"{split}/loss"].item()), rel=1e-5)
+    assert task.mean("train", last=3) != pytest.approx(task.mean("train", last=7), rel=1e-5)
+
+
+def test_training_learns(data: TextData, tmp_path: Path) -> None:
+    seed_everything(1, verbose=False)
+    task = TransformerLM(
+        **data.task_arguments,
+        optimizer=partial(torch.optim.Adam, lr=1e-2),
+        layers=1,
+        heads=1,
+        width=16,
+        feed_forward=16,
+        dropout=0.0,
+    )
+    trainer = quiet_trainer(tmp_path, max_epochs=6, log_every_n_steps=7)
+    trainer.fit(task, datamodule=data)
+    assert trainer.callback_metrics["val/loss"].item() < 0.5 * math.log(17)
+
+
+def test_the_scheduler_advances_once_an_epoch(data: TextData, tmp_path: Path) -> None:
+    task = TransformerLM(
+        **data.task_arguments,
+        optimizer=partial(torch.optim.SGD, lr=1.0),
+        scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5),
+        layers=1,
+        heads=1,
+        width=4,
+        feed_forward=4,
+    )
+    trainer = quiet_trainer(tmp_path, max_epochs=2, log_every_n_steps=7)
+    trainer.fit(task, datamodule=data)
+    assert trainer.optimizers[0].param_groups[0]["lr"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("figures", "message"),
+    [
+        ({"layers": 0}, "task.layers=0: must be a whole number of at least 1"),
+        ({"width": 7}, r"task.width=7: not divisible by task.heads=2.*try task.width=8"),
+        ({"heads": "two"}, "task.heads='two': must be a whole number"),
+        ({"dropout": 1.0}, "task.dropout=1.0: must be at least 0 and below 1"),
+        ({"dropout": "some"}, "task.dropout='some': must be at least 0 and below 1"),
+    ],
+)
+def test_unusable_figures_are_refused_by_name(figures: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        small_task(**figures)
