@@ -1,0 +1,42 @@
+"""Train PyTorch Lightning models through ONNX Runtime: `import lit_ort`, then `Trainer(strategy="ort")`."""
+
+from __future__ import annotations
+
+from lit_ort.compiler.backend import ORTBackend
+from lit_ort.errors import (
+    CaptureError,
+    CompileError,
+    ConvertError,
+    GradientError,
+    LitOrtError,
+    LitOrtWarning,
+    OptionsError,
+    SessionError,
+    UnsupportedError,
+    VerificationError,
+)
+from lit_ort.inspect import explain
+from lit_ort.options import ORTOptions
+from lit_ort.precision import ORTPrecision
+from lit_ort.strategies import CompiledStrategy, ORTStrategy, register
+
+__all__ = [
+    "CaptureError",
+    "CompileError",
+    "CompiledStrategy",
+    "ConvertError",
+    "GradientError",
+    "LitOrtError",
+    "LitOrtWarning",
+    "ORTBackend",
+    "ORTOptions",
+    "ORTPrecision",
+    "ORTStrategy",
+    "OptionsError",
+    "SessionError",
+    "UnsupportedError",
+    "VerificationError",
+    "explain",
+]
+
+register()

@@ -1,0 +1,319 @@
+"""The Dynamo backend "ort": an FX graph in, a callable that runs sessions out.
+
+A graph is compiled at its first run, once for each set of sizes and numbers that Dynamo left symbolic in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from weakref import WeakValueDictionary
+
+import onnx_ir as ir
+import torch
+from torch import fx
+
+from lit_ort.compiler import passes
+from lit_ort.compiler.capture import CapturedGraph, StepSignature, capture, tensors_of
+from lit_ort.compiler.convert import convert
+from lit_ort.compiler.gradient import TrainingModel, fused_gradient, split_gradient
+from lit_ort.compiler.verify import require_agreement, without_dropout
+from lit_ort.errors import CompileError, LitOrtWarning
+from lit_ort.inspect import CompileLog, GraphReport, count_operators, dump
+from lit_ort.options import ORTOptions
+from lit_ort.runtime.autograd import Call, forward_call, fused_call, split_call
+from lit_ort.runtime.session import Session, SessionOptions, SplitSession
+
+
+class ORTBackend:
+    """A backend for `torch.compile(..., backend=ORTBackend(options))` that keeps what it compiled.
+
+    Args:
+        options: every choice of the engine.
+        name: what its graphs are called in reports.
+        log: receives a report of every graph; a new one by default.
+    """
+
+    def __init__(self, options: ORTOptions, name: str = "graph", log: CompileLog | None = None) -> None:
+        passes.require_names(options.disable_passes)
+        self.options = options
+        self.name = name
+        self.log = CompileLog() if log is None else log
+        self._numbers = itertools.count()
+        # Dynamo compiles anew for guards that don't change the graph; equal graphs share their sessions.
+        self._executables: WeakValueDictionary[Any, Executable] = WeakValueDictionary()
+
+    def __call__(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return CompiledGraph(self, graph_module)
+
+    def executable(self, graph_module: fx.GraphModule, arguments: Sequence[Any]) -> Executable:
+        """Compiles a graph for one call's sizes, or finds it compiled.
+
+        Raises:
+            CompileError: under `fallback="error"`, what keeps the graph from ONNX Runtime.
+        """
+        key = _content_key(graph_module, arguments)
+        found = None if key is None else self._executables.get(key)
+        if found is None:
+            found = self._compile(graph_module, arguments)
+            if key is not None:
+                self._executables[key] = found
+        return found
+
+    def _compile(self, graph_module: fx.GraphModule, arguments: Sequence[Any]) -> Executable:
+        name = f"{self.name}_{next(self._numbers)}"
+        start = time.perf_counter()
+        try:
+            compilation = compile_graph(graph_module, arguments, self.options, name)
+        except CompileError as error:
+            if self.options.fallback == "error":
+                raise
+            self.log.graphs.append(_fallback_report(name, arguments, time.perf_counter() - start, str(error)))
+            warnings.warn(f"{name} runs in eager PyTorch: {error}", LitOrtWarning, stacklevel=2)
+            return Executable(None, None)
+        seconds = time.perf_counter() - start
+        self.log.graphs.append(dataclasses.replace(compilation.report, seconds=seconds))
+        if self.options.verify_first_step:
+            verify(compilation, graph_module, arguments, self.options)
+        return Executable(compilation.signature, compilation.call)
+
+
+class CompiledGraph:
+    """What Dynamo calls in place of a graph."""
+
+    def __init__(self, backend: ORTBackend, graph_module: fx.GraphModule) -> None:
+        self._backend = backend
+        self._graph_module = graph_module
+        placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+        self._numbers = [
+            position
+            for position, node in enumerate(placeholders)
+            if node.users and not isinstance(node.meta.get("example_value"), torch.Tensor)
+        ]
+        self._tensors = [
+            position
+            for position, node in enumerate(placeholders)
+            if isinstance(node.meta.get("example_value"), torch.Tensor)
+        ]
+        self._resized = [position for position in self._tensors if _has_symbolic_sizes(placeholders[position])]
+        self._executables: dict[tuple[Any, ...], Executable] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        shapes = (arguments[position].shape for position in self._resized)
+        key = (*(arguments[position] for position in self._numbers), *shapes)
+        executable = self._executables.get(key)
+        if executable is None:
+            executable = self._executables[key] = self._backend.executable(self._graph_module, arguments)
+        if executable.eager:
+            return self._graph_module(*arguments)
+        return executable([arguments[position] for position in self._tensors])
+
+
+class Executable:
+    """A graph at one signature: hands the graph's tensors to a session and gathers the graph's outputs.
+
+    Args:
+        signature: None for a graph that runs in eager.
+        call: the session.
+    """
+
+    def __init__(self, signature: StepSignature | None, call: Call | None) -> None:
+        self._outputs = () if signature is None else signature.outputs
+        self._call = call
+
+    @property
+    def eager(self) -> bool:
+        return self._call is None
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+        assert self._call is not None
+        sources = {"result": self._call(tensors), "input": tensors}
+        return tuple(
+            output.value if output.source == "constant" else sources[output.source][output.value]
+            for output in self._outputs
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Compilation:
+    """Everything that one graph became."""
+
+    signature: StepSignature
+    kind: str
+    training: TrainingModel
+    call: Call
+    report: GraphReport
+
+
+def compile_graph(
+    graph_module: fx.GraphModule, arguments: Sequence[Any], options: ORTOptions, name: str
+) -> Compilation:
+    """Takes a graph through capture, convert, gradient and passes into a session.
+
+    Raises:
+        CompileError: with the stage's own class, what keeps the graph from ONNX Runtime.
+    """
+    captured = capture(graph_module, arguments)
+    signature = captured.signature
+    model = convert(captured)
+    dump(model, options.dump_dir, name, "1_forward")
+    before = count_operators(model)
+    kind = kind_of(model, signature)
+    reports = passes.apply(passes.FORWARD_PASSES, model, options.disable_passes)
+    dump(model, options.dump_dir, name, "2_forward_passes")
+    training = _add_gradient(model, signature, kind)
+    dump(training.model, options.dump_dir, name, "3_gradient")
+    reports += passes.apply(passes.TRAINING_PASSES, training.model, options.disable_passes)
+    dump(training.model, options.dump_dir, name, "4_training_passes")
+    report = GraphReport(
+        name=name,
+        kind=kind,
+        inputs=len(signature.input_names),
+        wants_gradient=len(signature.wants_gradient),
+        shapes=_data_shapes(captured),
+        operators_before=before,
+        operators_after=count_operators(training.model),
+        passes=reports,
+        seconds=0.0,
+    )
+    call = bind(training, signature, kind, options)
+    return Compilation(signature, kind, training, call, report)
+
+
+def kind_of(model: ir.Model, signature: StepSignature) -> str:
+    """`forward` without gradients, `fused` for one differentiable scalar, `split` for anything else."""
+    if not signature.wants_gradient:
+        return "forward"
+    differentiable = [k for k, wants in enumerate(signature.result_differentiable) if wants]
+    shape = model.graph.outputs[differentiable[0]].shape
+    return "fused" if len(differentiable) == 1 and shape is not None and len(shape) == 0 else "split"
+
+
+def bind(training: TrainingModel, signature: StepSignature, kind: str, options: ORTOptions) -> Call:
+    """Makes a model's session and wraps it for autograd."""
+    session_options = SessionOptions(options.threads or torch.get_num_threads(), options.allow_spinning)
+    if kind == "split":
+        split = SplitSession(training.model, signature.input_names, len(training.results), session_options)
+        return split_call(
+            split,
+            signature.wants_gradient,
+            training.gradient_positions,
+            signature.result_differentiable,
+            training.yielded,
+        )
+    outputs = [*training.results, *training.gradient_outputs]
+    session = Session(training.model, signature.input_names, outputs, session_options)
+    if kind == "forward":
+        return forward_call(session)
+    loss = signature.result_differentiable.index(True)
+    return fused_call(session, signature.wants_gradient, training.gradient_positions, loss)
+
+
+def verify(
+    compilation: Compilation, graph_module: fx.GraphModule, arguments: Sequence[Any], options: ORTOptions
+) -> None:
+    """Runs a graph with dropout off, in eager and through its own training model, and compares.
+
+    Raises:
+        VerificationError: with the worst offenders.
+    """
+    quiet = dataclasses.replace(compilation.training, model=without_dropout(compilation.training.model))
+    call = bind(quiet, compilation.signature, compilation.kind, options)
+    require_agreement(
+        graph_module.forward,
+        lambda *given: Executable(compilation.signature, call)(tensors_of(given)),
+        arguments,
+        names=compilation.signature.input_names,
+        tolerance=options.verify_tolerance,
+        graph=compilation.report.name,
+    )
+
+
+def ort(
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """The backend behind `torch.compile(..., backend="ort", options={...})`; options are those of `ORTOptions`."""
+    frozen = {key: tuple(value) if isinstance(value, list) else value for key, value in (options or {}).items()}
+    return _Lazy(graph_module, frozen)
+
+
+class _Lazy:
+    """Reads the options at the first run, so that a wrong one raises as itself rather than inside Dynamo's report."""
+
+    def __init__(self, graph_module: fx.GraphModule, options: Mapping[str, Any]) -> None:
+        self._graph_module = graph_module
+        self._options = options
+        self._compiled: Callable[..., Any] | None = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        if self._compiled is None:
+            backend = _backend_of(ORTOptions.from_mapping(self._options))
+            self._compiled = backend(self._graph_module, arguments)
+        return self._compiled(*arguments)
+
+
+@functools.cache
+def _backend_of(options: ORTOptions) -> ORTBackend:
+    """One backend for equal options, as Dynamo calls a named backend anew for every graph."""
+    return ORTBackend(options)
+
+
+def _add_gradient(model: ir.Model, signature: StepSignature, kind: str) -> TrainingModel:
+    if kind == "forward":
+        return TrainingModel.forward_only(model)
+    return fused_gradient(model, signature) if kind == "fused" else split_gradient(model, signature)
+
+
+def _content_key(graph_module: fx.GraphModule, arguments: Sequence[Any]) -> Any:
+    """Equal for graphs that compute the same on inputs of the same types; None where constants hide in the module."""
+    graph = graph_module.graph
+    if any(node.op in ("get_attr", "call_module") for node in graph.nodes):
+        return None
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    inputs = tuple(
+        (node.name, argument.dtype, tuple(argument.shape), argument.requires_grad)
+        if isinstance(argument, torch.Tensor)
+        else (node.name, argument)
+        for node, argument in zip(placeholders, arguments, strict=True)
+        if isinstance(argument, torch.Tensor) or node.users
+    )
+    nodes = tuple(
+        (node.op, node.target, repr(node.args), repr(node.kwargs), _wants_gradient(node))
+        for node in graph.nodes
+        if node.op != "placeholder"
+    )
+    return inputs, nodes
+
+
+def _has_symbolic_sizes(placeholder: fx.Node) -> bool:
+    return any(isinstance(size, torch.SymInt) for size in placeholder.meta["example_value"].shape)
+
+
+def _wants_gradient(node: fx.Node) -> bool:
+    return bool(getattr(node.meta.get("example_value"), "requires_grad", False))
+
+
+def _data_shapes(captured: CapturedGraph) -> tuple[str, ...]:
+    signature = captured.signature
+    placeholders = [node for node in captured.program.graph.nodes if node.op == "placeholder"]
+    return tuple(
+        _describe(name, node.meta["val"])
+        for k, (name, node) in enumerate(zip(signature.input_names, placeholders, strict=True))
+        if k not in signature.wants_gradient and "." not in name
+    )
+
+
+def _fallback_report(name: str, arguments: Sequence[Any], seconds: float, reason: str) -> GraphReport:
+    tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+    wants = sum(tensor.requires_grad for tensor in tensors)
+    shapes = tuple(_describe(f"input {k}", t) for k, t in enumerate(tensors) if not isinstance(t, torch.nn.Parameter))
+    return GraphReport(name, "eager", len(tensors), wants, shapes, {}, {}, (), seconds, reason)
+
+
+def _describe(name: str, tensor: torch.Tensor) -> str:
+    return f"{name} {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

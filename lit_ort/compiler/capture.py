@@ -1,0 +1,276 @@
+"""Dynamo's FX graph -> ExportedProgram and StepSignature.
+
+Dynamo lifts parameters and buffers to inputs of its graph, so nothing of them can be folded into a constant.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.onnx.ops
+from torch import fx
+from torch.export import ExportedProgram
+
+from lit_ort.compiler.decompositions import decompose
+from lit_ort.errors import CaptureError
+
+STOP_GRADIENT = "lit_ort::stop_gradient"
+
+# torch.export documents no exception hierarchy of its own.
+_EXPORT_ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, NotImplementedError, AttributeError, KeyError)
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphOutput:
+    """Where one output of the FX graph comes from: a `result` of the session, an `input` handed through, a `constant`.
+
+    Args:
+        source: `"result"`, `"input"` or `"constant"`.
+        value: index of the result, index among the tensor inputs, or the constant itself.
+        differentiable: whether autograd expects a gradient for it.
+    """
+
+    source: str
+    value: Any
+    differentiable: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class StepSignature:
+    """What goes in and out of one graph.
+
+    Args:
+        input_names: readable, unique name of every tensor input of the session (`encoder.layers.0.linear1.weight`).
+        wants_gradient: positions in `input_names` of the inputs that want gradients.
+        outputs: every output of the FX graph, in order.
+        result_differentiable: for every result of the session, whether a gradient can come back for it.
+    """
+
+    input_names: tuple[str, ...]
+    wants_gradient: tuple[int, ...]
+    outputs: tuple[GraphOutput, ...]
+    result_differentiable: tuple[bool, ...]
+
+    @property
+    def gradient_names(self) -> tuple[str, ...]:
+        return tuple(self.input_names[position] for position in self.wants_gradient)
+
+
+@dataclasses.dataclass(frozen=True)
+class CapturedGraph:
+    program: ExportedProgram
+    signature: StepSignature
+
+
+def capture(graph_module: fx.GraphModule, arguments: Sequence[Any]) -> CapturedGraph:
+    """Exports an FX graph at the shapes of `arguments`.
+
+    Args:
+        graph_module: what Dynamo hands to a backend; its parameters are placeholders.
+        arguments: one call's inputs: tensors, and Python numbers where Dynamo kept a size or number symbolic.
+
+    Raises:
+        CaptureError: autocast or a higher-order operator in the graph, an input changed in place, or a graph that
+            torch.export refuses.
+    """
+    _refuse_autocast(graph_module)
+    graph = _copy_graph(graph_module)
+    outputs, results = _classify_outputs(graph, arguments)
+    _strip_grad_mode(graph, mark=any(results))
+    names = _bind_inputs(graph, arguments)
+    graph.lint()
+    tensors = tensors_of(arguments)
+    program = _export(fx.GraphModule(graph_module, graph), tuple(tensor.detach() for tensor in tensors))
+    _refuse_mutation(program, names)
+    wants_gradient = tuple(k for k, tensor in enumerate(tensors) if tensor.requires_grad)
+    signature = StepSignature(
+        input_names=names,
+        wants_gradient=wants_gradient if any(results) else (),
+        outputs=outputs,
+        result_differentiable=results,
+    )
+    return CapturedGraph(program, signature)
+
+
+def tensors_of(arguments: Sequence[Any]) -> list[torch.Tensor]:
+    """The tensors among a graph's inputs: a session's inputs, in order."""
+    return [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+
+
+def source_line(node: fx.Node) -> str | None:
+    """The innermost source line of the user's code that made a node."""
+    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines()]
+    places = [k for k, line in enumerate(lines) if line.startswith("File ")]
+    if not places:
+        return None
+    match = re.match(r'File "(?P<file>[^"]+)", line (?P<line>\d+)', lines[places[-1]])
+    return f"{match['file']}:{match['line']}" if match else None
+
+
+def _refuse_autocast(graph_module: fx.GraphModule) -> None:
+    remedy = "Leave autocast to the strategy's precision, or run this part outside of the compiled step."
+    if torch.is_autocast_enabled("cpu"):
+        raise CaptureError("autocast is on around this graph, and sessions compute in float32 so far", remedy=remedy)
+    for node in graph_module.graph.nodes:
+        if "autocast" in getattr(node.target, "__name__", str(node.target)):
+            raise CaptureError(
+                "the graph has an autocast region, and sessions compute in float32 so far",
+                remedy=remedy,
+                operator=str(node.target),
+                module=source_line(node),
+            )
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            raise CaptureError(
+                f"the graph has the higher-order operator {node.target}, which has no ONNX form here",
+                remedy="Run this part in eager with torch.compiler.disable, or without it.",
+                operator=str(node.target),
+                module=source_line(node),
+            )
+
+
+def _copy_graph(graph_module: fx.GraphModule) -> fx.Graph:
+    graph = fx.Graph()
+    result = graph.graph_copy(graph_module.graph, val_map := {})
+    output = graph.output(result)
+    original = next(node for node in graph_module.graph.nodes if node.op == "output")
+    assert len(val_map) == len(graph_module.graph.nodes) - 1
+    output.meta = dict(original.meta)
+    return graph
+
+
+def _stop_gradient(value: torch.Tensor) -> torch.Tensor:
+    """An ONNX node of its own kind: only ATen nodes can be told to the gradient builder as ends of the gradient."""
+    return torch.onnx.ops.symbolic(
+        "org.pytorch.aten::ATen",
+        (value,),
+        {"operator": STOP_GRADIENT, "overload_name": ""},
+        dtype=value.dtype,
+        shape=value.shape,
+        version=1,
+    )
+
+
+def _example(node: fx.Node) -> Any:
+    return node.meta.get("example_value", node.meta.get("val"))
+
+
+def _requires_grad(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _strip_grad_mode(graph: fx.Graph, mark: bool) -> None:
+    """Drops the switches of grad mode, which an export would turn into subgraphs.
+
+    With `mark`, first puts a marker wherever eager autograd stops: `detach`, `no_grad` regions, and anything else whose
+    float result needs no gradient though an input does.
+    """
+    for node in list(graph.nodes) if mark else []:
+        value = _example(node)
+        stops = (
+            node.op in ("call_function", "call_method", "call_module")
+            and isinstance(value, torch.Tensor)
+            and value.is_floating_point()
+            and not value.requires_grad
+            and any(_requires_grad(_example(argument)) for argument in node.all_input_nodes)
+        )
+        if stops:
+            with graph.inserting_after(node):
+                marker = graph.call_function(_stop_gradient, (node,))
+            marker.meta = dict(node.meta)
+            node.replace_all_uses_with(marker, delete_user_cb=lambda user, marker=marker: user is not marker)
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target in (torch._C._set_grad_enabled, torch.set_grad_enabled):
+            graph.erase_node(node)
+
+
+def _classify_outputs(graph: fx.Graph, arguments: Sequence[Any]) -> tuple[tuple[GraphOutput, ...], tuple[bool, ...]]:
+    """Leaves only computed tensors as outputs of `graph`; what is handed through is remembered instead."""
+    output = next(node for node in graph.nodes if node.op == "output")
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    returned = output.args[0]
+    assert isinstance(returned, (tuple, list)), "Dynamo graphs return a tuple"
+    outputs: list[GraphOutput] = []
+    results: list[fx.Node] = []
+    for value in returned:
+        if not isinstance(value, fx.Node):
+            outputs.append(GraphOutput("constant", value))
+        elif value.op == "placeholder":
+            position = placeholders.index(value)
+            is_tensor = isinstance(arguments[position], torch.Tensor)
+            before = len(tensors_of(arguments[:position]))
+            outputs.append(GraphOutput("input", before) if is_tensor else GraphOutput("constant", arguments[position]))
+        elif not isinstance(_example(value), torch.Tensor):
+            raise CaptureError(
+                f"the graph returns {value.name}, a Python number computed from its inputs",
+                remedy="Return a tensor, or compute the number outside of the compiled step.",
+                operator=str(value.target),
+                module=source_line(value),
+            )
+        else:
+            if value not in results:
+                results.append(value)
+            outputs.append(GraphOutput("result", results.index(value), _requires_grad(_example(value))))
+    output.args = (tuple(results),)
+    return tuple(outputs), tuple(_requires_grad(_example(node)) for node in results)
+
+
+def _bind_inputs(graph: fx.Graph, arguments: Sequence[Any]) -> tuple[str, ...]:
+    """Writes Python numbers into the graph as constants and names the tensors that stay."""
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    assert len(placeholders) == len(arguments)
+    names: list[str] = []
+    for position, (node, argument) in enumerate(zip(placeholders, arguments, strict=True)):
+        if isinstance(argument, torch.Tensor):
+            name = readable_name(str(node.target))
+            names.append(name if name not in names else f"{name}__{position}")
+            continue
+        for user in list(node.users):
+            user.args = fx.map_arg(user.args, lambda n, node=node, argument=argument: argument if n is node else n)
+            user.kwargs = fx.map_arg(user.kwargs, lambda n, node=node, argument=argument: argument if n is node else n)
+        graph.erase_node(node)
+    return tuple(names)
+
+
+def readable_name(placeholder: str) -> str:
+    """`L_self_modules_encoder_modules_layers_modules_0_parameters_weight_` -> `encoder.layers.0.weight`."""
+    match = re.fullmatch(r"[LGlg]_\w*?_?(?P<path>(?:modules|parameters|buffers)_\w+?)_*", placeholder)
+    if not match:
+        return re.sub(r"^[LGlg]_|_+$", "", placeholder) or placeholder
+    return re.sub(r"(?:^|_)(?:modules|parameters|buffers)_", ".", match["path"]).lstrip(".")
+
+
+def _export(graph_module: fx.GraphModule, tensors: tuple[torch.Tensor, ...]) -> ExportedProgram:
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            return decompose(torch.export.export(graph_module, tensors, strict=False))
+    except _EXPORT_ERRORS as error:
+        raise CaptureError(
+            f"torch.export refused the graph: {_first_line(error)}",
+            remedy="Reduce the step to this operation and run it under torch.export to see the whole reason.",
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _refuse_mutation(program: ExportedProgram, names: Sequence[str]) -> None:
+    placeholders = [node.name for node in program.graph.nodes if node.op == "placeholder"]
+    changed = [
+        names[placeholders.index(name)] if name in placeholders else name
+        for name in program.graph_signature.user_inputs_to_mutate.values()
+    ]
+    for node in program.graph.nodes:
+        # batch_norm(input, weight, bias, running_mean, running_var, training, ...) changes its statistics unseen.
+        if node.target is torch.ops.aten.batch_norm.default and node.args[5] and node.args[3] is not None:
+            changed.append(str(node.args[3]))
+    if changed:
+        raise CaptureError(
+            f"the graph changes {changed[0]!r} in place, and sessions don't write to their inputs so far",
+            remedy="Freeze the layer's statistics (module.eval()), or use a normalisation without running statistics.",
+            operator="in-place update",
+        )

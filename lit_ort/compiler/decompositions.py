@@ -1,0 +1,128 @@
+"""Operators taken apart in torch before ONNX, because their ONNX form would be missing or silently different."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+aten = torch.ops.aten
+
+
+def attention_with_dropout(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """softmax(Q K^T · scale + mask), dropout, times V; the exporter's own translation leaves the dropout out.
+
+    Args:
+        query, key, value: float[..., length, width].
+        attn_mask: bool (True takes part) or float (added to the scores), broadcastable to the scores.
+
+    Source: Vaswani et al. 2017; semantics of torch.nn.functional.scaled_dot_product_attention.
+    """
+    if enable_gqa:
+        repeats = query.size(-3) // key.size(-3)
+        key = key.repeat_interleave(repeats, -3)
+        value = value.repeat_interleave(repeats, -3)
+    scores = torch.matmul(query, key.transpose(-2, -1)) * (1 / math.sqrt(query.size(-1)) if scale is None else scale)
+    if is_causal:
+        causal = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool).tril()
+        scores = scores.masked_fill(causal.logical_not(), -math.inf)
+    elif attn_mask is not None:
+        hides = attn_mask.dtype == torch.bool
+        scores = scores.masked_fill(attn_mask.logical_not(), -math.inf) if hides else scores + attn_mask
+    weights = torch.softmax(scores, -1)
+    if dropout_p > 0:
+        weights = torch.dropout(weights, dropout_p, True)
+    return torch.matmul(weights, value)
+
+
+def smoothed_cross_entropy(
+    scores: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> torch.Tensor:
+    """Cross entropy with label smoothing or class probabilities, written with log_softmax.
+
+    Args:
+        scores: float[batch, classes, ...]. target: int64[batch, ...] or float[batch, classes, ...].
+        reduction: 0 none, 1 mean, 2 sum (ATen's numbering).
+
+    Source: Szegedy et al. 2016; semantics of torch.nn.functional.cross_entropy.
+    """
+    dimension = 1 if scores.dim() > 1 else 0
+    classes = scores.size(dimension)
+    shape = [1] * scores.dim()
+    shape[dimension] = classes
+    class_weight = None if weight is None else weight.reshape(shape)
+    log_probability = torch.log_softmax(scores, dimension)
+    weighted = log_probability if class_weight is None else log_probability * class_weight
+    if target.is_floating_point():
+        soft = target if label_smoothing == 0 else target * (1 - label_smoothing) + label_smoothing / classes
+        loss = -(weighted * soft).sum(dimension)
+        # For class probabilities ATen divides the mean by the batch, weights or not.
+        batch = 1 if scores.dim() == 1 else loss.numel()
+        return loss if reduction == 0 else loss.sum() if reduction == 2 else loss.sum() / batch
+    valid = target != ignore_index
+    index = torch.where(valid, target, torch.zeros_like(target)).unsqueeze(dimension)
+    zero = torch.zeros((), dtype=scores.dtype)
+    picked = weighted.gather(dimension, index).squeeze(dimension)
+    spread = weighted.sum(dimension)
+    loss = torch.where(valid, picked * (label_smoothing - 1) - spread * (label_smoothing / classes), zero)
+    if reduction == 0:
+        return loss
+    if reduction == 2:
+        return loss.sum()
+    share = torch.ones_like(loss) if weight is None else weight[index.squeeze(dimension)]
+    return loss.sum() / torch.where(valid, share, zero).sum()
+
+
+def _argument(node: torch.fx.Node, position: int, name: str, default: Any) -> Any:
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
+
+
+def _attention_drops(node: torch.fx.Node) -> bool:
+    return _argument(node, 4, "dropout_p", 0.0) > 0
+
+
+def _cross_entropy_is_soft(node: torch.fx.Node) -> bool:
+    target = node.args[1]
+    assert isinstance(target, torch.fx.Node)
+    scores = node.args[0]
+    assert isinstance(scores, torch.fx.Node)
+    return (
+        _argument(node, 5, "label_smoothing", 0.0) > 0
+        or target.meta["val"].is_floating_point()
+        or scores.meta["val"].dim() == 1
+    )
+
+
+# operator -> (when it has to go, what takes its place)
+DECOMPOSITIONS: dict[Any, tuple[Callable[[torch.fx.Node], bool], Callable[..., torch.Tensor]]] = {
+    aten.scaled_dot_product_attention.default: (_attention_drops, attention_with_dropout),
+    aten.cross_entropy_loss.default: (_cross_entropy_is_soft, smoothed_cross_entropy),
+}
+
+
+def decompose(program: ExportedProgram) -> ExportedProgram:
+    """Applies the table to the operators that are present and need it; a program without them comes back as it is."""
+    table = {}
+    for node in program.graph.nodes:
+        needed, replacement = DECOMPOSITIONS.get(node.target, (None, None))
+        if needed is not None and needed(node):
+            table[node.target] = replacement
+    return program.run_decompositions(table) if table else program

@@ -1,0 +1,155 @@
+"""Forward model -> training model, by ONNX Runtime's own gradient builders.
+
+`fused_gradient` serves one scalar loss: forward and backward become one model. `split_gradient` serves any other
+outputs: the model is cut at a YieldOp, at which `TrainingAgent` hands outputs out and takes their gradients in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import onnxruntime
+
+from lit_ort.compiler.capture import STOP_GRADIENT, StepSignature
+from lit_ort.compiler.convert import ATEN_DOMAIN, name_nodes
+from lit_ort.compiler.support import is_stop_gradient, require_support
+from lit_ort.errors import GradientError
+from lit_ort.runtime.engine import ERROR_SEVERITY, ORT_ERRORS, C, quiet_onnxruntime
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingModel:
+    """A model with gradients.
+
+    Args:
+        model: forward and backward.
+        results: the values that the forward hands out, in order.
+        gradient_positions: for each name in `signature.gradient_names`, its position among the model's gradients, or
+            None where no gradient reaches the input.
+        gradient_outputs: names of the gradients, in the order the session returns them.
+        yielded: for split models, which results come back with a gradient: positions in the session's results.
+    """
+
+    model: ir.Model
+    results: tuple[str, ...]
+    gradient_positions: tuple[int | None, ...] = ()
+    gradient_outputs: tuple[str, ...] = ()
+    yielded: tuple[int, ...] = ()
+
+    @classmethod
+    def forward_only(cls, model: ir.Model) -> TrainingModel:
+        """A model that nobody wants gradients of."""
+        return cls(model, result_names(model))
+
+
+def result_names(model: ir.Model) -> tuple[str, ...]:
+    return tuple(str(value.name) for value in model.graph.outputs)
+
+
+def fused_gradient(model: ir.Model, signature: StepSignature) -> TrainingModel:
+    """Adds to the model of one scalar loss the gradient of every input that wants one, named `<input>_grad`.
+
+    Raises:
+        GradientError: an operator whose gradient is missing or not proven right.
+    """
+    require_support(model, signature)
+    names = signature.gradient_names
+    loss = model.graph.outputs[signature.result_differentiable.index(True)].name
+    assert loss is not None
+    data = _serialize(model)
+    options = _session_options()
+    _register_stop_gradient()
+    try:
+        with quiet_onnxruntime():
+            data = C.get_optimized_model(data, set(names), options)
+            builder = C.GradientGraphBuilder(data, {loss}, set(names), loss, options)
+            builder.build()
+            data = builder.get_model()
+    except ORT_ERRORS as error:
+        raise _refused(error) from error
+    training = _deserialize(data)
+    _finish(training)
+    present = {value.name for value in training.graph.outputs}
+    outputs = tuple(f"{name}_grad" for name in names if f"{name}_grad" in present)
+    positions = tuple(outputs.index(f"{name}_grad") if f"{name}_grad" in present else None for name in names)
+    return TrainingModel(training, result_names(model), positions, outputs)
+
+
+def split_gradient(model: ir.Model, signature: StepSignature) -> TrainingModel:
+    """Builds the two-phase model in which every differentiable output may come back with its own gradient.
+
+    Raises:
+        GradientError: an operator whose gradient is missing or not proven right.
+    """
+    require_support(model, signature)
+    names = signature.gradient_names
+    config = C.OrtModuleGraphBuilderConfiguration()
+    config.initializer_names = list(signature.input_names)
+    config.initializer_names_to_train = list(names)
+    config.input_names_require_grad = []
+    config.build_gradient_graph = True
+    config.enable_caching = False
+    config.use_memory_efficient_gradient = False
+    config.loglevel = C.Severity.ERROR
+    transforms = C.TrainingGraphTransformerConfiguration()
+    transforms.propagate_cast_ops_config = C.PropagateCastOpsConfiguration()
+    transforms.enable_compute_optimizer = False
+    builder = C.OrtModuleGraphBuilder()
+    _register_stop_gradient()
+    try:
+        with quiet_onnxruntime():
+            builder.initialize(_serialize(model), config)
+            builder.build(transforms)
+            info = builder.get_graph_info()
+            data = builder.get_gradient_model()
+    except ORT_ERRORS as error:
+        raise _refused(error) from error
+    training = _deserialize(data)
+    _finish(training)
+    return _split_model(training, info, names)
+
+
+def _split_model(training: ir.Model, info: Any, names: tuple[str, ...]) -> TrainingModel:
+    outputs = tuple(str(value.name) for value in training.graph.outputs)
+    positions = tuple(outputs.index(f"{name}_grad") if f"{name}_grad" in outputs else None for name in names)
+    results = range(len(info.user_output_names))
+    yielded = tuple(k for k in results if k not in info.output_grad_indices_non_differentiable)
+    return TrainingModel(training, tuple(info.user_output_names), positions, outputs, yielded)
+
+
+def _session_options() -> onnxruntime.SessionOptions:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = ERROR_SEVERITY
+    return options
+
+
+def _register_stop_gradient() -> None:
+    """Tells the builders that no gradient flows through the marker; registering twice is harmless."""
+    C.register_custom_stop_gradient_edges(f"{ATEN_DOMAIN}::ATen::{STOP_GRADIENT}::", {0})
+
+
+def _finish(training: ir.Model) -> None:
+    """Turns markers into plain Identity and names the nodes that the builder left unnamed."""
+    for node in training.graph:
+        if is_stop_gradient(node):
+            node.domain, node.op_type, node.overload = "", "Identity", ""
+            node.attributes.clear()
+    name_nodes(training)
+
+
+def _serialize(model: ir.Model) -> bytes:
+    return ir.to_proto(model).SerializeToString()
+
+
+def _deserialize(data: bytes) -> ir.Model:
+    return ir.from_proto(onnx.load_from_string(data))
+
+
+def _refused(error: BaseException) -> GradientError:
+    return GradientError(
+        f"ONNX Runtime's gradient builder refused the graph: {str(error).splitlines()[0]}",
+        remedy="Report the model of dump_dir's forward stage with this message; fallback='warn' trains it in eager.",
+    )

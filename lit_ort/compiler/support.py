@@ -1,0 +1,185 @@
+"""Which ONNX operators, with which attributes, may go through ONNX Runtime's gradient builder.
+
+The builder can succeed and be wrong, so this is a list of what was proven right against eager (`tests/test_support.py`
+walks it), not of what the builder accepts. Only nodes on the way of a gradient are looked at: those between an input
+that wants a gradient and an output that has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import onnx_ir as ir
+
+from lit_ort.compiler.capture import STOP_GRADIENT, StepSignature
+from lit_ort.compiler.convert import place_of
+from lit_ort.errors import GradientError
+
+# Says why a node is not proven, or nothing.
+Check = Callable[[ir.Node, frozenset[int]], "str | None"]
+
+FLOATS = (ir.DataType.FLOAT,)
+
+
+def _always(node: ir.Node, differentiable: frozenset[int]) -> str | None:
+    return None
+
+
+def _only_input(*allowed: int) -> Check:
+    """The gradient is proven for these inputs only."""
+
+    def check(node: ir.Node, differentiable: frozenset[int]) -> str | None:
+        beyond = sorted(differentiable - set(allowed))
+        return f"its gradient is proven for input {allowed[0]}, and input {beyond[0]} wants one" if beyond else None
+
+    return check
+
+
+def _same_shapes(*positions: int) -> Check:
+    """The builder forgets broadcasting here: gradients are right for inputs of the output's own shape."""
+
+    def check(node: ir.Node, differentiable: frozenset[int]) -> str | None:
+        for position in sorted(differentiable & set(positions)):
+            value = node.inputs[position]
+            assert value is not None
+            if value.shape is None or value.shape != node.outputs[0].shape:
+                return f"input {position} of shape {value.shape} is broadcast to {node.outputs[0].shape}"
+        return None
+
+    return check
+
+
+def _plain_scatter(node: ir.Node, differentiable: frozenset[int]) -> str | None:
+    reduction = node.attributes.get_string("reduction", "none")
+    return f"reduction={reduction!r} gets wrong gradients" if reduction != "none" else None
+
+
+def _cast(node: ir.Node, differentiable: frozenset[int]) -> str | None:
+    target = ir.DataType(node.attributes.get_int("to"))
+    return None if target in FLOATS else f"a gradient through a cast to {target.name} is not proven"
+
+
+SUPPORTED: dict[str, Check] = {
+    "Add": _always,
+    "Sub": _always,
+    "Mul": _always,
+    "Div": _always,
+    "Neg": _always,
+    "Abs": _always,
+    "Sqrt": _always,
+    "Exp": _always,
+    "Log": _always,
+    "Pow": _only_input(0),
+    "Reciprocal": _always,
+    "Erf": _always,
+    "Sin": _always,
+    "Cos": _always,
+    "Tanh": _always,
+    "Sigmoid": _always,
+    "Relu": _always,
+    "LeakyRelu": _always,
+    "Gelu": _always,
+    "Sum": _always,
+    "Identity": _always,
+    "Cast": _cast,
+    "MatMul": _always,
+    "Gemm": _always,
+    "Reshape": _only_input(0),
+    "Transpose": _always,
+    "Squeeze": _only_input(0),
+    "Unsqueeze": _only_input(0),
+    "Flatten": _always,
+    "Expand": _only_input(0),
+    "Slice": _only_input(0),
+    "Split": _only_input(0),
+    "Concat": _always,
+    "Gather": _only_input(0),
+    "GatherElements": _only_input(0),
+    "GatherND": _only_input(0),
+    "ScatterElements": _plain_scatter,
+    "Where": _same_shapes(1, 2),
+    "ReduceSum": _only_input(0),
+    "ReduceMean": _only_input(0),
+    "Softmax": _always,
+    "LogSoftmax": _always,
+    "LayerNormalization": _only_input(0, 1, 2),
+    "Dropout": _only_input(0),
+    "SoftmaxCrossEntropyLoss": _only_input(0),
+}
+
+
+def require_support(model: ir.Model, signature: StepSignature) -> None:
+    """Walks every node on the way of a gradient.
+
+    Raises:
+        GradientError: names the first node that is not proven, where it came from and why.
+    """
+    wanted = _inputs_wanting_gradients(model, signature)
+    reachable = _depends_on(model, wanted)
+    leads = _leads_to(model, _differentiable_results(model, signature))
+    for node in model.graph:
+        if is_stop_gradient(node) or not any(value in leads for value in node.outputs):
+            continue
+        differentiable = frozenset(k for k, value in enumerate(node.inputs) if value is not None and value in reachable)
+        if differentiable:
+            _require_node(node, differentiable)
+
+
+def is_stop_gradient(node: ir.Node) -> bool:
+    return node.op_type == "ATen" and node.attributes.get_string("operator", "") == STOP_GRADIENT
+
+
+def _require_node(node: ir.Node, differentiable: frozenset[int]) -> None:
+    check = SUPPORTED.get(node.op_type) if node.domain == "" else None
+    reason = "it is not on the list of proven operators" if check is None else check(node, differentiable)
+    if reason is None:
+        reason = _unproven_type(node, differentiable)
+    if reason is not None:
+        raise GradientError(
+            f"the gradient of ONNX operator {node.op_type} is not proven right: {reason}",
+            remedy="This graph can run in eager (fallback='warn'); writing it with proven operators keeps it in ORT.",
+            operator=f"{node.op_type} ({_torch_operator(node)})",
+            module=place_of(node),
+        )
+
+
+def _torch_operator(node: ir.Node) -> str:
+    text = node.metadata_props.get("pkg.torch.onnx.fx_node", "")
+    start = text.find("torch.ops.")
+    return text[start + len("torch.ops.") :].split("]")[0] if start >= 0 else "no torch operator known"
+
+
+def _unproven_type(node: ir.Node, differentiable: frozenset[int]) -> str | None:
+    for position in sorted(differentiable):
+        value = node.inputs[position]
+        assert value is not None
+        if value.dtype is not None and value.dtype.is_floating_point() and value.dtype not in FLOATS:
+            return f"input {position} is {value.dtype.name}, and gradients are proven in FLOAT"
+    return None
+
+
+def _inputs_wanting_gradients(model: ir.Model, signature: StepSignature) -> set[ir.Value]:
+    return {model.graph.inputs[position] for position in signature.wants_gradient}
+
+
+def _differentiable_results(model: ir.Model, signature: StepSignature) -> set[ir.Value]:
+    pairs = zip(model.graph.outputs, signature.result_differentiable, strict=True)
+    return {value for value, differentiable in pairs if differentiable}
+
+
+def _depends_on(model: ir.Model, sources: Iterable[ir.Value]) -> set[ir.Value]:
+    """Float values that a change of `sources` reaches."""
+    reached = set(sources)
+    for node in model.graph:
+        if not is_stop_gradient(node) and any(value in reached for value in node.inputs if value is not None):
+            reached.update(value for value in node.outputs if value.dtype is None or value.dtype.is_floating_point())
+    return reached
+
+
+def _leads_to(model: ir.Model, targets: Iterable[ir.Value]) -> set[ir.Value]:
+    """Values that `targets` are computed from, through edges that carry gradients."""
+    reached = set(targets)
+    for node in reversed(model.graph):
+        if not is_stop_gradient(node) and any(value in reached for value in node.outputs):
+            reached.update(value for value in node.inputs if value is not None)
+    return reached

@@ -1,0 +1,58 @@
+"""One hierarchy of errors; every message says the offending value, the rule it breaks and the remedy."""
+
+from __future__ import annotations
+
+
+class LitOrtError(Exception):
+    """Base of everything that lit_ort raises on its own account."""
+
+
+class OptionsError(LitOrtError, ValueError):
+    """A user-visible option has an unknown name or a value outside its rule."""
+
+
+class UnsupportedError(LitOrtError, ValueError):
+    """A setting of Lightning that the strategy can't serve yet."""
+
+
+class VerificationError(LitOrtError):
+    """The first step through ONNX Runtime disagrees with eager."""
+
+
+class CompileError(LitOrtError):
+    """A graph can't become a session. Falls back to eager under `fallback="warn"`.
+
+    Args:
+        problem: the offending value and the rule it breaks.
+        remedy: what the user can do about it.
+        operator: the FX or ONNX operator at fault, where one is known.
+        module: the source line or module path that the operator came from, where one is known.
+    """
+
+    def __init__(self, problem: str, *, remedy: str, operator: str | None = None, module: str | None = None) -> None:
+        self.problem = problem
+        self.remedy = remedy
+        self.operator = operator
+        self.module = module
+        where = "".join(f" [{label} {value}]" for label, value in (("operator", operator), ("at", module)) if value)
+        super().__init__(f"{problem}{where}. {remedy}")
+
+
+class CaptureError(CompileError):
+    """Dynamo's FX graph has something that an exported program can't carry."""
+
+
+class ConvertError(CompileError):
+    """An operator of the exported program has no faithful ONNX form."""
+
+
+class GradientError(CompileError):
+    """An operator on the way of a gradient is not on the list of those proven right against eager."""
+
+
+class SessionError(CompileError):
+    """ONNX Runtime refuses the model, or a run of it failed."""
+
+
+class LitOrtWarning(UserWarning):
+    """Something runs in another way than asked for; the text says what, why and what to do."""

@@ -1,0 +1,129 @@
+"""What was compiled: graphs, operator counts, passes, fallbacks, seconds."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+import onnx_ir as ir
+
+from lit_ort.compiler.passes.base import PassReport
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphReport:
+    """One graph at one signature.
+
+    Args:
+        name: what was compiled, such as `training_step`.
+        kind: `fused`, `split`, `forward` or `eager`.
+        inputs: number of tensor inputs.
+        wants_gradient: number of inputs that get gradients.
+        shapes: name, dtype and shape of the inputs that are not parameters or buffers.
+        operators_before: operator counts as translated, forward only.
+        operators_after: operator counts of what runs.
+        passes: report of every pass, in order.
+        seconds: time from graph to session.
+        fallback: why the graph runs in eager, or None.
+    """
+
+    name: str
+    kind: str
+    inputs: int
+    wants_gradient: int
+    shapes: tuple[str, ...]
+    operators_before: dict[str, int]
+    operators_after: dict[str, int]
+    passes: tuple[PassReport, ...]
+    seconds: float
+    fallback: str | None = None
+
+    def __str__(self) -> str:
+        head = f"{self.name}: {self.kind}, {self.inputs} inputs, {self.wants_gradient} gradients, {self.seconds:.1f} s"
+        lines = [head, f"  data     {', '.join(self.shapes) or 'none'}"]
+        if self.fallback is not None:
+            return "\n".join([*lines, f"  fallback {self.fallback}"])
+        lines.append(f"  forward  {_counts(self.operators_before)}")
+        lines.append(f"  runs     {_counts(self.operators_after)}")
+        for report in self.passes:
+            lines.append(f"  pass     {report.name}: {report.fired} rewritten, {len(report.declined)} declined")
+            lines.extend(f"             {reason}" for reason in report.declined[:MOST_REASONS])
+            if len(report.declined) > MOST_REASONS:
+                lines.append(f"             and {len(report.declined) - MOST_REASONS} more")
+        return "\n".join(lines)
+
+
+MOST_REASONS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """What `explain` returns: the reports, readable when printed."""
+
+    graphs: tuple[GraphReport, ...]
+
+    @property
+    def fallbacks(self) -> tuple[GraphReport, ...]:
+        return tuple(graph for graph in self.graphs if graph.fallback is not None)
+
+    def __str__(self) -> str:
+        if not self.graphs:
+            return "lit_ort: nothing compiled yet. Graphs are compiled at their first run."
+        kinds = collections.Counter(graph.kind for graph in self.graphs)
+        summary = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+        return "\n".join([f"lit_ort: {len(self.graphs)} graphs ({summary})", *map(str, self.graphs)])
+
+
+class CompileLog:
+    """Reports of the graphs that one backend compiled."""
+
+    def __init__(self) -> None:
+        self.graphs: list[GraphReport] = []
+        _LOGS.add(self)
+
+
+# Dynamo's own cache of compiled code belongs to the process, so what was compiled into it does too.
+_LOGS: WeakSet[CompileLog] = WeakSet()
+
+
+def explain(source: Any = None) -> Explanation:
+    """What ran where, and why not.
+
+    Args:
+        source: a Trainer or strategy whose strategy is one of lit_ort's, or None for everything this process compiled.
+
+    Raises:
+        TypeError: `source` was not run by one of lit_ort's strategies.
+    """
+    if source is None:
+        return Explanation(tuple(report for log in _LOGS for report in log.graphs))
+    strategy = getattr(source, "strategy", source)
+    log = getattr(strategy, "compile_log", None)
+    if not isinstance(log, CompileLog):
+        raise TypeError(
+            f"explain({type(source).__name__}) has nothing to tell: its strategy is {type(strategy).__name__}, not one "
+            "of lit_ort's. Pass a Trainer(strategy='ort'), or nothing for the whole process."
+        )
+    return Explanation(tuple(log.graphs))
+
+
+def count_operators(model: ir.Model) -> dict[str, int]:
+    """Operator counts, the most frequent first."""
+    return dict(collections.Counter(node.op_type for node in model.graph).most_common())
+
+
+def dump(model: ir.Model, folder: str | os.PathLike[str] | None, graph: str, stage: str) -> None:
+    """Writes a stage's ONNX file to `folder/graph/stage.onnx`; without a folder, nothing."""
+    if folder is not None:
+        path = Path(folder) / graph / f"{stage}.onnx"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        ir.save(model, path)
+
+
+def _counts(operators: dict[str, int] | Iterable[tuple[str, int]]) -> str:
+    return " ".join(f"{name} {count}" for name, count in dict(operators).items())

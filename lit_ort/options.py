@@ -1,0 +1,67 @@
+"""Every choice a user can make about the engine, in one frozen dataclass."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from lit_ort.errors import OptionsError
+
+FALLBACKS = ("warn", "error")
+
+
+@dataclasses.dataclass(frozen=True)
+class ORTOptions:
+    """Options of the `ort` backend and of `ORTStrategy`.
+
+    Args:
+        fallback: what happens to a graph that can't run through ONNX Runtime with proven gradients. `"warn"` runs that
+            graph in eager PyTorch with one warning that names operator, place and reason; `"error"` raises.
+        verify_first_step: compare loss and every gradient of each graph's first run with eager, dropout off, and raise
+            `VerificationError` with the worst offenders.
+        verify_tolerance: largest relative error, in the 2-norm of each tensor, that verification accepts.
+        disable_passes: exact names of graph passes to leave out (`lit_ort.compiler.passes.names()` lists them).
+        dump_dir: folder that receives the ONNX file of every stage of every graph.
+        threads: threads of a session's operators; None takes `torch.get_num_threads()`.
+        allow_spinning: let idle session threads spin. Off by default: spinning threads take the cores from the torch
+            optimizer that runs between two sessions (upstream issue microsoft/onnxruntime#13808).
+
+    Raises:
+        OptionsError: a value outside its rule.
+    """
+
+    fallback: str = "warn"
+    verify_first_step: bool = False
+    verify_tolerance: float = 1e-4
+    disable_passes: tuple[str, ...] = ()
+    dump_dir: str | None = None
+    threads: int | None = None
+    allow_spinning: bool = False
+
+    def __post_init__(self) -> None:
+        if self.fallback not in FALLBACKS:
+            raise OptionsError(f"fallback={self.fallback!r} is not one of {FALLBACKS}. Choose one of them.")
+        if isinstance(self.disable_passes, str):
+            raise OptionsError(
+                f"disable_passes={self.disable_passes!r} is one string, and a sequence of names is needed. "
+                f"Write disable_passes=({self.disable_passes!r},)."
+            )
+        object.__setattr__(self, "disable_passes", tuple(self.disable_passes))
+        for flag in ("verify_first_step", "allow_spinning"):
+            if not isinstance(getattr(self, flag), bool):
+                raise OptionsError(f"{flag}={getattr(self, flag)!r} is not a bool. Pass True or False.")
+        if not self.verify_tolerance > 0:
+            raise OptionsError(f"verify_tolerance={self.verify_tolerance!r} must be above 0. The default is 1e-4.")
+        if self.threads is not None and (not isinstance(self.threads, int) or self.threads < 1):
+            raise OptionsError(f"threads={self.threads!r} must be a whole number above 0, or None for torch's own.")
+
+    @classmethod
+    def from_mapping(cls, options: Mapping[str, Any] | None) -> ORTOptions:
+        """Options from the dictionary of `torch.compile(..., options=...)` or of a config file."""
+        given = dict(options or {})
+        known = [field.name for field in dataclasses.fields(cls)]
+        unknown = sorted(set(given) - set(known))
+        if unknown:
+            raise OptionsError(f"Unknown option {unknown[0]!r}. The options are {', '.join(known)}.")
+        return cls(**given)

@@ -1,0 +1,130 @@
+"""A compiled model, bound to names, that runs on torch tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+import onnxruntime
+import torch
+
+from lit_ort.errors import SessionError
+from lit_ort.runtime.engine import ERROR_SEVERITY, ORT_ERRORS, C
+from lit_ort.runtime.random import RANDOM_OPERATORS, seed_from_torch
+from lit_ort.runtime.tensors import CPU, to_ort, to_torch
+
+
+@dataclasses.dataclass(frozen=True)
+class SessionOptions:
+    """How sessions run.
+
+    Args:
+        threads: threads of one session's operators.
+        allow_spinning: idle threads spin instead of sleeping.
+    """
+
+    threads: int
+    allow_spinning: bool = False
+
+
+class Session:
+    """One model, ready to run: `run` for fused and forward graphs, `forward` and `backward` for split ones.
+
+    Args:
+        model: at ONNX Runtime's opset and IR version.
+        inputs: names of the inputs, in the order tensors are given.
+        outputs: names of the outputs, in the order tensors are wanted.
+        options: threads and spinning.
+
+    Raises:
+        SessionError: ONNX Runtime has no kernel for an operator, or refuses the model.
+    """
+
+    def __init__(self, model: ir.Model, inputs: Sequence[str], outputs: Sequence[str], options: SessionOptions) -> None:
+        self._inputs = list(inputs)
+        self.output_names = list(outputs)
+        self._draws = any(node.op_type in RANDOM_OPERATORS for node in model.graph)
+        self._session = _create(ir.to_proto(model).SerializeToString(), options)
+        self._run: Any = getattr(self._session._sess, "run_with_ortvaluevector")  # noqa: B009 - untyped
+        self._devices = [CPU] * len(self.output_names)
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """One run: all outputs, in order.
+
+        Raises:
+            SessionError: a kernel refused its inputs, such as a label out of range.
+        """
+        if self._draws:
+            seed_from_torch()
+        fetched = C.OrtValueVector()
+        try:
+            self._run(C.RunOptions(), self._inputs, to_ort(tensors), self.output_names, fetched, self._devices)
+        except ORT_ERRORS as error:
+            raise run_error(error) from error
+        return to_torch(fetched)
+
+
+class SplitSession:
+    """A model with a YieldOp: forward now, backward later, several in flight, in any order, on any thread.
+
+    Args:
+        model: as `gradient.split_gradient` makes it.
+        inputs: names of the inputs, in the order tensors are given.
+        results: how many outputs the forward hands out.
+        options: threads and spinning.
+    """
+
+    def __init__(self, model: ir.Model, inputs: Sequence[str], results: int, options: SessionOptions) -> None:
+        self._draws = any(node.op_type in RANDOM_OPERATORS for node in model.graph)
+        # The agent keeps pointers into the session, which therefore must outlive it.
+        self._session = _create(ir.to_proto(model).SerializeToString(), options, reuse=False)
+        feeds = [value.name for value in self._session.get_inputs()]
+        fetches = [value.name for value in self._session.get_outputs()]
+        self._order = [list(inputs).index(name) for name in feeds]
+        self._agent = C.TrainingAgent(self._session._sess, feeds, [CPU] * results, fetches, [CPU] * len(fetches), 0)
+
+    def forward(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
+        """The results, and the state that `backward` needs; dropping the state frees what the forward kept."""
+        if self._draws:
+            seed_from_torch()
+        state, fetched = C.PartialGraphExecutionState(), C.OrtValueVector()
+        try:
+            self._agent.run_forward(to_ort(tensors[k] for k in self._order), fetched, state, None)
+        except ORT_ERRORS as error:
+            raise run_error(error) from error
+        return to_torch(fetched), state
+
+    def backward(self, gradients: Sequence[torch.Tensor], state: Any) -> list[torch.Tensor]:
+        """The gradients of the inputs, for the gradients of the yielded outputs; once for each state."""
+        fetched = C.OrtValueVector()
+        try:
+            self._agent.run_backward(to_ort(gradients), fetched, state)
+        except ORT_ERRORS as error:
+            raise run_error(error) from error
+        return to_torch(fetched)
+
+
+def run_error(error: BaseException) -> SessionError:
+    return SessionError(
+        f"a run failed: {str(error).strip()}",
+        remedy="Check the batch against what the module takes (index ranges, shapes); eager reports the same input.",
+    )
+
+
+def _create(data: bytes, options: SessionOptions, *, reuse: bool = True) -> onnxruntime.InferenceSession:
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = ERROR_SEVERITY
+    settings.intra_op_num_threads = options.threads
+    settings.enable_mem_pattern = False
+    # Forwards in flight must not write into each other's buffers.
+    settings.enable_mem_reuse = reuse
+    settings.add_session_config_entry("session.intra_op.allow_spinning", str(int(options.allow_spinning)))
+    try:
+        return onnxruntime.InferenceSession(data, settings, providers=["CPUExecutionProvider"])
+    except ORT_ERRORS as error:
+        raise SessionError(
+            f"ONNX Runtime refuses the model: {str(error).strip()}",
+            remedy="fallback='warn' runs this graph in eager; dump_dir keeps the model for a report.",
+        ) from error

@@ -1,0 +1,26 @@
+"""torch memory in, ONNX Runtime memory out, through DLPack and without copies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch._C import _from_dlpack, _to_dlpack
+
+from lit_ort.runtime.engine import C
+
+CPU = C.OrtDevice(C.OrtDevice.cpu(), C.OrtDevice.default_memory(), 0)
+
+
+def to_ort(tensors: Iterable[torch.Tensor]) -> Any:
+    """Wraps CPU tensors; only a non-contiguous one is copied. The values borrow the tensors' memory."""
+    values = C.OrtValueVector()
+    for tensor in tensors:
+        values.push_back(_to_dlpack(tensor.detach().contiguous()), tensor.dtype == torch.bool)
+    return values
+
+
+def to_torch(values: Any) -> list[torch.Tensor]:
+    """Tensors over the values' memory, which goes back to ONNX Runtime's arena with the last tensor."""
+    return list(values.to_dlpacks(_from_dlpack)) if len(values) else []

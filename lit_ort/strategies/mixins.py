@@ -1,0 +1,192 @@
+"""What the strategies add to Lightning's single-device strategy, whichever of its two packages that comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lit_ort.compiler.backend import ORTBackend
+from lit_ort.errors import UnsupportedError
+from lit_ort.inspect import CompileLog
+from lit_ort.options import ORTOptions
+from lit_ort.runtime.random import draw_from
+from lit_ort.strategies.steps import CompiledSteps
+
+if TYPE_CHECKING:
+    from lightning.pytorch.strategies import SingleDeviceStrategy as _Base
+else:
+    _Base = object
+
+PRECISIONS = ("32-true", "32", 32)
+
+
+class CompiledMixin(_Base):
+    """A single-device strategy whose training, validation, test and predict steps run through `torch.compile`."""
+
+    _steps: CompiledSteps | None = None
+    _fail_on_recompile_limit = False
+
+    def backend_of(self, step: str) -> Callable[..., Any] | str:
+        """The Dynamo backend for a step."""
+        raise NotImplementedError
+
+    def setup(self, trainer: Any) -> None:
+        super().setup(trainer)
+        module = self.lightning_module
+        assert module is not None
+        if module._compiler_ctx is not None:
+            raise UnsupportedError(
+                f"{type(module).__name__} is already compiled by torch.compile, and {type(self).__name__} compiles it "
+                "itself. Pass the plain module to the Trainer."
+            )
+        self._steps = CompiledSteps(module, self.backend_of, self._fail_on_recompile_limit)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self.precision_plugin.train_step_context():
+            return self._run("training_step", *args, **kwargs)
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self.precision_plugin.val_step_context():
+            return self._run("validation_step", *args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self.precision_plugin.test_step_context():
+            return self._run("test_step", *args, **kwargs)
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self.precision_plugin.predict_step_context():
+            return self._run("predict_step", *args, **kwargs)
+
+    def teardown(self) -> None:
+        self._steps = None
+        super().teardown()
+
+    def _run(self, step: str, *args: Any, **kwargs: Any) -> Any:
+        assert self._steps is not None, "the Trainer calls setup() before any step"
+        return self._steps.run(step, *args, **kwargs)
+
+
+class ORTMixin(CompiledMixin):
+    """Steps through ONNX Runtime; refuses at once what it can't serve."""
+
+    compile_log: CompileLog
+    _generator: torch.Generator | None = None
+    _resumed_state: torch.Tensor | None = None
+
+    def configure(self, options: Mapping[str, Any]) -> None:
+        """Takes the options of `ORTOptions` by name.
+
+        Raises:
+            OptionsError: an unknown option or a value outside its rule.
+        """
+        self.options = ORTOptions.from_mapping(options)
+        self.compile_log = CompileLog()
+        self._backends: dict[str, ORTBackend] = {}
+        self._fail_on_recompile_limit = self.options.fallback == "error"
+        self._backend("training_step")
+
+    def backend_of(self, step: str) -> ORTBackend:
+        return self._backend(step)
+
+    def _backend(self, step: str) -> ORTBackend:
+        if step not in self._backends:
+            self._backends[step] = ORTBackend(self.options, step, self.compile_log)
+        return self._backends[step]
+
+    # Randomness: one stream of seeds for sessions, apart from torch's default generator, which data loaders draw from.
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        self._generator = torch.Generator()
+        if self._resumed_state is None:
+            self._generator.manual_seed(int(torch.randint(2**62, ()).item()))
+        else:
+            self._generator.set_state(self._resumed_state)
+            self._resumed_state = None
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        assert self._generator is not None, "the Trainer calls on_train_start() before any training step"
+        with draw_from(self._generator):
+            return super().training_step(*args, **kwargs)
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
+    ) -> None:
+        if self._generator is not None:
+            checkpoint = {**checkpoint, "lit_ort": {"generator": self._generator.get_state()}}
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+        checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
+        self._resumed_state = checkpoint.get("lit_ort", {}).get("generator")
+        return checkpoint
+
+    # Refusals. Lightning's connector sets these on every strategy when a Trainer is made.
+
+    @property
+    def accelerator(self) -> Any:
+        return _fget("accelerator", self)
+
+    @accelerator.setter
+    def accelerator(self, accelerator: Any) -> None:
+        if accelerator is not None and type(accelerator).__name__ != "CPUAccelerator":
+            raise UnsupportedError(
+                f"accelerator is {type(accelerator).__name__}, and strategy='ort' runs on the CPU so far. "
+                "Use Trainer(accelerator='cpu', strategy='ort'), or strategy='auto' on this accelerator."
+            )
+        _fset("accelerator", self, accelerator)
+
+    @property
+    def precision_plugin(self) -> Any:
+        return _fget("precision_plugin", self)
+
+    @precision_plugin.setter
+    def precision_plugin(self, plugin: Any) -> None:
+        if plugin is not None and getattr(plugin, "precision", None) not in PRECISIONS:
+            raise UnsupportedError(
+                f"precision={getattr(plugin, 'precision', plugin)!r} is not built for strategy='ort' yet; it computes "
+                "in '32-true'. Use precision='32-true', or strategy='auto' with this precision."
+            )
+        _fset("precision_plugin", self, plugin)
+
+    @property
+    def parallel_devices(self) -> Sequence[Any]:
+        """Empty: it is here so that Lightning says how many devices were asked for."""
+        return ()
+
+    @parallel_devices.setter
+    def parallel_devices(self, devices: Sequence[Any] | None) -> None:
+        if devices is not None and len(devices) > 1:
+            raise UnsupportedError(
+                f"devices={len(devices)}, and strategy='ort' trains on one. Use devices=1, or strategy='ddp' with "
+                "eager steps for several."
+            )
+
+    @property
+    def num_nodes(self) -> int:
+        return 1
+
+    @num_nodes.setter
+    def num_nodes(self, nodes: int) -> None:
+        if nodes != 1:
+            raise UnsupportedError(
+                f"num_nodes={nodes}, and strategy='ort' trains on one. Use num_nodes=1, or strategy='ddp' with eager "
+                "steps for several."
+            )
+
+
+def _fget(name: str, strategy: Any) -> Any:
+    return _inherited(name, strategy).fget(strategy)
+
+
+def _fset(name: str, strategy: Any, value: Any) -> None:
+    _inherited(name, strategy).fset(strategy, value)
+
+
+def _inherited(name: str, strategy: Any) -> Any:
+    """The property of Lightning's own class, which `super()` can read but not set."""
+    classes = type(strategy).__mro__
+    return next(c.__dict__[name] for c in classes[classes.index(ORTMixin) + 1 :] if name in c.__dict__)
