@@ -13,6 +13,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from torch import Tensor
 
 MIB = 2**20
@@ -152,8 +153,14 @@ class OneLineProgressBar(TQDMProgressBar):
     def __init__(self, refresh_rate: int = 1) -> None:
         super().__init__(refresh_rate=refresh_rate, leave=True)
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Opens no bar: each epoch opens its own, and Lightning's first one would stay as an empty line."""
+    def init_train_tqdm(self) -> Tqdm:
+        """Takes the bar that Lightning opens before the first epoch for that epoch, or it would stay as an empty line."""
+        bar = self._train_progress_bar
+        return super().init_train_tqdm() if bar is None or bar.total is not None else bar
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.train_progress_bar.total is not None:  # None: a resumed run ends an epoch that it has not begun
+            super().on_train_epoch_end(trainer, pl_module)
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         """Shown by name; a training metric goes without its group, and Lightning's version number is left out."""

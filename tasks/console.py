@@ -11,6 +11,8 @@ KNOWN_WARNINGS = (
     r"The '\w+_dataloader' does not have many workers",
     # Lightning 2.6 on torch 2.13; only Lightning can change it.
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+    # A resumed run has a folder of its own: its best checkpoint is the best of its own epochs.
+    r"The dirpath has changed from .*, therefore `best_model_score`",
 )
 
 # The starts of log lines of Lightning that no choice of the user's changes.
@@ -21,6 +23,9 @@ def drop_known_messages() -> None:
     """Drops the messages above, and no others, for this process."""
     for pattern in KNOWN_WARNINGS:
         warnings.filterwarnings("ignore", message=pattern)
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
-        lambda record: not record.getMessage().startswith(KNOWN_LINES)
-    )
+    for library in ("lightning.pytorch", "pytorch_lightning"):  # the same code, installed under two names
+        logging.getLogger(f"{library}.utilities.rank_zero").addFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(KNOWN_LINES)

@@ -23,7 +23,9 @@ def choices(group: str) -> list[str]:
     return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
 
 
-EVERY_CHOICE = [(path.name, choice) for path in sorted(CONF.iterdir()) if path.is_dir() for choice in choices(path.name)]
+EVERY_CHOICE = [
+    (path.name, choice) for path in sorted(CONF.iterdir()) if path.is_dir() for choice in choices(path.name)
+]
 
 
 @pytest.fixture(autouse=True)
@@ -65,9 +67,12 @@ def test_every_group_is_found() -> None:
 
 
 @pytest.mark.parametrize(("group", "choice"), [pair for pair in EVERY_CHOICE if pair[0] != "experiment"])
-def test_every_choice_composes_and_instantiates(group: str, choice: str, tmp_path: Path) -> None:
+def test_every_choice_composes_and_instantiates(
+    group: str, choice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if choice in EXTRA_MODULES:
         pytest.importorskip(EXTRA_MODULES[choice])
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # asked for at the first record only
     assert make(composed(tmp_path, f"{group}={choice}"), group)
 
 
@@ -89,11 +94,16 @@ def test_the_tutorials_experiment_does_not_depend_on_the_defaults(tmp_path: Path
     optimizer = task.configure_optimizers()
     assert isinstance(optimizer, torch.optim.Adam)
     assert optimizer.param_groups[0]["lr"] == 1e-3
-    assert (config.trainer.max_epochs, config.trainer.gradient_clip_val, config.trainer.log_every_n_steps) == (3, 0.5, 50)
+    assert (config.trainer.max_epochs, config.trainer.gradient_clip_val, config.trainer.log_every_n_steps) == (
+        3,
+        0.5,
+        50,
+    )
 
 
 @pytest.mark.parametrize(
-    ("choice", "expected"), [("none", None), ("step", "StepLR"), ("linear", "LinearLR"), ("cosine", "CosineAnnealingLR")]
+    ("choice", "expected"),
+    [("none", None), ("step", "StepLR"), ("linear", "LinearLR"), ("cosine", "CosineAnnealingLR")],
 )
 def test_a_scheduler_reaches_the_task(choice: str, expected: str | None, tmp_path: Path) -> None:
     made = make(composed(tmp_path, f"scheduler={choice}"), "scheduler")
