@@ -154,7 +154,7 @@ class OneLineProgressBar(TQDMProgressBar):
         super().__init__(refresh_rate=refresh_rate, leave=True)
 
     def init_train_tqdm(self) -> Tqdm:
-        """Takes the bar that Lightning opens before the first epoch for that epoch, or it would stay as an empty line."""
+        """Takes the bar that Lightning opens before the first epoch for that epoch: it would stay, empty."""
         bar = self._train_progress_bar
         return super().init_train_tqdm() if bar is None or bar.total is not None else bar
 
