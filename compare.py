@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import platform
 import re
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+import numpy as np
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from matplotlib.axes import Axes
@@ -198,7 +200,7 @@ def markdown_table(outcomes: Sequence[Outcome]) -> str:
     return "\n".join([lines[0], "|" + " --- |" * len(grid[0]), *lines[1:]])
 
 
-def write_report(folder: Path, outcomes: Sequence[Outcome], overrides: Sequence[str]) -> Path:
+def write_report(folder: Path, outcomes: Sequence[Outcome], overrides: Sequence[str], note: str) -> Path:
     """Writes report.md: the table, the picture, and what is needed to run it again. Returns its path."""
     command = " ".join(["python compare.py", f"strategies=[{','.join(o.strategy for o in outcomes)}]", *overrides])
     lines = [
@@ -215,12 +217,21 @@ def write_report(folder: Path, outcomes: Sequence[Outcome], overrides: Sequence[
         "",
         "![Loss, step time and memory](report.png)",
         "",
-        f"{machine()}. Python {platform.python_version()}, {', '.join(versions())}.",
+        f"{machine()}. Python {platform.python_version()}, {', '.join(versions())}. {note}".rstrip(),
         "",
     ]
     report = folder / "report.md"
     report.write_text("\n".join(lines), encoding="utf-8")
     return report
+
+
+def busy() -> str:
+    """A sentence if other programs keep the cores busy as the comparison starts; empty if not, or if unknown."""
+    cores = os.cpu_count() or 1
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if load < cores / 4:
+        return ""
+    return f"Other programs were running (load {load:.1f} on {cores} cores): the times are not to be relied on."
 
 
 def machine() -> str:
@@ -281,7 +292,7 @@ def draw(folder: Path, outcomes: Sequence[Outcome]) -> Path:
 def label_curves(axes: Axes, title: str, x_label: str) -> None:
     axes.set(title=title, xlabel=x_label, ylabel="loss")
     axes.grid(alpha=0.3)
-    if any(len(line.get_xydata()) for line in axes.get_lines()):
+    if any(np.size(line.get_xdata()) for line in axes.get_lines()):
         axes.legend()
     else:
         note = "nothing logged: train for more steps,\nor lower trainer.log_every_n_steps"
@@ -298,9 +309,12 @@ def draw_bars(axes: Axes, title: str, names: list[str], colors: list[str], value
 
 def compare(strategies: Sequence[str], overrides: Sequence[str], folder: Path, console: Console) -> bool:
     """Runs and reports. Returns whether every strategy finished."""
+    note = busy()
+    if note:
+        console.print(note, highlight=False)
     outcomes = [run(strategy, overrides, folder, console) for strategy in strategies]
     console.print("\n" + text_table(outcomes), soft_wrap=True, highlight=False, markup=False)
-    report, picture = write_report(folder, outcomes, overrides), draw(folder, outcomes)
+    report, picture = write_report(folder, outcomes, overrides, note), draw(folder, outcomes)
     for line in (f"\nreport  {report}", f"picture {picture}", f"curves  tensorboard --logdir {folder}"):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     return all(outcome.failure is None for outcome in outcomes)

@@ -36,7 +36,7 @@ def fit_and_test(config: DictConfig, folder: Path) -> dict[str, Any]:
     for logger in trainer.loggers:
         logger.log_hyperparams(OmegaConf.to_container(config, resolve=True))  # pyright: ignore[reportArgumentType]
     trainer.fit(task, datamodule=data, ckpt_path=config.ckpt_path, weights_only=True)
-    metrics = dict(trainer.callback_metrics)
+    metrics: dict[str, Any] = dict(trainer.callback_metrics)
     checkpoint = getattr(trainer.checkpoint_callback, "best_model_path", "")
     if not checkpoint:  # a step or time limit came before the first validation
         metrics |= trainer.validate(task, datamodule=data, verbose=False)[0]

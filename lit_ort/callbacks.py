@@ -110,7 +110,8 @@ class StepStatistics(Callback):
             self._step_s.append(step_s)
             self._rates.append(self.count_items(batch) / step_s)
         # Between the logger's steps the bar is brought up to date too, seldom enough to cost nothing.
-        if self._step_s and (trainer.global_step % trainer.log_every_n_steps == 0 or self._steps % 10 == 0):
+        every = trainer.log_every_n_steps  # pyright: ignore[reportAttributeAccessIssue] (set by a connector)
+        if self._step_s and (trainer.global_step % every == 0 or self._steps % 10 == 0):
             self._log_window(pl_module)
 
     def _log_window(self, pl_module: LightningModule) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -29,15 +30,16 @@ Batch = tuple[Tensor, Tensor]
 
 def tokenize(text: str) -> list[str]:
     """Tokens of torchtext's `basic_english`: lower case, punctuation apart. Line ends separate tokens like spaces."""
-    return get_tokenizer("basic_english")(text)
+    tokenizer: Callable[[str], list[str]] = get_tokenizer("basic_english")  # pyright: ignore[reportAssignmentType]
+    return tokenizer(text)
 
 
-def build_vocabulary(tokens: list[str], min_frequency: int = 1) -> list[str]:
+def build_vocabulary(tokens: Sequence[str], min_frequency: int = 1) -> list[str]:
     """Words by id: `<unk>` first, then by falling frequency, equal ones by alphabet."""
     return Vocab(Counter(tokens), min_freq=min_frequency, specials=[UNKNOWN]).itos
 
 
-def encode(tokens: list[str], vocabulary: list[str]) -> Tensor:
+def encode(tokens: Sequence[str], vocabulary: Sequence[str]) -> Tensor:
     """Ids of the tokens, int64[tokens]; words that the vocabulary lacks become the id of `<unk>`."""
     ids = {word: place for place, word in enumerate(vocabulary)}
     unknown = ids[UNKNOWN]

@@ -159,7 +159,8 @@ class TransformerLM(LightningModule):
         mean = self.window_loss / self.window_tokens
         self.log("train/loss", mean, prog_bar=True, batch_size=tokens)
         self.log("train/ppl", mean.exp(), prog_bar=True, batch_size=tokens)
-        if self.trainer.global_step % self.trainer.log_every_n_steps == 0:  # Lightning writes this step's values
+        every = self.trainer.log_every_n_steps  # pyright: ignore[reportAttributeAccessIssue] (set by a connector)
+        if self.trainer.global_step % every == 0:  # Lightning writes this step's values
             self.window_loss = torch.zeros(())
             self.window_tokens = 0
 

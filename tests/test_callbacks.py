@@ -177,8 +177,8 @@ def test_the_peak_counts_memory_given_back_and_starts_anew() -> None:
 @ON_LINUX
 def test_the_summary_holds_what_fit_added(tmp_path: Path) -> None:
     class Hungry(StepStatistics):
-        def on_train_batch_start(self, *arguments: Any) -> None:
-            super().on_train_batch_start(*arguments)
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
             torch.ones(128 * 2**20, dtype=torch.uint8)
 
     statistics = Hungry()

@@ -100,6 +100,18 @@ def test_what_can_be_compared_is_taken(compare: ModuleType) -> None:
         compare.check(["ort", "eager", "compile"], ["trainer.max_steps=60", "data=wikitext2", "seed=2"])
 
 
+@pytest.mark.parametrize(("load", "told"), [(0.1, False), (3.0, True)])
+def test_a_busy_machine_is_told(
+    compare: ModuleType, stub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: float, told: bool
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    on = console()
+    compare.compare(["eager"], [], tmp_path, on)
+    for text in (shown(on), (tmp_path / "report.md").read_text()):
+        assert ("load 3.0 on 2 cores" in text) == told
+
+
 def test_each_strategy_gets_the_same_values_and_a_folder_of_its_own(
     compare: ModuleType, stub: Path, tmp_path: Path
 ) -> None:

@@ -22,7 +22,7 @@ WORDS = 17
 
 
 def small_task(**figures: Any) -> TransformerLM:
-    values = dict(layers=2, heads=2, width=8, feed_forward=12, dropout=0.0, max_length=16) | figures
+    values: dict[str, Any] = dict(layers=2, heads=2, width=8, feed_forward=12, dropout=0.0, max_length=16) | figures
     return TransformerLM(WORDS, **values)
 
 
