@@ -87,7 +87,10 @@ class StepStatistics(Callback):
         self._start_rss: int | None = None
         self._peak_rss: int | None = None
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        # Here and not in on_fit_start, which comes after the strategy's own set-up.
         self._forget()
         self._fit_start_s = time.perf_counter()
         self._started_unix_s = time.time()

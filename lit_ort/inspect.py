@@ -95,7 +95,8 @@ def explain(source: Any = None) -> Explanation:
     """What ran where, and why not.
 
     Args:
-        source: a Trainer or strategy whose strategy is one of lit_ort's, or None for everything this process compiled.
+        source: a Trainer whose strategy is one of lit_ort's, that strategy, an `ORTBackend`, or None for everything
+            that this process compiled.
 
     Raises:
         TypeError: `source` was not run by one of lit_ort's strategies.

@@ -19,9 +19,10 @@ import torch
 from torch import fx
 
 from lit_ort.compiler import passes
-from lit_ort.compiler.capture import CapturedGraph, StepSignature, capture, tensors_of
+from lit_ort.compiler.capture import StepSignature, capture, tensors_of
 from lit_ort.compiler.convert import convert
 from lit_ort.compiler.gradient import TrainingModel, fused_gradient, split_gradient
+from lit_ort.compiler.numbers import settle_numbers
 from lit_ort.compiler.verify import require_agreement, without_dropout
 from lit_ort.errors import CompileError, LitOrtWarning
 from lit_ort.inspect import CompileLog, GraphReport, count_operators, dump
@@ -36,14 +37,14 @@ class ORTBackend:
     Args:
         options: every choice of the engine.
         name: what its graphs are called in reports.
-        log: receives a report of every graph; a new one by default.
+        compile_log: receives a report of every graph; a new one by default.
     """
 
-    def __init__(self, options: ORTOptions, name: str = "graph", log: CompileLog | None = None) -> None:
+    def __init__(self, options: ORTOptions, name: str = "graph", compile_log: CompileLog | None = None) -> None:
         passes.require_names(options.disable_passes)
         self.options = options
         self.name = name
-        self.log = CompileLog() if log is None else log
+        self.compile_log = CompileLog() if compile_log is None else compile_log
         self._numbers = itertools.count()
         # Dynamo compiles anew for guards that don't change the graph; equal graphs share their sessions.
         self._executables: WeakValueDictionary[Any, Executable] = WeakValueDictionary()
@@ -73,11 +74,11 @@ class ORTBackend:
         except CompileError as error:
             if self.options.fallback == "error":
                 raise
-            self.log.graphs.append(_fallback_report(name, arguments, time.perf_counter() - start, str(error)))
+            self.compile_log.graphs.append(_fallback_report(name, arguments, time.perf_counter() - start, str(error)))
             warnings.warn(f"{name} runs in eager PyTorch: {error}", LitOrtWarning, stacklevel=2)
             return Executable(None, None)
         seconds = time.perf_counter() - start
-        self.log.graphs.append(dataclasses.replace(compilation.report, seconds=seconds))
+        self.compile_log.graphs.append(dataclasses.replace(compilation.report, seconds=seconds))
         if self.options.verify_first_step:
             verify(compilation, graph_module, arguments, self.options)
         return Executable(compilation.signature, compilation.call)
@@ -88,8 +89,9 @@ class CompiledGraph:
 
     def __init__(self, backend: ORTBackend, graph_module: fx.GraphModule) -> None:
         self._backend = backend
-        self._graph_module = graph_module
-        placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+        self._original = graph_module
+        self._graph = settle_numbers(graph_module)
+        placeholders = [node for node in self._graph.module.graph.nodes if node.op == "placeholder"]
         self._numbers = [
             position
             for position, node in enumerate(placeholders)
@@ -104,14 +106,15 @@ class CompiledGraph:
         self._executables: dict[tuple[Any, ...], Executable] = {}
 
     def __call__(self, *arguments: Any) -> Any:
-        shapes = (arguments[position].shape for position in self._resized)
-        key = (*(arguments[position] for position in self._numbers), *shapes)
+        given = self._graph.convert(arguments) if self._graph.conversions else arguments
+        shapes = (given[position].shape for position in self._resized)
+        key = (*(given[position] for position in self._numbers), *shapes)
         executable = self._executables.get(key)
         if executable is None:
-            executable = self._executables[key] = self._backend.executable(self._graph_module, arguments)
+            executable = self._executables[key] = self._backend.executable(self._graph.module, given)
         if executable.eager:
-            return self._graph_module(*arguments)
-        return executable([arguments[position] for position in self._tensors])
+            return self._original(*arguments)
+        return executable([given[position] for position in self._tensors])
 
 
 class Executable:
@@ -175,7 +178,7 @@ def compile_graph(
         kind=kind,
         inputs=len(signature.input_names),
         wants_gradient=len(signature.wants_gradient),
-        shapes=_data_shapes(captured),
+        shapes=_data_shapes(signature, tensors_of(arguments)),
         operators_before=before,
         operators_after=count_operators(training.model),
         passes=reports,
@@ -298,12 +301,11 @@ def _wants_gradient(node: fx.Node) -> bool:
     return bool(getattr(node.meta.get("example_value"), "requires_grad", False))
 
 
-def _data_shapes(captured: CapturedGraph) -> tuple[str, ...]:
-    signature = captured.signature
-    placeholders = [node for node in captured.program.graph.nodes if node.op == "placeholder"]
+def _data_shapes(signature: StepSignature, tensors: Sequence[torch.Tensor]) -> tuple[str, ...]:
+    """The inputs that are neither parameters nor buffers, whose names are paths."""
     return tuple(
-        _describe(name, node.meta["val"])
-        for k, (name, node) in enumerate(zip(signature.input_names, placeholders, strict=True))
+        _describe(name, tensor)
+        for k, (name, tensor) in enumerate(zip(signature.input_names, tensors, strict=True))
         if k not in signature.wants_gradient and "." not in name
     )
 

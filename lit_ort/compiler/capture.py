@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from lit_ort.compiler.decompositions import decompose
+from lit_ort.compiler.numbers import copy_graph
 from lit_ort.errors import CaptureError
 
 STOP_GRADIENT = "lit_ort::stop_gradient"
@@ -78,7 +80,7 @@ def capture(graph_module: fx.GraphModule, arguments: Sequence[Any]) -> CapturedG
             torch.export refuses.
     """
     _refuse_autocast(graph_module)
-    graph = _copy_graph(graph_module)
+    graph = copy_graph(graph_module)
     outputs, results = _classify_outputs(graph, arguments)
     _strip_grad_mode(graph, mark=any(results))
     names = _bind_inputs(graph, arguments)
@@ -130,16 +132,6 @@ def _refuse_autocast(graph_module: fx.GraphModule) -> None:
                 operator=str(node.target),
                 module=source_line(node),
             )
-
-
-def _copy_graph(graph_module: fx.GraphModule) -> fx.Graph:
-    graph = fx.Graph()
-    result = graph.graph_copy(graph_module.graph, val_map := {})
-    output = graph.output(result)
-    original = next(node for node in graph_module.graph.nodes if node.op == "output")
-    assert len(val_map) == len(graph_module.graph.nodes) - 1
-    output.meta = dict(original.meta)
-    return graph
 
 
 def _stop_gradient(value: torch.Tensor) -> torch.Tensor:
@@ -245,7 +237,9 @@ def readable_name(placeholder: str) -> str:
 
 def _export(graph_module: fx.GraphModule, tensors: tuple[torch.Tensor, ...]) -> ExportedProgram:
     try:
-        with torch.inference_mode(False), torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad(), warnings.catch_warnings():
+            # torch's own use of its own deprecated class.
+            warnings.filterwarnings("ignore", category=FutureWarning, message=r".*isinstance\(treespec, LeafSpec\).*")
             return decompose(torch.export.export(graph_module, tensors, strict=False))
     except _EXPORT_ERRORS as error:
         raise CaptureError(
@@ -259,9 +253,9 @@ def _first_line(error: BaseException) -> str:
 
 
 def _refuse_mutation(program: ExportedProgram, names: Sequence[str]) -> None:
-    placeholders = [node.name for node in program.graph.nodes if node.op == "placeholder"]
+    inputs = list(program.graph_signature.user_inputs)
     changed = [
-        names[placeholders.index(name)] if name in placeholders else name
+        names[inputs.index(name)] if name in inputs else name
         for name in program.graph_signature.user_inputs_to_mutate.values()
     ]
     for node in program.graph.nodes:

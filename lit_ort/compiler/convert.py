@@ -138,7 +138,7 @@ def _quiet_exporter() -> Iterator[None]:
     logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
+            warnings.filterwarnings("ignore", category=FutureWarning, message=r".*isinstance\(treespec, LeafSpec\).*")
             warnings.filterwarnings("ignore", category=DeprecationWarning)
             yield
     finally:

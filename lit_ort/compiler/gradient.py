@@ -15,7 +15,7 @@ import onnxruntime
 
 from lit_ort.compiler.capture import STOP_GRADIENT, StepSignature
 from lit_ort.compiler.convert import ATEN_DOMAIN, name_nodes
-from lit_ort.compiler.support import is_stop_gradient, require_support
+from lit_ort.compiler.support import gradient_names, is_stop_gradient, require_support
 from lit_ort.errors import GradientError
 from lit_ort.runtime.engine import ERROR_SEVERITY, ORT_ERRORS, C, quiet_onnxruntime
 
@@ -56,7 +56,7 @@ def fused_gradient(model: ir.Model, signature: StepSignature) -> TrainingModel:
         GradientError: an operator whose gradient is missing or not proven right.
     """
     require_support(model, signature)
-    names = signature.gradient_names
+    names = gradient_names(model, signature)
     loss = model.graph.outputs[signature.result_differentiable.index(True)].name
     assert loss is not None
     data = _serialize(model)
@@ -72,10 +72,8 @@ def fused_gradient(model: ir.Model, signature: StepSignature) -> TrainingModel:
         raise _refused(error) from error
     training = _deserialize(data)
     _finish(training)
-    present = {value.name for value in training.graph.outputs}
-    outputs = tuple(f"{name}_grad" for name in names if f"{name}_grad" in present)
-    positions = tuple(outputs.index(f"{name}_grad") if f"{name}_grad" in present else None for name in names)
-    return TrainingModel(training, result_names(model), positions, outputs)
+    outputs = tuple(f"{name}_grad" for name in names)
+    return TrainingModel(training, result_names(model), _positions(signature, outputs), outputs)
 
 
 def split_gradient(model: ir.Model, signature: StepSignature) -> TrainingModel:
@@ -85,7 +83,7 @@ def split_gradient(model: ir.Model, signature: StepSignature) -> TrainingModel:
         GradientError: an operator whose gradient is missing or not proven right.
     """
     require_support(model, signature)
-    names = signature.gradient_names
+    names = gradient_names(model, signature)
     config = C.OrtModuleGraphBuilderConfiguration()
     config.initializer_names = list(signature.input_names)
     config.initializer_names_to_train = list(names)
@@ -109,15 +107,20 @@ def split_gradient(model: ir.Model, signature: StepSignature) -> TrainingModel:
         raise _refused(error) from error
     training = _deserialize(data)
     _finish(training)
-    return _split_model(training, info, names)
+    return _split_model(training, info, signature)
 
 
-def _split_model(training: ir.Model, info: Any, names: tuple[str, ...]) -> TrainingModel:
+def _split_model(training: ir.Model, info: Any, signature: StepSignature) -> TrainingModel:
     outputs = tuple(str(value.name) for value in training.graph.outputs)
-    positions = tuple(outputs.index(f"{name}_grad") if f"{name}_grad" in outputs else None for name in names)
     results = range(len(info.user_output_names))
     yielded = tuple(k for k in results if k not in info.output_grad_indices_non_differentiable)
-    return TrainingModel(training, tuple(info.user_output_names), positions, outputs, yielded)
+    return TrainingModel(training, tuple(info.user_output_names), _positions(signature, outputs), outputs, yielded)
+
+
+def _positions(signature: StepSignature, gradients: tuple[str, ...]) -> tuple[int | None, ...]:
+    """Where the gradient of each input that wants one is among `gradients`."""
+    wanted = (f"{name}_grad" for name in signature.gradient_names)
+    return tuple(gradients.index(name) if name in gradients else None for name in wanted)
 
 
 def _session_options() -> onnxruntime.SessionOptions:

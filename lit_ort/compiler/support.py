@@ -49,14 +49,28 @@ def _same_shapes(*positions: int) -> Check:
     return check
 
 
+def _matrices(node: ir.Node, differentiable: frozenset[int]) -> str | None:
+    for position, value in enumerate(node.inputs):
+        if value is None or value.shape is None or len(value.shape) < 2:
+            return f"input {position} has fewer than two dimensions, and vectors are not proven"
+    return None
+
+
+def _exact(node: ir.Node, differentiable: frozenset[int]) -> str | None:
+    approximate = node.attributes.get_string("approximate", "none")
+    return f"approximate={approximate!r} gets gradients with an error of 4e-4" if approximate != "none" else None
+
+
+def _every_output_read(node: ir.Node, differentiable: frozenset[int]) -> str | None:
+    if differentiable != {0}:
+        return "its gradient is proven for input 0 only"
+    unread = [k for k, value in enumerate(node.outputs) if not value.uses() and not value.is_graph_output()]
+    return f"output {unread[0]} is not read, and the gradient needs every part" if unread else None
+
+
 def _plain_scatter(node: ir.Node, differentiable: frozenset[int]) -> str | None:
     reduction = node.attributes.get_string("reduction", "none")
     return f"reduction={reduction!r} gets wrong gradients" if reduction != "none" else None
-
-
-def _cast(node: ir.Node, differentiable: frozenset[int]) -> str | None:
-    target = ir.DataType(node.attributes.get_int("to"))
-    return None if target in FLOATS else f"a gradient through a cast to {target.name} is not proven"
 
 
 SUPPORTED: dict[str, Check] = {
@@ -78,11 +92,9 @@ SUPPORTED: dict[str, Check] = {
     "Sigmoid": _always,
     "Relu": _always,
     "LeakyRelu": _always,
-    "Gelu": _always,
-    "Sum": _always,
+    "Gelu": _exact,
     "Identity": _always,
-    "Cast": _cast,
-    "MatMul": _always,
+    "MatMul": _matrices,
     "Gemm": _always,
     "Reshape": _only_input(0),
     "Transpose": _always,
@@ -91,7 +103,8 @@ SUPPORTED: dict[str, Check] = {
     "Flatten": _always,
     "Expand": _only_input(0),
     "Slice": _only_input(0),
-    "Split": _only_input(0),
+    "Tile": _only_input(0),
+    "Split": _every_output_read,
     "Concat": _always,
     "Gather": _only_input(0),
     "GatherElements": _only_input(0),
@@ -114,15 +127,31 @@ def require_support(model: ir.Model, signature: StepSignature) -> None:
     Raises:
         GradientError: names the first node that is not proven, where it came from and why.
     """
-    wanted = _inputs_wanting_gradients(model, signature)
-    reachable = _depends_on(model, wanted)
-    leads = _leads_to(model, _differentiable_results(model, signature))
+    path = gradient_path(model, signature)
     for node in model.graph:
-        if is_stop_gradient(node) or not any(value in leads for value in node.outputs):
+        if is_stop_gradient(node) or not any(value in path for value in node.outputs):
             continue
-        differentiable = frozenset(k for k, value in enumerate(node.inputs) if value is not None and value in reachable)
+        differentiable = frozenset(k for k, value in enumerate(node.inputs) if value in path)
         if differentiable:
             _require_node(node, differentiable)
+
+
+def gradient_path(model: ir.Model, signature: StepSignature) -> set[ir.Value]:
+    """The float values that lie between an input that wants a gradient and a result that has one."""
+    reachable = _depends_on(model, (model.graph.inputs[position] for position in signature.wants_gradient))
+    results = zip(model.graph.outputs, signature.result_differentiable, strict=True)
+    path = {value for value, differentiable in results if differentiable and value in reachable}
+    for node in reversed(model.graph):
+        if not is_stop_gradient(node) and any(value in path for value in node.outputs):
+            path.update(value for value in node.inputs if value is not None and value in reachable)
+    return path
+
+
+def gradient_names(model: ir.Model, signature: StepSignature) -> tuple[str, ...]:
+    """Names of the inputs that want a gradient and get one; no gradient reaches the others, as in eager."""
+    path = gradient_path(model, signature)
+    inputs = (model.graph.inputs[position] for position in signature.wants_gradient)
+    return tuple(str(value.name) for value in inputs if value in path)
 
 
 def is_stop_gradient(node: ir.Node) -> bool:
@@ -158,28 +187,10 @@ def _unproven_type(node: ir.Node, differentiable: frozenset[int]) -> str | None:
     return None
 
 
-def _inputs_wanting_gradients(model: ir.Model, signature: StepSignature) -> set[ir.Value]:
-    return {model.graph.inputs[position] for position in signature.wants_gradient}
-
-
-def _differentiable_results(model: ir.Model, signature: StepSignature) -> set[ir.Value]:
-    pairs = zip(model.graph.outputs, signature.result_differentiable, strict=True)
-    return {value for value, differentiable in pairs if differentiable}
-
-
 def _depends_on(model: ir.Model, sources: Iterable[ir.Value]) -> set[ir.Value]:
     """Float values that a change of `sources` reaches."""
     reached = set(sources)
     for node in model.graph:
         if not is_stop_gradient(node) and any(value in reached for value in node.inputs if value is not None):
             reached.update(value for value in node.outputs if value.dtype is None or value.dtype.is_floating_point())
-    return reached
-
-
-def _leads_to(model: ir.Model, targets: Iterable[ir.Value]) -> set[ir.Value]:
-    """Values that `targets` are computed from, through edges that carry gradients."""
-    reached = set(targets)
-    for node in reversed(model.graph):
-        if not is_stop_gradient(node) and any(value in reached for value in node.outputs):
-            reached.update(value for value in node.inputs if value is not None)
     return reached

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch._C import _autograd  # pyright: ignore[reportAttributeAccessIssue] - not in the stubs
-from torch.autograd.function import once_differentiable
 
 from lit_ort.errors import SessionError
 from lit_ort.runtime.session import Session, SplitSession
@@ -48,10 +47,10 @@ def fused_call(session: Session, wanted: Sequence[int], positions: Sequence[int 
             return tuple(outputs)
 
         @staticmethod
-        @once_differentiable
         def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the base takes *args
             ctx: Any, *output_gradients: torch.Tensor
         ) -> tuple[torch.Tensor | None, ...]:
+            _refuse_double_backward()
             gradients, ctx.gradients = ctx.gradients, None
             if gradients is None:
                 raise SessionError(_SECOND_BACKWARD[0], remedy=_SECOND_BACKWARD[1])
@@ -94,10 +93,10 @@ def split_call(
             return tuple(outputs)
 
         @staticmethod
-        @once_differentiable
         def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the base takes *args
             ctx: Any, *output_gradients: torch.Tensor | None
         ) -> tuple[torch.Tensor | None, ...]:
+            _refuse_double_backward()
             state, ctx.state = ctx.state, None
             if state is None:
                 raise SessionError(
@@ -109,6 +108,15 @@ def split_call(
             return _place(session.backward(filled, state), ctx.inputs, wanted, positions)
 
     return lambda tensors: list(SplitStep.apply(*tensors))
+
+
+def _refuse_double_backward() -> None:
+    """Autograd leaves grad mode on in backward when the gradients shall be differentiated again."""
+    if torch.is_grad_enabled():
+        raise SessionError(
+            "backward() was called with create_graph=True, and sessions give gradients that can't be differentiated",
+            remedy="Run this module in eager: leave it out of torch.compile, or use strategy='auto'.",
+        )
 
 
 def _keeps_graph() -> bool:

@@ -17,10 +17,18 @@ def to_ort(tensors: Iterable[torch.Tensor]) -> Any:
     """Wraps CPU tensors; only a non-contiguous one is copied. The values borrow the tensors' memory."""
     values = C.OrtValueVector()
     for tensor in tensors:
-        values.push_back(_to_dlpack(tensor.detach().contiguous()), tensor.dtype == torch.bool)
+        detached = tensor.detach().contiguous()
+        is_bool = detached.dtype == torch.bool
+        # ONNX Runtime knows booleans as bytes with a flag beside them.
+        values.push_back(_to_dlpack(detached.view(torch.uint8) if is_bool else detached), is_bool)
     return values
 
 
 def to_torch(values: Any) -> list[torch.Tensor]:
     """Tensors over the values' memory, which goes back to ONNX Runtime's arena with the last tensor."""
-    return list(values.to_dlpacks(_from_dlpack)) if len(values) else []
+    if len(values) == 0:
+        return []
+    tensors = list(values.to_dlpacks(_from_dlpack))
+    for position in values.bool_tensor_indices():
+        tensors[position] = tensors[position].view(torch.bool)
+    return tensors

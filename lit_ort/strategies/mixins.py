@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -15,10 +15,8 @@ from lit_ort.options import ORTOptions
 from lit_ort.runtime.random import draw_from
 from lit_ort.strategies.steps import CompiledSteps
 
-if TYPE_CHECKING:
-    from lightning.pytorch.strategies import SingleDeviceStrategy as _Base
-else:
-    _Base = object
+# Stands before either package's SingleDeviceStrategy in the bases of a strategy.
+_Base: Any = object
 
 PRECISIONS = ("32-true", "32", 32)
 
@@ -144,13 +142,14 @@ class ORTMixin(CompiledMixin):
         return _fget("precision_plugin", self)
 
     @precision_plugin.setter
-    def precision_plugin(self, plugin: Any) -> None:
-        if plugin is not None and getattr(plugin, "precision", None) not in PRECISIONS:
+    def precision_plugin(self, precision_plugin: Any) -> None:
+        precision = getattr(precision_plugin, "precision", precision_plugin)
+        if precision is not None and precision not in PRECISIONS:
             raise UnsupportedError(
-                f"precision={getattr(plugin, 'precision', plugin)!r} is not built for strategy='ort' yet; it computes "
-                "in '32-true'. Use precision='32-true', or strategy='auto' with this precision."
+                f"precision={precision!r} is not built for strategy='ort' yet; it computes in '32-true'. "
+                "Use precision='32-true', or strategy='auto' with this precision."
             )
-        _fset("precision_plugin", self, plugin)
+        _fset("precision_plugin", self, precision_plugin)
 
     @property
     def parallel_devices(self) -> Sequence[Any]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch._dynamo
+from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from lit_ort.errors import CaptureError, LitOrtWarning
 
@@ -108,7 +109,7 @@ def dynamo_settings(step: str, fail_on_recompile_limit: bool) -> Iterator[None]:
     try:
         with torch._dynamo.config.patch(settings):
             yield
-    except torch._dynamo.exc.FailOnRecompileLimitHit as error:
+    except FailOnRecompileLimitHit as error:
         raise CaptureError(_limit_message(step), remedy=_LIMIT_REMEDY, operator=None) from error
     finally:
         logger.removeFilter(watch)

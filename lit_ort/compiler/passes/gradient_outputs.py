@@ -48,5 +48,5 @@ def _describe(node: ir.Node, position: int) -> None:
             kept = axis % len(shape)
             output.shape = ir.Shape([*shape[:kept], *(1 for _ in shape[kept:])])
     else:
-        output.dtype = data.dtype
+        output.dtype = data.dtype or ir.DataType.FLOAT
         output.shape = data.shape

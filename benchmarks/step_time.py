@@ -1,0 +1,146 @@
+"""Times full training steps of rivals side by side: interleaved in one process, medians, ratios within the run.
+
+    python benchmarks/step_time.py --workload transformer_lm --rounds 20
+
+Prints a table, then one line of JSON with versions and configuration. Memory and the time to the first step are taken in
+a process of their own for each rival.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.workloads import RIVALS, WORKLOADS, Rival, Workload, peak_bytes  # noqa: E402
+
+WARM_UP = 3
+STEPS_FOR_MEMORY = 5
+PACKAGES = ("torch", "onnxruntime-training-cpu", "lightning", "onnx", "onnxscript")
+
+
+def main() -> None:
+    arguments = parse()
+    workload = WORKLOADS[arguments.workload]()
+    if arguments.alone:
+        print(json.dumps(alone(arguments.alone, workload)))
+        return
+    own = {rival: in_own_process(rival, arguments.workload) for rival in arguments.rivals}
+    times = interleaved(arguments.rivals, workload, arguments.rounds)
+    report = {
+        "workload": workload.name,
+        "configuration": f"{workload.configuration}, Adam (fused), clip 0.5, float32",
+        "machine": machine(),
+        "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
+        "date": time.strftime("%Y-%m-%d"),
+        "floor_ms": workload.floating_point_operations / peak_flops() * 1e3,
+        "rounds": arguments.rounds,
+        "rivals": {rival: {**own[rival], **summary(times, rival)} for rival in arguments.rivals},
+    }
+    print(table(report))
+    print(json.dumps(report))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workload", choices=sorted(WORKLOADS), default="transformer_lm")
+    parser.add_argument("--rivals", nargs="+", choices=RIVALS, default=list(RIVALS))
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--alone", choices=RIVALS, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def interleaved(rivals: list[str], workload: Workload, rounds: int) -> dict[str, list[float]]:
+    """Step times in milliseconds, one of every rival in each round."""
+    runners = {rival: Rival(rival, workload) for rival in rivals}
+    batch = workload.batch()
+    for _ in range(WARM_UP):
+        for runner in runners.values():
+            runner.step(batch)
+    times: dict[str, list[float]] = {rival: [] for rival in rivals}
+    for k in range(rounds):
+        # Another order every round, so that nobody always follows the same one.
+        for rival in rivals[k % len(rivals) :] + rivals[: k % len(rivals)]:
+            times[rival].append(runners[rival].step(batch))
+    return times
+
+
+def alone(rival: str, workload: Workload) -> dict[str, float]:
+    """Time to the first step, and peak resident memory above what module and imports take."""
+    if rival != "eager":
+        # Imports are counted with the baseline, as a training script's are.
+        torch.compile(lambda x: x + 1, backend=rival)(torch.zeros(2))
+    runner = Rival(rival, workload)
+    batch = workload.batch()
+    resident = psutil.Process().memory_info().rss
+    first = runner.step(batch) / 1e3
+    for _ in range(STEPS_FOR_MEMORY - 1):
+        runner.step(batch)
+    return {"first_step_seconds": first, "peak_megabytes": (peak_bytes() - resident) / 1e6}
+
+
+def in_own_process(rival: str, workload: str) -> dict[str, float]:
+    command = [sys.executable, __file__, "--workload", workload, "--alone", rival]
+    result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def summary(times: dict[str, list[float]], rival: str) -> dict[str, Any]:
+    median = {name: statistics.median(values) for name, values in times.items()}
+    return {
+        "step_ms": median[rival],
+        "ratio_to": {name: median[rival] / median[name] for name in times if name != rival},
+        "all_ms": [round(value, 1) for value in times[rival]],
+    }
+
+
+def peak_flops() -> float:
+    """This machine's floating-point operations a second in a large float32 product."""
+    size = 2048
+    a, b = torch.randn(size, size), torch.randn(size, size)
+    seconds = []
+    for _ in range(10):
+        start = time.perf_counter()
+        a @ b
+        seconds.append(time.perf_counter() - start)
+    return 2 * size**3 / statistics.median(seconds)
+
+
+def machine() -> str:
+    model = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").open() if line.startswith("model name")),
+        platform.processor(),
+    )
+    return f"{model}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+
+
+def table(report: dict[str, Any]) -> str:
+    lines = [
+        f"{report['workload']}: {report['configuration']}",
+        f"{report['machine']}; floor {report['floor_ms']:.0f} ms a step; medians of {report['rounds']} rounds",
+        "",
+        "| | ms a step | to eager | to inductor | first step s | peak MB above module |",
+        "|---|---|---|---|---|---|",
+    ]
+    for rival, row in report["rivals"].items():
+        ratios = [f"{row['ratio_to'][name]:.2f}" if name in row["ratio_to"] else "" for name in ("eager", "inductor")]
+        cells = [rival, f"{row['step_ms']:.0f}", *ratios, f"{row['first_step_seconds']:.1f}"]
+        lines.append(f"| {' | '.join(cells)} | {row['peak_megabytes']:.0f} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Runs a function through the `ort` backend and in eager, on the same inputs, for tests."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from lit_ort.compiler.backend import ORTBackend
+from lit_ort.options import ORTOptions
+
+# Relative error in the 2-norm that float32 arithmetic in another order accounts for.
+TOLERANCE = 1e-5
+
+
+def backend(**options: Any) -> ORTBackend:
+    """A backend of its own for one test, which raises rather than falls back."""
+    return ORTBackend(ORTOptions.from_mapping({"fallback": "error", **options}))
+
+
+def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    return torch.compile(function, backend=backend(**options))
+
+
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual - expected).norm() / expected.norm().clamp_min(1e-12))
+
+
+def gradients(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of the gradients by parameter name."""
+    return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+
+
+def assert_same_step(
+    module: nn.Module, step: Callable[..., torch.Tensor], *inputs: torch.Tensor, tolerance: float = TOLERANCE
+) -> ORTBackend:
+    """Loss and every gradient of `step(module, *inputs)` agree with eager. Returns the backend for a look inside."""
+    twin = copy.deepcopy(module)
+    engine = backend()
+    expected = step(twin, *inputs)
+    expected.backward()
+    actual = torch.compile(step, backend=engine)(module, *inputs)
+    actual.backward()
+    assert relative_error(actual.detach(), expected.detach()) <= tolerance
+    reference = gradients(twin)
+    found = gradients(module)
+    assert reference
+    assert found.keys() == reference.keys()
+    # A gradient that is zero but for rounding has no direction to compare; it is measured against the largest one.
+    floor = 1e-4 * max(float(g.norm()) for g in reference.values())
+    for name, gradient in reference.items():
+        error = float((found[name] - gradient).norm()) / max(float(gradient.norm()), floor)
+        assert error <= tolerance, f"{name}: {error:.1e}"
+    return engine

@@ -1,0 +1,70 @@
+"""Numbers that change at every step don't compile at every step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.compare import backend
+
+
+def test_an_annealed_float_and_a_step_counter_need_few_graphs() -> None:
+    engine = backend()
+    weight = torch.randn(4, requires_grad=True)
+
+    def step(weight: torch.Tensor, batch_idx: int, beta: float) -> torch.Tensor:
+        return (weight**2).sum() * (batch_idx / 100) + beta * weight.sum()
+
+    compiled = torch.compile(step, backend=engine)
+    for batch_idx in range(12):
+        beta = min(1.0, batch_idx / 10) + 0.05
+        loss = compiled(weight, batch_idx, beta)
+        torch.testing.assert_close(loss, step(weight, batch_idx, beta))
+        (gradient,) = torch.autograd.grad(loss, weight)
+        torch.testing.assert_close(gradient, 2 * weight.detach() * batch_idx / 100 + beta)
+    assert len(engine.compile_log.graphs) <= 4
+
+
+def test_a_step_that_only_looks_at_its_counter_shares_its_session() -> None:
+    engine = backend()
+    weight = torch.randn(4, requires_grad=True)
+
+    def step(weight: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        return (weight**2).sum() * 2 if batch_idx % 5 == 0 else (weight**2).sum()
+
+    compiled = torch.compile(step, backend=engine)
+    for batch_idx in range(20):
+        torch.testing.assert_close(compiled(weight, batch_idx), step(weight, batch_idx))
+    assert len(engine.compile_log.graphs) == 2
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_number_that_is_no_operand_stays_a_number(axis: int) -> None:
+    engine = backend()
+    x = torch.randn(3, 3, requires_grad=True)
+
+    def step(x: torch.Tensor, smoothing: float, repeats: int) -> torch.Tensor:
+        loss = torch.nn.functional.cross_entropy(x, torch.tensor([0, 1, 2]), label_smoothing=smoothing)
+        return loss + x.repeat(repeats, 1).sum(axis).sum()
+
+    compiled = torch.compile(step, backend=engine)
+    for smoothing, repeats in [(0.1, 2), (0.2, 3), (0.3, 4), (0.1, 3)]:
+        torch.testing.assert_close(compiled(x, smoothing, repeats), step(x, smoothing, repeats))
+
+
+def test_a_float_attribute_of_a_module_may_change() -> None:
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(3, 3)
+            self.scale = 0.5
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (self.linear(x) * self.scale).sum()
+
+    module, x, engine = Scaled(), torch.randn(2, 3), backend()
+    compiled = torch.compile(module, backend=engine)
+    for k in range(6):
+        module.scale = 0.5 + k
+        torch.testing.assert_close(compiled(x), module(x))
+    assert len(engine.compile_log.graphs) <= 3
