@@ -14,6 +14,7 @@ import pytorch_lightning
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch.utils.data import DataLoader
 
 from lit_ort.callbacks import (
@@ -58,6 +59,9 @@ class SlowModel(BoringModel):
         return batches(24)
 
     def val_dataloader(self) -> Any:
+        return batches(1)
+
+    def test_dataloader(self) -> Any:
         return batches(1)
 
 
@@ -116,6 +120,26 @@ def test_a_second_fit_starts_anew(tmp_path: Path) -> None:
     statistics = StepStatistics()
     fit(statistics, tmp_path, limit_val_batches=0, limit_train_batches=6)
     fit(statistics, tmp_path, limit_val_batches=0, limit_train_batches=4)
+    assert statistics.summary().steps == 4
+
+
+def test_the_strategys_setup_is_part_of_the_first_step(tmp_path: Path) -> None:
+    class SlowSetup(SingleDeviceStrategy):
+        def setup(self, trainer: Any) -> None:
+            time.sleep(0.3)
+            super().setup(trainer)
+
+    statistics = StepStatistics()
+    fit(statistics, tmp_path, strategy=SlowSetup("cpu"), limit_val_batches=0, limit_train_batches=2)
+    first_step_s = statistics.summary().first_step_s
+    assert first_step_s is not None
+    assert first_step_s >= FIRST_S + 0.3
+
+
+def test_a_test_run_does_not_forget_the_fit(tmp_path: Path) -> None:
+    statistics = StepStatistics()
+    trainer = fit(statistics, tmp_path, limit_val_batches=0, limit_train_batches=4)
+    trainer.test(SlowModel(), verbose=False)
     assert statistics.summary().steps == 4
 
 
