@@ -2,8 +2,8 @@
 
     python benchmarks/step_time.py --workload transformer_lm --rounds 20
 
-Prints a table, then one line of JSON with versions and configuration. Memory and the time to the first step are taken in
-a process of their own for each rival.
+Prints a table, then one line of JSON with versions and configuration. Memory and the time to the first step are taken
+in a process of their own for each rival.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.workloads import RIVALS, WORKLOADS, Rival, Workload, peak_bytes  # noqa: E402
+from benchmarks.workloads import RIVALS, WORKLOADS, Rival, Workload, peak_bytes
 
 WARM_UP = 3
+STEP = "step_ms"
+OWN_FIGURES = {"first_step_seconds": 1, "peak_megabytes": 0}
 STEPS_FOR_MEMORY = 5
 PACKAGES = ("torch", "onnxruntime-training-cpu", "lightning", "onnx", "onnxscript")
 
@@ -38,7 +40,7 @@ def main() -> None:
     if arguments.alone:
         print(json.dumps(alone(arguments.alone, workload)))
         return
-    own = {rival: in_own_process(rival, arguments.workload) for rival in arguments.rivals}
+    own = {r: {} if arguments.times_only else in_own_process(r, arguments.workload) for r in arguments.rivals}
     times = interleaved(arguments.rivals, workload, arguments.rounds)
     report = {
         "workload": workload.name,
@@ -57,9 +59,12 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", choices=sorted(WORKLOADS), default="transformer_lm")
-    parser.add_argument("--rivals", nargs="+", choices=RIVALS, default=list(RIVALS))
+    parser.add_argument(
+        "--rivals", nargs="+", default=list(RIVALS), help="eager, inductor, ort, ort-PASS, ort+spinning"
+    )
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--alone", choices=RIVALS, help=argparse.SUPPRESS)
+    parser.add_argument("--times-only", action="store_true", help="leave out memory and time to the first step")
+    parser.add_argument("--alone", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -82,7 +87,7 @@ def alone(rival: str, workload: Workload) -> dict[str, float]:
     """Time to the first step, and peak resident memory above what module and imports take."""
     if rival != "eager":
         # Imports are counted with the baseline, as a training script's are.
-        torch.compile(lambda x: x + 1, backend=rival)(torch.zeros(2))
+        torch.compile(lambda x: x + 1, backend="inductor" if rival == "inductor" else "ort")(torch.zeros(2))
     runner = Rival(rival, workload)
     batch = workload.batch()
     resident = psutil.Process().memory_info().rss
@@ -137,8 +142,8 @@ def table(report: dict[str, Any]) -> str:
     ]
     for rival, row in report["rivals"].items():
         ratios = [f"{row['ratio_to'][name]:.2f}" if name in row["ratio_to"] else "" for name in ("eager", "inductor")]
-        cells = [rival, f"{row['step_ms']:.0f}", *ratios, f"{row['first_step_seconds']:.1f}"]
-        lines.append(f"| {' | '.join(cells)} | {row['peak_megabytes']:.0f} |")
+        own = [f"{row[key]:.{digits}f}" if key in row else "" for key, digits in OWN_FIGURES.items()]
+        lines.append(f"| {' | '.join([rival, f'{row[STEP]:.0f}', *ratios, *own])} |")
     return "\n".join(lines) + "\n"
 
 

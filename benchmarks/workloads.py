@@ -63,7 +63,12 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {"transformer_lm": transformer_lm
 
 
 class Rival:
-    """One way to run a workload: `eager`, `inductor` or `ort`, each with a module, optimizer and gradients of its own."""
+    """One way to run a workload, with a module, optimizer and gradients of its own.
+
+    Args:
+        name: `eager`, `inductor`, `ort`; `ort-PASS` is `ort` without that pass, `ort+spinning` with spinning threads.
+        workload: what to run.
+    """
 
     def __init__(self, name: str, workload: Workload) -> None:
         torch.manual_seed(0)
@@ -75,8 +80,11 @@ class Rival:
     def _compile(self, loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         if self.name == "eager":
             return loss
-        options = {"fallback": "error"} if self.name == "ort" else None
-        return torch.compile(loss, backend=self.name, options=options)
+        if self.name == "inductor":
+            return torch.compile(loss, backend="inductor")
+        options: dict[str, Any] = {"fallback": "error", "allow_spinning": self.name.endswith("+spinning")}
+        without = self.name.removeprefix("ort").removesuffix("+spinning").removeprefix("-")
+        return torch.compile(loss, backend="ort", options={**options, "disable_passes": (without,) if without else ()})
 
     def step(self, batch: tuple[torch.Tensor, ...]) -> float:
         """Loss, zero_grad, backward, clip, optimizer, in Lightning's order. Returns milliseconds."""

@@ -21,7 +21,13 @@ INDEX = torch.tensor([[0, 2], [1, 1], [2, 0]])
 CASES: dict[str, list[Function]] = {
     "Add": [lambda a, b: a + b, lambda a, b: a + b[0], lambda a, b: a[:, :1] + b, lambda a, b: a + 2.0],
     "Sub": [lambda a, b: a - b, lambda a, b: a[0] - b, lambda a, b: 1 - a],
-    "Mul": [lambda a, b: a * b, lambda a, b: a * b[:1], lambda a, b: a[:, :1] * b, lambda a, b: a * 3.0, lambda a, b: a * a],
+    "Mul": [
+        lambda a, b: a * b,
+        lambda a, b: a * b[:1],
+        lambda a, b: a[:, :1] * b,
+        lambda a, b: a * 3.0,
+        lambda a, b: a * a,
+    ],
     "Div": [lambda a, b: b / a, lambda a, b: b / a[:1], lambda a, b: a / 3.0],
     "Neg": [lambda a, b: -a],
     "Abs": [lambda a, b: b.abs()],
@@ -72,6 +78,7 @@ CASES: dict[str, list[Function]] = {
         lambda a, b: F.cross_entropy(b.reshape(1, 4, 3), INDEX[:, :1].T),
     ],
 }
+
 
 def inputs() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(7)

@@ -22,12 +22,14 @@ from lit_ort.compiler import passes
 from lit_ort.compiler.capture import StepSignature, capture, tensors_of
 from lit_ort.compiler.convert import convert
 from lit_ort.compiler.gradient import TrainingModel, fused_gradient, split_gradient
+from lit_ort.compiler.kernels import KERNELS
 from lit_ort.compiler.numbers import settle_numbers
 from lit_ort.compiler.verify import require_agreement, without_dropout
 from lit_ort.errors import CompileError, LitOrtWarning
 from lit_ort.inspect import CompileLog, GraphReport, count_operators, dump
 from lit_ort.options import ORTOptions
 from lit_ort.runtime.autograd import Call, forward_call, fused_call, split_call
+from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.session import Session, SessionOptions, SplitSession
 
 
@@ -46,11 +48,17 @@ class ORTBackend:
         self.name = name
         self.compile_log = CompileLog() if compile_log is None else compile_log
         self._numbers = itertools.count()
+        # The sessions of one backend run one after the other, so they share memory.
+        self._pool = BufferPool()
         # Dynamo compiles anew for guards that don't change the graph; equal graphs share their sessions.
         self._executables: WeakValueDictionary[Any, Executable] = WeakValueDictionary()
 
     def __call__(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         return CompiledGraph(self, graph_module)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ORTBackend:
+        # torch.compile copies the backend of a module it wraps; sessions and reports stay with this one.
+        return self
 
     def executable(self, graph_module: fx.GraphModule, arguments: Sequence[Any]) -> Executable:
         """Compiles a graph for one call's sizes, or finds it compiled.
@@ -70,7 +78,7 @@ class ORTBackend:
         name = f"{self.name}_{next(self._numbers)}"
         start = time.perf_counter()
         try:
-            compilation = compile_graph(graph_module, arguments, self.options, name)
+            compilation = compile_graph(graph_module, arguments, self.options, name, self._pool)
         except CompileError as error:
             if self.options.fallback == "error":
                 raise
@@ -154,7 +162,7 @@ class Compilation:
 
 
 def compile_graph(
-    graph_module: fx.GraphModule, arguments: Sequence[Any], options: ORTOptions, name: str
+    graph_module: fx.GraphModule, arguments: Sequence[Any], options: ORTOptions, name: str, pool: BufferPool
 ) -> Compilation:
     """Takes a graph through capture, convert, gradient and passes into a session.
 
@@ -184,7 +192,7 @@ def compile_graph(
         passes=reports,
         seconds=0.0,
     )
-    call = bind(training, signature, kind, options)
+    call = bind(training, signature, kind, options, pool)
     return Compilation(signature, kind, training, call, report)
 
 
@@ -197,9 +205,14 @@ def kind_of(model: ir.Model, signature: StepSignature) -> str:
     return "fused" if len(differentiable) == 1 and shape is not None and len(shape) == 0 else "split"
 
 
-def bind(training: TrainingModel, signature: StepSignature, kind: str, options: ORTOptions) -> Call:
+def bind(training: TrainingModel, signature: StepSignature, kind: str, options: ORTOptions, pool: BufferPool) -> Call:
     """Makes a model's session and wraps it for autograd."""
-    session_options = SessionOptions(options.threads or torch.get_num_threads(), options.allow_spinning)
+    session_options = SessionOptions(
+        threads=options.threads or torch.get_num_threads(),
+        allow_spinning=options.allow_spinning,
+        kernels={kernel.name: kernel for kernel in KERNELS},
+        pool=pool,
+    )
     if kind == "split":
         split = SplitSession(training.model, signature.input_names, len(training.results), session_options)
         return split_call(
@@ -226,7 +239,7 @@ def verify(
         VerificationError: with the worst offenders.
     """
     quiet = dataclasses.replace(compilation.training, model=without_dropout(compilation.training.model))
-    call = bind(quiet, compilation.signature, compilation.kind, options)
+    call = bind(quiet, compilation.signature, compilation.kind, options, BufferPool())
     require_agreement(
         graph_module.forward,
         lambda *given: Executable(compilation.signature, call)(tensors_of(given)),

@@ -65,6 +65,7 @@ def simplify(model: ir.Model) -> None:
         common.RemoveUnusedOpsetsPass(),
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         common.IdentityEliminationPass(),
+        common.ShapeInferencePass(),
         common.OutputFixPass(),
         common.NameFixPass(),
     )(model)

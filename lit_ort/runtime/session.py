@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import onnx_ir as ir
@@ -11,6 +12,8 @@ import onnxruntime
 import torch
 
 from lit_ort.errors import SessionError
+from lit_ort.runtime.aten import Kernel, kernels_available, register_executor
+from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.engine import ERROR_SEVERITY, ORT_ERRORS, C
 from lit_ort.runtime.random import RANDOM_OPERATORS, seed_from_torch
 from lit_ort.runtime.tensors import CPU, to_ort, to_torch
@@ -23,10 +26,14 @@ class SessionOptions:
     Args:
         threads: threads of one session's operators.
         allow_spinning: idle threads spin instead of sleeping.
+        kernels: torch kernels that ATen nodes may call, by name.
+        pool: memory for what they return, best shared by the sessions of one model.
     """
 
     threads: int
     allow_spinning: bool = False
+    kernels: Mapping[str, Kernel] = dataclasses.field(default_factory=dict)
+    pool: BufferPool = dataclasses.field(default_factory=BufferPool)
 
 
 class Session:
@@ -45,6 +52,7 @@ class Session:
     def __init__(self, model: ir.Model, inputs: Sequence[str], outputs: Sequence[str], options: SessionOptions) -> None:
         self._inputs = list(inputs)
         self.output_names = list(outputs)
+        self._options = options
         self._draws = any(node.op_type in RANDOM_OPERATORS for node in model.graph)
         self._session = _create(ir.to_proto(model).SerializeToString(), options)
         self._run: Any = getattr(self._session._sess, "run_with_ortvaluevector")  # noqa: B009 - untyped
@@ -59,10 +67,8 @@ class Session:
         if self._draws:
             seed_from_torch()
         fetched = C.OrtValueVector()
-        try:
+        with _running(self._options):
             self._run(C.RunOptions(), self._inputs, to_ort(tensors), self.output_names, fetched, self._devices)
-        except ORT_ERRORS as error:
-            raise run_error(error) from error
         return to_torch(fetched)
 
 
@@ -77,6 +83,7 @@ class SplitSession:
     """
 
     def __init__(self, model: ir.Model, inputs: Sequence[str], results: int, options: SessionOptions) -> None:
+        self._options = options
         self._draws = any(node.op_type in RANDOM_OPERATORS for node in model.graph)
         # The agent keeps pointers into the session, which therefore must outlive it.
         self._session = _create(ir.to_proto(model).SerializeToString(), options, reuse=False)
@@ -90,30 +97,33 @@ class SplitSession:
         if self._draws:
             seed_from_torch()
         state, fetched = C.PartialGraphExecutionState(), C.OrtValueVector()
-        try:
+        with _running(self._options):
             self._agent.run_forward(to_ort(tensors[k] for k in self._order), fetched, state, None)
-        except ORT_ERRORS as error:
-            raise run_error(error) from error
         return to_torch(fetched), state
 
     def backward(self, gradients: Sequence[torch.Tensor], state: Any) -> list[torch.Tensor]:
         """The gradients of the inputs, for the gradients of the yielded outputs; once for each state."""
         fetched = C.OrtValueVector()
-        try:
+        with _running(self._options):
             self._agent.run_backward(to_ort(gradients), fetched, state)
-        except ORT_ERRORS as error:
-            raise run_error(error) from error
         return to_torch(fetched)
 
 
-def run_error(error: BaseException) -> SessionError:
-    return SessionError(
-        f"a run failed: {str(error).strip()}",
-        remedy="Check the batch against what the module takes (index ranges, shapes); eager reports the same input.",
-    )
+@contextmanager
+def _running(options: SessionOptions) -> Iterator[None]:
+    """One run: torch kernels at hand, errors of ONNX Runtime as SessionError, those of kernels as they are."""
+    with kernels_available(options.kernels, options.pool):
+        try:
+            yield
+        except ORT_ERRORS as error:
+            raise SessionError(
+                f"a run failed: {str(error).strip()}",
+                remedy="Check the batch against what the module takes (index ranges, shapes); eager says more.",
+            ) from error
 
 
 def _create(data: bytes, options: SessionOptions, *, reuse: bool = True) -> onnxruntime.InferenceSession:
+    register_executor()
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = ERROR_SEVERITY
     settings.intra_op_num_threads = options.threads

@@ -103,7 +103,7 @@ def dynamo_settings(step: str, fail_on_recompile_limit: bool) -> Iterator[None]:
         "recompile_limit": RECOMPILE_LIMIT,
         "fail_on_recompile_limit_hit": fail_on_recompile_limit,
     }
-    watch = _RecompileWatch(step)
+    watch = _RecompileWatch(step, warns=not fail_on_recompile_limit)
     logger = logging.getLogger("torch._dynamo.convert_frame")
     logger.addFilter(watch)
     try:
@@ -127,13 +127,15 @@ def _limit_message(step: str) -> str:
 class _RecompileWatch(logging.Filter):
     """Turns Dynamo's log line at the recompile limit into one warning that names the step."""
 
-    def __init__(self, step: str) -> None:
+    def __init__(self, step: str, warns: bool) -> None:
         super().__init__()
         self._step = step
+        self._warns = warns
 
     def filter(self, record: logging.LogRecord) -> bool:
         if "_dynamo hit config" not in str(record.msg):
             return True
-        message = f"{_limit_message(self._step)}; new values run in eager PyTorch from now on. {_LIMIT_REMEDY}"
-        warnings.warn(message, LitOrtWarning, stacklevel=2)
+        if self._warns:
+            message = f"{_limit_message(self._step)}; new values run in eager PyTorch from now on. {_LIMIT_REMEDY}"
+            warnings.warn(message, LitOrtWarning, stacklevel=2)
         return False

@@ -1,13 +1,15 @@
 """Writes the gradient of log-softmax at gathered positions as softmax and a scatter.
 
 In:  `LogSoftmaxGrad_13(GatherElementsGrad(g[N, 1], index[N, 1]), log_probability[N, C])`
-Out: `ScatterElements(Exp(log_probability) * -g, index, g, reduction=add)`
-Saves a zero-filled and a summed [N, C] tensor: each row has one entry, so its sum is g itself. Exp, Mul and
-ScatterElements all work in the buffer of `log_probability`, where nobody else reads it.
+Out: `ScatterElements(Exp(log_probability), index, -1, reduction=add) * -g`
+Saves a zero-filled and a summed [N, C] tensor: each row has one entry, so its sum is g itself. All three nodes work in
+the buffer of `log_probability`, where nobody else reads it, and `row_scale` can move the product away.
 """
 
 from __future__ import annotations
 
+import numpy as np
+import onnx_ir as ir
 from onnxscript.rewriter import pattern
 
 from lit_ort.compiler.passes.base import RewritePass, shape_of
@@ -37,8 +39,11 @@ class _LogSoftmaxGather(pattern.RewriteRuleClassBase):
         return outcome
 
     def rewrite(self, op, gradient, index, log_probability, **_):  # type: ignore[no-untyped-def]
-        probability = op.Exp(log_probability)
-        return op.ScatterElements(op.Mul(probability, op.Neg(gradient)), index, gradient, axis=1, reduction="add")
+        columns = shape_of(index)
+        assert columns is not None
+        less_one = op.Constant(value=ir.tensor(np.full(columns, -1.0, dtype=np.float32)))
+        difference = op.ScatterElements(op.Exp(log_probability), index, less_one, axis=1, reduction="add")
+        return op.Mul(difference, op.Neg(gradient))
 
 
 class CrossEntropyGradient(RewritePass):

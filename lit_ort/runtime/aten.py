@@ -1,0 +1,128 @@
+"""Calls torch from inside a session: the ATen nodes of a graph reach Python here.
+
+onnxruntime-training's ATen kernel calls two C functions that it was given, one that tells tensor arguments from others
+and one that executes. Both are ctypes callbacks here, so that no extension has to be built. Tensors travel as DLPack.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch._C import _from_dlpack, _to_dlpack
+
+from lit_ort.runtime.buffers import BufferPool
+from lit_ort.runtime.engine import C
+
+DOMAIN = "org.pytorch.aten"
+NAMESPACE = "lit_ort::"
+
+_FRESH, _USED = b"dltensor", b"used_dltensor"
+_new_capsule = ctypes.pythonapi.PyCapsule_New
+_new_capsule.restype, _new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+_rename_capsule = ctypes.pythonapi.PyCapsule_SetName
+_rename_capsule.argtypes = [ctypes.py_object, ctypes.c_char_p]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A torch function that a node can call.
+
+    Args:
+        name: unique; the node's `operator` attribute is `lit_ort::<name>`.
+        run: from the pool and the node's inputs to one result, in memory of the pool where it is large.
+    """
+
+    name: str
+    run: Callable[..., torch.Tensor]
+
+
+class _Run(threading.local):
+    """What the callbacks of this thread need to know, and what they have to tell."""
+
+    pool: BufferPool | None = None
+    kernels: Mapping[str, Kernel] = MappingProxyType({})
+    failure: tuple[str, BaseException] | None = None
+
+    def take_failure(self) -> tuple[str, BaseException] | None:
+        failure, self.failure = self.failure, None
+        return failure
+
+
+_current = _Run()
+
+
+@contextmanager
+def kernels_available(kernels: Mapping[str, Kernel], pool: BufferPool) -> Iterator[None]:
+    """Serves the ATen nodes of one run on this thread, and raises what a kernel raised.
+
+    Raises:
+        RuntimeError: a kernel raised, with its error as the cause; ctypes would swallow it.
+    """
+    previous = (_current.pool, _current.kernels)
+    _current.pool, _current.kernels = pool, kernels
+    try:
+        yield
+    finally:
+        _current.pool, _current.kernels = previous
+        failure = _current.take_failure()
+        if failure is not None:
+            operator, error = failure
+            raise RuntimeError(f"the kernel {operator} failed inside an ONNX Runtime session: {error}") from error
+
+
+@functools.cache
+def register_executor() -> None:
+    """Tells ONNX Runtime where to find torch, once for the process."""
+    C.register_aten_op_executor(_address(_is_tensor_argument), _address(_execute))
+
+
+def _address(function: Any) -> str:
+    return str(ctypes.cast(function, ctypes.c_void_p).value)
+
+
+@ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_bool)
+def _is_tensor_argument(operator: bytes, overload: bytes, index: int, is_input: bool) -> bool:
+    return True
+
+
+@ctypes.CFUNCTYPE(
+    None,
+    ctypes.c_char_p,
+    ctypes.c_char_p,
+    ctypes.c_size_t,
+    ctypes.POINTER(ctypes.c_void_p),
+    ctypes.c_size_t,
+    ctypes.POINTER(ctypes.c_void_p),
+)
+def _execute(operator: bytes, overload: bytes, input_count: int, inputs: Any, output_count: int, outputs: Any) -> None:
+    tensors = [_from_dlpack(_new_capsule(inputs[k], _FRESH, None)) for k in range(input_count)]
+    results = _call(operator.decode(), tensors, output_count)
+    for k, result in enumerate(results):
+        capsule = _to_dlpack(result)
+        outputs[k] = _capsule_pointer(capsule, _FRESH)
+        # The session owns the tensor now.
+        _rename_capsule(capsule, _USED)
+
+
+def _call(operator: str, tensors: Sequence[torch.Tensor], output_count: int) -> list[torch.Tensor]:
+    """The kernel's results, or empty tensors after a failure: a missing one would crash the process."""
+    if _current.failure is None:
+        try:
+            assert output_count == 1
+            assert _current.pool is not None
+            kernel = _current.kernels[operator.removeprefix(NAMESPACE)]
+            with torch.no_grad():
+                return [kernel.run(_current.pool, *tensors).contiguous()]
+        except BaseException as error:  # noqa: B036 - nothing may be raised into C; kernels_available raises it
+            _current.failure = (operator, error)
+    return [torch.zeros(0) for _ in range(output_count)]

@@ -1,0 +1,250 @@
+"""`Trainer(strategy="ort")` beside eager: the same curves, logs and checkpoints, and clear refusals."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import seed_everything
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from torch import Tensor
+
+import lit_ort
+from lit_ort.errors import GradientError, LitOrtWarning, OptionsError, UnsupportedError
+from tests.lightning_models import Net, loader, trainer
+
+pytestmark = pytest.mark.filterwarnings(
+    # Lightning's advice on data loaders, and its own use of a deprecated checkpoint flag.
+    "ignore:The '.*dataloader' does not have many workers:UserWarning",
+    "ignore:The number of training batches .* is smaller than the logging interval:UserWarning",
+    "ignore:Be aware that when using `ckpt_path`, callbacks used to create the checkpoint:UserWarning",
+)
+
+
+def fit(strategy: Any, module: Net | None = None, folder: Path | None = None, **settings: Any) -> tuple[Any, Net]:
+    seed_everything(1, verbose=False)
+    module = Net() if module is None else module
+    runner = trainer(strategy, folder, **settings)
+    runner.fit(module, loader(), loader(12))
+    return runner, module
+
+
+def assert_same_weights(a: torch.nn.Module, b: torch.nn.Module, tolerance: float = 1e-5) -> None:
+    for (name, x), y in zip(a.state_dict().items(), b.state_dict().values(), strict=True):
+        assert float((x - y).norm()) <= tolerance * float(y.norm().clamp_min(1e-3)), name
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "accumulation": {"accumulate_grad_batches": 2},
+    "clip by norm": {"gradient_clip_val": 0.05},
+    "clip by value": {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
+    "no inference mode": {"inference_mode": False},
+}
+
+
+@pytest.mark.parametrize("settings", [pytest.param(s, id=name) for name, s in SETTINGS.items()])
+def test_same_curve_and_logs_as_eager(settings: dict[str, Any]) -> None:
+    eager, expected = fit("auto", **settings)
+    runner, module = fit(lit_ort.ORTStrategy(fallback="error", verify_first_step=True), **settings)
+    torch.testing.assert_close(torch.tensor(module.losses), torch.tensor(expected.losses), rtol=1e-5, atol=1e-6)
+    assert_same_weights(module, expected)
+    assert runner.callback_metrics.keys() == eager.callback_metrics.keys()
+    for name, value in eager.callback_metrics.items():
+        torch.testing.assert_close(runner.callback_metrics[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_one_graph_a_step_and_few_of_them() -> None:
+    runner, _ = fit(lit_ort.ORTStrategy(fallback="error"))
+    graphs = lit_ort.explain(runner).graphs
+    training = [graph for graph in graphs if graph.name.startswith("training_step")]
+    # One for each set of logged values and each batch size, whatever batch_idx and global_step are.
+    assert {graph.kind for graph in training} == {"fused"}
+    assert len(training) <= 6
+    assert {graph.kind for graph in graphs if graph.name.startswith("validation")} == {"forward"}
+
+
+def test_every_entry_point_goes_through_the_engine() -> None:
+    runner, module = fit("ort", max_epochs=1)
+    twin = copy.deepcopy(module).eval()
+    (metrics,) = runner.test(module, loader(12), verbose=False)
+    (validated,) = runner.validate(module, loader(12), verbose=False)
+    predictions = runner.predict(module, loader(12))
+    assert predictions is not None
+    names = {graph.name.rsplit("_", 1)[0] for graph in lit_ort.explain(runner).graphs}
+    assert names == {"training_step", "validation_step", "test_step", "predict_step"}
+    batch = next(iter(loader(12)))
+    with torch.no_grad():
+        torch.testing.assert_close(predictions[0], twin(batch[0]).softmax(-1))
+    assert metrics["test_loss"] == pytest.approx(validated["val_loss"])
+
+
+def test_early_stopping_and_best_checkpoint(tmp_path: Path) -> None:
+    best = ModelCheckpoint(tmp_path, monitor="val_loss", filename="best")
+    callbacks = [best, EarlyStopping("val_loss", patience=1, min_delta=10.0)]
+    runner, module = fit("ort", folder=tmp_path, max_epochs=9, callbacks=callbacks)
+    assert runner.current_epoch == 2
+    loaded = Net.load_from_checkpoint(best.best_model_path, weights_only=False)
+    assert loaded.state_dict().keys() == module.state_dict().keys()
+    (metrics,) = runner.test(module, loader(12), ckpt_path="best", verbose=False, weights_only=False)
+    assert metrics["test_loss"] == pytest.approx(float(best.best_model_score), rel=1e-5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("first", "second"), [("ort", "auto"), ("auto", "ort"), ("ort", "ort")])
+def test_checkpoints_go_both_ways(first: str, second: str, tmp_path: Path) -> None:
+    _, whole = fit("auto", max_epochs=3)
+    runner, _ = fit(first, max_epochs=1, folder=tmp_path)
+    runner.save_checkpoint(tmp_path / "half.ckpt")
+    seed_everything(1, verbose=False)
+    resumed = Net()
+    trainer(second, max_epochs=3).fit(
+        resumed, loader(), loader(12), ckpt_path=tmp_path / "half.ckpt", weights_only=False
+    )
+    assert_same_weights(resumed, whole)
+    torch.testing.assert_close(torch.tensor(resumed.losses), torch.tensor(whole.losses[6:]), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("step", [4, 6])
+def test_resume_with_dropout_repeats_the_losses(step: int, tmp_path: Path) -> None:
+    every = ModelCheckpoint(tmp_path, every_n_train_steps=step, save_top_k=-1, filename="at-{step}")
+    _, whole = fit("ort", Net(dropout=0.5), folder=tmp_path, max_epochs=3, callbacks=[every])
+    assert len(set(whole.losses)) == len(whole.losses)
+    seed_everything(99, verbose=False)
+    resumed = Net(dropout=0.5)
+    path = tmp_path / f"at-step={step}.ckpt"
+    trainer("ort", max_epochs=3).fit(resumed, loader(), loader(12), ckpt_path=path, weights_only=False)
+    torch.testing.assert_close(torch.tensor(resumed.losses), torch.tensor(whole.losses[step:]), rtol=1e-6, atol=1e-7)
+
+
+def test_seed_decides_dropout() -> None:
+    first = fit("ort", Net(dropout=0.5), max_epochs=1)[1].losses
+    seed_everything(1, verbose=False)
+    module = Net(dropout=0.5)
+    again = fit("ort", module, max_epochs=1)[1].losses
+    assert len(again) == len(first)
+    _, other = fit("ort", copy.deepcopy(Net(dropout=0.5)), max_epochs=1)
+    assert other.losses != first
+
+
+def test_the_module_is_plain_again() -> None:
+    runner, module = fit("ort", max_epochs=1)
+    assert "log" not in vars(module)
+    assert module._compiler_ctx is None
+    module.trainer = None
+    pickle.loads(pickle.dumps(module))
+    copy.deepcopy(module)
+    assert module(torch.zeros(2, 6)).grad_fn.name() == "AddmmBackward0"
+    assert list(module.state_dict()) == list(Net().state_dict())
+    del runner
+
+
+def test_pytorch_lightning_too() -> None:
+    import pytorch_lightning as pl
+
+    class Plain(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(6, 4)
+
+        def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+            loss = torch.nn.functional.cross_entropy(self.linear(batch[0]), batch[1])
+            self.log("loss", loss)
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    runner = pl.Trainer(
+        strategy="ort",
+        accelerator="cpu",
+        max_steps=2,
+        logger=False,
+        enable_progress_bar=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+    )
+    runner.fit(Plain(), loader())
+    assert [graph.kind for graph in lit_ort.explain(runner).graphs] == ["fused"]
+    assert "loss" in runner.callback_metrics
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"devices": 2}, "devices=2"),
+        ({"num_nodes": 2}, "num_nodes=2"),
+        ({"precision": "bf16-mixed"}, "precision='bf16-mixed'"),
+        ({"precision": "64-true"}, "precision='64-true'"),
+    ],
+)
+def test_what_is_not_served_is_refused_at_once(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        trainer("ort", **settings)
+
+
+def test_precision_plugin() -> None:
+    runner = trainer("ort", plugins=[lit_ort.ORTPrecision("32-true")], max_steps=1)
+    runner.fit(Net(), loader(), loader(12))
+    with pytest.raises(UnsupportedError, match="Built so far: 32-true"):
+        lit_ort.ORTPrecision("bf16-mixed")
+
+
+def test_a_compiled_module_is_refused() -> None:
+    module = torch.compile(Net(), backend="eager")
+    with pytest.raises(UnsupportedError, match="already compiled"):
+        trainer("ort").fit(module, loader())  # type: ignore[arg-type]
+
+
+def test_wrong_options_raise_where_they_are_written() -> None:
+    with pytest.raises(OptionsError, match="falback"):
+        lit_ort.ORTStrategy(falback="error")
+    with pytest.raises(OptionsError, match="'tall_gem', which is no pass"):
+        lit_ort.ORTStrategy(disable_passes=["tall_gem"])
+
+
+class Unsupported(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.abs().log1p()) + self.head.bias.cumsum(0)
+
+
+def test_fallback_warns_and_trains_as_eager() -> None:
+    _, expected = fit("auto", Unsupported(), max_epochs=1)
+    with pytest.warns(LitOrtWarning, match="runs in eager") as caught:
+        runner, module = fit("ort", Unsupported(), max_epochs=1)
+    assert_same_weights(module, expected)
+    fallbacks = lit_ort.explain(runner).fallbacks
+    assert len(fallbacks) == len([w for w in caught if issubclass(w.category, LitOrtWarning)])
+    assert {graph.name.rsplit("_", 1)[0] for graph in fallbacks} == {"training_step"}
+
+
+def test_fallback_error_raises_itself() -> None:
+    with pytest.raises(GradientError, match="CumSum"):
+        fit(lit_ort.ORTStrategy(fallback="error"), Unsupported(), max_epochs=1)
+
+
+class Restless(Net):
+    """Takes another branch at every call."""
+
+    calls = 0
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        self.calls += 1
+        return self(batch[0]).sum() * float(str(self.calls))
+
+
+@pytest.mark.parametrize("fallback", ["warn", "error"])
+def test_the_recompile_limit_is_never_hit_in_silence(fallback: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lit_ort.strategies import steps
+
+    monkeypatch.setattr(steps, "RECOMPILE_LIMIT", 3)
+    strategy = lit_ort.ORTStrategy(fallback=fallback)
+    if fallback == "error":
+        with pytest.raises(lit_ort.CaptureError, match="compiled 3 times"):
+            fit(strategy, Restless(), max_epochs=1)
+    else:
+        with pytest.warns(LitOrtWarning, match="new values run in eager"):
+            fit(strategy, Restless(), max_epochs=1)
