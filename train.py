@@ -10,12 +10,14 @@ from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from lightning.pytorch import Trainer, seed_everything
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from lit_ort.callbacks import StepStatistics
+from lit_ort.errors import LitOrtError
 from tasks.console import drop_known_messages
 from tasks.errors import InputError, require
 
@@ -68,10 +70,10 @@ def main(config: DictConfig) -> None:
     folder = Path(HydraConfig.get().runtime.output_dir)
     try:
         results = fit_and_test(config, folder)
-    except Exception as error:
+    except (InputError, LitOrtError, InstantiationException) as error:
         # Hydra wraps what a constructor raises, so the user's error may be the cause of another.
         for link in (error, error.__cause__):
-            if isinstance(link, InputError):
+            if isinstance(link, (InputError, LitOrtError)):
                 sys.exit(f"error: {link}")
         raise
     (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lit_ort import ORTBackend, ORTOptions
 from tasks.transformer_lm import TransformerLM
 
 CLIP = 0.5
@@ -43,7 +44,7 @@ def transformer_lm(vocabulary: int = 28_782) -> Workload:
     """The seeds' language model: 2 encoder layers of width 200 on 35 x 20 tokens."""
     length, batch, width, layers = 35, 20, 200, 2
     tokens = length * batch
-    per_layer = tokens * (12 * width * width - 0) + 4 * tokens * length * width
+    per_layer = tokens * 12 * width * width + 4 * tokens * length * width
     products = 2 * tokens * width * vocabulary + layers * per_layer
 
     def make_batch() -> tuple[torch.Tensor, ...]:
@@ -51,7 +52,7 @@ def transformer_lm(vocabulary: int = 28_782) -> Workload:
 
     return Workload(
         name="transformer_lm",
-        configuration=f"{layers} layers, width {width}, vocabulary {vocabulary:,}, {length}x{batch} tokens, dropout 0.2",
+        configuration=f"{layers} layers, width {width}, {vocabulary:,} words, {length}x{batch} tokens, dropout 0.2",
         floating_point_operations=3 * products,
         build=lambda: TransformerLM(vocabulary),
         batch=make_batch,
@@ -82,9 +83,13 @@ class Rival:
             return loss
         if self.name == "inductor":
             return torch.compile(loss, backend="inductor")
-        options: dict[str, Any] = {"fallback": "error", "allow_spinning": self.name.endswith("+spinning")}
         without = self.name.removeprefix("ort").removesuffix("+spinning").removeprefix("-")
-        return torch.compile(loss, backend="ort", options={**options, "disable_passes": (without,) if without else ()})
+        options = ORTOptions(
+            fallback="error",
+            allow_spinning=self.name.endswith("+spinning"),
+            disable_passes=(without,) if without else (),
+        )
+        return torch.compile(loss, backend=ORTBackend(options))
 
     def step(self, batch: tuple[torch.Tensor, ...]) -> float:
         """Loss, zero_grad, backward, clip, optimizer, in Lightning's order. Returns milliseconds."""

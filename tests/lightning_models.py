@@ -11,7 +11,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-ROWS, BATCH = 44, 8
+ROWS, BATCH = 40, 8
 
 
 class Net(LightningModule):
@@ -33,10 +33,6 @@ class Net(LightningModule):
         loss = F.cross_entropy(logits, y)
         self.log("loss", loss, on_step=True, on_epoch=True)
         self.log_dict({"accuracy": (logits.argmax(-1) == y).float().mean(), "double": loss * 2})
-        if batch_idx % 3 == 0:
-            self.log("third", loss)
-        if self.global_step >= 4:
-            self.log("late", loss.detach() + 1)
         return loss
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -58,8 +54,20 @@ class Net(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.8)}
 
 
+class Branching(Net):
+    """Looks at its counters, and logs more at some steps."""
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        if batch_idx % 3 == 0:
+            self.log("third", loss)
+        if self.global_step >= 4:
+            self.log("late", loss.detach() + 1)
+        return loss * (1 + self.global_step / 100)
+
+
 def loader(rows: int = ROWS, batch: int = BATCH) -> DataLoader[Any]:
-    """Fixed data whose last batch is shorter."""
+    """Fixed data; the last batch is shorter where `batch` doesn't divide `rows`."""
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(rows, 6, generator=generator)
     y = torch.randint(4, (rows,), generator=generator)

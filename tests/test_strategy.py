@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 import lit_ort
 from lit_ort.errors import GradientError, LitOrtWarning, OptionsError, UnsupportedError
-from tests.lightning_models import Net, loader, trainer
+from tests.lightning_models import Branching, Net, loader, trainer
 
 pytestmark = pytest.mark.filterwarnings(
     # Lightning's advice on data loaders, and its own use of a deprecated checkpoint flag.
@@ -25,12 +26,18 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-def fit(strategy: Any, module: Net | None = None, folder: Path | None = None, **settings: Any) -> tuple[Any, Net]:
+def fit(
+    strategy: Any, make: Callable[[], Net] = Net, folder: Path | None = None, rows: int = 40, **settings: Any
+) -> tuple[Any, Net]:
     seed_everything(1, verbose=False)
-    module = Net() if module is None else module
+    module = make()
     runner = trainer(strategy, folder, **settings)
-    runner.fit(module, loader(), loader(12))
+    runner.fit(module, loader(rows), loader(batch=10))
     return runner, module
+
+
+def dropping() -> Net:
+    return Net(dropout=0.5)
 
 
 def assert_same_weights(a: torch.nn.Module, b: torch.nn.Module, tolerance: float = 1e-5) -> None:
@@ -58,26 +65,29 @@ def test_same_curve_and_logs_as_eager(settings: dict[str, Any]) -> None:
         torch.testing.assert_close(runner.callback_metrics[name], value, rtol=1e-5, atol=1e-6)
 
 
-def test_one_graph_a_step_and_few_of_them() -> None:
-    runner, _ = fit(lit_ort.ORTStrategy(fallback="error"))
+def test_branches_counters_and_a_shorter_last_batch() -> None:
+    eager, expected = fit("auto", Branching, rows=44)
+    runner, module = fit(lit_ort.ORTStrategy(fallback="error"), Branching, rows=44)
+    torch.testing.assert_close(torch.tensor(module.losses), torch.tensor(expected.losses), rtol=1e-5, atol=1e-6)
+    assert runner.callback_metrics.keys() == eager.callback_metrics.keys()
     graphs = lit_ort.explain(runner).graphs
     training = [graph for graph in graphs if graph.name.startswith("training_step")]
     # One for each set of logged values and each batch size, whatever batch_idx and global_step are.
     assert {graph.kind for graph in training} == {"fused"}
-    assert len(training) <= 6
+    assert len(training) <= 8
     assert {graph.kind for graph in graphs if graph.name.startswith("validation")} == {"forward"}
 
 
 def test_every_entry_point_goes_through_the_engine() -> None:
     runner, module = fit("ort", max_epochs=1)
     twin = copy.deepcopy(module).eval()
-    (metrics,) = runner.test(module, loader(12), verbose=False)
-    (validated,) = runner.validate(module, loader(12), verbose=False)
-    predictions = runner.predict(module, loader(12))
+    (metrics,) = runner.test(module, loader(batch=10), verbose=False)
+    (validated,) = runner.validate(module, loader(batch=10), verbose=False)
+    predictions = runner.predict(module, loader(batch=10))
     assert predictions is not None
     names = {graph.name.rsplit("_", 1)[0] for graph in lit_ort.explain(runner).graphs}
     assert names == {"training_step", "validation_step", "test_step", "predict_step"}
-    batch = next(iter(loader(12)))
+    batch = next(iter(loader(batch=10)))
     with torch.no_grad():
         torch.testing.assert_close(predictions[0], twin(batch[0]).softmax(-1))
     assert metrics["test_loss"] == pytest.approx(validated["val_loss"])
@@ -86,48 +96,44 @@ def test_every_entry_point_goes_through_the_engine() -> None:
 def test_early_stopping_and_best_checkpoint(tmp_path: Path) -> None:
     best = ModelCheckpoint(tmp_path, monitor="val_loss", filename="best")
     callbacks = [best, EarlyStopping("val_loss", patience=1, min_delta=10.0)]
-    runner, module = fit("ort", folder=tmp_path, max_epochs=9, callbacks=callbacks)
+    runner, module = fit("ort", Net, tmp_path, max_epochs=9, callbacks=callbacks)
     assert runner.current_epoch == 2
     loaded = Net.load_from_checkpoint(best.best_model_path, weights_only=False)
     assert loaded.state_dict().keys() == module.state_dict().keys()
-    (metrics,) = runner.test(module, loader(12), ckpt_path="best", verbose=False, weights_only=False)
+    (metrics,) = runner.test(module, loader(batch=10), ckpt_path="best", verbose=False, weights_only=False)
     assert metrics["test_loss"] == pytest.approx(float(best.best_model_score), rel=1e-5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("first", "second"), [("ort", "auto"), ("auto", "ort"), ("ort", "ort")])
 def test_checkpoints_go_both_ways(first: str, second: str, tmp_path: Path) -> None:
     _, whole = fit("auto", max_epochs=3)
-    runner, _ = fit(first, max_epochs=1, folder=tmp_path)
+    runner, _ = fit(first, Net, tmp_path, max_epochs=1)
     runner.save_checkpoint(tmp_path / "half.ckpt")
     seed_everything(1, verbose=False)
     resumed = Net()
     trainer(second, max_epochs=3).fit(
-        resumed, loader(), loader(12), ckpt_path=tmp_path / "half.ckpt", weights_only=False
+        resumed, loader(), loader(batch=10), ckpt_path=tmp_path / "half.ckpt", weights_only=False
     )
     assert_same_weights(resumed, whole)
-    torch.testing.assert_close(torch.tensor(resumed.losses), torch.tensor(whole.losses[6:]), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(torch.tensor(resumed.losses), torch.tensor(whole.losses[5:]), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("step", [4, 6])
+@pytest.mark.parametrize("step", [4, 5])
 def test_resume_with_dropout_repeats_the_losses(step: int, tmp_path: Path) -> None:
     every = ModelCheckpoint(tmp_path, every_n_train_steps=step, save_top_k=-1, filename="at-{step}")
-    _, whole = fit("ort", Net(dropout=0.5), folder=tmp_path, max_epochs=3, callbacks=[every])
+    _, whole = fit("ort", dropping, tmp_path, max_epochs=3, callbacks=[every])
     assert len(set(whole.losses)) == len(whole.losses)
     seed_everything(99, verbose=False)
-    resumed = Net(dropout=0.5)
+    resumed = dropping()
     path = tmp_path / f"at-step={step}.ckpt"
-    trainer("ort", max_epochs=3).fit(resumed, loader(), loader(12), ckpt_path=path, weights_only=False)
+    trainer("ort", max_epochs=3).fit(resumed, loader(), loader(batch=10), ckpt_path=path, weights_only=False)
     torch.testing.assert_close(torch.tensor(resumed.losses), torch.tensor(whole.losses[step:]), rtol=1e-6, atol=1e-7)
 
 
 def test_seed_decides_dropout() -> None:
-    first = fit("ort", Net(dropout=0.5), max_epochs=1)[1].losses
-    seed_everything(1, verbose=False)
-    module = Net(dropout=0.5)
-    again = fit("ort", module, max_epochs=1)[1].losses
-    assert len(again) == len(first)
-    _, other = fit("ort", copy.deepcopy(Net(dropout=0.5)), max_epochs=1)
-    assert other.losses != first
+    first, again = (fit("ort", dropping, max_epochs=1)[1].losses for _ in range(2))
+    assert again == first
+    assert first != fit("ort", max_epochs=1)[1].losses
 
 
 def test_the_module_is_plain_again() -> None:
@@ -188,7 +194,7 @@ def test_what_is_not_served_is_refused_at_once(settings: dict[str, Any], message
 
 def test_precision_plugin() -> None:
     runner = trainer("ort", plugins=[lit_ort.ORTPrecision("32-true")], max_steps=1)
-    runner.fit(Net(), loader(), loader(12))
+    runner.fit(Net(), loader(), loader(batch=10))
     with pytest.raises(UnsupportedError, match="Built so far: 32-true"):
         lit_ort.ORTPrecision("bf16-mixed")
 
@@ -196,7 +202,7 @@ def test_precision_plugin() -> None:
 def test_a_compiled_module_is_refused() -> None:
     module = torch.compile(Net(), backend="eager")
     with pytest.raises(UnsupportedError, match="already compiled"):
-        trainer("ort").fit(module, loader())  # type: ignore[arg-type]
+        trainer("ort").fit(module, loader(), loader())  # type: ignore[arg-type]
 
 
 def test_wrong_options_raise_where_they_are_written() -> None:
@@ -212,9 +218,9 @@ class Unsupported(Net):
 
 
 def test_fallback_warns_and_trains_as_eager() -> None:
-    _, expected = fit("auto", Unsupported(), max_epochs=1)
+    _, expected = fit("auto", Unsupported, max_epochs=1)
     with pytest.warns(LitOrtWarning, match="runs in eager") as caught:
-        runner, module = fit("ort", Unsupported(), max_epochs=1)
+        runner, module = fit("ort", Unsupported, max_epochs=1)
     assert_same_weights(module, expected)
     fallbacks = lit_ort.explain(runner).fallbacks
     assert len(fallbacks) == len([w for w in caught if issubclass(w.category, LitOrtWarning)])
@@ -223,7 +229,7 @@ def test_fallback_warns_and_trains_as_eager() -> None:
 
 def test_fallback_error_raises_itself() -> None:
     with pytest.raises(GradientError, match="CumSum"):
-        fit(lit_ort.ORTStrategy(fallback="error"), Unsupported(), max_epochs=1)
+        fit(lit_ort.ORTStrategy(fallback="error"), Unsupported, max_epochs=1)
 
 
 class Restless(Net):
@@ -244,7 +250,7 @@ def test_the_recompile_limit_is_never_hit_in_silence(fallback: str, monkeypatch:
     strategy = lit_ort.ORTStrategy(fallback=fallback)
     if fallback == "error":
         with pytest.raises(lit_ort.CaptureError, match="compiled 3 times"):
-            fit(strategy, Restless(), max_epochs=1)
+            fit(strategy, Restless, max_epochs=1)
     else:
         with pytest.warns(LitOrtWarning, match="new values run in eager"):
-            fit(strategy, Restless(), max_epochs=1)
+            fit(strategy, Restless, max_epochs=1)

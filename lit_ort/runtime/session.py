@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,8 @@ from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.engine import ERROR_SEVERITY, ORT_ERRORS, C
 from lit_ort.runtime.random import RANDOM_OPERATORS, seed_from_torch
 from lit_ort.runtime.tensors import CPU, to_ort, to_torch
+
+_AS_REQUESTED = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +112,16 @@ class SplitSession:
         return to_torch(fetched)
 
 
+@functools.cache
+def register_shared_arena() -> None:
+    """One arena for the sessions of this process, so that several shapes don't each keep memory of their own.
+
+    It grows by what is asked for rather than by powers of two.
+    """
+    memory = C.OrtMemoryInfo("Cpu", C.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, C.OrtMemType.DEFAULT)
+    C.create_and_register_allocator(memory, C.OrtArenaCfg({"arena_extend_strategy": _AS_REQUESTED}))
+
+
 @contextmanager
 def _running(options: SessionOptions) -> Iterator[None]:
     """One run: torch kernels at hand, errors of ONNX Runtime as SessionError, those of kernels as they are."""
@@ -124,7 +137,9 @@ def _running(options: SessionOptions) -> Iterator[None]:
 
 def _create(data: bytes, options: SessionOptions, *, reuse: bool = True) -> onnxruntime.InferenceSession:
     register_executor()
+    register_shared_arena()
     settings = onnxruntime.SessionOptions()
+    settings.add_session_config_entry("session.use_env_allocators", "1")
     settings.log_severity_level = ERROR_SEVERITY
     settings.intra_op_num_threads = options.threads
     settings.enable_mem_pattern = False
