@@ -283,6 +283,17 @@ def test_several_shapes_are_each_served() -> None:
     assert not [graph for graph in engine.compile_log.graphs if graph.fallback]
 
 
+def test_many_shapes_are_not_compiled_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lit_ort.compiler import backend as module_under_test
+
+    monkeypatch.setattr(module_under_test, "MANY_SIGNATURES", 3)
+    compiled = torch.compile(lambda x: (x * 2).sum(), backend=backend())
+    for rows in (4, 5, 6):
+        compiled(torch.ones(rows, requires_grad=True))
+    with pytest.warns(LitOrtWarning, match="compiled for 3 different sizes"):
+        compiled(torch.ones(7, requires_grad=True))
+
+
 def test_no_gradients_wanted() -> None:
     engine = backend()
     module, (x, y) = Classifier(), classes(7)

@@ -32,6 +32,9 @@ from lit_ort.runtime.autograd import Call, forward_call, fused_call, split_call
 from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.session import Session, SessionOptions, SplitSession
 
+# Compiling for this many signatures of one graph takes longer than most users expect of a run.
+MANY_SIGNATURES = 16
+
 
 class ORTBackend:
     """A backend for `torch.compile(..., backend=ORTBackend(options))` that keeps what it compiled.
@@ -120,9 +123,20 @@ class CompiledGraph:
         executable = self._executables.get(key)
         if executable is None:
             executable = self._executables[key] = self._backend.executable(self._graph.module, given)
+            if len(self._executables) == MANY_SIGNATURES:
+                self._warn_of_many(key)
         if executable.eager:
             return self._original(*arguments)
         return executable([given[position] for position in self._tensors])
+
+    def _warn_of_many(self, latest: tuple[Any, ...]) -> None:
+        warnings.warn(
+            f"{self._backend.name} was compiled for {MANY_SIGNATURES} different sizes or numbers, the latest "
+            f"{', '.join(map(str, latest))}, and each takes a second or more. Pad or bucket batches to fewer sizes, "
+            "and pass changing numbers as tensors.",
+            LitOrtWarning,
+            stacklevel=2,
+        )
 
 
 class Executable:
