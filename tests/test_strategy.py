@@ -22,6 +22,7 @@ pytestmark = pytest.mark.filterwarnings(
     # Lightning's advice on data loaders, and its own use of a deprecated checkpoint flag.
     "ignore:The '.*dataloader' does not have many workers:UserWarning",
     "ignore:The number of training batches .* is smaller than the logging interval:UserWarning",
+    "ignore:You're resuming from a checkpoint that ended before the epoch ended:UserWarning",
     "ignore:Be aware that when using `ckpt_path`, callbacks used to create the checkpoint:UserWarning",
 )
 
@@ -66,15 +67,17 @@ def test_same_curve_and_logs_as_eager(settings: dict[str, Any]) -> None:
 
 
 def test_branches_counters_and_a_shorter_last_batch() -> None:
-    eager, expected = fit("auto", Branching, rows=44)
-    runner, module = fit(lit_ort.ORTStrategy(fallback="error"), Branching, rows=44)
+    settings = {"rows": 44, "max_epochs": 5}
+    eager, expected = fit("auto", Branching, **settings)
+    runner, module = fit(lit_ort.ORTStrategy(fallback="error"), Branching, **settings)
     torch.testing.assert_close(torch.tensor(module.losses), torch.tensor(expected.losses), rtol=1e-5, atol=1e-6)
     assert runner.callback_metrics.keys() == eager.callback_metrics.keys()
     graphs = lit_ort.explain(runner).graphs
     training = [graph for graph in graphs if graph.name.startswith("training_step")]
-    # One for each set of logged values and each batch size, whatever batch_idx and global_step are.
+    # One for each set of logged values and each batch size, and again where a counter is 0 or 1, which Dynamo takes for
+    # constants; not one for each of 30 steps.
     assert {graph.kind for graph in training} == {"fused"}
-    assert len(training) <= 8
+    assert len(training) <= 12
     assert {graph.kind for graph in graphs if graph.name.startswith("validation")} == {"forward"}
 
 
