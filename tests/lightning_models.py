@@ -74,6 +74,12 @@ def loader(rows: int = ROWS, batch: int = BATCH) -> DataLoader[Any]:
     return DataLoader(TensorDataset(x, y), batch)
 
 
+def constant_loader(batches: int = 5) -> DataLoader[Any]:
+    """The same batch again and again: Lightning starts an epoch's data anew when it resumes in its middle."""
+    x, y = next(iter(loader()))
+    return DataLoader(TensorDataset(x.repeat(batches, 1), y.repeat(batches)), BATCH)
+
+
 def trainer(strategy: Any, folder: Path | None = None, **settings: Any) -> Trainer:
     """A Trainer without output; with `folder` it may write checkpoints there."""
     quiet: dict[str, Any] = {

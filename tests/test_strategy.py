@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from lightning.pytorch import seed_everything
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import Tensor
 
 import lit_ort
 from lit_ort.errors import GradientError, LitOrtWarning, OptionsError, UnsupportedError
-from tests.lightning_models import Branching, Net, loader, trainer
+from tests.lightning_models import Branching, Net, constant_loader, loader, trainer
 
 pytestmark = pytest.mark.filterwarnings(
     # Lightning's advice on data loaders, and its own use of a deprecated checkpoint flag.
@@ -67,7 +68,7 @@ def test_same_curve_and_logs_as_eager(settings: dict[str, Any]) -> None:
 
 
 def test_branches_counters_and_a_shorter_last_batch() -> None:
-    settings = {"rows": 44, "max_epochs": 5}
+    settings = {"rows": 44, "max_epochs": 10}
     eager, expected = fit("auto", Branching, **settings)
     runner, module = fit(lit_ort.ORTStrategy(fallback="error"), Branching, **settings)
     torch.testing.assert_close(torch.tensor(module.losses), torch.tensor(expected.losses), rtol=1e-5, atol=1e-6)
@@ -75,10 +76,19 @@ def test_branches_counters_and_a_shorter_last_batch() -> None:
     graphs = lit_ort.explain(runner).graphs
     training = [graph for graph in graphs if graph.name.startswith("training_step")]
     # One for each set of logged values and each batch size, and again where a counter is 0 or 1, which Dynamo takes for
-    # constants; not one for each of 30 steps.
+    # constants; not one for each of 60 steps.
     assert {graph.kind for graph in training} == {"fused"}
     assert len(training) <= 12
     assert {graph.kind for graph in graphs if graph.name.startswith("validation")} == {"forward"}
+
+
+def test_a_counter_is_not_compiled_at_every_value() -> None:
+    from torch._dynamo.utils import counters
+
+    counters.clear()
+    fit(lit_ort.ORTStrategy(fallback="error"), Counting, max_epochs=16)
+    # 80 steps: more than the recompile limit.
+    assert counters["stats"]["unique_graphs"] <= 8
 
 
 def test_every_entry_point_goes_through_the_engine() -> None:
@@ -124,12 +134,14 @@ def test_checkpoints_go_both_ways(first: str, second: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("step", [4, 5])
 def test_resume_with_dropout_repeats_the_losses(step: int, tmp_path: Path) -> None:
     every = ModelCheckpoint(tmp_path, every_n_train_steps=step, save_top_k=-1, filename="at-{step}")
-    _, whole = fit("ort", dropping, tmp_path, max_epochs=3, callbacks=[every])
+    seed_everything(1, verbose=False)
+    whole, data = Net(dropout=0.5), constant_loader()
+    trainer("ort", tmp_path, max_epochs=3, callbacks=[every]).fit(whole, data, data)
     assert len(set(whole.losses)) == len(whole.losses)
     seed_everything(99, verbose=False)
-    resumed = dropping()
+    resumed = Net(dropout=0.5)
     path = tmp_path / f"at-step={step}.ckpt"
-    trainer("ort", max_epochs=3).fit(resumed, loader(), loader(batch=10), ckpt_path=path, weights_only=False)
+    trainer("ort", max_epochs=3).fit(resumed, data, data, ckpt_path=path, weights_only=False)
     torch.testing.assert_close(torch.tensor(resumed.losses), torch.tensor(whole.losses[step:]), rtol=1e-6, atol=1e-7)
 
 
@@ -213,6 +225,16 @@ def test_wrong_options_raise_where_they_are_written() -> None:
         lit_ort.ORTStrategy(falback="error")
     with pytest.raises(OptionsError, match="'tall_gem', which is no pass"):
         lit_ort.ORTStrategy(disable_passes=["tall_gem"])
+
+
+class Counting(Net):
+    """Looks at every counter of the trainer's, and computes with them."""
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        scale = 2.0 if self.global_step > 3 else 1.0
+        if batch_idx % 2 == 0:
+            scale = scale + self.current_epoch
+        return F.cross_entropy(self(batch[0]), batch[1]) * scale * (1 + self.global_step / 100)
 
 
 class Unsupported(Net):

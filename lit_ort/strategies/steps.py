@@ -95,11 +95,13 @@ class _LogRecorder:
 def dynamo_settings(step: str, fail_on_recompile_limit: bool) -> Iterator[None]:
     """Dynamo's settings for a training step, for as long as one runs.
 
-    RNNs are traced rather than skipped; transformers' once-only warnings don't cut the graph; and a step that hits the
-    recompile limit is reported by name instead of turning eager behind a log line.
+    RNNs are traced rather than skipped; counters that a step looks at may change without another graph; and a step that
+    hits the recompile limit is reported by name instead of turning eager behind a log line.
     """
     settings: dict[str, Any] = {
         "allow_rnn": True,
+        # The counters behind self.global_step and self.current_epoch are reached through the module.
+        "allow_unspec_int_on_nn_module": True,
         "recompile_limit": RECOMPILE_LIMIT,
         "fail_on_recompile_limit_hit": fail_on_recompile_limit,
     }

@@ -15,14 +15,13 @@ from lit_ort.compiler.passes.cross_entropy_gradient import CrossEntropyGradient
 from lit_ort.compiler.passes.gradient_outputs import GradientOutputs
 from lit_ort.compiler.passes.large_gemm import LargeGemm
 from lit_ort.compiler.passes.linear_to_gemm import LinearToGemm
-from lit_ort.compiler.passes.row_scale import RowScale
 from lit_ort.compiler.passes.tall_gemm import TallGemm
 from lit_ort.errors import OptionsError
 
 # On the forward model, before the gradient builder reads it.
 FORWARD_PASSES: tuple[GraphPass, ...] = (LinearToGemm(), CrossEntropy(), GradientOutputs())
 # On what will run: the training model, or the forward model where nobody wants gradients.
-TRAINING_PASSES: tuple[GraphPass, ...] = (CrossEntropyGradient(), RowScale(), LargeGemm(), TallGemm())
+TRAINING_PASSES: tuple[GraphPass, ...] = (CrossEntropyGradient(), LargeGemm(), TallGemm())
 
 
 def names() -> tuple[str, ...]:

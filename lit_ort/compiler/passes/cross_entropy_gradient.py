@@ -3,7 +3,7 @@
 In:  `LogSoftmaxGrad_13(GatherElementsGrad(g[N, 1], index[N, 1]), log_probability[N, C])`
 Out: `ScatterElements(Exp(log_probability), index, -1, reduction=add) * -g`
 Saves a zero-filled and a summed [N, C] tensor: each row has one entry, so its sum is g itself. All three nodes work in
-the buffer of `log_probability`, where nobody else reads it, and `row_scale` can move the product away.
+the buffer of `log_probability`, where nobody else reads it.
 """
 
 from __future__ import annotations
