@@ -1,0 +1,1 @@
+"""Runs compiled models on torch tensors: sessions, autograd, randomness, memory."""
