@@ -12,7 +12,20 @@ from weakref import WeakSet
 
 import onnx_ir as ir
 
-from lit_ort.compiler.passes.base import PassReport
+
+@dataclasses.dataclass(frozen=True)
+class PassReport:
+    """Outcome of one pass on one model.
+
+    Args:
+        name: the pass.
+        fired: how many places it rewrote.
+        declined: places that have its shape but break its rule, each with the reason.
+    """
+
+    name: str
+    fired: int
+    declined: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -68,7 +68,7 @@ def test_same_curve_and_logs_as_eager(settings: dict[str, Any]) -> None:
 
 
 def test_branches_counters_and_a_shorter_last_batch() -> None:
-    settings = {"rows": 44, "max_epochs": 10}
+    settings: dict[str, Any] = {"rows": 44, "max_epochs": 10}
     eager, expected = fit("auto", Branching, **settings)
     runner, module = fit(lit_ort.ORTStrategy(fallback="error"), Branching, **settings)
     torch.testing.assert_close(torch.tensor(module.losses), torch.tensor(expected.losses), rtol=1e-5, atol=1e-6)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,23 +68,32 @@ class CompiledMixin(_Base):
 
 
 class ORTMixin(CompiledMixin):
-    """Steps through ONNX Runtime; refuses at once what it can't serve."""
+    """Steps through ONNX Runtime; refuses at once what it can't serve.
+
+    Args:
+        device, accelerator, checkpoint_io, precision_plugin: as in Lightning's `SingleDeviceStrategy`.
+        options: those of `ORTOptions`, by name.
+    """
 
     compile_log: CompileLog
     _generator: torch.Generator | None = None
     _resumed_state: torch.Tensor | None = None
 
-    def configure(self, options: Mapping[str, Any]) -> None:
-        """Takes the options of `ORTOptions` by name.
-
-        Raises:
-            OptionsError: an unknown option or a value outside its rule.
-        """
+    def __init__(
+        self,
+        device: Any = "cpu",
+        accelerator: Any | None = None,
+        checkpoint_io: Any | None = None,
+        precision_plugin: Any | None = None,
+        **options: Any,
+    ) -> None:
         self.options = ORTOptions.from_mapping(options)
         self.compile_log = CompileLog()
         self._backends: dict[str, ORTBackend] = {}
         self._fail_on_recompile_limit = self.options.fallback == "error"
+        # Made now, so that the name of a pass that doesn't exist is refused now.
         self._backend("training_step")
+        super().__init__(device, accelerator, checkpoint_io, precision_plugin)
 
     def backend_of(self, step: str) -> ORTBackend:
         return self._backend(step)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from lit_ort.strategies.mixins import ORTMixin
@@ -26,14 +24,3 @@ class ORTStrategy(ORTMixin, SingleDeviceStrategy):
     """
 
     strategy_name = "ort"
-
-    def __init__(
-        self,
-        device: Any = "cpu",
-        accelerator: Any | None = None,
-        checkpoint_io: Any | None = None,
-        precision_plugin: Any | None = None,
-        **options: Any,
-    ) -> None:
-        self.configure(options)
-        super().__init__(device, accelerator, checkpoint_io, precision_plugin)

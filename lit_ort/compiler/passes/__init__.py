@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
-from lit_ort.compiler.passes.base import GraphPass, PassReport
+from lit_ort.compiler.passes.base import GraphPass
 from lit_ort.compiler.passes.cross_entropy import CrossEntropy
 from lit_ort.compiler.passes.cross_entropy_gradient import CrossEntropyGradient
 from lit_ort.compiler.passes.gradient_outputs import GradientOutputs
@@ -17,6 +17,7 @@ from lit_ort.compiler.passes.large_gemm import LargeGemm
 from lit_ort.compiler.passes.linear_to_gemm import LinearToGemm
 from lit_ort.compiler.passes.tall_gemm import TallGemm
 from lit_ort.errors import OptionsError
+from lit_ort.inspect import PassReport
 
 # On the forward model, before the gradient builder reads it.
 FORWARD_PASSES: tuple[GraphPass, ...] = (LinearToGemm(), CrossEntropy(), GradientOutputs())

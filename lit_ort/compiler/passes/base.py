@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 import abc
-import dataclasses
 
 import onnx_ir as ir
 from onnx_ir.passes import common
 from onnxscript.rewriter import pattern
 
-
-@dataclasses.dataclass(frozen=True)
-class PassReport:
-    """Outcome of one pass on one model.
-
-    Args:
-        name: the pass.
-        fired: how many places it rewrote.
-        declined: places that have its shape but break its rule, each with the reason.
-    """
-
-    name: str
-    fired: int
-    declined: tuple[str, ...] = ()
+from lit_ort.inspect import PassReport
 
 
 class GraphPass(abc.ABC):

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from lit_ort.compiler.passes.base import GraphPass, PassReport, shape_of
+from lit_ort.compiler.passes.base import GraphPass, shape_of
+from lit_ort.inspect import PassReport
 
 OUTPUTS = {"SoftmaxCrossEntropyLoss": 2, "Dropout": 2, "LayerNormalization": 3}
 
