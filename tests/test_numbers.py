@@ -68,3 +68,24 @@ def test_a_float_attribute_of_a_module_may_change() -> None:
         module.scale = 0.5 + k
         torch.testing.assert_close(compiled(x), module(x))
     assert len(engine.compile_log.graphs) <= 3
+
+
+def test_a_counter_that_the_module_advances() -> None:
+    class Counting(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(3, 1)
+            self.calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return self.linear(x).sum() / self.calls
+
+    module, x, engine = Counting(), torch.randn(2, 3), backend()
+    plain = module.linear(x).sum()
+    with torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True):
+        compiled = torch.compile(module, backend=engine)
+        for k in range(1, 20):
+            torch.testing.assert_close(compiled(x), plain / k)
+            assert module.calls == k
+    assert len(engine.compile_log.graphs) <= 4

@@ -127,7 +127,11 @@ class CompiledGraph:
                 self._warn_of_many(key)
         if executable.eager:
             return self._original(*arguments)
-        return executable([given[position] for position in self._tensors])
+        outputs = executable([given[position] for position in self._tensors])
+        if self._graph.returns is None:
+            return outputs
+        numbers = dict(zip(self._graph.returned, self._graph.returns(*arguments), strict=True))
+        return tuple(numbers.get(position, output) for position, output in enumerate(outputs))
 
     def _warn_of_many(self, latest: tuple[Any, ...]) -> None:
         warnings.warn(

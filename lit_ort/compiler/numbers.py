@@ -3,6 +3,8 @@
 Dynamo keeps such a number symbolic: an int is an input of its own, a float is a float64 tensor read with `item()`.
 Where the number only enters arithmetic with tensors, it becomes a 0-d tensor, and one session serves every value.
 Anything else (a size, an axis, a probability) stays a number, and each of its values is compiled by itself.
+
+Numbers that a graph returns, such as a counter that the step advances, are computed in Python beside it.
 """
 
 from __future__ import annotations
@@ -27,10 +29,14 @@ class NumberedGraph:
     Args:
         module: the graph; its number inputs are tensors where that is possible.
         conversions: for a position among the graph's inputs, what turns Dynamo's argument into this graph's.
+        returned: positions of the numbers among the graph's outputs; `module` returns None there.
+        returns: from Dynamo's arguments to the values of these numbers.
     """
 
     module: fx.GraphModule
     conversions: dict[int, Callable[[Any], Any]]
+    returned: tuple[int, ...] = ()
+    returns: Callable[..., tuple[Any, ...]] | None = None
 
     def convert(self, arguments: Sequence[Any]) -> list[Any]:
         """Dynamo's arguments as this graph's."""
@@ -43,6 +49,7 @@ class NumberedGraph:
 def settle_numbers(graph_module: fx.GraphModule) -> NumberedGraph:
     """Turns numbers into tensors where only arithmetic with tensors reads them, in a copy of the graph."""
     graph = copy_graph(graph_module)
+    returned, returns = _take_returned_numbers(graph_module, graph)
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     sizes = _size_symbols(placeholders)
     conversions: dict[int, Callable[[Any], Any]] = {}
@@ -55,7 +62,7 @@ def settle_numbers(graph_module: fx.GraphModule) -> NumberedGraph:
         elif _is_number_in_tensor(node):
             conversions[position] = _settle_float(graph, node)
     graph.lint()
-    return NumberedGraph(fx.GraphModule(graph_module, graph), conversions)
+    return NumberedGraph(fx.GraphModule(graph_module, graph), conversions, returned, returns)
 
 
 def copy_graph(graph_module: fx.GraphModule) -> fx.Graph:
@@ -65,6 +72,34 @@ def copy_graph(graph_module: fx.GraphModule) -> fx.Graph:
     output = graph.output(result)
     output.meta = dict(next(node for node in graph_module.graph.nodes if node.op == "output").meta)
     return graph
+
+
+def _take_returned_numbers(
+    graph_module: fx.GraphModule, graph: fx.Graph
+) -> tuple[tuple[int, ...], Callable[..., tuple[Any, ...]] | None]:
+    """Moves the numbers that `graph` returns to a function of their own, unless they are computed from tensors."""
+    output = next(node for node in graph.nodes if node.op == "output")
+    values = output.args[0]
+    assert isinstance(values, (tuple, list)), "Dynamo graphs return a tuple"
+    positions = tuple(k for k, value in enumerate(values) if isinstance(value, fx.Node) and _is_number(value))
+    beside = copy_graph(graph_module)
+    other = next(node for node in beside.nodes if node.op == "output")
+    theirs = other.args[0]
+    assert isinstance(theirs, (tuple, list))
+    other.args = (tuple(theirs[k] for k in positions),)
+    # Only numbers are left in this copy, or it isn't used: nothing with an effect can be lost.
+    beside.eliminate_dead_code()
+    if not positions or any(node.op not in ("placeholder", "output") and not _is_number(node) for node in beside.nodes):
+        return (), None
+    output.args = (tuple(None if k in positions else value for k, value in enumerate(values)),)
+    for node in reversed(graph.nodes):
+        if node.op == "call_function" and _is_number(node) and not node.users:
+            graph.erase_node(node)
+    return positions, fx.GraphModule(graph_module, beside).forward
+
+
+def _is_number(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("example_value"), (int, float, torch.SymInt, torch.SymFloat))
 
 
 def _settle_float(graph: fx.Graph, node: fx.Node) -> Callable[[Any], Any]:
