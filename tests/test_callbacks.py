@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +26,10 @@ from lit_ort.callbacks import (
     short_name,
 )
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 STEP_S, VALIDATION_S, FIRST_S = 0.01, 0.2, 0.15
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the peak can be reset on Linux alone")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """So small a model gains nothing from a second thread, and would wait for it on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def batches(count: int) -> DataLoader[Any]:

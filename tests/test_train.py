@@ -8,7 +8,6 @@ import os
 import runpy
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +20,13 @@ from tasks.errors import InputError
 from tasks.text import WikiText2
 from tasks.transformer_lm import TransformerLM
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TRAIN = Path(__file__).parents[1] / "train.py"
 SMALL = (
     *("strategy=eager", "data=wikitext2", "data.batch_size=4", "data.eval_batch_size=2", "data.bptt=6"),
     *("task.width=8", "task.feed_forward=8", "task.layers=1", "task.dropout=0.0", "trainer.log_every_n_steps=2"),
 )
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """So small a model gains nothing from a second thread, and would wait for it on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

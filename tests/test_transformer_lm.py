@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ from tasks.errors import InputError
 from tasks.text import TextData, WikiText2
 from tasks.transformer_lm import PositionalEncoding, TransformerLM
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 WORDS = 17
 
 
@@ -29,15 +30,6 @@ def small_task(**figures: Any) -> TransformerLM:
 def some_batch(length: int = 5, batch: int = 3) -> tuple[Tensor, Tensor]:
     tokens = torch.randint(WORDS, (length + 1, batch))
     return tokens[:-1], tokens[1:]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """So small a model gains nothing from a second thread, and would wait for it on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -342,7 +342,7 @@ def _data_shapes(signature: StepSignature, tensors: Sequence[torch.Tensor]) -> t
 
 
 def _fallback_report(name: str, arguments: Sequence[Any], seconds: float, reason: str) -> GraphReport:
-    tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+    tensors = tensors_of(arguments)
     wants = sum(tensor.requires_grad for tensor in tensors)
     shapes = tuple(_describe(f"input {k}", t) for k, t in enumerate(tensors) if not isinstance(t, torch.nn.Parameter))
     return GraphReport(name, "eager", len(tensors), wants, shapes, {}, {}, (), seconds, reason)

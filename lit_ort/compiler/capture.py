@@ -19,6 +19,7 @@ from torch.export import ExportedProgram
 from lit_ort.compiler.decompositions import decompose
 from lit_ort.compiler.numbers import copy_graph
 from lit_ort.errors import CaptureError
+from lit_ort.runtime.aten import DOMAIN
 
 STOP_GRADIENT = "lit_ort::stop_gradient"
 
@@ -137,7 +138,7 @@ def _refuse_autocast(graph_module: fx.GraphModule) -> None:
 def _stop_gradient(value: torch.Tensor) -> torch.Tensor:
     """An ONNX node of its own kind: only ATen nodes can be told to the gradient builder as ends of the gradient."""
     return torch.onnx.ops.symbolic(
-        "org.pytorch.aten::ATen",
+        f"{DOMAIN}::ATen",
         (value,),
         {"operator": STOP_GRADIENT, "overload_name": ""},
         dtype=value.dtype,
@@ -238,14 +239,18 @@ def readable_name(placeholder: str) -> str:
 def _export(graph_module: fx.GraphModule, tensors: tuple[torch.Tensor, ...]) -> ExportedProgram:
     try:
         with torch.inference_mode(False), torch.enable_grad(), warnings.catch_warnings():
-            # torch's own use of its own deprecated class.
-            warnings.filterwarnings("ignore", category=FutureWarning, message=r".*isinstance\(treespec, LeafSpec\).*")
+            ignore_torch_deprecation()
             return decompose(torch.export.export(graph_module, tensors, strict=False))
     except _EXPORT_ERRORS as error:
         raise CaptureError(
             f"torch.export refused the graph: {_first_line(error)}",
             remedy="Reduce the step to this operation and run it under torch.export to see the whole reason.",
         ) from error
+
+
+def ignore_torch_deprecation() -> None:
+    """Drops torch's warning about its own use of its own deprecated class, until `catch_warnings` ends."""
+    warnings.filterwarnings("ignore", category=FutureWarning, message=r".*isinstance\(treespec, LeafSpec\).*")
 
 
 def _first_line(error: BaseException) -> str:

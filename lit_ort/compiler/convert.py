@@ -14,13 +14,12 @@ import onnxscript.optimizer
 import torch
 from onnx_ir.passes import common
 
-from lit_ort.compiler.capture import CapturedGraph
+from lit_ort.compiler.capture import CapturedGraph, ignore_torch_deprecation
 from lit_ort.errors import ConvertError
 
 # Written by the exporter without conversion, known to ONNX Runtime 1.19 and to its gradient builder.
 OPSET = 20
 IR_VERSION = 10
-ATEN_DOMAIN = "org.pytorch.aten"
 FOLDED_ELEMENTS = 1024
 
 
@@ -139,7 +138,7 @@ def _quiet_exporter() -> Iterator[None]:
     logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", category=FutureWarning, message=r".*isinstance\(treespec, LeafSpec\).*")
+            ignore_torch_deprecation()
             warnings.filterwarnings("ignore", category=DeprecationWarning)
             yield
     finally:

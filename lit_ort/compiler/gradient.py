@@ -14,9 +14,10 @@ import onnx_ir as ir
 import onnxruntime
 
 from lit_ort.compiler.capture import STOP_GRADIENT, StepSignature
-from lit_ort.compiler.convert import ATEN_DOMAIN, name_nodes
+from lit_ort.compiler.convert import name_nodes
 from lit_ort.compiler.support import gradient_names, is_stop_gradient, require_support
 from lit_ort.errors import GradientError
+from lit_ort.runtime.aten import DOMAIN
 from lit_ort.runtime.engine import ERROR_SEVERITY, ORT_ERRORS, C, quiet_onnxruntime
 
 
@@ -131,7 +132,7 @@ def _session_options() -> onnxruntime.SessionOptions:
 
 def _register_stop_gradient() -> None:
     """Tells the builders that no gradient flows through the marker; registering twice is harmless."""
-    C.register_custom_stop_gradient_edges(f"{ATEN_DOMAIN}::ATen::{STOP_GRADIENT}::", {0})
+    C.register_custom_stop_gradient_edges(f"{DOMAIN}::ATen::{STOP_GRADIENT}::", {0})
 
 
 def _finish(training: ir.Model) -> None:
