@@ -25,7 +25,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.workloads import RIVALS, WORKLOADS, Rival, Workload, peak_bytes
+from benchmarks.workloads import RIVALS, WORKLOADS, Rival, Workload
+from lit_ort.callbacks import peak_rss_bytes
 
 WARM_UP = 3
 STEP = "step_ms"
@@ -94,7 +95,9 @@ def alone(rival: str, workload: Workload) -> dict[str, float]:
     first = runner.step(batch) / 1e3
     for _ in range(STEPS_FOR_MEMORY - 1):
         runner.step(batch)
-    return {"first_step_seconds": first, "peak_megabytes": (peak_bytes() - resident) / 1e6}
+    peak = peak_rss_bytes()
+    assert peak is not None, "benchmarks run on Linux, which tells"
+    return {"first_step_seconds": first, "peak_megabytes": (peak - resident) / 1e6}
 
 
 def in_own_process(rival: str, workload: str) -> dict[str, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import resource
 import time
 from collections.abc import Callable
 from typing import Any
@@ -100,8 +99,3 @@ class Rival:
         torch.nn.utils.clip_grad_norm_(self.module.parameters(), CLIP)
         self.optimizer.step()
         return (time.perf_counter() - start) * 1e3
-
-
-def peak_bytes() -> int:
-    """Largest resident set of this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
