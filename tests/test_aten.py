@@ -9,6 +9,7 @@ import psutil
 import pytest
 import torch
 
+from lit_ort.errors import SessionError
 from lit_ort.runtime.aten import Kernel
 from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.session import Session, SessionOptions
@@ -44,7 +45,7 @@ def test_its_error_reaches_the_caller() -> None:
 
     broken = session(fails)
     for _ in range(3):
-        with pytest.raises(RuntimeError, match=r"lit_ort::double failed.*the kernel's own words") as caught:
+        with pytest.raises(SessionError, match=r"lit_ort::double failed.*the kernel's own words") as caught:
             broken.run([torch.randn(64, 64)])
         assert isinstance(caught.value.__cause__, ValueError)
     x = torch.ones(64, 64)

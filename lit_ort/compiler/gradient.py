@@ -7,6 +7,7 @@ outputs: the model is cut at a YieldOp, at which `TrainingAgent` hands outputs o
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import onnx
@@ -15,10 +16,13 @@ import onnxruntime
 
 from lit_ort.compiler.capture import STOP_GRADIENT, StepSignature
 from lit_ort.compiler.convert import name_nodes
+from lit_ort.compiler.kernels import KERNELS
 from lit_ort.compiler.support import gradient_names, is_stop_gradient, require_support
 from lit_ort.errors import GradientError
-from lit_ort.runtime.aten import DOMAIN
+from lit_ort.runtime.aten import DOMAIN, NAMESPACE, Kernel
 from lit_ort.runtime.engine import ERROR_SEVERITY, ORT_ERRORS, C, quiet_onnxruntime
+
+_HELD_GRADIENTS = "lit_ort::held_gradients"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +66,7 @@ def fused_gradient(model: ir.Model, signature: StepSignature) -> TrainingModel:
     assert loss is not None
     data = _serialize(model)
     options = _session_options()
-    _register_stop_gradient()
+    _register_aten_gradients()
     try:
         with quiet_onnxruntime():
             data = C.get_optimized_model(data, set(names), options)
@@ -97,7 +101,7 @@ def split_gradient(model: ir.Model, signature: StepSignature) -> TrainingModel:
     transforms.propagate_cast_ops_config = C.PropagateCastOpsConfiguration()
     transforms.enable_compute_optimizer = False
     builder = C.OrtModuleGraphBuilder()
-    _register_stop_gradient()
+    _register_aten_gradients()
     try:
         with quiet_onnxruntime():
             builder.initialize(_serialize(model), config)
@@ -130,15 +134,57 @@ def _session_options() -> onnxruntime.SessionOptions:
     return options
 
 
-def _register_stop_gradient() -> None:
-    """Tells the builders that no gradient flows through the marker; registering twice is harmless."""
-    C.register_custom_stop_gradient_edges(f"{DOMAIN}::ATen::{STOP_GRADIENT}::", {0})
+def _register_aten_gradients() -> None:
+    """Tells the builders of the gradients of ATen nodes; registering twice is harmless."""
+    C.register_custom_stop_gradient_edges(_aten_key(STOP_GRADIENT), {0})
+    for kernel in KERNELS:
+        if kernel.gradients:
+            C.register_gradient_definition(_aten_key(NAMESPACE + kernel.name), [_placeholder(kernel)])
+
+
+def _aten_key(operator: str) -> str:
+    return f"{DOMAIN}::ATen::{operator}::"
+
+
+def _placeholder(kernel: Kernel) -> Any:
+    """One node from the gradient of output 0 and the held gradients to those of the inputs; `_expand` replaces it.
+
+    The builder decides by an output's position in its node whether the input of that position wants a gradient, so only
+    one node with an output for each input can stand here.
+    """
+    node = C.GradientNodeDefinition()
+    node.op_type, node.domain = "ATen", DOMAIN
+    node.attributes = [_text("operator", _HELD_GRADIENTS), _text("overload_name", kernel.name)]
+    node.inputs = ["GO(0)", *(f"O({position})" for position in kernel.gradients.values())]
+    node.outputs = [f"GI({k})" if k in kernel.gradients else "" for k in range(max(kernel.gradients) + 1)]
+    return node
+
+
+def _text(name: str, value: str) -> Any:
+    attribute = C.GradientNodeAttributeDefinition()
+    attribute.name, attribute.value_json = name, json.dumps(value)
+    attribute.dtype, attribute.is_tensor = "string", False
+    return attribute
+
+
+def _expand(graph: ir.Graph, node: ir.Node) -> None:
+    """Writes a placeholder as what it stands for: each held gradient times the gradient of the result."""
+    name = node.attributes.get_string("overload_name", "")
+    kernel = next(kernel for kernel in KERNELS if kernel.name == name)
+    scale, *held = node.inputs
+    given = dict(zip(kernel.gradients, held, strict=True))
+    wanted = {k: value for k, value in enumerate(node.outputs) if value.name}
+    products = [ir.node("Mul", [given[k], scale], name=f"{node.name}/{k}") for k in wanted]
+    values = [product.outputs[0] for product in products]
+    ir.convenience.replace_nodes_and_values(graph, node, [node], products, list(wanted.values()), values)
 
 
 def _finish(training: ir.Model) -> None:
-    """Turns markers into plain Identity and names the nodes that the builder left unnamed."""
+    """Turns markers into plain Identity, expands placeholders, and names the nodes that the builder left unnamed."""
     for node in training.graph:
-        if is_stop_gradient(node):
+        if node.op_type == "ATen" and node.attributes.get_string("operator", "") == _HELD_GRADIENTS:
+            _expand(training.graph, node)
+        elif is_stop_gradient(node):
             node.domain, node.op_type, node.overload = "", "Identity", ""
             node.attributes.clear()
     name_nodes(training)

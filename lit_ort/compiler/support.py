@@ -13,7 +13,9 @@ import onnx_ir as ir
 
 from lit_ort.compiler.capture import STOP_GRADIENT, StepSignature
 from lit_ort.compiler.convert import place_of
+from lit_ort.compiler.kernels import KERNELS
 from lit_ort.errors import GradientError
+from lit_ort.runtime.aten import NAMESPACE
 
 # Says why a node is not proven, or nothing.
 Check = Callable[[ir.Node, frozenset[int]], "str | None"]
@@ -159,7 +161,7 @@ def is_stop_gradient(node: ir.Node) -> bool:
 
 
 def _require_node(node: ir.Node, differentiable: frozenset[int]) -> None:
-    check = SUPPORTED.get(node.op_type) if node.domain == "" else None
+    check = _check_of(node)
     reason = "it is not on the list of proven operators" if check is None else check(node, differentiable)
     if reason is None:
         reason = _unproven_type(node, differentiable)
@@ -170,6 +172,14 @@ def _require_node(node: ir.Node, differentiable: frozenset[int]) -> None:
             operator=f"{node.op_type} ({_torch_operator(node)})",
             module=place_of(node),
         )
+
+
+def _check_of(node: ir.Node) -> Check | None:
+    if node.domain == "":
+        return SUPPORTED.get(node.op_type)
+    operator = node.attributes.get_string("operator", "") if node.op_type == "ATen" else ""
+    kernel = next((kernel for kernel in KERNELS if NAMESPACE + kernel.name == operator), None)
+    return _only_input(*kernel.gradients) if kernel is not None and kernel.gradients else None
 
 
 def _torch_operator(node: ir.Node) -> str:

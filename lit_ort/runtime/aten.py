@@ -11,18 +11,20 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch._C import _from_dlpack, _to_dlpack
 
+from lit_ort.errors import SessionError
 from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.engine import C
 
 DOMAIN = "org.pytorch.aten"
 NAMESPACE = "lit_ort::"
+CHECK_THE_BATCH = "Check the batch against what the module takes (index ranges, shapes); eager says more."
 
 _FRESH, _USED = b"dltensor", b"used_dltensor"
 _new_capsule = ctypes.pythonapi.PyCapsule_New
@@ -39,11 +41,14 @@ class Kernel:
 
     Args:
         name: unique; the node's `operator` attribute is `lit_ort::<name>`.
-        run: from the pool and the node's inputs to one result, in memory of the pool where it is large.
+        run: from the pool and the node's inputs to its results, in memory of the pool where they are large.
+        gradients: for each input that has a gradient, the output that holds it, for a gradient of one of output 0; the
+            other outputs are not for the graph to read.
     """
 
     name: str
-    run: Callable[..., torch.Tensor]
+    run: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
+    gradients: Mapping[int, int] = field(default_factory=dict)
 
 
 class _Run(threading.local):
@@ -66,7 +71,7 @@ def kernels_available(kernels: Mapping[str, Kernel], pool: BufferPool) -> Iterat
     """Serves the ATen nodes of one run on this thread, and raises what a kernel raised.
 
     Raises:
-        RuntimeError: a kernel raised, with its error as the cause; ctypes would swallow it.
+        SessionError: a kernel raised, with its error as the cause; ctypes would swallow it.
     """
     previous = (_current.pool, _current.kernels)
     _current.pool, _current.kernels = pool, kernels
@@ -77,7 +82,7 @@ def kernels_available(kernels: Mapping[str, Kernel], pool: BufferPool) -> Iterat
         failure = _current.take_failure()
         if failure is not None:
             operator, error = failure
-            raise RuntimeError(f"the kernel {operator} failed inside an ONNX Runtime session: {error}") from error
+            raise SessionError(f"the kernel {operator} failed: {error}", remedy=CHECK_THE_BATCH) from error
 
 
 @functools.cache
@@ -118,11 +123,13 @@ def _call(operator: str, tensors: Sequence[torch.Tensor], output_count: int) -> 
     """The kernel's results, or empty tensors after a failure: a missing one would crash the process."""
     if _current.failure is None:
         try:
-            assert output_count == 1
             assert _current.pool is not None
             kernel = _current.kernels[operator.removeprefix(NAMESPACE)]
             with torch.no_grad():
-                return [kernel.run(_current.pool, *tensors).contiguous()]
+                results = kernel.run(_current.pool, *tensors)
+            results = (results,) if isinstance(results, torch.Tensor) else results
+            assert len(results) == output_count
+            return [result.contiguous() for result in results]
         except BaseException as error:  # noqa: B036 - nothing may be raised into C; kernels_available raises it
             _current.failure = (operator, error)
     return [torch.zeros(0) for _ in range(output_count)]

@@ -13,7 +13,7 @@ import onnxruntime
 import torch
 
 from lit_ort.errors import SessionError
-from lit_ort.runtime.aten import Kernel, kernels_available, register_executor
+from lit_ort.runtime.aten import CHECK_THE_BATCH, Kernel, kernels_available, register_executor
 from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.engine import ERROR_SEVERITY, ORT_ERRORS, C
 from lit_ort.runtime.random import RANDOM_OPERATORS, seed_from_torch
@@ -124,15 +124,12 @@ def register_shared_arena() -> None:
 
 @contextmanager
 def _running(options: SessionOptions) -> Iterator[None]:
-    """One run: torch kernels at hand, errors of ONNX Runtime as SessionError, those of kernels as they are."""
+    """One run: torch kernels at hand, errors of ONNX Runtime and of kernels as SessionError."""
     with kernels_available(options.kernels, options.pool):
         try:
             yield
         except ORT_ERRORS as error:
-            raise SessionError(
-                f"a run failed: {str(error).strip()}",
-                remedy="Check the batch against what the module takes (index ranges, shapes); eager says more.",
-            ) from error
+            raise SessionError(f"a run failed: {str(error).strip()}", remedy=CHECK_THE_BATCH) from error
 
 
 def _create(data: bytes, options: SessionOptions, *, reuse: bool = True) -> onnxruntime.InferenceSession:

@@ -9,10 +9,13 @@ import torch
 from onnx_ir.passes import common
 
 from lit_ort.compiler.convert import name_nodes
+from lit_ort.compiler.kernels import KERNELS
 from lit_ort.inspect import count_operators
 from lit_ort.runtime.session import Session, SessionOptions
 
-HEADER = '<ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1]>'
+HEADER = '<ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1, "org.pytorch.aten" : 1]>'
+
+NAMED_KERNELS = {kernel.name: kernel for kernel in KERNELS}
 
 
 def model(text: str) -> ir.Model:
@@ -29,4 +32,4 @@ def operators(made: ir.Model) -> set[str]:
 
 def run(made: ir.Model, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
     outputs = [str(value.name) for value in made.graph.outputs]
-    return Session(made, list(inputs), outputs, SessionOptions(1)).run(list(inputs.values()))
+    return Session(made, list(inputs), outputs, SessionOptions(1, kernels=NAMED_KERNELS)).run(list(inputs.values()))

@@ -12,17 +12,28 @@ import onnx_ir as ir
 from lit_ort.compiler.passes.base import GraphPass
 from lit_ort.compiler.passes.cross_entropy import CrossEntropy
 from lit_ort.compiler.passes.cross_entropy_gradient import CrossEntropyGradient
+from lit_ort.compiler.passes.embedding_gradient import EmbeddingGradient
 from lit_ort.compiler.passes.gradient_outputs import GradientOutputs
 from lit_ort.compiler.passes.large_gemm import LargeGemm
+from lit_ort.compiler.passes.linear_cross_entropy import LinearCrossEntropy
 from lit_ort.compiler.passes.linear_to_gemm import LinearToGemm
 from lit_ort.compiler.passes.tall_gemm import TallGemm
+from lit_ort.compiler.passes.unit_product import UnitProduct
+from lit_ort.compiler.passes.unread_gradients import UnreadGradients
 from lit_ort.errors import OptionsError
 from lit_ort.inspect import PassReport
 
 # On the forward model, before the gradient builder reads it.
-FORWARD_PASSES: tuple[GraphPass, ...] = (LinearToGemm(), CrossEntropy(), GradientOutputs())
+FORWARD_PASSES: tuple[GraphPass, ...] = (LinearToGemm(), LinearCrossEntropy(), CrossEntropy(), GradientOutputs())
 # On what will run: the training model, or the forward model where nobody wants gradients.
-TRAINING_PASSES: tuple[GraphPass, ...] = (CrossEntropyGradient(), LargeGemm(), TallGemm())
+TRAINING_PASSES: tuple[GraphPass, ...] = (
+    UnitProduct(),
+    CrossEntropyGradient(),
+    UnreadGradients(),
+    EmbeddingGradient(),
+    LargeGemm(),
+    TallGemm(),
+)
 
 
 def names() -> tuple[str, ...]:

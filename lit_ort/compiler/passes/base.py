@@ -10,6 +10,8 @@ from onnxscript.rewriter import pattern
 
 from lit_ort.inspect import PassReport
 
+MICROSOFT = "com.microsoft"
+
 
 class GraphPass(abc.ABC):
     """One transformation. Instances hold no state of a run, so one instance serves every model and thread."""
@@ -35,6 +37,7 @@ class RewritePass(GraphPass):
         for rule in self.rules:
             rule.rule().apply_to_model(model, tracer=tracer)
         if fired:
+            common.RemoveUnusedNodesPass()(model)
             common.ShapeInferencePass()(model)
         return PassReport(self.name, fired, tuple(tracer.declined))
 

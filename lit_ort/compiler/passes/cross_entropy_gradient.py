@@ -12,9 +12,7 @@ import numpy as np
 import onnx_ir as ir
 from onnxscript.rewriter import pattern
 
-from lit_ort.compiler.passes.base import RewritePass, shape_of
-
-MICROSOFT = "com.microsoft"
+from lit_ort.compiler.passes.base import MICROSOFT, RewritePass, shape_of
 
 
 class _LogSoftmaxGather(pattern.RewriteRuleClassBase):

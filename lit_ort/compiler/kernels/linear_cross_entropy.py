@@ -1,0 +1,173 @@
+"""Output layer and cross entropy together, a chunk of rows at a time: loss and every gradient in one visit.
+
+Only one chunk of logits exists at any time, rows whose label is ignored are never computed, and each logit is written
+once by the product and once by the softmax. The gradients are those of a loss gradient of one.
+
+Source: the idea of taking gradients in the forward, chunk by chunk, is that of Liger Kernel (Hsu et al. 2024).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from lit_ort.runtime.aten import Kernel
+from lit_ort.runtime.buffers import BufferPool
+
+NAME = "linear_cross_entropy"
+# Positions of the node's inputs; a bias and class weights follow in this order, where there are any.
+HIDDEN, WEIGHT, LABELS, SETTINGS, BIAS = range(5)
+# Positions of the node's outputs.
+LOSS, HIDDEN_GRADIENT, WEIGHT_GRADIENT, BIAS_GRADIENT = range(4)
+
+# The weight's gradient is read and written once a chunk, which rows must be many enough to pay for.
+LEAST_ROWS = 128
+# Probabilities below this have lost digits to underflow; their loss is computed from the logits again.
+SMALLEST_PROBABILITY = 1e-30
+
+
+def kernel_name(bias: bool, weighted: bool) -> str:
+    """Name of the kernel for a layer and loss of this kind."""
+    return f"{NAME}{'_bias' if bias else ''}{'_weighted' if weighted else ''}"
+
+
+def settings(ignore_index: int, mean: bool, wanted: tuple[bool, bool, bool]) -> list[int]:
+    """The kernel's input `SETTINGS`: the label that doesn't count, the reduction, and which gradients are read."""
+    return [ignore_index, int(mean), *map(int, wanted)]
+
+
+def linear_cross_entropy(
+    pool: BufferPool,
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
+    settings: torch.Tensor,
+    bias: torch.Tensor | None,
+    class_weight: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """cross_entropy(hidden @ weight.T + bias, labels) and its gradients.
+
+    Args:
+        hidden: float32[N, H]. weight: float32[C, H]. labels: int64[N]. bias, class_weight: float32[C].
+        settings: as `settings` makes it, int64[5].
+
+    Returns:
+        loss float32[], and the gradients of hidden, weight and bias, empty where nobody reads them.
+
+    Raises:
+        IndexError: a label outside of 0..C-1 that is not ignored.
+    """
+    ignore_index, mean, *wanted = settings.tolist()
+    counted = labels != ignore_index
+    _require_classes(labels, counted, classes=len(weight))
+    rows = None if bool(counted.all()) else counted.nonzero().squeeze(1)
+    given = hidden if rows is None else hidden.index_select(0, rows)
+    labels = labels if rows is None else labels.index_select(0, rows)
+    share = torch.ones(len(labels)) if class_weight is None else class_weight.index_select(0, labels)
+    total = share.sum() if mean else torch.ones(())
+    gradients = _Gradients(pool, given, weight, *wanted)
+    losses = torch.empty(len(labels))
+    for chunk in _chunks(len(labels), weight.shape[1]):
+        probabilities = _probabilities(pool, given[chunk], weight, bias)
+        losses[chunk] = _losses(probabilities, given[chunk], weight, bias, labels[chunk])
+        if any(wanted):
+            probabilities.scatter_add_(1, labels[chunk, None], torch.full((chunk.stop - chunk.start, 1), -1.0))
+            gradients.add(chunk, probabilities, share[chunk] / total)
+        del probabilities
+    gradients.settle()
+    loss = torch.dot(losses, share) / total
+    of_hidden = gradients.of_hidden
+    if rows is not None and wanted[0]:
+        of_hidden = pool.empty(*hidden.shape).zero_().index_copy_(0, rows, of_hidden)
+    return loss, of_hidden, gradients.of_weight, gradients.of_bias
+
+
+class _Gradients:
+    """The gradients of a chunked pass, in memory of the pool; those not wanted stay empty."""
+
+    def __init__(self, pool: BufferPool, hidden: torch.Tensor, weight: torch.Tensor, *wanted: int) -> None:
+        self._hidden, self._weight, self._wanted, self._started = hidden, weight, wanted, False
+        nothing = torch.empty(0)
+        self.of_hidden = pool.empty(*hidden.shape) if wanted[0] else nothing
+        self.of_weight = pool.empty(*weight.shape) if wanted[1] else nothing
+        self.of_bias = pool.empty(len(weight)) if wanted[2] else nothing
+
+    def add(self, chunk: slice, difference: torch.Tensor, scale: torch.Tensor) -> None:
+        """One chunk: `difference` is probabilities less one at the label, `scale` each row's part of the loss."""
+        of_hidden, of_weight, of_bias = self._wanted
+        kept = float(self._started)
+        # The scale goes on the narrow factor of each product rather than on the wide difference.
+        if of_hidden:
+            torch.mm(difference, self._weight, out=self.of_hidden[chunk]).mul_(scale[:, None])
+        if of_weight:
+            scaled = self._hidden[chunk] * scale[:, None]
+            torch.addmm(self.of_weight, difference.t(), scaled, beta=kept, out=self.of_weight)
+        if of_bias:
+            torch.addmv(self.of_bias, difference.t(), scale, beta=kept, out=self.of_bias)
+        self._started = True
+
+    def settle(self) -> None:
+        """Without any row that counts the gradients are zero."""
+        if not self._started:
+            for gradient in (self.of_hidden, self.of_weight, self.of_bias):
+                gradient.zero_()
+
+
+def _chunks(rows: int, width: int) -> list[slice]:
+    most = max(LEAST_ROWS, width // 2)
+    return [slice(start, min(start + most, rows)) for start in range(0, rows, most)]
+
+
+def _logits(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> torch.Tensor:
+    if bias is None:
+        return torch.mm(hidden, weight.t(), out=out)
+    return torch.addmm(bias, hidden, weight.t(), out=out)
+
+
+def _probabilities(
+    pool: BufferPool, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    logits = _logits(hidden, weight, bias, out=pool.empty(len(hidden), len(weight)))
+    return torch.softmax(logits, 1, out=logits)
+
+
+def _losses(
+    probabilities: torch.Tensor,
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+) -> torch.Tensor:
+    picked = probabilities.gather(1, labels[:, None]).squeeze(1)
+    losses = picked.clamp(max=1).log_().neg_()
+    tiny = picked < SMALLEST_PROBABILITY
+    if bool(tiny.any()):
+        logits = _logits(hidden[tiny], weight, bias, out=torch.empty(int(tiny.sum()), len(weight)))
+        losses[tiny] = functional.cross_entropy(logits, labels[tiny], reduction="none")
+    return losses
+
+
+def _require_classes(labels: torch.Tensor, counted: torch.Tensor, classes: int) -> None:
+    outside = counted & ((labels < 0) | (labels >= classes))
+    if bool(outside.any()):
+        raise IndexError(
+            f"label {int(labels[outside][0])} is out of range: the loss has {classes} classes, so labels are 0 to "
+            f"{classes - 1}, or the ignore_index of cross_entropy"
+        )
+
+
+def _kernel(bias: bool, weighted: bool) -> Kernel:
+    def run(pool: BufferPool, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        hidden, weight, labels, settings = given[:BIAS]
+        optional = list(given[BIAS:])
+        added = optional.pop(0) if bias else None
+        class_weight = optional.pop(0) if weighted else None
+        return linear_cross_entropy(pool, hidden, weight, labels, settings, added, class_weight)
+
+    gradients = {HIDDEN: HIDDEN_GRADIENT, WEIGHT: WEIGHT_GRADIENT}
+    return Kernel(kernel_name(bias, weighted), run, {**gradients, BIAS: BIAS_GRADIENT} if bias else gradients)
+
+
+LINEAR_CROSS_ENTROPY_KERNELS: tuple[Kernel, ...] = tuple(
+    _kernel(bias, weighted) for bias in (False, True) for weighted in (False, True)
+)

@@ -1,0 +1,103 @@
+"""Kernels against eager, by themselves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lit_ort.compiler.kernels.embedding import embedding_gradient
+from lit_ort.compiler.kernels.linear_cross_entropy import linear_cross_entropy, settings
+from lit_ort.runtime.buffers import BufferPool
+from tests.compare import relative_error
+
+ALL = (True, True, True)
+IGNORED = -100
+
+
+class Case:
+    """An output layer whose rows make three chunks, the last one short."""
+
+    def __init__(self, ignored: float = 0.3, scale: float = 1.0) -> None:
+        self.hidden = torch.randn(300, 40) * scale
+        self.weight, self.bias = torch.randn(90, 40), torch.randn(90)
+        self.class_weight = torch.rand(90) + 0.5
+        self.labels = torch.where(torch.rand(300) < ignored, IGNORED, torch.randint(90, (300,)))
+
+    def kernel(self, *, mean: bool = True, wanted=ALL, bias: bool = True, weighted: bool = False):  # type: ignore[no-untyped-def]
+        return linear_cross_entropy(
+            BufferPool(),
+            *(self.hidden, self.weight, self.labels, torch.tensor(settings(IGNORED, mean, wanted))),
+            bias=self.bias if bias else None,
+            class_weight=self.class_weight if weighted else None,
+        )
+
+    def eager(self, *, mean: bool = True, bias: bool = True, weighted: bool = False, dtype=torch.float64):  # type: ignore[no-untyped-def]
+        leaves = [t.detach().to(dtype).requires_grad_() for t in (self.hidden, self.weight, self.bias)]
+        scores = F.linear(leaves[0], leaves[1], leaves[2] if bias else None)
+        weight = self.class_weight.to(dtype) if weighted else None
+        loss = F.cross_entropy(scores, self.labels, weight, reduction="mean" if mean else "sum", ignore_index=IGNORED)
+        return loss.detach(), *torch.autograd.grad(loss, leaves[: 2 + bias])
+
+
+@pytest.mark.parametrize("ignored", [0.0, 0.3])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("mean", [False, True])
+def test_linear_cross_entropy_is_as_eager(mean: bool, bias: bool, weighted: bool, ignored: float) -> None:
+    case = Case(ignored)
+    expected = case.eager(mean=mean, bias=bias, weighted=weighted)
+    actual = case.kernel(mean=mean, bias=bias, weighted=weighted, wanted=(True, True, bias))
+    for found, reference in zip(actual, expected, strict=False):
+        assert relative_error(found.double(), reference) < 1e-6
+
+
+def test_a_loss_beyond_the_range_of_its_probability_is_exact() -> None:
+    case = Case(scale=30.0)
+    loss, *_ = case.kernel()
+    assert loss > 200
+    assert relative_error(loss.double(), case.eager()[0]) < 1e-6
+
+
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_what_is_not_wanted_is_left_out(position: int) -> None:
+    case = Case()
+    expected = case.kernel()
+    actual = case.kernel(wanted=tuple(k == position for k in range(3)))
+    assert torch.equal(actual[0], expected[0])
+    assert [gradient.numel() for k, gradient in enumerate(actual[1:]) if k != position] == [0, 0]
+    assert torch.equal(actual[1 + position], expected[1 + position])
+
+
+@pytest.mark.parametrize("mean", [False, True])
+def test_without_a_label_that_counts(mean: bool) -> None:
+    case = Case(ignored=1.0)
+    actual = case.kernel(mean=mean)
+    for found, reference in zip(actual, case.eager(mean=mean, dtype=torch.float32), strict=True):
+        torch.testing.assert_close(found, reference, equal_nan=True)
+    assert bool(actual[0].isnan()) == mean
+
+
+def test_nan_in_the_activations_reaches_the_loss() -> None:
+    case = Case(ignored=0.0)
+    case.hidden[7] = float("nan")
+    assert case.kernel()[0].isnan()
+
+
+@pytest.mark.parametrize("label", [90, -1])
+def test_a_label_out_of_range_is_named(label: int) -> None:
+    case = Case()
+    case.labels[17] = label
+    with pytest.raises(IndexError, match=f"label {label} is out of range: the loss has 90 classes"):
+        case.kernel()
+
+
+@pytest.mark.parametrize("shape", [(50,), (5, 10)])
+def test_embedding_gradient_is_as_eager(shape: tuple[int, ...]) -> None:
+    table = torch.randn(20, 6, dtype=torch.float64, requires_grad=True)
+    indices, gradient = torch.randint(20, shape), torch.randn(*shape, 6)
+    (expected,) = torch.autograd.grad(table[indices], table, gradient.double())
+    indices = torch.where(torch.rand(shape) < 0.3, indices - 20, indices)
+    actual: Tensor = embedding_gradient(BufferPool(), torch.tensor([20, 6]), indices, gradient)
+    assert relative_error(actual.double(), expected) < 1e-6
