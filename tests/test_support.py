@@ -138,6 +138,26 @@ def test_cross_entropy_in_all_its_forms(smoothing: float, weighted: bool, soft: 
     torch.testing.assert_close(torch.autograd.grad(compiled(step)(b), b)[0], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("padding_idx", [0, -1])
+@pytest.mark.parametrize("indices", [torch.tensor([0, 2, 1, 2]), torch.tensor([[0, 2], [2, 1]])])
+def test_the_padding_row_of_an_embedding_gets_no_gradient(padding_idx: int, indices: Tensor) -> None:
+    a, b = inputs()
+
+    def step(a: Tensor, b: Tensor) -> Tensor:
+        return (F.embedding(indices, a, padding_idx) + F.embedding(indices, b)).square().sum()
+
+    expected = torch.autograd.grad(step(a, b), (a, b))
+    assert not expected[0][padding_idx].any()
+    torch.testing.assert_close(torch.autograd.grad(compiled(step)(a, b), (a, b)), expected)
+
+
+@pytest.mark.parametrize("name", ["scale_grad_by_freq", "sparse"])
+def test_embeddings_with_other_gradients_are_refused(name: str) -> None:
+    a, _ = inputs()
+    with pytest.raises(CompileError, match=f"{name}=True"):
+        compiled(lambda a: F.embedding(INDEX, a, **{name: True}).sum())(a)
+
+
 def test_the_list_names_only_tested_operators() -> None:
     untested = set(SUPPORTED) - set(CASES) - {"Identity", "Flatten"}
     assert not untested

@@ -12,16 +12,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.onnx.ops
 from torch import fx
 from torch.export import ExportedProgram
 
 from lit_ort.compiler.decompositions import decompose
 from lit_ort.compiler.numbers import copy_graph
+from lit_ort.compiler.stop_gradient import stop_gradient
 from lit_ort.errors import CaptureError
-from lit_ort.runtime.aten import DOMAIN
-
-STOP_GRADIENT = "lit_ort::stop_gradient"
 
 # torch.export documents no exception hierarchy of its own.
 _EXPORT_ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, NotImplementedError, AttributeError, KeyError)
@@ -135,18 +132,6 @@ def _refuse_autocast(graph_module: fx.GraphModule) -> None:
             )
 
 
-def _stop_gradient(value: torch.Tensor) -> torch.Tensor:
-    """An ONNX node of its own kind: only ATen nodes can be told to the gradient builder as ends of the gradient."""
-    return torch.onnx.ops.symbolic(
-        f"{DOMAIN}::ATen",
-        (value,),
-        {"operator": STOP_GRADIENT, "overload_name": ""},
-        dtype=value.dtype,
-        shape=value.shape,
-        version=1,
-    )
-
-
 def _example(node: fx.Node) -> Any:
     return node.meta.get("example_value", node.meta.get("val"))
 
@@ -172,7 +157,7 @@ def _strip_grad_mode(graph: fx.Graph, mark: bool) -> None:
         )
         if stops:
             with graph.inserting_after(node):
-                marker = graph.call_function(_stop_gradient, (node,))
+                marker = graph.call_function(stop_gradient, (node,))
             marker.meta = dict(node.meta)
             node.replace_all_uses_with(marker, delete_user_cb=lambda user, marker=marker: user is not marker)
     for node in list(graph.nodes):

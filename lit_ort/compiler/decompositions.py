@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from lit_ort.compiler.stop_gradient import stop_gradient
+from lit_ort.errors import CaptureError
+
 aten = torch.ops.aten
 
 
@@ -46,6 +49,37 @@ def attention_with_dropout(
     if dropout_p > 0:
         weights = torch.dropout(weights, dropout_p, True)
     return torch.matmul(weights, value)
+
+
+def padded_embedding(
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> torch.Tensor:
+    """Rows of a table, without a gradient for the padding row; the exporter's own translation gives it one.
+
+    Args:
+        weight: float[rows, width]. indices: int[...].
+        padding_idx: the row that gets no gradient; -1 for none.
+
+    Raises:
+        CaptureError: gradients scaled by frequency, or sparse ones.
+
+    Source: semantics of torch.nn.functional.embedding.
+    """
+    for name, value in (("scale_grad_by_freq", scale_grad_by_freq), ("sparse", sparse)):
+        if value:
+            raise CaptureError(
+                f"an embedding has {name}=True, and sessions give plain dense gradients",
+                remedy=f"Leave {name} out, or this graph runs in eager (fallback='warn').",
+                operator="aten.embedding",
+            )
+    rows = weight.index_select(0, indices.flatten()).reshape(*indices.shape, weight.size(1))
+    if padding_idx < 0:
+        return rows
+    return torch.where((indices == padding_idx).unsqueeze(-1), stop_gradient(rows), rows)
 
 
 def smoothed_cross_entropy(
@@ -99,6 +133,11 @@ def _attention_drops(node: torch.fx.Node) -> bool:
     return _argument(node, 4, "dropout_p", 0.0) > 0
 
 
+def _embedding_is_special(node: torch.fx.Node) -> bool:
+    pads = _argument(node, 2, "padding_idx", -1) >= 0
+    return pads or _argument(node, 3, "scale_grad_by_freq", False) or _argument(node, 4, "sparse", False)
+
+
 def _cross_entropy_is_soft(node: torch.fx.Node) -> bool:
     target = node.args[1]
     assert isinstance(target, torch.fx.Node)
@@ -114,6 +153,7 @@ def _cross_entropy_is_soft(node: torch.fx.Node) -> bool:
 # operator -> (when it has to go, what takes its place)
 DECOMPOSITIONS: dict[Any, tuple[Callable[[torch.fx.Node], bool], Callable[..., torch.Tensor]]] = {
     aten.scaled_dot_product_attention.default: (_attention_drops, attention_with_dropout),
+    aten.embedding.default: (_embedding_is_special, padded_embedding),
     aten.cross_entropy_loss.default: (_cross_entropy_is_soft, smoothed_cross_entropy),
 }
 

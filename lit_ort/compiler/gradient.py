@@ -14,9 +14,10 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 
-from lit_ort.compiler.capture import STOP_GRADIENT, StepSignature
+from lit_ort.compiler.capture import StepSignature
 from lit_ort.compiler.convert import name_nodes
 from lit_ort.compiler.kernels import KERNELS
+from lit_ort.compiler.stop_gradient import STOP_GRADIENT
 from lit_ort.compiler.support import gradient_names, is_stop_gradient, require_support
 from lit_ort.errors import GradientError
 from lit_ort.runtime.aten import DOMAIN, NAMESPACE, Kernel
