@@ -8,9 +8,8 @@ from __future__ import annotations
 import ast
 import gc
 import os
+import re
 import sysconfig
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.errors import InputError, require
+from tasks.huggingface import hub_answers
 
 SPLITS = ("train", "valid", "test")
 
@@ -27,10 +27,16 @@ class Split:
     """The text of one split.
 
     source: the file or the place it was read from; error messages begin with it.
+    documents: texts that don't go on in one another, in order.
     """
 
     source: str
-    text: str
+    documents: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """The documents below each other."""
+        return "\n".join(self.documents)
 
 
 @dataclass(frozen=True)
@@ -76,9 +82,9 @@ def python_docs(directory: str | os.PathLike[str] | None = None) -> Corpus:
     )
     train = [text for place, text in enumerate(documents) if place % 20 not in (9, 19)]
     return Corpus(
-        train=Split(f"{root} (documents for training)", "\n".join(train)),
-        valid=Split(f"{root} (documents for validation)", "\n".join(documents[9::20])),
-        test=Split(f"{root} (documents for the test)", "\n".join(documents[19::20])),
+        train=Split(f"{root} (documents for training)", tuple(train)),
+        valid=Split(f"{root} (documents for validation)", tuple(documents[9::20])),
+        test=Split(f"{root} (documents for the test)", tuple(documents[19::20])),
     )
 
 
@@ -167,6 +173,32 @@ def _read_split(root: Path, name: str) -> Split:
             f"{candidates[0]}: no such file, and no {candidates[1].name} beside it. data=wikitext2 needs one of the "
             f"two in data.dir; the folder holds {_listing(root)}."
         )
+    return Split(str(path), wikitext_articles(read_text(path)))
+
+
+# A line that is the title of an article, as " = Valkyria Chronicles III = ", and not of a section of it.
+_TITLE = re.compile(r"^ = [^=].*[^=] = $", re.MULTILINE)
+
+
+def wikitext_articles(text: str) -> tuple[str, ...]:
+    """The articles of a WikiText file, each from its title on."""
+    starts = [match.start() for match in _TITLE.finditer(text)]
+    if not starts:
+        return (text,)
+    bounds = [0 if not text[: starts[0]].strip() else starts[0], *starts[1:], len(text)]
+    head = (text[: bounds[0]],) if bounds[0] else ()
+    return (*head, *(text[start:stop] for start, stop in zip(bounds, bounds[1:], strict=False)))
+
+
+# --- Files ------------------------------------------------------------------------------------------------------------
+
+
+def read_text(path: Path) -> str:
+    """The text of a file.
+
+    Raises InputError if it is missing, empty or not UTF-8.
+    """
+    require(path.is_file(), f"{path}: no such file. Give the path of a text file in UTF-8.")
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -175,7 +207,18 @@ def _read_split(root: Path, name: str) -> Split:
             "Convert the file to UTF-8."
         ) from error
     require(bool(text.strip()), f"{path}: no text in {path.stat().st_size} bytes. Put the text of the split there.")
-    return Split(str(path), text)
+    return text
+
+
+def text_file(path: str | os.PathLike[str]) -> Split:
+    """A file of plain text: documents are separated by blank lines, or begin with titles as WikiText's do.
+
+    Raises InputError if it is missing, empty or not UTF-8.
+    """
+    text = read_text(Path(path))
+    if _TITLE.search(text):
+        return Split(str(path), wikitext_articles(text))
+    return Split(str(path), tuple(block for block in re.split(r"\n[ \t]*\n", text) if block.strip()))
 
 
 def _listing(root: Path) -> str:
@@ -191,7 +234,7 @@ def _fetch_wikitext2() -> Corpus:
         "huggingface.co."
     )
     try:
-        splits = _load_from_hub(offline=not _hub_answers())
+        splits = _load_from_hub(offline=not hub_answers())
     except ImportError as error:
         raise InputError(f"data.dir=null, and the `datasets` library is not installed. {remedy}") from error
     except (OSError, ValueError) as error:
@@ -199,7 +242,8 @@ def _fetch_wikitext2() -> Corpus:
         raise InputError(f"data.dir=null, and WikiText-2 cannot be fetched: {reason}. {remedy}") from error
     hub_names = {"train": "train", "valid": "validation", "test": "test"}
     train, valid, test = (
-        Split(f"{'/'.join(_HUB_DATASET)} ({name})", "".join(splits[hub_names[name]]["text"])) for name in SPLITS
+        Split(f"{'/'.join(_HUB_DATASET)} ({name})", wikitext_articles("".join(splits[hub_names[name]]["text"])))
+        for name in SPLITS
     )
     return Corpus(train, valid, test)
 
@@ -211,14 +255,3 @@ def _load_from_hub(offline: bool) -> Any:
     from datasets import load_dataset
 
     return load_dataset(*_HUB_DATASET)
-
-
-def _hub_answers(timeout_s: float = 5.0) -> bool:
-    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-    try:
-        with urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=timeout_s):
-            return True
-    except urllib.error.HTTPError:
-        return True  # an answer, whatever it says
-    except OSError:
-        return False
