@@ -48,16 +48,8 @@ class Column:
     form: str
 
 
-COLUMNS = (
-    Column("ms/batch", "steps", "step_ms_median", ".1f"),
-    Column("tokens/s", "steps", "items_per_s", ".0f"),
-    Column("first step s", "steps", "first_step_s", ".1f"),
-    Column("peak MiB", "steps", "peak_mib", ".0f"),
-    Column("added MiB", "steps", "peak_above_start_mib", ".0f"),
-    Column("train loss", "metrics", "train/loss", ".4f"),
-    Column("val ppl", "metrics", "val/ppl", ".2f"),
-    Column("test ppl", "metrics", "test/ppl", ".2f"),
-)
+STEP_TIME = Column("ms/batch", "steps", "step_ms_median", ".1f")
+ADDED_MEMORY = Column("added MiB", "steps", "peak_above_start_mib", ".0f")
 
 
 @dataclass(frozen=True)
@@ -151,20 +143,39 @@ def last_error(log: Path) -> str:
     return (errors or lines or ["no output"])[-1]
 
 
+def columns(outcomes: Sequence[Outcome]) -> list[Column]:
+    """What every run has, and the figures that its task names as those to compare."""
+    results = next((outcome.results for outcome in outcomes if outcome.results is not None), None)
+    item = (results["steps"] or {}).get("item", "items") if results else "items"
+    headline = [(split, name) for split in ("val", "test") for name in (results["headline"] if results else ())]
+    return [
+        STEP_TIME,
+        Column(f"{item}/s", "steps", "items_per_s", ".0f"),
+        Column("first step s", "steps", "first_step_s", ".1f"),
+        Column("peak MiB", "steps", "peak_mib", ".0f"),
+        ADDED_MEMORY,
+        Column("train loss", "metrics", "train/loss", ".4f"),
+        *(
+            Column(f"{split} {name}", "metrics", f"{split}/{name}", ".2f" if name == "ppl" else ".4f")
+            for split, name in headline
+        ),
+    ]
+
+
 def ratio(outcome: Outcome, first: Outcome) -> float | None:
     """How many times as fast a step is as the first strategy's; None where one of the two has no figure."""
-    own, other = outcome.value(COLUMNS[0]), first.value(COLUMNS[0])
+    own, other = outcome.value(STEP_TIME), first.value(STEP_TIME)
     return other / own if own and other else None
 
 
 def titles(outcomes: Sequence[Outcome]) -> list[str]:
-    return ["strategy", *(column.title for column in COLUMNS), f"x {outcomes[0].strategy}"]
+    return ["strategy", *(column.title for column in columns(outcomes)), f"x {outcomes[0].strategy}"]
 
 
-def cells(outcome: Outcome, first: Outcome) -> list[str]:
-    """The row of a strategy that finished."""
-    values = [(outcome.value(column), column.form) for column in COLUMNS]
-    values.append((ratio(outcome, first), ".2f"))
+def cells(outcome: Outcome, outcomes: Sequence[Outcome]) -> list[str]:
+    """The row of one of the strategies, which finished."""
+    values = [(outcome.value(column), column.form) for column in columns(outcomes)]
+    values.append((ratio(outcome, outcomes[0]), ".2f"))
     return [outcome.strategy, *("-" if value is None else format(value, form) for value, form in values)]
 
 
@@ -172,7 +183,7 @@ def text_table(outcomes: Sequence[Outcome]) -> str:
     """The table for the terminal: a title's words below each other; a failure takes the whole of its row."""
     head = [title.split(" ") for title in titles(outcomes)]
     top = [words[0] if len(words) > 1 else "" for words in head]
-    done = {outcome.strategy: cells(outcome, outcomes[0]) for outcome in outcomes if outcome.failure is None}
+    done = {outcome.strategy: cells(outcome, outcomes) for outcome in outcomes if outcome.failure is None}
     grid = [top, [words[-1] if len(words) < 3 else " ".join(words[1:]) for words in head], *done.values()]
     widths = [max(len(row[place]) for row in grid) for place in range(len(head))]
     widths[0] = max(widths[0], *(len(outcome.strategy) for outcome in outcomes))
@@ -192,7 +203,7 @@ def text_table(outcomes: Sequence[Outcome]) -> str:
 def markdown_table(outcomes: Sequence[Outcome]) -> str:
     """The same table for report.md; a failure is told in a last column, which is there only if there is one."""
     any_failed = any(outcome.failure for outcome in outcomes)
-    grid = [titles(outcomes), *(cells(outcome, outcomes[0]) for outcome in outcomes)]
+    grid = [titles(outcomes), *(cells(outcome, outcomes) for outcome in outcomes)]
     notes = ["failed", *(f"{o.failure} (log: {o.log})" if o.failure else "" for o in outcomes)]
     if any_failed:
         grid = [[*row, note.replace("|", r"\|")] for row, note in zip(grid, notes, strict=True)]
@@ -210,9 +221,9 @@ def write_report(folder: Path, outcomes: Sequence[Outcome], overrides: Sequence[
         "",
         markdown_table(outcomes),
         "",
-        "ms/batch and tokens/s are medians over all training batches but the first, without validation and data "
+        "ms/batch and the rate are medians over all training batches but the first, without validation and data "
         "loading. peak MiB is the process's resident memory at its highest during fit, added MiB what fit added to it."
-        f" val ppl is of the last validation, test ppl of the best checkpoint. x {outcomes[0].strategy}: how many "
+        f" val is of the last validation, test of the best checkpoint. x {outcomes[0].strategy}: how many "
         f"times as fast as {outcomes[0].strategy} a batch is.",
         "",
         "![Loss, step time and memory](report.png)",
@@ -281,8 +292,8 @@ def draw(folder: Path, outcomes: Sequence[Outcome]) -> Path:
     label_curves(by_step, "training loss by step", "step")
     label_curves(by_time, "training loss by time", "seconds since fit began")
     names, colors = [outcome.strategy for _, outcome in done], [color for color, _ in done]
-    draw_bars(step_time, "time of a training batch (median), ms", names, colors, [o.value(COLUMNS[0]) for _, o in done])
-    above = [o.value(COLUMNS[4]) for _, o in done]
+    draw_bars(step_time, "time of a training batch (median), ms", names, colors, [o.value(STEP_TIME) for _, o in done])
+    above = [o.value(ADDED_MEMORY) for _, o in done]
     draw_bars(memory, "peak memory above the start of fit, MiB", names, colors, above)
     path = folder / "report.png"
     figure.savefig(path, dpi=120)

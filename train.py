@@ -16,14 +16,14 @@ from lightning.pytorch import Trainer, seed_everything
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from lit_ort.callbacks import StepStatistics
+from lit_ort.callbacks import StepStatistics, short_figure
 from lit_ort.errors import LitOrtError
 from tasks.console import drop_known_messages
 from tasks.errors import InputError, require
 
 
 def fit_and_test(config: DictConfig, folder: Path) -> dict[str, Any]:
-    """Runs the configuration. Returns the last value of each metric, the statistics of the steps, the checkpoint."""
+    """Runs the configuration. Returns the last value of each metric and which to compare, the steps, the checkpoint."""
     require(
         config.ckpt_path is None or Path(config.ckpt_path).is_file(),
         f"ckpt_path={config.ckpt_path}: no such file. Give a checkpoint of an earlier run, or leave it out.",
@@ -47,6 +47,7 @@ def fit_and_test(config: DictConfig, folder: Path) -> dict[str, Any]:
     metrics |= trainer.test(task, datamodule=data, ckpt_path=checkpoint, verbose=False, weights_only=True)[0]
     statistics = next((part.summary() for part in callbacks if isinstance(part, StepStatistics)), None)
     return {
+        "headline": list(getattr(task, "headline", ("loss",))),
         "metrics": {name: float(value) for name, value in metrics.items()},
         "steps": asdict(statistics) if statistics else None,
         "checkpoint": checkpoint,
@@ -57,7 +58,8 @@ def fit_and_test(config: DictConfig, folder: Path) -> dict[str, Any]:
 def show(results: dict[str, Any]) -> None:
     metrics, steps = results["metrics"], results["steps"]
     console = Console(soft_wrap=True, highlight=False)
-    console.print(f"\ntest loss {metrics['test/loss']:.3f}, ppl {metrics['test/ppl']:.1f}")
+    tested = {name.removeprefix("test/"): value for name, value in metrics.items() if name.startswith("test/")}
+    console.print("\ntest " + ", ".join(f"{name} {short_figure(value)}" for name, value in tested.items()))
     if steps and steps["step_ms_median"] is not None:
         rate = f"{steps['items_per_s']:.0f} {steps['item']}/s"
         console.print(f"{steps['step_ms_median']:.1f} ms/batch (median of {steps['steps']}), {rate}")

@@ -9,8 +9,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import BertConfig, BertForPreTraining, GPT2Config, GPT2LMHeadModel
 
 from lit_ort import ORTBackend, ORTOptions
+from tasks.bert_pretrain import pretraining_figures
+from tasks.gpt2 import next_token_loss
 from tasks.transformer_lm import TransformerLM
 
 CLIP = 0.5
@@ -35,8 +38,8 @@ class Workload:
     configuration: str
     floating_point_operations: float
     build: Callable[[], nn.Module]
-    batch: Callable[[], tuple[torch.Tensor, ...]]
-    loss: Callable[[Any, tuple[torch.Tensor, ...]], torch.Tensor]
+    batch: Callable[[], Any]
+    loss: Callable[[Any, Any], torch.Tensor]
 
 
 def transformer_lm(vocabulary: int = 28_782) -> Workload:
@@ -59,7 +62,59 @@ def transformer_lm(vocabulary: int = 28_782) -> Workload:
     )
 
 
-WORKLOADS: dict[str, Callable[[], Workload]] = {"transformer_lm": transformer_lm}
+def gpt2(layers: int = 4, batch: int = 2, length: int = 256) -> Workload:
+    """GPT-2 small's width and vocabulary, fewer layers."""
+    shape = GPT2Config(n_layer=layers)
+    tokens, width = batch * length, shape.n_embd
+    products = 2 * tokens * width * shape.vocab_size + layers * _layer_products(tokens, length, width)
+
+    def make_batch() -> dict[str, torch.Tensor]:
+        stream = torch.randint(shape.vocab_size, (batch, length + 1))
+        return {"input_ids": stream[:, :-1].contiguous(), "targets": stream[:, 1:].contiguous()}
+
+    return Workload(
+        name="gpt2",
+        configuration=f"{layers} layers, width {width}, {shape.vocab_size:,} tokens, {batch}x{length}, dropout 0.1",
+        floating_point_operations=3 * products,
+        build=lambda: GPT2LMHeadModel(shape),
+        batch=make_batch,
+        loss=next_token_loss,
+    )
+
+
+def bert(layers: int = 4, batch: int = 4, length: int = 128) -> Workload:
+    """Pre-training with BERT base's width and vocabulary, fewer layers; 15 % of the words are masked."""
+    shape = BertConfig(num_hidden_layers=layers)
+    tokens, width = batch * length, shape.hidden_size
+    head = 2 * tokens * width * (shape.vocab_size + width)
+    products = head + layers * _layer_products(tokens, length, width)
+
+    def make_batch() -> dict[str, torch.Tensor]:
+        given = torch.randint(shape.vocab_size, (batch, length))
+        return {
+            "input_ids": given,
+            "token_type_ids": (torch.arange(length) > length // 2).long().expand(batch, length).contiguous(),
+            "attention_mask": torch.ones(batch, length, dtype=torch.int64),
+            "labels": torch.where(torch.rand(batch, length) < 0.15, given, -100),
+            "next_sentence_label": torch.randint(2, (batch,)),
+        }
+
+    return Workload(
+        name="bert",
+        configuration=f"{layers} layers, width {width}, {shape.vocab_size:,} tokens, {batch}x{length}, dropout 0.1",
+        floating_point_operations=3 * products,
+        build=lambda: BertForPreTraining(shape),
+        batch=make_batch,
+        loss=lambda module, given: pretraining_figures(module, given)["loss"],
+    )
+
+
+def _layer_products(tokens: int, length: int, width: int) -> int:
+    """Floating-point operations of an encoder layer's products, forward, with a feed-forward of 4 widths."""
+    return tokens * 24 * width * width + 4 * tokens * length * width
+
+
+WORKLOADS: dict[str, Callable[[], Workload]] = {"bert": bert, "gpt2": gpt2, "transformer_lm": transformer_lm}
 
 
 class Rival:
@@ -90,7 +145,7 @@ class Rival:
         )
         return torch.compile(loss, backend=ORTBackend(options))
 
-    def step(self, batch: tuple[torch.Tensor, ...]) -> float:
+    def step(self, batch: Any) -> float:
         """Loss, zero_grad, backward, clip, optimizer, in Lightning's order. Returns milliseconds."""
         start = time.perf_counter()
         loss = self._loss(self.module, batch)

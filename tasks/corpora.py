@@ -14,10 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tasks.errors import InputError, require
-from tasks.huggingface import hub_answers
+from tasks.huggingface import load_dataset
 
 SPLITS = ("train", "valid", "test")
 
@@ -51,7 +50,7 @@ class Corpus:
 # --- Python's documentation -------------------------------------------------------------------------------------------
 
 # Folders whose docstrings are not documentation of the standard library.
-_NOT_DOCUMENTATION = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
+NOT_DOCUMENTATION = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 
 
 def python_docs(directory: str | os.PathLike[str] | None = None) -> Corpus:
@@ -71,7 +70,7 @@ def python_docs(directory: str | os.PathLike[str] | None = None) -> Corpus:
         f"{root}: no such folder. data=python_docs reads Python sources from data.dir; leave data.dir out to read the "
         "running Python's standard library.",
     )
-    with _collector_off():
+    with collector_off():
         documents = list(_docstring_documents(root))
     if directory is None:
         documents = [*_topics(), *documents]
@@ -89,7 +88,7 @@ def python_docs(directory: str | os.PathLike[str] | None = None) -> Corpus:
 
 
 @contextmanager
-def _collector_off() -> Iterator[None]:
+def collector_off() -> Iterator[None]:
     """Syntax trees have no cycles, and the collector's passes over so many objects take twice as long as the parser."""
     was_on = gc.isenabled()
     gc.disable()
@@ -112,7 +111,7 @@ def _topics() -> list[str]:
 def _docstring_documents(root: Path) -> Iterator[str]:
     """The docstrings of each Python file below `root`, file by file in the order of their paths."""
     for path in sorted(root.rglob("*.py")):
-        if _NOT_DOCUMENTATION.isdisjoint(path.relative_to(root).parts):
+        if NOT_DOCUMENTATION.isdisjoint(path.relative_to(root).parts):
             document = "\n".join(docstrings(path.read_bytes()))
             if document:
                 yield document
@@ -234,7 +233,7 @@ def _fetch_wikitext2() -> Corpus:
         "huggingface.co."
     )
     try:
-        splits = _load_from_hub(offline=not hub_answers())
+        splits = load_dataset(*_HUB_DATASET)
     except ImportError as error:
         raise InputError(f"data.dir=null, and the `datasets` library is not installed. {remedy}") from error
     except (OSError, ValueError) as error:
@@ -246,12 +245,3 @@ def _fetch_wikitext2() -> Corpus:
         for name in SPLITS
     )
     return Corpus(train, valid, test)
-
-
-def _load_from_hub(offline: bool) -> Any:
-    if offline:
-        # Without this the library retries for half a minute; with it, a copy fetched earlier is still found.
-        os.environ["HF_HUB_OFFLINE"] = "1"
-    from datasets import load_dataset
-
-    return load_dataset(*_HUB_DATASET)

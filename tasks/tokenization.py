@@ -1,36 +1,28 @@
-"""Subword tokenizers: trained on a corpus, read from a folder, or fetched from the Hugging Face hub."""
+"""Subword tokenizers: trained on a corpus, or loaded (`tasks.huggingface.load_tokenizer`), and what they make."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
 from rich.progress import track
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
-from tasks.errors import require
-from tasks.huggingface import from_pretrained
+from tasks.huggingface import load_tokenizer
+
+__all__ = [
+    "encode_documents",
+    "load_tokenizer",
+    "tokenizer_text",
+    "train_byte_level_bpe",
+    "train_wordpiece",
+]
 
 END_OF_TEXT = "<|endoftext|>"
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # Documents encoded at a time: enough for every core, few enough for a bar that moves.
 ENCODED_AT_A_TIME = 256
-
-
-def load_tokenizer(name: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
-    """The tokenizer of a local folder or of a model on the hub.
-
-    Raises InputError if there is none, or the hub can't be reached.
-    """
-    tokenizer = from_pretrained(AutoTokenizer, name, option="model.tokenizer")
-    require(
-        isinstance(tokenizer, PreTrainedTokenizerFast),
-        f"model.tokenizer={name}: has no tokenizer.json, which the `tokenizers` library needs. Give a model that has.",
-    )
-    return tokenizer
 
 
 def train_byte_level_bpe(texts: Iterable[str], vocabulary_size: int) -> PreTrainedTokenizerFast:
@@ -58,14 +50,22 @@ def train_wordpiece(texts: Iterable[str], vocabulary_size: int) -> PreTrainedTok
 
     Source: Devlin et al. 2018.
     """
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    normalizer, splitter = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+    given = list(texts)
+    words = {word for text in given for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text))}
+    # The trainer numbers the letters within words in the order of a hash table, which differs from process to process,
+    # and breaks ties by number. As special tokens they are numbered here; below they are ordinary again.
+    inner = sorted({f"##{letter}" for word in words for letter in word[1:]})
+    trained = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    trained.normalizer, trained.pre_tokenizer = normalizer, splitter
     trainer = trainers.WordPieceTrainer(
-        vocab_size=vocabulary_size, special_tokens=list(BERT_SPECIALS), show_progress=False
+        vocab_size=vocabulary_size, special_tokens=[*BERT_SPECIALS, *inner], show_progress=False
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    trained.train_from_iterator(given, trainer)
+    tokenizer = Tokenizer(models.WordPiece(trained.get_vocab(), unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, splitter
+    tokenizer.add_special_tokens(list(BERT_SPECIALS))
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
@@ -99,9 +99,3 @@ def encode_documents(
 def tokenizer_text(tokenizer: PreTrainedTokenizerFast) -> str:
     """Everything that decides which ids a text becomes, for keys of caches and for checkpoints."""
     return tokenizer.backend_tokenizer.to_str()
-
-
-def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Writes the files from which `load_tokenizer` reads it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save_pretrained(folder)

@@ -8,17 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
-from torchmetrics import MeanMetric
 
+from tasks.base import Figures, LanguageModel
 from tasks.errors import require
+from tasks.optimization import ScheduleFactory
 
 Batch: TypeAlias = tuple[Tensor, Tensor]
 ADAM = partial(torch.optim.Adam, lr=1e-3)
@@ -80,17 +79,14 @@ class TransformerModel(nn.Module):
         return self.decoder(hidden)
 
 
-class TransformerLM(LightningModule):
+class TransformerLM(LanguageModel):
     """Trains `TransformerModel` to predict the next token.
 
     vocabulary_size: comes from the data.
     optimizer: makes the optimizer from the parameters.
-    scheduler: makes the learning-rate schedule from the optimizer; it advances once an epoch. None keeps the rate.
+    scheduler: the learning-rate schedule; None keeps the rate.
     layers, heads, width, feed_forward, dropout: the shape of the encoder; `width` is divisible by `heads`.
     max_length: the longest sequence that the model takes, at least the data's bptt.
-
-    Logs train/loss and train/ppl (means over the tokens since the last logged step), and val/loss, val/ppl, test/loss,
-    test/ppl (means over the tokens of the whole split). ppl, the perplexity, is exp(loss).
 
     Raises InputError for a figure that no model can have.
     """
@@ -99,7 +95,7 @@ class TransformerLM(LightningModule):
         self,
         vocabulary_size: int,
         optimizer: Callable[..., Optimizer] = ADAM,
-        scheduler: Callable[[Optimizer], LRScheduler] | None = None,
+        scheduler: ScheduleFactory | None = None,
         *,
         layers: int = 2,
         heads: int = 2,
@@ -108,7 +104,7 @@ class TransformerLM(LightningModule):
         dropout: float = 0.2,
         max_length: int = 512,
     ) -> None:
-        super().__init__()
+        super().__init__(optimizer, scheduler, decay_all=True)
         figures = dict(layers=layers, heads=heads, width=width, feed_forward=feed_forward, max_length=max_length)
         for name, value in figures.items():
             require(
@@ -126,64 +122,15 @@ class TransformerLM(LightningModule):
         )
         self.save_hyperparameters(dict(vocabulary_size=vocabulary_size, dropout=dropout, **figures), logger=False)
         self.model = TransformerModel(vocabulary_size, layers, heads, width, feed_forward, dropout, max_length)
-        self.optimizer_factory = optimizer
-        self.scheduler_factory = scheduler
-        self.evaluated_loss = MeanMetric()
-        self.window_loss = torch.zeros(())
-        self.window_tokens = 0
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens: int64[seq, batch]. Returns logits, float32[seq, batch, vocabulary]."""
         return self.model(tokens)
 
-    def loss(self, batch: Batch) -> Tensor:
-        """batch: inputs and targets, int64[seq, batch] each. Returns the mean cross entropy, float32[]."""
+    def figures(self, batch: Batch) -> Figures:
+        """batch: inputs and targets, int64[seq, batch] each. Returns the mean cross entropy, float32[], as "loss"."""
         inputs, targets = batch
-        return F.cross_entropy(self(inputs).flatten(0, 1), targets.flatten())
+        return {"loss": F.cross_entropy(self(inputs).flatten(0, 1), targets.flatten())}
 
-    # The steps are tensor code alone, so that a compiler captures each as one graph; the hooks below log.
-
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        return self.loss(batch)
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        return self.loss(batch)
-
-    def test_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        return self.loss(batch)
-
-    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
-        tokens = batch[1].numel()
-        self.window_loss = self.window_loss.to(self.device) + outputs["loss"].detach() * tokens
-        self.window_tokens += tokens
-        mean = self.window_loss / self.window_tokens
-        self.log("train/loss", mean, prog_bar=True, batch_size=tokens)
-        self.log("train/ppl", mean.exp(), prog_bar=True, batch_size=tokens)
-        every = self.trainer.log_every_n_steps  # pyright: ignore[reportAttributeAccessIssue] (set by a connector)
-        if self.trainer.global_step % every == 0:  # Lightning writes this step's values
-            self.window_loss = torch.zeros(())
-            self.window_tokens = 0
-
-    def on_validation_batch_end(self, outputs: Any, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self.evaluated_loss.update(outputs, weight=batch[1].numel())
-
-    def on_test_batch_end(self, outputs: Any, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self.evaluated_loss.update(outputs, weight=batch[1].numel())
-
-    def on_validation_epoch_end(self) -> None:
-        self._log_evaluation("val")
-
-    def on_test_epoch_end(self) -> None:
-        self._log_evaluation("test")
-
-    def _log_evaluation(self, split: str) -> None:
-        loss = self.evaluated_loss.compute()
-        self.evaluated_loss.reset()
-        self.log(f"{split}/loss", loss)
-        self.log(f"{split}/ppl", loss.exp(), prog_bar=True)
-
-    def configure_optimizers(self) -> Any:
-        optimizer = self.optimizer_factory(self.parameters())
-        if self.scheduler_factory is None:
-            return optimizer
-        return {"optimizer": optimizer, "lr_scheduler": self.scheduler_factory(optimizer)}
+    def counts(self, batch: Batch) -> dict[str, int]:
+        return {"loss": batch[1].numel()}

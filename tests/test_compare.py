@@ -22,6 +22,7 @@ from tasks.errors import InputError
 
 REPOSITORY = Path(__file__).parents[1]
 STEPS = dict(step_ms_median=100.0, items_per_s=7000.0, first_step_s=0.5, peak_mib=700.0, peak_above_start_mib=280.0)
+STEPS |= dict(item="tokens")
 METRICS = {"train/loss": 6.5, "val/ppl": 600.0, "test/ppl": 500.0}
 
 
@@ -56,7 +57,7 @@ def stub(compare: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         if options["strategy"] == "ort":
             steps |= dict(step_ms_median=80.0)
         (folder / "arguments.json").write_text(json.dumps(sys.argv[1:]))
-        (folder / "results.json").write_text(json.dumps(dict(steps=steps, metrics={METRICS!r})))
+        (folder / "results.json").write_text(json.dumps(dict(steps=steps, metrics={METRICS!r}, headline=["ppl"])))
     """
     path.write_text(textwrap.dedent(program))
     monkeypatch.setattr(compare, "TRAIN", path)

@@ -12,8 +12,12 @@ from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import ConfigCompositionException, MissingConfigException
 from hydra.utils import instantiate
+from lightning.pytorch import Trainer
 from omegaconf import DictConfig, OmegaConf
 
+from tasks.tokenization import train_byte_level_bpe, train_wordpiece
+
+SHAPES = ("constant", "linear", "cosine", "polynomial")
 CONF = Path(__file__).parents[1] / "conf"
 # What a choice needs beyond the packages that train.py needs.
 EXTRA_MODULES = {"mlflow": "mlflow"}
@@ -44,14 +48,27 @@ def composed(folder: Path, *overrides: str, name: str = "train") -> DictConfig:
     return config
 
 
+def data_arguments(target: str) -> dict[str, Any]:
+    """What the data would decide about a task."""
+    words = {"tasks.transformer_lm.TransformerLM": {"vocabulary_size": 11}}
+    bert = train_wordpiece(["a few words"], 30)
+    subwords = {
+        "tasks.gpt2.GPT2": {"tokenizer": train_byte_level_bpe(["a few words"], 260)},
+        "tasks.bert_pretrain.BertPretrain": {"tokenizer": bert, "vocabulary_size": len(bert)},
+        "tasks.bert_finetune.BertFinetune": {"tokenizer": bert, "labels": ["one", "two"]},
+    }
+    return (words | subwords)[target] | {"max_length": 5}
+
+
 def make(config: DictConfig, group: str) -> Any:
     """What the group's part of the configuration makes."""
     if group in ("logger", "callbacks"):
         return [instantiate(part) for part in config[group].values()]
     if group == "task":
-        return instantiate(config.task, vocabulary_size=11, max_length=5)
+        return instantiate(config.task, **data_arguments(config.task["_target_"]))
     if group in ("optimizer", "scheduler"):
-        task = instantiate(config.task, vocabulary_size=11, max_length=5, width=4, feed_forward=4)
+        task = make(config, "task")
+        task.trainer = Trainer(max_steps=10, logger=False)
         return task.configure_optimizers()
     if group in ("precision", "trainer"):
         return instantiate(config.trainer, logger=False)
@@ -78,7 +95,9 @@ def test_every_choice_composes_and_instantiates(
 
 @pytest.mark.parametrize("experiment", choices("experiment"))
 def test_every_experiment_composes_and_instantiates(experiment: str, tmp_path: Path) -> None:
-    config = composed(tmp_path, f"experiment={experiment}")
+    # A model of the hub, or of its size, is for another test than this one.
+    small = ["model.pretrained=null", "model.layers=1", "model.width=32"] if not experiment.startswith("trans") else []
+    config = composed(tmp_path, f"experiment={experiment}", *small)
     for group in ("task", "data", "optimizer", "trainer", "callbacks"):
         assert make(config, group)
 
@@ -103,11 +122,14 @@ def test_the_tutorials_experiment_does_not_depend_on_the_defaults(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("choice", "expected"),
-    [("none", None), ("step", "StepLR"), ("linear", "LinearLR"), ("cosine", "CosineAnnealingLR")],
+    [("none", None), ("step", "StepLR"), *((shape, "LambdaLR") for shape in SHAPES)],
 )
 def test_a_scheduler_reaches_the_task(choice: str, expected: str | None, tmp_path: Path) -> None:
     made = make(composed(tmp_path, f"scheduler={choice}"), "scheduler")
-    assert (type(made["lr_scheduler"]).__name__ if isinstance(made, dict) else None) == expected
+    given = made["lr_scheduler"] if isinstance(made, dict) else None
+    schedule = given["scheduler"] if isinstance(given, dict) else given
+    assert (type(schedule).__name__ if schedule is not None else None) == expected
+    assert (isinstance(given, dict) and given["interval"] == "step") == (choice in SHAPES)
 
 
 def test_values_reach_what_they_name(tmp_path: Path) -> None:
@@ -118,6 +140,40 @@ def test_values_reach_what_they_name(tmp_path: Path) -> None:
     assert len(make(config, "task").model.encoder.layers) == 1
     assert make(config, "data").dir == str(tmp_path)
     assert config.seed == 7
+
+
+def test_a_task_brings_its_data_and_optimizer_and_gives_way_to_what_is_set(tmp_path: Path) -> None:
+    config = composed(tmp_path, "task=gpt2")
+    assert config.data["_target_"] == "tasks.text_blocks.TextBlocks"
+    assert make_targets(config) == ("torch.optim.AdamW", "linear", "tasks.text_blocks.count_targets")
+    config = composed(tmp_path, "task=bert_finetune", "data=table", "optimizer=lamb", "scheduler=cosine")
+    assert config.data["_target_"] == "tasks.labelled_text.Table"
+    assert make_targets(config) == ("pytorch_optimizer.Lamb", "cosine", "lit_ort.callbacks.first_dimension")
+
+
+def make_targets(config: DictConfig) -> tuple[str, str, str]:
+    counted = config.callbacks.statistics.count_items.path
+    return config.optimizer["_target_"], config.scheduler.shape, counted
+
+
+def test_the_recipes_are_those_of_their_sources(tmp_path: Path) -> None:
+    gpt2 = composed(tmp_path, "experiment=gpt2_wikitext103")
+    assert gpt2.model.pretrained == gpt2.data.tokenizer == "openai-community/gpt2"
+    assert (gpt2.data.block, gpt2.data.batch_size, gpt2.data.eval_batch_size) == (1024, 1, 4)
+    assert (gpt2.trainer.max_epochs, gpt2.trainer.accumulate_grad_batches, gpt2.optimizer.weight_decay) == (5, 16, 0.01)
+    one = composed(tmp_path, "experiment=bert_large_phase1", "data.dir=shards")
+    assert (one.model.layers, one.model.heads, one.model.width) == (24, 16, 1024)
+    assert (one.data.batch_size * one.trainer.accumulate_grad_batches, one.trainer.max_steps) == (4096, 7038)
+    assert (one.optimizer["_target_"], one.optimizer.lr) == ("pytorch_optimizer.Lamb", 6e-3)
+    assert (one.scheduler.shape, one.scheduler.warmup, one.scheduler.power) == ("polynomial", 0.2843, 0.5)
+    assert one.callbacks.last.every_n_train_steps == 200
+    two = composed(tmp_path, "experiment=bert_large_phase2", "data.dir=shards", "model.pretrained=phase1.ckpt")
+    assert (two.data.batch_size * two.trainer.accumulate_grad_batches, two.trainer.max_steps) == (4096, 1563)
+    assert (two.optimizer.lr, two.scheduler.warmup, two.scheduler.total_steps) == (4e-3, 0.128, 1563)
+    assert (two.data["_target_"], two.model.tokenizer) == ("tasks.pretraining_shards.PretrainingShards", None)
+    tuned = composed(tmp_path, "experiment=bert_finetune")
+    assert (tuned.trainer.max_epochs, tuned.optimizer.lr, tuned.scheduler.warmup) == (3, 3e-5, 0.1)
+    assert tuned.data.max_length == 128
 
 
 def test_the_default_strategy_is_ort() -> None:
@@ -133,7 +189,7 @@ def test_compare_takes_all_of_trains_values() -> None:
 
 @pytest.mark.parametrize("name", ["train", "compare"])
 def test_a_misspelt_choice_lists_the_choices(name: str) -> None:
-    with pytest.raises(MissingConfigException, match=r"Could not find 'data/wikitext3'(.|\n)*python_docs\n\twikitext2"):
+    with pytest.raises(MissingConfigException, match=r"Could not find 'data/wikitext3'(.|\n)*\twikitext2"):
         compose(name, ["data=wikitext3"])
 
 

@@ -155,15 +155,19 @@ def test_unusable_figures_are_refused_by_name(name: str, value: object) -> None:
 
 
 def test_without_a_folder_and_a_network_both_ways_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pytest.importorskip("datasets")
+    datasets = pytest.importorskip("datasets")
+
+    def refuse(*names: str) -> None:
+        raise OSError(f"offline={datasets.config.HF_HUB_OFFLINE}")
 
     def unreachable(*args: object, **kwargs: object) -> None:
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(urllib.request, "urlopen", unreachable)
-    monkeypatch.setattr(corpora, "_load_from_hub", lambda offline: (_ for _ in ()).throw(OSError(f"offline={offline}")))
+    monkeypatch.setattr(datasets, "load_dataset", refuse)
     with pytest.raises(InputError, match=r"offline=True.*Set data\.dir.*pip install datasets"):
         wikitext2()
+    assert not datasets.config.HF_HUB_OFFLINE
 
 
 def test_a_checkpoint_of_another_vocabulary_is_refused(tmp_path: Path) -> None:

@@ -88,12 +88,12 @@ def test_an_odd_width_has_positions_too() -> None:
 def test_the_loss_is_the_mean_over_all_tokens() -> None:
     task, (inputs, targets) = small_task(), some_batch()
     expected = F.cross_entropy(task(inputs).reshape(15, WORDS), targets.reshape(15))
-    torch.testing.assert_close(task.training_step((inputs, targets), 0), expected)
+    torch.testing.assert_close(task.training_step((inputs, targets), 0)["loss"], expected)
 
 
 def test_an_untrained_model_is_as_unsure_as_the_vocabulary_is_large() -> None:
     seed_everything(0, verbose=False)
-    assert small_task().training_step(some_batch(), 0).item() == pytest.approx(math.log(WORDS), rel=0.1)
+    assert small_task().loss(some_batch()).item() == pytest.approx(math.log(WORDS), rel=0.1)
 
 
 @pytest.mark.parametrize("step", ["training_step", "validation_step", "test_step"])
@@ -106,23 +106,18 @@ def test_a_step_is_one_graph(step: str) -> None:
 
     task = small_task(dropout=0.1)
     compiled = torch.compile(getattr(task, step), backend=keep, fullgraph=True)
-    assert compiled(some_batch(), 0).isfinite()
+    assert compiled(some_batch(), 0)["loss"].isfinite()
     assert len(graphs) == 1
 
 
 class LossRecorder(TransformerLM):
     """Keeps the loss and the tokens of each batch."""
 
-    def keep(self, split: str, batch: tuple[Tensor, Tensor]) -> Tensor:
-        loss = self.loss(batch)
-        self.__dict__.setdefault("seen", []).append((split, loss.item(), batch[1].numel()))
-        return loss
-
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        return self.keep("train", batch)
-
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        return self.keep("val", batch)
+    def figures(self, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+        figures = super().figures(batch)
+        split = "train" if self.training else "val"
+        self.__dict__.setdefault("seen", []).append((split, figures["loss"].item(), batch[1].numel()))
+        return figures
 
     def mean(self, split: str, last: int) -> float:
         parts = [(loss, tokens) for where, loss, tokens in self.__dict__["seen"] if where == split][-last:]
@@ -143,13 +138,15 @@ def quiet_trainer(folder: Path, **options: Any) -> Trainer:
     )
 
 
-def test_logged_losses_are_means_over_tokens(data: TextData, tmp_path: Path) -> None:
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_logged_losses_are_means_over_tokens(data: TextData, tmp_path: Path, accumulated: int) -> None:
     task = LossRecorder(**data.task_arguments, layers=1, heads=1, width=4, feed_forward=4)
     assert len(data.train_dataloader()) == 7
-    trainer = quiet_trainer(tmp_path, max_epochs=1, log_every_n_steps=4)
+    every = 4 // accumulated
+    trainer = quiet_trainer(tmp_path, max_epochs=1, log_every_n_steps=every, accumulate_grad_batches=accumulated)
     trainer.fit(task, datamodule=data)
     metrics = trainer.callback_metrics
-    # Seven steps: the window that began after the fourth holds the last three, of which the last is shorter.
+    # Seven batches: the window that began after the fourth holds the last three, of which the last is shorter.
     assert metrics["train/loss"].item() == pytest.approx(task.mean("train", last=3), rel=1e-5)
     assert metrics["val/loss"].item() == pytest.approx(task.mean("val", last=1000), rel=1e-5)
     for split in ("train", "val"):

@@ -48,6 +48,7 @@ class TrainingModel:
     @classmethod
     def forward_only(cls, model: ir.Model) -> TrainingModel:
         """A model that nobody wants gradients of."""
+        _finish(model)
         return cls(model, result_names(model))
 
 

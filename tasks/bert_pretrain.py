@@ -1,0 +1,109 @@
+"""BERT's pre-training: masked words and next sentences (Devlin et al. 2018, https://arxiv.org/abs/1810.04805)."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import BertConfig, BertForPreTraining, PreTrainedTokenizerFast
+
+from tasks.base import Figures, Task
+from tasks.errors import require
+from tasks.huggingface import HuggingFaceTask, load_model, require_figures, require_vocabulary
+from tasks.optimization import ScheduleFactory
+
+ADAMW = partial(torch.optim.AdamW, lr=1e-3)
+IGNORED = -100
+Batch = dict[str, Tensor]
+
+
+def pretraining_figures(model: Any, batch: Batch) -> Figures:
+    """The losses of masked words and next sentences, their sum, and the share of pairs told right; float32[] each.
+
+    batch: input_ids, token_type_ids, attention_mask, labels, int64[batch, length], and next_sentence_label,
+        int64[batch]; labels are -100 where nothing is predicted.
+    """
+    outputs = model(
+        input_ids=batch["input_ids"], token_type_ids=batch["token_type_ids"], attention_mask=batch["attention_mask"]
+    )
+    words, follows = outputs.prediction_logits, outputs.seq_relationship_logits
+    mlm_loss = F.cross_entropy(words.flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORED)
+    nsp_loss = F.cross_entropy(follows, batch["next_sentence_label"])
+    right = (follows.detach().argmax(-1) == batch["next_sentence_label"]).float()
+    return {
+        "loss": mlm_loss + nsp_loss,
+        "mlm_loss": mlm_loss.detach(),
+        "nsp_loss": nsp_loss.detach(),
+        "nsp_accuracy": right.mean(),
+    }
+
+
+class BertPretrain(HuggingFaceTask, Task):
+    """Trains `BertForPreTraining` on masked words (MLM) and on whether the second text follows the first (NSP).
+
+    tokenizer, vocabulary_size, max_length: come from the data; data of ids alone has no tokenizer.
+    pretrained: a checkpoint of an earlier phase, a folder that `save_pretrained` wrote, or a name on the hub; None
+        makes a random model of `layers`, `heads` and `width`, with a feed-forward of 4 widths.
+    positions: the longest sequence that a random model will ever see; a later phase may be longer than this one.
+    dropout: of embeddings, attention and layers.
+
+    Logs loss (the sum of the next two), mlm_loss (mean over the masked words), nsp_loss and nsp_accuracy (over pairs).
+
+    Raises InputError for a figure that no model can have, and for a vocabulary or length beyond the model's.
+    """
+
+    headline = ("mlm_loss", "nsp_accuracy")
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast | None,
+        optimizer: Any = ADAMW,
+        scheduler: ScheduleFactory | None = None,
+        *,
+        vocabulary_size: int,
+        max_length: int = 128,
+        pretrained: str | os.PathLike[str] | None = None,
+        layers: int = 4,
+        heads: int = 4,
+        width: int = 256,
+        positions: int = 512,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__(optimizer, scheduler)
+        require_figures(layers=layers, heads=heads, width=width, positions=positions, dropout=dropout)
+        figures = dict(layers=layers, heads=heads, width=width, positions=positions, dropout=dropout)
+        self.save_hyperparameters(dict(pretrained=pretrained, **figures), logger=False)
+        self.tokenizer = tokenizer
+        drops: dict[str, Any] = dict(hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
+        if pretrained is None:
+            shape = BertConfig(
+                vocab_size=vocabulary_size,
+                hidden_size=width,
+                num_hidden_layers=layers,
+                num_attention_heads=heads,
+                intermediate_size=4 * width,
+                max_position_embeddings=positions,
+                **drops,
+            )
+            self.model = BertForPreTraining(shape)
+        else:
+            self.model = load_model(BertForPreTraining, pretrained, **drops)
+        require_vocabulary(vocabulary_size - 1, self.model.config.vocab_size, pretrained)
+        longest = self.model.config.max_position_embeddings
+        require(
+            max_length <= longest,
+            f"data.max_length={max_length}: the model takes {longest} tokens at most (model.positions). Give a shorter "
+            "length, or more positions.",
+        )
+
+    def figures(self, batch: Batch) -> Figures:
+        return pretraining_figures(self.model, batch)
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        pairs = len(batch["input_ids"])
+        masked = int((batch["labels"] != IGNORED).sum())
+        return {"loss": pairs, "mlm_loss": masked, "nsp_loss": pairs, "nsp_accuracy": pairs}

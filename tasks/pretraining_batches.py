@@ -1,0 +1,218 @@
+"""What every source of BERT pre-training batches shares: the batches of an epoch, the loaders, the checkpoint's check.
+
+A batch is a dict of int64 tensors, the names those of `transformers.BertForPreTraining`:
+
+    input_ids[batch, length]       `[CLS] A [SEP] B [SEP]`, some tokens masked, filled up with [PAD]
+    token_type_ids[batch, length]  0 up to the first [SEP], 1 up to the second, 0 on padding
+    attention_mask[batch, length]  1 on tokens, 0 on padding
+    labels[batch, length]          the token to predict, -100 where none is
+    next_sentence_label[batch]     0 where B follows A in the text, 1 where B is from another document
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+from transformers import PreTrainedTokenizerFast
+
+from tasks.errors import InputError, require
+from tasks.token_cache import content_key
+from tasks.tokenization import tokenizer_text
+
+# What the loss of torch and of the Hugging Face models leaves out.
+NOT_PREDICTED = -100
+
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class BatchKey:
+    """The items from place `start` up to `stop` in the order of an epoch."""
+
+    epoch: int
+    start: int
+    stop: int
+
+
+class BatchSource(Dataset[Batch]):
+    """Items that are drawn anew for every epoch, and read a batch at a time by a `BatchKey`."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Items of an epoch; the same for every epoch."""
+
+    @abstractmethod
+    def __getitem__(self, key: BatchKey) -> Batch: ...
+
+
+class FixedBatches(Sampler[BatchKey]):
+    """The same batches at every epoch; the last one is shorter where the items don't divide."""
+
+    def __init__(self, items: int, batch_size: int) -> None:
+        self.items = items
+        self.batch_size = batch_size
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return -(-self.items // self.batch_size)
+
+    def __iter__(self) -> Iterator[BatchKey]:
+        for start in range(0, len(self) * self.batch_size, self.batch_size):
+            yield BatchKey(self.epoch, start, min(start + self.batch_size, self.items))
+
+
+class EpochBatches(FixedBatches):
+    """Full batches of the epoch that was set last. Lightning sets it on the sampler of a loader before each epoch.
+
+    given: batches of the epoch that were taken from here.
+    resume_at: the batch that the next iteration begins with; the ones after begin with the first.
+    """
+
+    def __init__(self, items: int, batch_size: int) -> None:
+        super().__init__(items, batch_size)
+        self.given = 0
+        self.resume_at = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.items // self.batch_size
+
+    def __iter__(self) -> Iterator[BatchKey]:
+        first, self.resume_at = self.resume_at, 0
+        for batch in range(first, len(self)):
+            self.given = batch + 1
+            yield BatchKey(self.epoch, batch * self.batch_size, (batch + 1) * self.batch_size)
+
+
+class BatchLoader(DataLoader[Batch]):
+    """Batches of a source, in the process that asks for them."""
+
+    def __init__(self, source: BatchSource, sampler: FixedBatches) -> None:
+        # A key makes a whole batch (batch_size=None), in numpy: worker processes would only add copies. The loader's
+        # own generator keeps it from drawing from torch's global one at every epoch.
+        super().__init__(source, batch_size=None, sampler=sampler, generator=torch.Generator())
+
+
+class EpochLoader(BatchLoader):
+    """The batches of training. Lightning keeps the state in its checkpoints: a run resumes within an epoch."""
+
+    def __init__(self, source: BatchSource, batch_size: int) -> None:
+        self.batches = EpochBatches(len(source), batch_size)
+        super().__init__(source, self.batches)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"batches": self.batches.given % len(self.batches)}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self.batches.resume_at = state_dict["batches"]
+
+
+@dataclass(frozen=True)
+class Splits:
+    """What was read: the three sources, and what they decide about the model.
+
+    tokenizer: None where the ids come without one.
+    """
+
+    train: BatchSource
+    valid: BatchSource
+    test: BatchSource
+    tokenizer: PreTrainedTokenizerFast | None
+    vocabulary_size: int
+    max_length: int
+
+
+def require_figures(**figures: Any) -> None:
+    """Raises InputError for the first of these options of the data that is not a whole number of at least 1."""
+    for name, value in figures.items():
+        require(
+            isinstance(value, int) and value >= 1,
+            f"data.{name}={value!r}: must be a whole number of at least 1. Give one, or leave it out.",
+        )
+
+
+class PretrainingData(LightningDataModule):
+    """Batches for BERT pre-training (this module's docstring has their form); a subclass says where they come from.
+
+    batch_size, eval_batch_size: items of a batch in training, and in validation and test. Training leaves out a last
+        batch that is not full.
+    seed: with the number of the epoch it decides all that is random in the training batches. Validation and test are
+        the same in every epoch, of every seed.
+
+    Raises InputError for a size below 1 or a seed below 0, and when training has fewer items than one batch.
+    """
+
+    def __init__(self, *, batch_size: int, eval_batch_size: int, seed: int) -> None:
+        super().__init__()
+        require_figures(batch_size=batch_size, eval_batch_size=eval_batch_size)
+        require(
+            isinstance(seed, int) and seed >= 0,
+            f"data.seed={seed!r}: must be a whole number of at least 0. Give one, or leave it out.",
+        )
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size
+        self.seed = seed
+
+    @abstractmethod
+    def read(self) -> Splits:
+        """The data; called once."""
+
+    @cached_property
+    def splits(self) -> Splits:
+        """Read at the first use."""
+        splits = self.read()
+        require(
+            len(splits.train) >= self.batch_size,
+            f"data.batch_size={self.batch_size}: training has only {len(splits.train)} items, and no full batch. "
+            "Give a smaller one, or more data.",
+        )
+        return splits
+
+    @property
+    def task_arguments(self) -> dict[str, Any]:
+        """What the data decide about the task: passed to it when it is made."""
+        splits = self.splits
+        return {
+            "tokenizer": splits.tokenizer,
+            "vocabulary_size": splits.vocabulary_size,
+            "max_length": splits.max_length,
+        }
+
+    def setup(self, stage: str) -> None:
+        _ = self.splits
+
+    def train_dataloader(self) -> DataLoader[Batch]:
+        return EpochLoader(self.splits.train, self.batch_size)
+
+    def val_dataloader(self) -> DataLoader[Batch]:
+        return BatchLoader(self.splits.valid, FixedBatches(len(self.splits.valid), self.eval_batch_size))
+
+    def test_dataloader(self) -> DataLoader[Batch]:
+        return BatchLoader(self.splits.test, FixedBatches(len(self.splits.test), self.eval_batch_size))
+
+    def state_dict(self) -> dict[str, Any]:
+        tokenizer = self.splits.tokenizer
+        return {
+            "tokenizer": None if tokenizer is None else content_key([tokenizer_text(tokenizer)]),
+            "vocabulary_size": self.splits.vocabulary_size,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Refuses a checkpoint whose ids mean other tokens."""
+        read = self.state_dict()
+        if state_dict != read:
+            raise InputError(
+                f"The checkpoint was trained with a tokenizer of {state_dict['vocabulary_size']} tokens, and the data "
+                f"give one of {read['vocabulary_size']}, not the same one. Resume with the data.tokenizer, and where "
+                "that is null the text (and Python), that it was made with."
+            )

@@ -1,0 +1,72 @@
+"""The cache of tokenised data: found by content, never half written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tasks.errors import InputError
+from tasks.token_cache import Arrays, cached_arrays, content_key
+
+
+def test_a_key_depends_on_every_text_their_bounds_and_every_setting() -> None:
+    keys = {
+        content_key(["ab", "c"], block=1),
+        content_key(["a", "bc"], block=1),
+        content_key(["ab"], block=1),
+        content_key(["ab", "c"], block=2),
+        content_key(["ab", "c"], size=1),
+    }
+    assert len(keys) == 5
+    assert content_key(iter(["ab", "c"]), a=1, b=2) == content_key(["ab", "c"], b=2, a=1)
+
+
+def test_arrays_are_made_once_and_memory_mapped(tmp_path: Path) -> None:
+    made: list[int] = []
+
+    def make() -> Arrays:
+        made.append(1)
+        return {"ids": np.arange(5, dtype=np.int32), "starts": np.zeros(0, dtype=np.int64)}
+
+    for _ in range(2):
+        arrays = cached_arrays(tmp_path, "key", make)
+        assert isinstance(arrays["ids"], np.memmap)
+        assert arrays["ids"].tolist() == [0, 1, 2, 3, 4]
+        assert arrays["ids"].dtype == np.int32
+        assert not arrays["ids"].flags.writeable
+        assert len(arrays["starts"]) == 0
+    assert len(made) == 1
+
+
+def test_what_fails_half_way_leaves_no_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save = np.save
+
+    def fails_at_the_second(path: Path, array: np.ndarray) -> None:
+        if Path(path).stem == "second":
+            raise OSError(28, "No space left on device")
+        save(path, array)
+
+    arrays = {"first": np.arange(3), "second": np.arange(3)}
+    monkeypatch.setattr(np, "save", fails_at_the_second)
+    with pytest.raises(OSError, match="No space"):
+        cached_arrays(tmp_path, "key", lambda: arrays)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(np, "save", save)
+    assert sorted(cached_arrays(tmp_path, "key", lambda: arrays)) == ["first", "second"]
+
+
+def test_a_faster_run_is_no_error(tmp_path: Path) -> None:
+    def make() -> Arrays:
+        cached_arrays(tmp_path, "key", lambda: {"ids": np.arange(2)})
+        return {"ids": np.arange(2)}
+
+    assert cached_arrays(tmp_path, "key", make)["ids"].tolist() == [0, 1]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["key"]
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"data\.cache_dir=.*file/cache: cannot be written"):
+        cached_arrays(tmp_path / "file" / "cache", "key", lambda: {})

@@ -1,0 +1,55 @@
+"""Tokenizers: what they write, and that they are the same ones in every process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from tasks.tokenization import END_OF_TEXT, encode_documents, train_byte_level_bpe, train_wordpiece
+
+TEXTS = ["The quick brown fox jumps over the lazy dog.", "Pack my box with five dozen liquor jugs."]
+
+
+def test_a_byte_level_bpe_writes_every_text() -> None:
+    tokenizer = train_byte_level_bpe(TEXTS, 300)
+    assert len(tokenizer) <= 300
+    for text in (*TEXTS, "naïve 中文 \x00 \U0001f600\n\t"):
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert tokenizer.eos_token == END_OF_TEXT
+    assert tokenizer.eos_token_id == 0
+
+
+def test_a_wordpiece_writes_as_bert_does() -> None:
+    tokenizer = train_wordpiece(TEXTS, 100)
+    assert (tokenizer.pad_token_id, tokenizer.unk_token_id) == (0, 1)
+    pair = tokenizer("The fox", "QUICK")
+    tokens = tokenizer.convert_ids_to_tokens(pair["input_ids"])
+    assert [tokens[0], tokens[-1], tokens.count("[SEP]")] == ["[CLS]", "[SEP]", 2]
+    second = tokens.index("[SEP]") + 1
+    assert pair["token_type_ids"] == [0] * second + [1] * (len(tokens) - second)
+    assert tokenizer.decode(pair["input_ids"], skip_special_tokens=True) == "the fox quick"
+    assert tokenizer("中")["input_ids"][1] == tokenizer.unk_token_id
+
+
+def test_documents_are_encoded_one_by_one_without_special_tokens() -> None:
+    tokenizer = train_wordpiece(TEXTS, 100)
+    documents = TEXTS * 200
+    encoded = encode_documents(tokenizer, documents)
+    assert len(encoded) == 400
+    assert encoded[399].tolist() == tokenizer(documents[399], add_special_tokens=False)["input_ids"]
+    assert encoded[0].dtype.name == "int32"
+
+
+VOCABULARIES = """
+from tasks.tokenization import tokenizer_text, train_byte_level_bpe, train_wordpiece
+texts = ["the quick brown fox jumps over the lazy dog", "pack my box with five dozen liquor jugs", "zyx wvu tsr qpo"]
+print(hash(tokenizer_text(train_wordpiece(texts, 60)) + tokenizer_text(train_byte_level_bpe(texts, 300))))
+"""
+
+
+def test_equal_texts_give_equal_tokenizers_in_every_process() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", VOCABULARIES]
+    environment = os.environ | {"PYTHONHASHSEED": "0"}  # of the line that is compared, not of the tokenizers
+    runs = [subprocess.run(command, check=True, capture_output=True, env=environment) for _ in range(3)]
+    assert len({run.stdout for run in runs}) == 1
