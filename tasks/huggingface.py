@@ -53,7 +53,7 @@ def load_dataset(path: str, name: str) -> Any:
 
 
 def load_model(kind: Any, name: str | os.PathLike[str], **settings: Any) -> Any:
-    """The model of a folder that `save_pretrained` wrote, of a checkpoint of this project's, or of the hub.
+    """The model of a folder that `save_pretrained` wrote, of a checkpoint of this project's, or of the hub; to train.
 
     kind: the model class; parts that the source lacks, such as a new head, start random.
     settings: values of the configuration that differ from the source's.
@@ -62,11 +62,12 @@ def load_model(kind: Any, name: str | os.PathLike[str], **settings: Any) -> Any:
     """
     option = f"model.pretrained={name}"
     if not _is_checkpoint(name):
-        return _from_pretrained(kind, name, option, **settings)
+        # The library hands models out in eval mode, in which Lightning would leave them.
+        return _from_pretrained(kind, name, option, **settings).train()
     part = _read_checkpoint(name, option)
     config = kind.config_class.from_dict({**part[CHECKPOINT_KEY]["config"], **settings})
     weights = {key.removeprefix("model."): value for key, value in part["state_dict"].items()}
-    return kind.from_pretrained(None, config=config, state_dict=weights)
+    return kind.from_pretrained(None, config=config, state_dict=weights).train()
 
 
 def load_tokenizer(name: str | os.PathLike[str]) -> PreTrainedTokenizerFast:

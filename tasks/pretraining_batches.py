@@ -70,28 +70,44 @@ class FixedBatches(Sampler[BatchKey]):
 
 
 class EpochBatches(FixedBatches):
-    """Full batches of the epoch that was set last. Lightning sets it on the sampler of a loader before each epoch.
-
-    given: batches of the epoch that were taken from here.
-    resume_at: the batch that the next iteration begins with; the ones after begin with the first.
-    """
+    """Full batches of the epoch that was set last. Lightning sets it on the sampler of a loader before each epoch."""
 
     def __init__(self, items: int, batch_size: int) -> None:
         super().__init__(items, batch_size)
-        self.given = 0
-        self.resume_at = 0
+        # The epoch as Lightning numbers it, and its batches so far.
+        self._epoch, self._batches = 0, 0
+        # By how much Lightning's number is too high.
+        self._ahead = 0
+        self._resuming = False
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the iteration is."""
+        return {"epoch": self._epoch, "batches": self._batches, "ahead": self._ahead}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Makes the next iteration go on from there, unless another epoch is set: that begins with its first batch."""
+        self._epoch, self._batches, self._ahead = (state_dict[name] for name in ("epoch", "batches", "ahead"))
+        self._resuming = True
 
     def __len__(self) -> int:
         return self.items // self.batch_size
 
     def __iter__(self) -> Iterator[BatchKey]:
-        first, self.resume_at = self.resume_at, 0
+        first = 0
+        if self._resuming:
+            self._resuming = False
+            if self.epoch == self._epoch:
+                first = self._batches
+            else:
+                # By 0, but Lightning counts one too many where max_steps is set and the state is from an epoch's end.
+                self._ahead += self.epoch - (self._epoch + 1)
+        epoch = self.epoch - self._ahead
         for batch in range(first, len(self)):
-            self.given = batch + 1
-            yield BatchKey(self.epoch, batch * self.batch_size, (batch + 1) * self.batch_size)
+            self._epoch, self._batches = self.epoch, batch + 1
+            yield BatchKey(epoch, batch * self.batch_size, (batch + 1) * self.batch_size)
 
 
 class BatchLoader(DataLoader[Batch]):
@@ -104,17 +120,12 @@ class BatchLoader(DataLoader[Batch]):
 
 
 class EpochLoader(BatchLoader):
-    """The batches of training. Lightning keeps the state in its checkpoints: a run resumes within an epoch."""
+    """The batches of training. Lightning keeps the state in its checkpoints, so that a run resumes within an epoch."""
 
-    def __init__(self, source: BatchSource, batch_size: int) -> None:
-        self.batches = EpochBatches(len(source), batch_size)
-        super().__init__(source, self.batches)
-
-    def state_dict(self) -> dict[str, int]:
-        return {"batches": self.batches.given % len(self.batches)}
-
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        self.batches.resume_at = state_dict["batches"]
+    def __init__(self, source: BatchSource, sampler: EpochBatches) -> None:
+        super().__init__(source, sampler)
+        self.state_dict = sampler.state_dict
+        self.load_state_dict = sampler.load_state_dict
 
 
 @dataclass(frozen=True)
@@ -192,7 +203,7 @@ class PretrainingData(LightningDataModule):
         _ = self.splits
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        return EpochLoader(self.splits.train, self.batch_size)
+        return EpochLoader(self.splits.train, EpochBatches(len(self.splits.train), self.batch_size))
 
     def val_dataloader(self) -> DataLoader[Batch]:
         return BatchLoader(self.splits.valid, FixedBatches(len(self.splits.valid), self.eval_batch_size))

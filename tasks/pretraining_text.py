@@ -135,8 +135,8 @@ class PretrainingText(PretrainingData):
     cache_dir: where tokenised text is kept; None is `tasks.token_cache.default_folder()`.
 
     The training batches of an epoch follow from `seed` and the number of the epoch alone, which the Trainer sets on the
-    sampler: a run that resumes gets the batches that it would have got. Pairs are drawn in one Python loop (some 50,000 a
-    second): text of many gigabytes belongs into `tasks.pretraining_shards`.
+    sampler: a run that resumes gets the batches that it would have got. Pairs are drawn in one Python loop, some 50,000
+    a second: text of many gigabytes belongs into `tasks.pretraining_shards`.
 
     Raises InputError for options out of range; when the data are read, also for files that are missing, empty or not
     UTF-8, for a tokenizer without BERT's special tokens, for fewer than two documents in a split, and for fewer pairs

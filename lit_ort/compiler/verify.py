@@ -15,8 +15,10 @@ from lit_ort.errors import LitOrtWarning, VerificationError
 from lit_ort.runtime.random import RANDOM_OPERATORS
 
 WORST = 5
-# Gradients whose norm is this small beside the largest one are noise; they are measured against this floor.
-FLOOR = 1e-6
+# Gradients smaller than this beside the largest one are measured against this floor: with the default tolerance, what
+# passes is then an error of 1e-7 of the largest, which is float32's rounding. The gradient of an attention's key bias,
+# zero but for rounding, is of that size.
+FLOOR = 1e-3
 
 
 class DropoutOff(TorchDispatchMode):

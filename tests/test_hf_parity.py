@@ -1,0 +1,92 @@
+"""GPT-2 and BERT through ONNX Runtime: the numbers of eager, one graph a step, nothing in eager."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+
+from tests.compare import assert_same_step, backend, relative_error
+from tests.hf_models import CASES
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def made(name: str, **figures: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+    torch.manual_seed(3)
+    build, make_batch = CASES[name]
+    task = build(**figures).train()
+    return task, make_batch(task)
+
+
+def step(task: Any, *batch: torch.Tensor) -> torch.Tensor:
+    return task.loss(dict(zip(NAMES[type(task).__name__], batch, strict=True)))
+
+
+NAMES = {
+    "GPT2": ["input_ids", "targets"],
+    "BertPretrain": ["input_ids", "token_type_ids", "attention_mask", "labels", "next_sentence_label"],
+    "BertFinetune": ["input_ids", "token_type_ids", "attention_mask", "labels"],
+}
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_loss_and_every_gradient_of_the_first_step(name: str) -> None:
+    task, batch = made(name)
+    engine = assert_same_step(task, step, *batch.values())
+    assert [report.kind for report in engine.compile_log.graphs] == ["fused"]
+
+
+@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("kind", ["training_step", "validation_step"])
+def test_a_step_is_one_graph_with_all_its_figures(name: str, kind: str) -> None:
+    task, batch = made(name)
+    engine = backend()
+    expected = getattr(task, kind)(batch, 0)
+    with torch.set_grad_enabled(kind == "training_step"):
+        actual = torch.compile(getattr(task, kind), backend=engine, fullgraph=True)(batch, 0)
+    assert actual.keys() == expected.keys()
+    for figure, value in expected.items():
+        torch.testing.assert_close(actual[figure].detach(), value.detach(), rtol=1e-5, atol=1e-6)
+    assert [figure for figure, value in actual.items() if value.requires_grad] == ["loss"] * (kind == "training_step")
+    assert [report.kind for report in engine.compile_log.graphs] == ["fused" if kind == "training_step" else "forward"]
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_weights_after_ten_optimizer_steps(name: str) -> None:
+    task, _ = made(name)
+    twin = copy.deepcopy(task)
+    compiled = torch.compile(step, backend=backend())
+    optimizers = [adamw(module) for module in (task, twin)]
+    for _ in range(10):
+        batch = CASES[name][1](task)
+        for loss, optimizer in zip((compiled(task, *batch.values()), twin.loss(batch)), optimizers, strict=True):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    for (parameter, weight), expected in zip(task.named_parameters(), twin.parameters(), strict=True):
+        # Keys' biases don't change the attention: their gradient is rounding alone, which Adam makes as large as any.
+        if "key.bias" not in parameter and "c_attn.bias" not in parameter:
+            assert relative_error(weight.detach(), expected.detach()) < 1e-3, parameter
+
+
+def adamw(module: LightningModule) -> torch.optim.Optimizer:
+    # An epsilon above the rounding of gradients, so that those near zero stay there.
+    return torch.optim.AdamW(module.parameters(), lr=1e-3, eps=1e-6)
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_dropout_is_drawn_anew_and_repeats_with_the_seed(name: str) -> None:
+    task, batch = made(name, dropout=0.3)
+    compiled = torch.compile(step, backend=backend())
+
+    def losses() -> list[float]:
+        torch.manual_seed(5)
+        return [compiled(task, *batch.values()).item() for _ in range(3)]
+
+    first = losses()
+    assert len(set(first)) == 3
+    assert losses() == first
