@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_ort.errors import CaptureError, LitOrtWarning, OptionsError, SessionError, VerificationError
+from lit_ort.errors import CaptureError, CompileError, LitOrtWarning, OptionsError, SessionError, VerificationError
 from lit_ort.inspect import explain
 from tests.compare import assert_same_step, backend, gradients, relative_error
 
@@ -422,3 +422,24 @@ def test_explain_and_dump(tmp_path) -> None:  # type: ignore[no-untyped-def]
     assert stages == ["1_forward.onnx", "2_forward_passes.onnx", "3_gradient.onnx", "4_training_passes.onnx"]
     with pytest.raises(TypeError, match="nothing to tell"):
         explain(object())
+
+
+def test_masks_of_one_step_are_independent() -> None:
+    """The same place of two masks: correlated by 0.58 where one generator is seeded with consecutive numbers."""
+    ones = torch.ones(16, 16)
+    compiled = torch.compile(lambda x: tuple(F.dropout(x * k, 0.5, True) for k in (1, 2, 3)), backend=backend())
+    draws = 400
+    masks = torch.stack([torch.stack([(y > 0).float() for y in compiled(ones)]) for _ in range(draws)]) * 2 - 1
+    for first, second in ((0, 1), (0, 2), (1, 2)):
+        correlation = (masks[:, first] * masks[:, second]).mean(0)
+        assert correlation.square().mean().sqrt() < 1.3 / draws**0.5
+    assert (masks[1:] * masks[:-1]).mean(0).square().mean().sqrt() < 1.3 / draws**0.5
+
+
+def test_several_draws_of_onnx_runtimes_own_are_refused() -> None:
+    x = torch.randn(4, 4, requires_grad=True)
+    once = torch.compile(lambda x: (x + torch.randn_like(x)).sum(), backend=backend())
+    once(x).backward()
+    twice = torch.compile(lambda x: (x + torch.randn_like(x) * torch.rand_like(x)).sum(), backend=backend())
+    with pytest.raises(CompileError, match="draws random numbers in 2 places"):
+        twice(x)

@@ -24,6 +24,7 @@ from lit_ort.compiler.convert import convert
 from lit_ort.compiler.gradient import TrainingModel, fused_gradient, split_gradient
 from lit_ort.compiler.kernels import KERNELS
 from lit_ort.compiler.numbers import settle_numbers
+from lit_ort.compiler.support import require_independent_draws
 from lit_ort.compiler.verify import require_agreement, without_dropout
 from lit_ort.errors import CompileError, LitOrtWarning
 from lit_ort.inspect import CompileLog, GraphReport, count_operators, dump
@@ -199,6 +200,7 @@ def compile_graph(
     dump(training.model, options.dump_dir, name, "3_gradient")
     reports += passes.apply(passes.TRAINING_PASSES, training.model, options.disable_passes)
     dump(training.model, options.dump_dir, name, "4_training_passes")
+    require_independent_draws(training.model)
     report = GraphReport(
         name=name,
         kind=kind,

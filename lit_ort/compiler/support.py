@@ -17,6 +17,7 @@ from lit_ort.compiler.kernels import KERNELS
 from lit_ort.compiler.stop_gradient import STOP_GRADIENT
 from lit_ort.errors import GradientError
 from lit_ort.runtime.aten import NAMESPACE
+from lit_ort.runtime.random import RANDOM_OPERATORS
 
 # Says why a node is not proven, or nothing.
 Check = Callable[[ir.Node, frozenset[int]], "str | None"]
@@ -137,6 +138,24 @@ def require_support(model: ir.Model, signature: StepSignature) -> None:
         differentiable = frozenset(k for k, value in enumerate(node.inputs) if value in path)
         if differentiable:
             _require_node(node, differentiable)
+
+
+def require_independent_draws(model: ir.Model) -> None:
+    """Refuses a graph with several operators of ONNX Runtime's that draw: their draws in one run depend on each other.
+
+    Raises:
+        GradientError: names the second of them.
+    """
+    drawing = [node for node in model.graph if node.op_type in RANDOM_OPERATORS and not node.domain]
+    if len(drawing) > 1:
+        node = drawing[1]
+        raise GradientError(
+            f"the graph draws random numbers in {len(drawing)} places, and ONNX Runtime's draws of one run depend on "
+            "each other",
+            remedy="Draw them outside of the compiled step and hand them in, or all at once; dropout is not concerned.",
+            operator=f"{node.op_type} ({_torch_operator(node)})",
+            module=place_of(node),
+        )
 
 
 def gradient_path(model: ir.Model, signature: StepSignature) -> set[ir.Value]:

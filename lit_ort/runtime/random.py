@@ -24,6 +24,11 @@ _SEEDS = 2**31 - 1
 _generator: ContextVar[torch.Generator | None] = ContextVar("lit_ort_generator", default=None)
 
 
+def current_generator() -> torch.Generator | None:
+    """The generator in use; None is torch's default one."""
+    return _generator.get()
+
+
 def seed_from_torch() -> None:
     """Seeds ONNX Runtime for one run from the generator in use, torch's default one unless `draw_from` is active."""
     C.set_seed(int(torch.randint(_SEEDS, (), generator=_generator.get()).item()))

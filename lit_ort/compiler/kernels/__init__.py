@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from lit_ort.compiler.kernels.dropout import DROPOUT_KERNELS
 from lit_ort.compiler.kernels.embedding import EMBEDDING_KERNELS
 from lit_ort.compiler.kernels.gemm import GEMM_KERNELS
 from lit_ort.compiler.kernels.linear_cross_entropy import LINEAR_CROSS_ENTROPY_KERNELS
 from lit_ort.runtime.aten import Kernel
 
-KERNELS: tuple[Kernel, ...] = (*EMBEDDING_KERNELS, *GEMM_KERNELS, *LINEAR_CROSS_ENTROPY_KERNELS)
+KERNELS: tuple[Kernel, ...] = (*DROPOUT_KERNELS, *EMBEDDING_KERNELS, *GEMM_KERNELS, *LINEAR_CROSS_ENTROPY_KERNELS)

@@ -18,6 +18,7 @@ from lit_ort.compiler.passes.large_gemm import LargeGemm
 from lit_ort.compiler.passes.linear_cross_entropy import LinearCrossEntropy
 from lit_ort.compiler.passes.linear_to_gemm import LinearToGemm
 from lit_ort.compiler.passes.tall_gemm import TallGemm
+from lit_ort.compiler.passes.torch_dropout import TorchDropout
 from lit_ort.compiler.passes.unit_product import UnitProduct
 from lit_ort.compiler.passes.unread_gradients import UnreadGradients
 from lit_ort.errors import OptionsError
@@ -27,6 +28,7 @@ from lit_ort.inspect import PassReport
 FORWARD_PASSES: tuple[GraphPass, ...] = (LinearToGemm(), LinearCrossEntropy(), CrossEntropy(), GradientOutputs())
 # On what will run: the training model, or the forward model where nobody wants gradients.
 TRAINING_PASSES: tuple[GraphPass, ...] = (
+    TorchDropout(),
     UnitProduct(),
     CrossEntropyGradient(),
     UnreadGradients(),
