@@ -16,6 +16,7 @@ import onnxruntime
 
 from lit_ort.compiler.capture import StepSignature
 from lit_ort.compiler.convert import name_nodes
+from lit_ort.compiler.kernel_nodes import OPERATOR, operator_of
 from lit_ort.compiler.kernels import KERNELS
 from lit_ort.compiler.stop_gradient import STOP_GRADIENT
 from lit_ort.compiler.support import gradient_names, is_stop_gradient, require_support
@@ -145,7 +146,7 @@ def _register_aten_gradients() -> None:
 
 
 def _aten_key(operator: str) -> str:
-    return f"{DOMAIN}::ATen::{operator}::"
+    return f"{DOMAIN}::{OPERATOR}::{operator}::"
 
 
 def _placeholder(kernel: Kernel) -> Any:
@@ -155,7 +156,7 @@ def _placeholder(kernel: Kernel) -> Any:
     one node with an output for each input can stand here.
     """
     node = C.GradientNodeDefinition()
-    node.op_type, node.domain = "ATen", DOMAIN
+    node.op_type, node.domain = OPERATOR, DOMAIN
     node.attributes = [_text("operator", _HELD_GRADIENTS), _text("overload_name", kernel.name)]
     node.inputs = ["GO(0)", *(f"O({position})" for position in kernel.gradients.values())]
     node.outputs = [f"GI({k})" if k in kernel.gradients else "" for k in range(max(kernel.gradients) + 1)]
@@ -184,7 +185,7 @@ def _expand(graph: ir.Graph, node: ir.Node) -> None:
 def _finish(training: ir.Model) -> None:
     """Turns markers into plain Identity, expands placeholders, and names the nodes that the builder left unnamed."""
     for node in training.graph:
-        if node.op_type == "ATen" and node.attributes.get_string("operator", "") == _HELD_GRADIENTS:
+        if operator_of(node) == _HELD_GRADIENTS:
             _expand(training.graph, node)
         elif is_stop_gradient(node):
             node.domain, node.op_type, node.overload = "", "Identity", ""

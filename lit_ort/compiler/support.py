@@ -13,10 +13,10 @@ import onnx_ir as ir
 
 from lit_ort.compiler.capture import StepSignature
 from lit_ort.compiler.convert import place_of
+from lit_ort.compiler.kernel_nodes import kernel_of, operator_of
 from lit_ort.compiler.kernels import KERNELS
 from lit_ort.compiler.stop_gradient import STOP_GRADIENT
 from lit_ort.errors import GradientError
-from lit_ort.runtime.aten import NAMESPACE
 from lit_ort.runtime.random import RANDOM_OPERATORS
 
 # Says why a node is not proven, or nothing.
@@ -177,7 +177,7 @@ def gradient_names(model: ir.Model, signature: StepSignature) -> tuple[str, ...]
 
 
 def is_stop_gradient(node: ir.Node) -> bool:
-    return node.op_type == "ATen" and node.attributes.get_string("operator", "") == STOP_GRADIENT
+    return operator_of(node) == STOP_GRADIENT
 
 
 def _require_node(node: ir.Node, differentiable: frozenset[int]) -> None:
@@ -197,8 +197,8 @@ def _require_node(node: ir.Node, differentiable: frozenset[int]) -> None:
 def _check_of(node: ir.Node) -> Check | None:
     if node.domain == "":
         return SUPPORTED.get(node.op_type)
-    operator = node.attributes.get_string("operator", "") if node.op_type == "ATen" else ""
-    kernel = next((kernel for kernel in KERNELS if NAMESPACE + kernel.name == operator), None)
+    name = kernel_of(node)
+    kernel = next((kernel for kernel in KERNELS if kernel.name == name), None)
     return _only_input(*kernel.gradients) if kernel is not None and kernel.gradients else None
 
 

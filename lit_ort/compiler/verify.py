@@ -11,9 +11,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lit_ort.compiler.capture import tensors_of
+from lit_ort.compiler.kernel_nodes import kernel_of
 from lit_ort.compiler.kernels.dropout import RATIO_POSITIONS
 from lit_ort.errors import LitOrtWarning, VerificationError
-from lit_ort.runtime.aten import NAMESPACE
 from lit_ort.runtime.random import RANDOM_OPERATORS
 
 WORST = 5
@@ -43,9 +43,9 @@ def without_dropout(model: ir.Model) -> ir.Model:
     ratio.dtype, ratio.shape = ir.DataType.FLOAT, ir.Shape([])
     copy.graph.register_initializer(ratio)
     for node in copy.graph:
-        kernel = node.attributes.get_string("operator", "") if node.op_type == "ATen" else ""
-        if kernel.removeprefix(NAMESPACE) in RATIO_POSITIONS:
-            node.replace_input_with(RATIO_POSITIONS[kernel.removeprefix(NAMESPACE)], ratio)
+        position = RATIO_POSITIONS.get(kernel_of(node) or "")
+        if position is not None:
+            node.replace_input_with(position, ratio)
         elif node.op_type == "Dropout":
             node.replace_input_with(1, ratio)
         elif node.op_type == "DropoutGrad":

@@ -10,9 +10,9 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnxscript.rewriter import pattern
 
+from lit_ort.compiler.kernel_nodes import call_kernel
 from lit_ort.compiler.kernels.embedding import NAME
 from lit_ort.compiler.passes.base import MICROSOFT, RewritePass, shape_of
-from lit_ort.runtime.aten import DOMAIN, NAMESPACE
 
 # Below, calling the kernel takes longer than it saves.
 LARGE = 2**17
@@ -39,14 +39,9 @@ class _GatherGrad(pattern.RewriteRuleClassBase):
         return outcome
 
     def rewrite(self, op, shape, indices, gradient, result, **_):  # type: ignore[no-untyped-def]
-        value = op.ATen(
-            shape, indices, gradient, operator=NAMESPACE + NAME, overload_name="", _domain=DOMAIN, _version=1
-        )
-        # The node has no shape inference of its own.
         table = _table(shape)
         assert table is not None
-        value.dtype, value.shape = ir.DataType.FLOAT, ir.Shape(table)
-        return value
+        return call_kernel(op, NAME, (shape, indices, gradient), (ir.Shape(table),))
 
 
 def _table(shape: ir.Value) -> tuple[int, ...] | None:

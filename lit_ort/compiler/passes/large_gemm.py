@@ -10,9 +10,9 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnxscript.rewriter import pattern
 
+from lit_ort.compiler.kernel_nodes import call_kernel
 from lit_ort.compiler.kernels.gemm import gemm_name
 from lit_ort.compiler.passes.base import RewritePass, shape_of
-from lit_ort.runtime.aten import DOMAIN, NAMESPACE
 
 LARGE = 1e9
 
@@ -61,16 +61,7 @@ def _node(op, product: ir.Value, *inputs: ir.Value):  # type: ignore[no-untyped-
     node = product.producer()
     assert node is not None
     transposes = (bool(node.attributes.get_int(name, 0)) for name in ("transA", "transB"))
-    value = op.ATen(
-        *inputs,
-        operator=NAMESPACE + gemm_name(*transposes, bias=len(inputs) == 3),
-        overload_name="",
-        _domain=DOMAIN,
-        _version=1,
-    )
-    # The node has no shape inference of its own.
-    value.dtype, value.shape = ir.DataType.FLOAT, product.shape
-    return value
+    return call_kernel(op, gemm_name(*transposes, bias=len(inputs) == 3), inputs, (product.shape,))
 
 
 class LargeGemm(RewritePass):

@@ -12,9 +12,9 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnxscript.rewriter import pattern
 
+from lit_ort.compiler.kernel_nodes import call_kernel
 from lit_ort.compiler.kernels.linear_cross_entropy import kernel_name, settings
 from lit_ort.compiler.passes.base import RewritePass, shape_of
-from lit_ort.runtime.aten import DOMAIN, NAMESPACE
 
 # Below, calling the kernel takes longer than it saves.
 LARGE = 2**17
@@ -100,19 +100,10 @@ def _node(op, scores: ir.Value, labels: ir.Value, weights: ir.Value | None, loss
     bias = layer.inputs[2] if len(layer.inputs) > 2 else None
     mean = source.attributes.get_string("reduction", "mean") == "mean"
     values = settings(source.attributes.get_int("ignore_index", -100), mean, (True, True, bias is not None))
-    result, *gradients = op.ATen(
-        *(hidden, weight, labels, op.Constant(value=ir.tensor(values, dtype=ir.DataType.INT64))),
-        *(value for value in (bias, weights) if value is not None),
-        operator=NAMESPACE + kernel_name(bias is not None, weights is not None),
-        overload_name="",
-        _domain=DOMAIN,
-        _version=1,
-        _outputs=4,
-    )
-    # The node has no shape inference of its own.
+    given = (hidden, weight, labels, op.Constant(value=ir.tensor(values, dtype=ir.DataType.INT64)), bias, weights)
     shapes = (ir.Shape([]), hidden.shape, weight.shape, None if bias is None else bias.shape)
-    for value, shape in zip((result, *gradients), shapes, strict=True):
-        value.dtype, value.shape = ir.DataType.FLOAT, shape
+    kernel = kernel_name(bias is not None, weights is not None)
+    result, *_ = call_kernel(op, kernel, [value for value in given if value is not None], shapes)
     return result
 
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from lit_ort.compiler.kernel_nodes import kernel_node
 from lit_ort.compiler.kernels.dropout import DROPOUT, DROPOUT_GRADIENT
 from lit_ort.compiler.passes.base import GraphPass
 from lit_ort.inspect import PassReport
-from lit_ort.runtime.aten import DOMAIN, NAMESPACE
 
 
 class TorchDropout(GraphPass):
@@ -50,22 +50,17 @@ def _unproven(node: ir.Node) -> str | None:
 
 def _replace(graph: ir.Graph, node: ir.Node) -> None:
     data, ratio = node.inputs[:2]
-    result = _kernel(DROPOUT, [data, ratio], node, outputs=2)
-    y, mask = result.outputs
-    y.dtype, y.shape = ir.DataType.FLOAT, node.outputs[0].shape
-    mask.dtype, mask.shape = ir.DataType.UINT8, node.outputs[0].shape
+    shape = node.outputs[0].shape
+    outputs = ((ir.DataType.FLOAT, shape), (ir.DataType.UINT8, shape))
+    result = kernel_node(DROPOUT, [data, ratio], outputs, str(node.name))
+    mask = result.outputs[1]
     mask.name = f"{node.outputs[0].name}__kept"
     for use in node.outputs[1].uses() if len(node.outputs) > 1 else ():
         gradient = use.node
-        replacement = _kernel(DROPOUT_GRADIENT, [gradient.inputs[0], mask, ratio], gradient, outputs=1)
-        replacement.outputs[0].dtype, replacement.outputs[0].shape = ir.DataType.FLOAT, gradient.outputs[0].shape
+        given = (gradient.inputs[0], mask, ratio)
+        replacement = kernel_node(DROPOUT_GRADIENT, given, outputs[:1], str(gradient.name))
         _put(graph, gradient, replacement)
     _put(graph, node, result)
-
-
-def _kernel(name: str, inputs: list[ir.Value | None], source: ir.Node, outputs: int) -> ir.Node:
-    attributes = {"operator": NAMESPACE + name, "overload_name": ""}
-    return ir.node("ATen", inputs, attributes, domain=DOMAIN, num_outputs=outputs, name=source.name, version=1)
 
 
 def _put(graph: ir.Graph, old: ir.Node, new: ir.Node) -> None:

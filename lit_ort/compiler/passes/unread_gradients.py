@@ -11,10 +11,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from lit_ort.compiler.kernel_nodes import kernel_of
 from lit_ort.compiler.kernels.linear_cross_entropy import LOSS, NAME, SETTINGS, settings
 from lit_ort.compiler.passes.base import GraphPass
 from lit_ort.inspect import PassReport
-from lit_ort.runtime.aten import NAMESPACE
 
 
 class UnreadGradients(GraphPass):
@@ -23,7 +23,7 @@ class UnreadGradients(GraphPass):
     def apply(self, model: ir.Model) -> PassReport:
         fired = 0
         for node in model.graph:
-            if node.op_type == "ATen" and node.attributes.get_string("operator", "").startswith(NAMESPACE + NAME):
+            if (kernel_of(node) or "").startswith(NAME):
                 fired += _settle(model, node)
         return PassReport(self.name, fired)
 
