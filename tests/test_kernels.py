@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_ort.compiler.kernels.embedding import embedding_gradient
+from lit_ort.compiler.kernels.dropout import draw_mask, dropout, scale_of
+from lit_ort.compiler.kernels.embedding import embedding_gradient, embedding_gradient_onto
 from lit_ort.compiler.kernels.linear_cross_entropy import linear_cross_entropy, settings
 from lit_ort.runtime.buffers import BufferPool
 from tests.compare import relative_error
@@ -101,3 +102,40 @@ def test_embedding_gradient_is_as_eager(shape: tuple[int, ...]) -> None:
     indices = torch.where(torch.rand(shape) < 0.3, indices - 20, indices)
     actual: Tensor = embedding_gradient(BufferPool(), torch.tensor([20, 6]), indices, gradient)
     assert relative_error(actual.double(), expected) < 1e-6
+
+
+def test_embedding_gradient_onto_adds_in_place() -> None:
+    held, indices, gradient = torch.randn(20, 6), torch.randint(-20, 20, (5, 3)), torch.randn(5, 3, 6)
+    expected = held + embedding_gradient(BufferPool(), torch.tensor([20, 6]), indices, gradient)
+    actual = embedding_gradient_onto(BufferPool(), held, indices, gradient)
+    assert actual.data_ptr() == held.data_ptr()
+    torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 0.5, 0.9, 1.0])
+def test_a_mask_drops_its_share_independently(share: float) -> None:
+    elements = 400_000
+    mask = torch.empty(elements, dtype=torch.bool)
+    draw_mask(mask, share, torch.Generator().manual_seed(1))
+    spread = (share * (1 - share) / elements) ** 0.5
+    assert abs(float(mask.float().mean()) - (1 - share)) <= 5 * spread + 1e-5
+    # Four elements share one draw: neighbours at every distance must not know of each other.
+    centred = mask.float() - mask.float().mean()
+    for distance in (1, 2, 3, 4, 8):
+        covariance = float((centred[distance:] * centred[:-distance]).mean())
+        assert abs(covariance) <= 5 * share * (1 - share) / elements**0.5 + 1e-6
+
+
+def test_dropout_keeps_the_mean() -> None:
+    data = torch.ones(1000, 501)
+    result, mask = dropout(BufferPool(), data, torch.tensor(0.1))
+    assert abs(float(result.mean()) - 1) < 3e-3
+    assert torch.equal(result, mask * scale_of(0.1))
+
+
+def test_masks_follow_the_generator() -> None:
+    masks = [torch.empty(999, dtype=torch.bool) for _ in range(3)]
+    for mask, seed in zip(masks, (5, 5, 6), strict=True):
+        draw_mask(mask, 0.3, torch.Generator().manual_seed(seed))
+    assert torch.equal(masks[0], masks[1])
+    assert not torch.equal(masks[0], masks[2])

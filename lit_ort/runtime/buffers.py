@@ -6,6 +6,7 @@ product that fills it.
 
 from __future__ import annotations
 
+import math
 import threading
 
 import torch
@@ -13,6 +14,8 @@ import torch
 # A buffer serves requests down to this share of its size; below, most of it would lie idle.
 SMALLEST_SHARE = 0.5
 MOST_IDLE = 32
+# What buffers are counted in.
+BUFFER_TYPE = torch.float32
 
 
 class BufferPool:
@@ -22,11 +25,10 @@ class BufferPool:
         self._lock = threading.Lock()
         self._buffers: list[_Buffer] = []
 
-    def empty(self, *shape: int) -> torch.Tensor:
-        """An uninitialised float32 tensor; its memory returns to the pool when the last reference to it goes."""
-        elements = 1
-        for size in shape:
-            elements *= size
+    def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """An uninitialised tensor; its memory returns to the pool when the last reference to it goes."""
+        wanted = math.prod(shape)
+        elements = -(-wanted * dtype.itemsize // BUFFER_TYPE.itemsize)
         with self._lock:
             free = [buffer for buffer in self._buffers if buffer.is_free()]
             fitting = [b for b in free if elements <= b.elements <= max(elements / SMALLEST_SHARE, 1)]
@@ -37,7 +39,7 @@ class BufferPool:
                 buffer = _Buffer(elements)
                 self._buffers.append(buffer)
             # Made under the lock: the view is what marks the buffer as taken.
-            return buffer.flat[:elements].view(shape)
+            return buffer.flat[:elements].view(dtype)[:wanted].view(shape)
 
     def _drop(self, idle: list[_Buffer]) -> None:
         self._buffers = [buffer for buffer in self._buffers if buffer not in idle]
@@ -46,7 +48,7 @@ class BufferPool:
 class _Buffer:
     def __init__(self, elements: int) -> None:
         self.elements = elements
-        self.flat = torch.empty(elements)
+        self.flat = torch.empty(elements, dtype=BUFFER_TYPE)
         self._storage = self.flat.untyped_storage()
         self._alone = self._references()
 

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from lit_ort.compiler.kernels.dropout import DROPOUT_KERNELS
 from lit_ort.compiler.kernels.embedding import EMBEDDING_KERNELS
+from lit_ort.compiler.kernels.gelu import GELU_KERNELS
 from lit_ort.compiler.kernels.gemm import GEMM_KERNELS
 from lit_ort.compiler.kernels.linear_cross_entropy import LINEAR_CROSS_ENTROPY_KERNELS
 from lit_ort.runtime.aten import Kernel
 
-KERNELS: tuple[Kernel, ...] = (*DROPOUT_KERNELS, *EMBEDDING_KERNELS, *GEMM_KERNELS, *LINEAR_CROSS_ENTROPY_KERNELS)
+KERNELS: tuple[Kernel, ...] = (
+    *DROPOUT_KERNELS,
+    *EMBEDDING_KERNELS,
+    *GELU_KERNELS,
+    *GEMM_KERNELS,
+    *LINEAR_CROSS_ENTROPY_KERNELS,
+)

@@ -13,12 +13,14 @@ from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.random import current_generator
 
 DROPOUT, DROPOUT_GRADIENT = "dropout", "dropout_gradient"
+# Masks come from numbers of 16 bits.
+LEVELS = 2**16
 # Where each of the two takes the share of elements to drop.
 RATIO_POSITIONS = {DROPOUT: 1, DROPOUT_GRADIENT: 2}
 
 
 def dropout(pool: BufferPool, data: torch.Tensor, ratio: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sets elements to zero with probability `ratio` and scales the others by 1 / (1 - ratio).
+    """Sets elements to zero with probability `ratio` and scales the others so that the mean stays.
 
     Args:
         data: float32[...]. ratio: float32[], from 0 to 1.
@@ -27,7 +29,8 @@ def dropout(pool: BufferPool, data: torch.Tensor, ratio: torch.Tensor) -> tuple[
         the result, and the mask: uint8[...], 1 where an element was kept.
     """
     share = float(ratio)
-    mask = torch.empty(data.shape, dtype=torch.uint8).bernoulli_(1 - share, generator=current_generator())
+    mask = pool.empty(*data.shape, dtype=torch.uint8)
+    draw_mask(mask.view(-1).view(torch.bool), share, current_generator())
     return _masked(pool, data, mask, share), mask
 
 
@@ -36,9 +39,33 @@ def dropout_gradient(pool: BufferPool, gradient: torch.Tensor, mask: torch.Tenso
     return _masked(pool, gradient, mask, float(ratio))
 
 
+def draw_mask(mask: torch.Tensor, share: float, generator: torch.Generator | None) -> None:
+    """Fills `mask`, bool[n], with false at random, with probability `share` rounded to `LEVELS`.
+
+    One draw of 64 bits serves four elements, which takes a sixth of the time of as many Bernoulli draws.
+    """
+    drawn = torch.empty(-(-mask.numel() // 4), dtype=torch.int64).random_(-(2**63), None, generator=generator)
+    dropped = _dropped_levels(share)
+    if dropped == LEVELS:
+        mask.zero_()
+    else:
+        torch.ge(drawn.view(torch.int16)[: mask.numel()], dropped - LEVELS // 2, out=mask)
+
+
+def scale_of(share: float) -> float:
+    """What the kept elements are multiplied with, so that the expected result is the data."""
+    kept = LEVELS - _dropped_levels(share)
+    return LEVELS / kept if kept else 1.0
+
+
+def _dropped_levels(share: float) -> int:
+    return round(share * LEVELS)
+
+
 def _masked(pool: BufferPool, data: torch.Tensor, mask: torch.Tensor, share: float) -> torch.Tensor:
     kept = torch.mul(data, mask, out=pool.empty(*data.shape))
-    return kept.mul_(1 / (1 - share)) if 0 < share < 1 else kept
+    scale = scale_of(share)
+    return kept if scale == 1.0 else kept.mul_(scale)
 
 
 DROPOUT_KERNELS = (Kernel(DROPOUT, dropout), Kernel(DROPOUT_GRADIENT, dropout_gradient))

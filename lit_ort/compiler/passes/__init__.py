@@ -18,7 +18,9 @@ from lit_ort.compiler.passes.large_gemm import LargeGemm
 from lit_ort.compiler.passes.linear_cross_entropy import LinearCrossEntropy
 from lit_ort.compiler.passes.linear_to_gemm import LinearToGemm
 from lit_ort.compiler.passes.tall_gemm import TallGemm
+from lit_ort.compiler.passes.tied_embedding import TiedEmbedding
 from lit_ort.compiler.passes.torch_dropout import TorchDropout
+from lit_ort.compiler.passes.torch_gelu import TorchGelu
 from lit_ort.compiler.passes.unit_product import UnitProduct
 from lit_ort.compiler.passes.unread_gradients import UnreadGradients
 from lit_ort.errors import OptionsError
@@ -33,6 +35,8 @@ TRAINING_PASSES: tuple[GraphPass, ...] = (
     CrossEntropyGradient(),
     UnreadGradients(),
     EmbeddingGradient(),
+    TiedEmbedding(),
+    TorchGelu(),
     LargeGemm(),
     TallGemm(),
 )
