@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lit_ort.compiler.kernels.attention import CHUNK_ELEMENTS, attention, attention_gradient
 from lit_ort.compiler.kernels.dropout import draw_mask, dropout, scale_of
 from lit_ort.compiler.kernels.embedding import embedding_gradient, embedding_gradient_onto
 from lit_ort.compiler.kernels.linear_cross_entropy import linear_cross_entropy, settings
@@ -139,3 +140,92 @@ def test_masks_follow_the_generator() -> None:
         draw_mask(mask, 0.3, torch.Generator().manual_seed(seed))
     assert torch.equal(masks[0], masks[1])
     assert not torch.equal(masks[0], masks[2])
+
+
+class AttentionCase:
+    """Attention over 3 x 5 heads of 6 x 7 places."""
+
+    def __init__(self, mask: Tensor | None = None, causal: bool = False, ratio: float = 0.0) -> None:
+        self.given = [torch.randn(3, 5, length, 4) for length in (6, 7, 7)]
+        self.gradient = torch.randn(3, 5, 6, 4)
+        self.mask, self.causal, self.ratio = mask, causal, torch.tensor(ratio)
+
+    def kernel(self) -> list[Tensor]:
+        pool, settings = BufferPool(), torch.tensor([0.5, float(self.causal)])
+        mask = () if self.mask is None else (self.mask,)
+        query, key, value = self.given
+        given = (query, key, value, self.ratio, settings, *mask)
+        result, seed = attention(pool, *given)
+        return [result, *attention_gradient(pool, self.gradient, *given, seed)]
+
+    def eager(self) -> list[Tensor]:
+        leaves = [t.double().requires_grad_() for t in self.given]
+        mask = self.mask.double() if self.mask is not None and self.mask.is_floating_point() else self.mask
+        result = F.scaled_dot_product_attention(*leaves, attn_mask=mask, is_causal=self.causal, scale=0.5)
+        return [result.detach(), *torch.autograd.grad(result, leaves, self.gradient.double())]
+
+
+def hides(*shape: int) -> Tensor:
+    mask = torch.rand(*shape) > 0.5
+    mask[..., 0] = True
+    return mask
+
+
+NOTHING_SEEN = hides(3, 1, 6, 7)
+NOTHING_SEEN[1, 0, 2] = False
+ATTENTION_CASES = {
+    "plain": AttentionCase(),
+    "causal": AttentionCase(causal=True),
+    "rows": AttentionCase(hides(3, 1, 6, 7)),
+    "heads": AttentionCase(hides(1, 5, 6, 7)),
+    "keys": AttentionCase(hides(3, 1, 1, 7)),
+    "shared": AttentionCase(hides(6, 7)),
+    "added": AttentionCase(torch.randn(3, 5, 6, 7)),
+    "nothing seen": AttentionCase(NOTHING_SEEN),
+}
+
+
+@pytest.mark.parametrize("heads", [1, 2, 100])
+@pytest.mark.parametrize("name", list(ATTENTION_CASES))
+def test_attention_is_as_eager(name: str, heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lit_ort.compiler.kernels.attention.CHUNK_ELEMENTS", heads * 6 * 7)
+    case = ATTENTION_CASES[name]
+    for actual, expected in zip(case.kernel(), case.eager(), strict=True):
+        assert relative_error(actual.double(), expected) < 1e-6
+
+
+def test_attention_drops_the_same_weights_in_both_directions() -> None:
+    """The result is linear in the values, so its product with a gradient equals that of values and their gradient."""
+    case = AttentionCase(ratio=0.4)
+    result, _, _, of_value = case.kernel()
+    assert not torch.allclose(result, AttentionCase.kernel(_without_dropout(case))[0], atol=1e-2)
+    torch.testing.assert_close((result * case.gradient).sum(), (of_value * case.given[2]).sum())
+
+
+def test_gradients_of_attention_with_dropout_are_those_of_its_result() -> None:
+    case = AttentionCase(ratio=0.4)
+    directions = [torch.randn_like(t) for t in case.given]
+    torch.manual_seed(7)
+    _, *gradients = case.kernel()
+    moved = []
+    for step in (-1e-2, 1e-2):
+        shifted = AttentionCase(ratio=0.4)
+        shifted.given = [t + step * d for t, d in zip(case.given, directions, strict=True)]
+        torch.manual_seed(7)
+        moved.append(float((shifted.kernel()[0] * case.gradient).sum()))
+    slope = sum(float((g * d).sum()) for g, d in zip(gradients, directions, strict=True))
+    assert abs((moved[1] - moved[0]) / 2e-2 - slope) < 1e-2 * abs(slope) + 1e-2
+
+
+def test_attention_keeps_the_mean_under_dropout() -> None:
+    ones = torch.ones(2, 4, 50, 60)
+    result, _ = attention(BufferPool(), ones, ones, ones, torch.tensor(0.2), torch.tensor([1.0, 0.0]))
+    assert abs(float(result.mean()) - 1) < 0.02
+    assert float(result.std()) > 0.01
+    assert CHUNK_ELEMENTS > 50 * 60
+
+
+def _without_dropout(case: AttentionCase) -> AttentionCase:
+    plain = AttentionCase()
+    plain.given, plain.gradient = case.given, case.gradient
+    return plain

@@ -2,53 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
 
+from lit_ort.compiler.attention import attention
 from lit_ort.compiler.stop_gradient import stop_gradient
 from lit_ort.errors import CaptureError
 
 aten = torch.ops.aten
-
-
-def attention_with_dropout(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> torch.Tensor:
-    """softmax(Q K^T · scale + mask), dropout, times V; the exporter's own translation leaves the dropout out.
-
-    Args:
-        query, key, value: float[..., length, width].
-        attn_mask: bool (True takes part) or float (added to the scores), broadcastable to the scores.
-
-    Source: Vaswani et al. 2017; semantics of torch.nn.functional.scaled_dot_product_attention.
-    """
-    if enable_gqa:
-        repeats = query.size(-3) // key.size(-3)
-        key = key.repeat_interleave(repeats, -3)
-        value = value.repeat_interleave(repeats, -3)
-    scores = torch.matmul(query, key.transpose(-2, -1)) * (1 / math.sqrt(query.size(-1)) if scale is None else scale)
-    if is_causal:
-        causal = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool).tril()
-        scores = scores.masked_fill(causal.logical_not(), -math.inf)
-    elif attn_mask is not None:
-        hides = attn_mask.dtype == torch.bool
-        scores = scores.masked_fill(attn_mask.logical_not(), -math.inf) if hides else scores + attn_mask
-    weights = torch.softmax(scores, -1)
-    if dropout_p > 0:
-        weights = torch.dropout(weights, dropout_p, True)
-    return torch.matmul(weights, value)
 
 
 def padded_embedding(
@@ -129,8 +93,8 @@ def _argument(node: torch.fx.Node, position: int, name: str, default: Any) -> An
     return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
 
 
-def _attention_drops(node: torch.fx.Node) -> bool:
-    return _argument(node, 4, "dropout_p", 0.0) > 0
+def _always(node: torch.fx.Node) -> bool:
+    return True
 
 
 def _embedding_is_special(node: torch.fx.Node) -> bool:
@@ -152,7 +116,7 @@ def _cross_entropy_is_soft(node: torch.fx.Node) -> bool:
 
 # operator -> (when it has to go, what takes its place)
 DECOMPOSITIONS: dict[Any, tuple[Callable[[torch.fx.Node], bool], Callable[..., torch.Tensor]]] = {
-    aten.scaled_dot_product_attention.default: (_attention_drops, attention_with_dropout),
+    aten.scaled_dot_product_attention.default: (_always, attention),
     aten.embedding.default: (_embedding_is_special, padded_embedding),
     aten.cross_entropy_loss.default: (_cross_entropy_is_soft, smoothed_cross_entropy),
 }

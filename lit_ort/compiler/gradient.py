@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import onnx
@@ -21,7 +22,7 @@ from lit_ort.compiler.kernels import KERNELS
 from lit_ort.compiler.stop_gradient import STOP_GRADIENT
 from lit_ort.compiler.support import gradient_names, is_stop_gradient, require_support
 from lit_ort.errors import GradientError
-from lit_ort.runtime.aten import DOMAIN, NAMESPACE, Kernel
+from lit_ort.runtime.aten import DOMAIN, NAMESPACE, Backward, Kernel
 from lit_ort.runtime.engine import ERROR_SEVERITY, ORT_ERRORS, C, quiet_onnxruntime
 
 _HELD_GRADIENTS = "lit_ort::held_gradients"
@@ -141,8 +142,9 @@ def _register_aten_gradients() -> None:
     """Tells the builders of the gradients of ATen nodes; registering twice is harmless."""
     C.register_custom_stop_gradient_edges(_aten_key(STOP_GRADIENT), {0})
     for kernel in KERNELS:
-        if kernel.gradients:
-            C.register_gradient_definition(_aten_key(NAMESPACE + kernel.name), [_placeholder(kernel)])
+        if kernel.differentiable:
+            definition = _placeholder(kernel) if kernel.backward is None else _backward_node(kernel.backward)
+            C.register_gradient_definition(_aten_key(NAMESPACE + kernel.name), [definition])
 
 
 def _aten_key(operator: str) -> str:
@@ -155,11 +157,20 @@ def _placeholder(kernel: Kernel) -> Any:
     The builder decides by an output's position in its node whether the input of that position wants a gradient, so only
     one node with an output for each input can stand here.
     """
+    inputs = ("GO(0)", *(f"O({position})" for position in kernel.gradients.values()))
+    return _definition(_HELD_GRADIENTS, kernel.name, inputs, kernel.differentiable)
+
+
+def _backward_node(backward: Backward) -> Any:
+    return _definition(NAMESPACE + backward.kernel, "", backward.inputs, backward.wants)
+
+
+def _definition(operator: str, overload: str, inputs: Sequence[str], wants: Sequence[int]) -> Any:
     node = C.GradientNodeDefinition()
     node.op_type, node.domain = OPERATOR, DOMAIN
-    node.attributes = [_text("operator", _HELD_GRADIENTS), _text("overload_name", kernel.name)]
-    node.inputs = ["GO(0)", *(f"O({position})" for position in kernel.gradients.values())]
-    node.outputs = [f"GI({k})" if k in kernel.gradients else "" for k in range(max(kernel.gradients) + 1)]
+    node.attributes = [_text("operator", operator), _text("overload_name", overload)]
+    node.inputs = list(inputs)
+    node.outputs = [f"GI({k})" if k in wants else "" for k in range(max(wants) + 1)]
     return node
 
 

@@ -199,7 +199,7 @@ def _check_of(node: ir.Node) -> Check | None:
         return SUPPORTED.get(node.op_type)
     name = kernel_of(node)
     kernel = next((kernel for kernel in KERNELS if kernel.name == name), None)
-    return _only_input(*kernel.gradients) if kernel is not None and kernel.gradients else None
+    return _only_input(*kernel.differentiable) if kernel is not None and kernel.differentiable else None
 
 
 def _torch_operator(node: ir.Node) -> str:

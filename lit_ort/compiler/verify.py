@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lit_ort.compiler.capture import tensors_of
 from lit_ort.compiler.kernel_nodes import kernel_of
-from lit_ort.compiler.kernels.dropout import RATIO_POSITIONS
+from lit_ort.compiler.kernels.attention import RATIO_POSITIONS as ATTENTION_RATIOS
+from lit_ort.compiler.kernels.dropout import RATIO_POSITIONS as DROPOUT_RATIOS
 from lit_ort.errors import LitOrtWarning, VerificationError
 from lit_ort.runtime.random import RANDOM_OPERATORS
 
@@ -43,7 +44,7 @@ def without_dropout(model: ir.Model) -> ir.Model:
     ratio.dtype, ratio.shape = ir.DataType.FLOAT, ir.Shape([])
     copy.graph.register_initializer(ratio)
     for node in copy.graph:
-        position = RATIO_POSITIONS.get(kernel_of(node) or "")
+        position = (DROPOUT_RATIOS | ATTENTION_RATIOS).get(kernel_of(node) or "")
         if position is not None:
             node.replace_input_with(position, ratio)
         elif node.op_type == "Dropout":

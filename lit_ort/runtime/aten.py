@@ -44,11 +44,34 @@ class Kernel:
         run: from the pool and the node's inputs to its results, in memory of the pool where they are large.
         gradients: for each input that has a gradient, the output that holds it, for a gradient of one of output 0; the
             other outputs are not for the graph to read.
+        backward: how its gradients are computed where it doesn't hold them, or None.
     """
 
     name: str
     run: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
     gradients: Mapping[int, int] = field(default_factory=dict)
+    backward: Backward | None = None
+
+    @property
+    def differentiable(self) -> tuple[int, ...]:
+        """The inputs that have a gradient."""
+        return self.backward.wants if self.backward is not None else tuple(self.gradients)
+
+
+@dataclass(frozen=True)
+class Backward:
+    """The kernel that computes the gradients of another one's inputs.
+
+    Args:
+        kernel: its name.
+        inputs: what it takes, in the gradient builder's words: `GO(0)` is the gradient of output 0, `I(k)` and `O(k)`
+            are inputs and outputs of the forward.
+        wants: inputs of the forward that its results are the gradients of, from 0 on without a gap.
+    """
+
+    kernel: str
+    inputs: tuple[str, ...]
+    wants: tuple[int, ...]
 
 
 class _Run(threading.local):

@@ -13,7 +13,7 @@ from lit_ort.compiler.kernels import KERNELS
 from lit_ort.inspect import count_operators
 from lit_ort.runtime.session import Session, SessionOptions
 
-HEADER = '<ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1, "org.pytorch.aten" : 1]>'
+HEADER = '<ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1, "org.pytorch.aten" : 1, "lit_ort" : 1]>'
 
 NAMED_KERNELS = {kernel.name: kernel for kernel in KERNELS}
 

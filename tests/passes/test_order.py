@@ -15,7 +15,7 @@ from tests.compare import backend, gradients, relative_error
 
 
 class TwoHeads(nn.Module):
-    """A table, and two heads: the loss reads the first one's scores alone, and others read the second's too."""
+    """A table, attention, and two heads: the loss alone reads the first one's scores, and others the second's too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,6 +26,9 @@ class TwoHeads(nn.Module):
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         hidden = self.layer(self.table(x))
+        heads = hidden.unflatten(-1, (4, 16)).transpose(1, 2)
+        seen = F.scaled_dot_product_attention(heads, 2 * heads, heads + 1, is_causal=True)
+        hidden = hidden + seen.transpose(1, 2).flatten(2)
         scores = self.heads[1](hidden).flatten(0, 1)
         first = F.cross_entropy(self.heads[0](hidden).flatten(0, 1), y.flatten(), ignore_index=3)
         return first + F.cross_entropy(scores, y.flatten()) + 1e-3 * scores.square().mean()
@@ -46,8 +49,9 @@ def test_all_on_equals_all_off() -> None:
         assert relative_error(gradients(module)[name], gradient) < 1e-5
     fired = {report.name: report.fired for report in on.compile_log.graphs[0].passes}
     assert fired.keys() == set(passes.names())
-    # There is no dropout to draw, no tied table, and large_gemm takes the products that tall_gemm is for.
-    assert [name for name, count in fired.items() if not count] == ["torch_dropout", "tied_embedding", "tall_gemm"]
+    # Attention has its kernel, there is no dropout to draw, no tied table, and large_gemm takes tall_gemm's products.
+    idle = [name for name, count in fired.items() if not count]
+    assert idle == ["attention_expansion", "torch_dropout", "tied_embedding", "tall_gemm"]
 
 
 def test_names_are_unique_and_checked() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lit_ort.compiler.kernels.attention import ATTENTION_KERNELS
 from lit_ort.compiler.kernels.dropout import DROPOUT_KERNELS
 from lit_ort.compiler.kernels.embedding import EMBEDDING_KERNELS
 from lit_ort.compiler.kernels.gelu import GELU_KERNELS
@@ -10,6 +11,7 @@ from lit_ort.compiler.kernels.linear_cross_entropy import LINEAR_CROSS_ENTROPY_K
 from lit_ort.runtime.aten import Kernel
 
 KERNELS: tuple[Kernel, ...] = (
+    *ATTENTION_KERNELS,
     *DROPOUT_KERNELS,
     *EMBEDDING_KERNELS,
     *GELU_KERNELS,

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
+from lit_ort.compiler.passes.attention import Attention
+from lit_ort.compiler.passes.attention_expansion import AttentionExpansion
 from lit_ort.compiler.passes.base import GraphPass
 from lit_ort.compiler.passes.cross_entropy import CrossEntropy
 from lit_ort.compiler.passes.cross_entropy_gradient import CrossEntropyGradient
@@ -27,7 +29,14 @@ from lit_ort.errors import OptionsError
 from lit_ort.inspect import PassReport
 
 # On the forward model, before the gradient builder reads it.
-FORWARD_PASSES: tuple[GraphPass, ...] = (LinearToGemm(), LinearCrossEntropy(), CrossEntropy(), GradientOutputs())
+FORWARD_PASSES: tuple[GraphPass, ...] = (
+    Attention(),
+    AttentionExpansion(),
+    LinearToGemm(),
+    LinearCrossEntropy(),
+    CrossEntropy(),
+    GradientOutputs(),
+)
 # On what will run: the training model, or the forward model where nobody wants gradients.
 TRAINING_PASSES: tuple[GraphPass, ...] = (
     TorchDropout(),

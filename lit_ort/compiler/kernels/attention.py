@@ -1,0 +1,238 @@
+"""Scaled dot-product attention with dropout, a chunk of heads at a time, and its gradient by recomputing the scores.
+
+Nothing of the size of the scores lives longer than its chunk: the gradient computes scores and masks again, the masks
+from the seed that the forward drew.
+
+Source: Vaswani et al. 2017; recomputing in the backward, FlashAttention (Dao et al. 2022).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+
+from lit_ort.compiler.kernels.dropout import draw_mask, scale_of
+from lit_ort.runtime.aten import Backward, Kernel
+from lit_ort.runtime.buffers import BufferPool
+from lit_ort.runtime.random import current_generator
+
+NAME, MASKED, GRADIENT, MASKED_GRADIENT = (
+    "attention",
+    "attention_masked",
+    "attention_gradient",
+    "attention_masked_gradient",
+)
+# Positions of the nodes' inputs; a mask follows where there is one, and in the gradient the seed comes last.
+QUERY, KEY, VALUE, RATIO, SETTINGS, MASK = range(6)
+RATIO_POSITIONS = {NAME: RATIO, MASKED: RATIO, GRADIENT: 1 + RATIO, MASKED_GRADIENT: 1 + RATIO}
+
+aten = torch.ops.aten
+# Scores of a chunk: 2 MB, which stay in a core's cache from the product to the next one.
+CHUNK_ELEMENTS = 2**19
+_SEEDS = 2**63 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class _Attention:
+    """One call's constants.
+
+    Args:
+        scale: of the scores. causal: whether a place attends to itself and those before only.
+        share: of the weights to drop. seed: of the masks.
+        bias: float32[batch or 1, heads or 1, length or 1, keys], added to the scores, or None.
+        hidden: bool[..., 1] like it, true in rows that attend to nothing, or None where there are none.
+    """
+
+    scale: float
+    share: float
+    seed: int
+    bias: torch.Tensor | None
+    hidden: torch.Tensor | None
+
+    def weights(self, piece: _Piece, out: torch.Tensor) -> torch.Tensor:
+        """softmax(query key^T scale + bias) of a piece, before dropout."""
+        keys = piece.key.transpose(1, 2)
+        if self.bias is None:
+            torch.baddbmm(out, piece.query, keys, beta=0, alpha=self.scale, out=out)
+        else:
+            torch.baddbmm(piece.of(self.bias), piece.query, keys, alpha=self.scale, out=out)
+        torch.softmax(out, -1, out=out)
+        return out if self.hidden is None else out.masked_fill_(piece.of(self.hidden), 0)
+
+    def masks(self) -> _Masks | None:
+        return _Masks(self.share, self.seed) if self.share > 0 else None
+
+
+class _Masks:
+    """The dropout masks of consecutive pieces, the same ones for the same seed."""
+
+    def __init__(self, share: float, seed: int) -> None:
+        self._share = share
+        self._generator = torch.Generator().manual_seed(seed)
+        self.scale = scale_of(share)
+
+    def draw(self, like: torch.Tensor) -> torch.Tensor:
+        mask = torch.empty(like.numel(), dtype=torch.bool)
+        draw_mask(mask, self._share, self._generator)
+        return mask.view(like.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Piece:
+    """Some heads of one batch row, or of several rows where no bias tells them apart: float32[heads, length, width]."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    row: int
+    heads: slice
+    batch: int
+
+    def of(self, shared: torch.Tensor) -> torch.Tensor:
+        """The part of a broadcast [batch or 1, heads or 1, ...] tensor that belongs to this piece."""
+        row = shared[self.row if shared.shape[0] > 1 else 0]
+        return row[self.heads] if row.shape[0] > 1 else row
+
+    def part(self, whole: torch.Tensor) -> torch.Tensor:
+        """The same heads of another tensor of the query's, key's or value's shape."""
+        return whole[self.row, self.heads]
+
+
+def attention(
+    pool: BufferPool,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    ratio: torch.Tensor,
+    settings: torch.Tensor,
+    mask: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """softmax(query key^T scale + mask), dropout, times value.
+
+    Args:
+        query: float32[batch, heads, length, width]. key: float32[batch, heads, keys, width].
+        value: float32[batch, heads, keys, value width].
+        ratio: float32[], share of the weights to drop, from 0 to 1.
+        settings: float32[2], the scale, and 1 for causal attention.
+        mask: bool or uint8 (true takes part), or float32 (added), broadcastable to [batch, heads, length, keys].
+
+    Returns:
+        float32[batch, heads, length, value width], and the seed of the masks, int64[1].
+    """
+    seed = torch.zeros(1, dtype=torch.int64)
+    if float(ratio) > 0:
+        seed.random_(_SEEDS, generator=current_generator())
+    shape = (*query.shape[:3], value.shape[3])
+    query, key, value = (_rows(tensor, mask is None) for tensor in (query, key, value))
+    call = _call(query, key, ratio, settings, mask, int(seed))
+    result = pool.empty(*query.shape[:3], value.shape[3])
+    masks = call.masks()
+    space = _workspace(pool, query, key)
+    for piece in _pieces(query, key, value):
+        weights = call.weights(piece, space[: piece.batch])
+        if masks is not None:
+            weights.mul_(masks.draw(weights))
+        torch.bmm(weights, piece.value, out=piece.part(result))
+    if masks is not None:
+        result.mul_(masks.scale)
+    return result.view(shape), seed
+
+
+def attention_gradient(
+    pool: BufferPool,
+    gradient: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    ratio: torch.Tensor,
+    settings: torch.Tensor,
+    *mask_and_seed: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of query, key and value, from that of the result and what `attention` was given and drew."""
+    *masked, seed = mask_and_seed
+    shapes = [tensor.shape for tensor in (query, key, value)]
+    mask = masked[0] if masked else None
+    gradient, query, key, value = (_rows(tensor, mask is None) for tensor in (gradient, query, key, value))
+    call = _call(query, key, ratio, settings, mask, int(seed))
+    results = [pool.empty(*tensor.shape) for tensor in (query, key, value)]
+    masks = call.masks()
+    space, second = (_workspace(pool, query, key) for _ in range(2))
+    for piece in _pieces(query, key, value):
+        of_query, of_key, of_value = (piece.part(result) for result in results)
+        given = piece.part(gradient)
+        weights = call.weights(piece, space[: piece.batch])
+        of_weights = second[: piece.batch]
+        torch.bmm(given, piece.value.transpose(1, 2), out=of_weights)
+        kept = weights
+        if masks is not None:
+            drawn = masks.draw(weights)
+            of_weights.mul_(drawn).mul_(masks.scale)
+            kept = torch.mul(weights, drawn)
+        torch.bmm(kept.transpose(1, 2), given, out=of_value)
+        aten._softmax_backward_data.out(of_weights, weights, -1, torch.float32, grad_input=of_weights)
+        torch.baddbmm(of_query, of_weights, piece.key, beta=0, alpha=call.scale, out=of_query)
+        torch.baddbmm(of_key, of_weights.transpose(1, 2), piece.query, beta=0, alpha=call.scale, out=of_key)
+    if masks is not None:
+        results[2].mul_(masks.scale)
+    of_query, of_key, of_value = (result.view(shape) for result, shape in zip(results, shapes, strict=True))
+    return of_query, of_key, of_value
+
+
+def _rows(tensor: torch.Tensor, joined: bool) -> torch.Tensor:
+    """[batch, heads, ...] as one row of all heads where nothing tells the batch's rows apart."""
+    return tensor.reshape(1, -1, *tensor.shape[2:]) if joined else tensor
+
+
+def _call(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    ratio: torch.Tensor,
+    settings: torch.Tensor,
+    mask: torch.Tensor | None,
+    seed: int,
+) -> _Attention:
+    scale, causal = settings.tolist()
+    length, keys = query.shape[2], key.shape[2]
+    hidden = None
+    if causal:
+        mask = torch.ones(length, keys, dtype=torch.bool).tril_()
+    bias = mask
+    if mask is not None:
+        if not mask.is_floating_point():
+            bias = torch.zeros(mask.shape).masked_fill_(mask.logical_not(), float("-inf"))
+        assert bias is not None
+        bias = bias.reshape(*(1,) * (4 - bias.dim()), *bias.shape)
+        rows = torch.isneginf(bias).all(-1, keepdim=True)
+        hidden = rows if bool(rows.any()) else None
+    return _Attention(scale, float(ratio), seed, bias, hidden)
+
+
+def _heads_of_a_piece(query: torch.Tensor, key: torch.Tensor) -> int:
+    return max(1, min(query.shape[1], CHUNK_ELEMENTS // (query.shape[2] * key.shape[2])))
+
+
+def _workspace(pool: BufferPool, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    return pool.empty(_heads_of_a_piece(query, key), query.shape[2], key.shape[2])
+
+
+def _pieces(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Iterator[_Piece]:
+    heads, most = query.shape[1], _heads_of_a_piece(query, key)
+    for row in range(len(query)):
+        for start in range(0, heads, most):
+            part = slice(start, min(start + most, heads))
+            yield _Piece(query[row, part], key[row, part], value[row, part], row, part, part.stop - part.start)
+
+
+def _backward(kernel: str, masked: bool) -> Backward:
+    given = range(MASK + masked)
+    return Backward(kernel, ("GO(0)", *(f"I({k})" for k in given), "O(1)"), (QUERY, KEY, VALUE))
+
+
+ATTENTION_KERNELS = (
+    Kernel(NAME, attention, backward=_backward(GRADIENT, masked=False)),
+    Kernel(MASKED, attention, backward=_backward(MASKED_GRADIENT, masked=True)),
+    Kernel(GRADIENT, attention_gradient),
+    Kernel(MASKED_GRADIENT, attention_gradient),
+)
