@@ -20,10 +20,10 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from tasks import huggingface
+from tasks.data.labelled_corpora import DOCSTRING_CLASSES, LabelledCorpus, LabelledSplit, glue
+from tasks.data.labelled_text import Batch, Docstrings, Glue, LabelledText, Table, count_texts
+from tasks.data.tables import TableColumns, table
 from tasks.errors import InputError
-from tasks.labelled_corpora import DOCSTRING_CLASSES, LabelledCorpus, LabelledSplit, glue
-from tasks.labelled_text import Batch, Docstrings, Glue, LabelledText, Table, count_texts
-from tasks.tables import TableColumns, table
 
 SPLITS = ("train", "valid", "test")
 
@@ -398,7 +398,7 @@ def test_many_texts_are_encoded_as_one_is(tmp_path: Path, monkeypatch: pytest.Mo
     data = small_table(path)
     tokenizer = data.tokenizer
     whole = [data.encoded["train"][row]["input_ids"] for row in range(32)]
-    monkeypatch.setattr("tasks.labelled_text.ENCODED_AT_A_TIME", 5)
+    monkeypatch.setattr("tasks.data.labelled_text.ENCODED_AT_A_TIME", 5)
     again = small_table(path)
     again.__dict__["tokenizer"] = tokenizer
     assert all(torch.equal(again.encoded["train"][row]["input_ids"], whole[row]) for row in range(32))

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchtext.data.utils import get_tokenizer
 from torchtext.vocab import Vocab
 
-from tasks.corpora import Corpus, python_docs, wikitext2
+from tasks.data.corpora import Corpus, python_docs, wikitext2
 from tasks.errors import InputError, require
 
 UNKNOWN = "<unk>"
@@ -171,7 +171,7 @@ class TextData(LightningDataModule):
 
 
 class PythonDocs(TextData):
-    """`tasks.corpora.python_docs` as batches."""
+    """`tasks.data.corpora.python_docs` as batches."""
 
     def __init__(self, *, dir: str | os.PathLike[str] | None = None, **figures: int) -> None:
         super().__init__(**figures)
@@ -182,7 +182,7 @@ class PythonDocs(TextData):
 
 
 class WikiText2(TextData):
-    """`tasks.corpora.wikitext2` as batches."""
+    """`tasks.data.corpora.wikitext2` as batches."""
 
     def __init__(self, *, dir: str | os.PathLike[str] | None = None, **figures: int) -> None:
         super().__init__(**figures)

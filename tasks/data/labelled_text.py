@@ -16,17 +16,17 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerFast
 
-from tasks.errors import InputError, require
-from tasks.labelled_corpora import (
+from tasks.data.labelled_corpora import (
     LabelledCorpus,
     LabelledSplit,
     docstring_classes,
     glue,
     require_glue_task,
 )
-from tasks.sampling import EpochSampler
-from tasks.tables import TableColumns, table
-from tasks.tokenization import ENCODED_AT_A_TIME, load_tokenizer, tokenizer_text, train_wordpiece
+from tasks.data.sampling import EpochSampler
+from tasks.data.tables import TableColumns, table
+from tasks.data.tokenization import ENCODED_AT_A_TIME, load_tokenizer, tokenizer_text, train_wordpiece
+from tasks.errors import InputError, require
 
 Batch = dict[str, Tensor]
 # What the tokenizer gives for a text, in the smallest type that holds it: GLUE's largest tasks have 400,000 texts.
@@ -211,7 +211,7 @@ class LabelledText(LightningDataModule):
 
 
 class Docstrings(LabelledText):
-    """`tasks.labelled_corpora.docstring_classes` as batches: which part of the standard library a docstring is from."""
+    """`tasks.data.labelled_corpora.docstring_classes` as batches: the part of the standard library a docstring is from."""
 
     def __init__(self, *, dir: str | os.PathLike[str] | None = None, **figures: Any) -> None:
         super().__init__(**figures)
@@ -222,7 +222,7 @@ class Docstrings(LabelledText):
 
 
 class Table(LabelledText):
-    """`tasks.tables.table` as batches: texts and labels of .csv, .tsv or .jsonl files.
+    """`tasks.data.tables.table` as batches: texts and labels of .csv, .tsv or .jsonl files.
 
     text_column, pair_column, label_column: the columns (or keys) to read; pair_column for questions about two texts.
     """
@@ -247,7 +247,7 @@ class Table(LabelledText):
 
 
 class Glue(LabelledText):
-    """`tasks.labelled_corpora.glue` as batches.
+    """`tasks.data.labelled_corpora.glue` as batches.
 
     Raises InputError at once for a name that is no classification task of GLUE.
     """

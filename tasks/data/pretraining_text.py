@@ -10,11 +10,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from tasks.corpora import Corpus, Split, python_docs, text_file
-from tasks.errors import require
-from tasks.masking import DRAWS, Masking, mask_tokens, masking_of
-from tasks.pretraining_batches import Batch, BatchKey, BatchSource, PretrainingData, Splits, require_figures
-from tasks.pretraining_pairs import (
+from tasks.data.corpora import Corpus, Split, python_docs, text_file
+from tasks.data.masking import DRAWS, Masking, mask_tokens, masking_of
+from tasks.data.pretraining_batches import Batch, BatchKey, BatchSource, PretrainingData, Splits, require_figures
+from tasks.data.pretraining_pairs import (
     A_START,
     A_STOP,
     B_START,
@@ -25,7 +24,8 @@ from tasks.pretraining_pairs import (
     draw_pairs,
     tokenize_sentences,
 )
-from tasks.tokenization import load_tokenizer, train_wordpiece
+from tasks.data.tokenization import load_tokenizer, train_wordpiece
+from tasks.errors import require
 
 # Of the draws of validation and test: runs of different seeds are measured on the same items.
 EVALUATION_SEED = 0
@@ -124,7 +124,7 @@ class PairBatches(BatchSource):
 
 
 class PretrainingText(PretrainingData):
-    """BERT pre-training batches made from plain text; `tasks.pretraining_batches` has their form.
+    """BERT pre-training batches made from plain text; `tasks.data.pretraining_batches` has their form.
 
     train_file, valid_file, test_file: text in UTF-8, documents separated by blank lines. Without train_file, the
         running Python's documentation. Without one of the others, every 20th document of train_file in its place.
@@ -132,11 +132,11 @@ class PretrainingText(PretrainingData):
     vocabulary_size: tokens of a WordPiece to train, at most (but every character of the text is one).
     max_length: tokens of an item with [CLS], [SEP] and padding; all items have as many.
     masked_share, max_predictions: of the tokens other than special ones, the part to predict, and its greatest number.
-    cache_dir: where tokenised text is kept; None is `tasks.token_cache.default_folder()`.
+    cache_dir: where tokenised text is kept; None is `tasks.data.token_cache.default_folder()`.
 
     The training batches of an epoch follow from `seed` and the number of the epoch alone, which the Trainer sets on the
     sampler: a run that resumes gets the batches that it would have got. Pairs are drawn in one Python loop, some 50,000
-    a second: text of many gigabytes belongs into `tasks.pretraining_shards`.
+    a second: text of many gigabytes belongs into `tasks.data.pretraining_shards`.
 
     Raises InputError for options out of range; when the data are read, also for files that are missing, empty or not
     UTF-8, for a tokenizer without BERT's special tokens, for fewer than two documents in a split, and for fewer pairs

@@ -23,9 +23,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import PreTrainedTokenizerFast
 
+from tasks.data.token_cache import content_key
+from tasks.data.tokenization import tokenizer_text
 from tasks.errors import InputError, require
-from tasks.token_cache import content_key
-from tasks.tokenization import tokenizer_text
 
 # What the loss of torch and of the Hugging Face models leaves out.
 NOT_PREDICTED = -100

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from tasks.pretraining_batches import NOT_PREDICTED
+from tasks.data.pretraining_batches import NOT_PREDICTED
 
 # Of the tokens to predict: the share that becomes [MASK], and the share that becomes a random token; the rest stays.
 MASK_SHARE = 0.8

@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerFast
 
-from tasks.corpora import Corpus, Split, python_docs, text_file
+from tasks.data.corpora import Corpus, Split, python_docs, text_file
+from tasks.data.sampling import EpochSampler
+from tasks.data.token_cache import cached_arrays, content_key
+from tasks.data.tokenization import encode_documents, load_tokenizer, tokenizer_text, train_byte_level_bpe
 from tasks.errors import InputError, require
-from tasks.sampling import EpochSampler
-from tasks.token_cache import cached_arrays, content_key
-from tasks.tokenization import encode_documents, load_tokenizer, tokenizer_text, train_byte_level_bpe
 
 Batch = dict[str, Tensor]
 IGNORED = -100

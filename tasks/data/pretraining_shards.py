@@ -1,6 +1,6 @@
 """BERT pre-training batches from a folder of shards, the HDF5 files that NVIDIA's BERT recipe prepares.
 
-`tasks.pretraining_shard_files` has their form.
+`tasks.data.pretraining_shard_files` has their form.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from tasks.data.pretraining_batches import Batch, BatchKey, BatchSource, PretrainingData, Splits, require_figures
+from tasks.data.pretraining_shard_files import Rows, Shard, check_shard, read_shard, to_batch, write_shard
+from tasks.data.tokenization import load_tokenizer
 from tasks.errors import InputError, require
-from tasks.pretraining_batches import Batch, BatchKey, BatchSource, PretrainingData, Splits, require_figures
-from tasks.pretraining_shard_files import Rows, Shard, check_shard, read_shard, to_batch, write_shard
-from tasks.tokenization import load_tokenizer
 
 __all__ = ["PretrainingShards", "ShardBatches", "write_shard"]
 
