@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from tasks.errors import InputError, require
+from tasks.errors import InputError, require, require_whole
 
 # Where a Lightning checkpoint holds what belongs to the Hugging Face library.
 CHECKPOINT_KEY = "huggingface"
@@ -200,11 +200,7 @@ def require_figures(**figures: Any) -> None:
     Raises InputError.
     """
     dropout = figures.pop("dropout", None)
-    for name, value in figures.items():
-        require(
-            isinstance(value, int) and value >= 1,
-            f"model.{name}={value!r}: must be a whole number of at least 1. Give one, or leave it out.",
-        )
+    require_whole("model", **figures)
     width, heads = figures["width"], figures["heads"]
     require(
         width % heads == 0,

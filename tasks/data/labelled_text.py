@@ -26,7 +26,7 @@ from tasks.data.labelled_corpora import (
 from tasks.data.sampling import EpochSampler
 from tasks.data.tables import TableColumns, table
 from tasks.data.tokenization import ENCODED_AT_A_TIME, load_tokenizer, tokenizer_text, train_wordpiece
-from tasks.errors import InputError, require
+from tasks.errors import InputError, require, require_whole
 
 Batch = dict[str, Tensor]
 # What the tokenizer gives for a text, in the smallest type that holds it: GLUE's largest tasks have 400,000 texts.
@@ -100,18 +100,9 @@ class LabelledText(LightningDataModule):
         seed: int = 1,
     ) -> None:
         super().__init__()
-        least = {
-            "vocabulary_size": (vocabulary_size, 1),
-            "max_length": (max_length, 8),
-            "batch_size": (batch_size, 1),
-            "eval_batch_size": (eval_batch_size, 1),
-            "seed": (seed, 0),
-        }
-        for name, (value, bound) in least.items():
-            require(
-                isinstance(value, int) and value >= bound,
-                f"data.{name}={value!r}: must be a whole number of at least {bound}. Give one, or leave it out.",
-            )
+        require_whole("data", vocabulary_size=vocabulary_size, batch_size=batch_size, eval_batch_size=eval_batch_size)
+        require_whole("data", 8, max_length=max_length)
+        require_whole("data", 0, seed=seed)
         self.tokenizer_name = tokenizer
         self.vocabulary_size = vocabulary_size
         self.max_length = max_length
@@ -211,7 +202,7 @@ class LabelledText(LightningDataModule):
 
 
 class Docstrings(LabelledText):
-    """`tasks.data.labelled_corpora.docstring_classes` as batches: the part of the standard library a docstring is from."""
+    """`labelled_corpora.docstring_classes` as batches: which part of the standard library a docstring is from."""
 
     def __init__(self, *, dir: str | os.PathLike[str] | None = None, **figures: Any) -> None:
         super().__init__(**figures)

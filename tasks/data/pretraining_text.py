@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tasks.data.corpora import Corpus, Split, python_docs, text_file
 from tasks.data.masking import DRAWS, Masking, mask_tokens, masking_of
-from tasks.data.pretraining_batches import Batch, BatchKey, BatchSource, PretrainingData, Splits, require_figures
+from tasks.data.pretraining_batches import Batch, BatchKey, BatchSource, PretrainingData, Splits
 from tasks.data.pretraining_pairs import (
     A_START,
     A_STOP,
@@ -25,7 +25,7 @@ from tasks.data.pretraining_pairs import (
     tokenize_sentences,
 )
 from tasks.data.tokenization import load_tokenizer, train_wordpiece
-from tasks.errors import require
+from tasks.errors import require, require_whole
 
 # Of the draws of validation and test: runs of different seeds are measured on the same items.
 EVALUATION_SEED = 0
@@ -160,7 +160,7 @@ class PretrainingText(PretrainingData):
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__(batch_size=batch_size, eval_batch_size=eval_batch_size, seed=seed)
-        require_figures(vocabulary_size=vocabulary_size, max_predictions=max_predictions)
+        require_whole("data", vocabulary_size=vocabulary_size, max_predictions=max_predictions)
         require(
             isinstance(max_length, int) and max_length >= 8,
             f"data.max_length={max_length!r}: must be a whole number of at least 8, of which three are special tokens. "

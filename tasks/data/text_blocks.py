@@ -18,7 +18,7 @@ from tasks.data.corpora import Corpus, Split, python_docs, text_file
 from tasks.data.sampling import EpochSampler
 from tasks.data.token_cache import cached_arrays, content_key
 from tasks.data.tokenization import encode_documents, load_tokenizer, tokenizer_text, train_byte_level_bpe
-from tasks.errors import InputError, require
+from tasks.errors import InputError, require, require_whole
 
 Batch = dict[str, Tensor]
 IGNORED = -100
@@ -77,12 +77,7 @@ class TextBlocks(LightningDataModule):
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
-        figures = dict(block=block, batch_size=batch_size, eval_batch_size=eval_batch_size)
-        for name, value in figures.items():
-            require(
-                isinstance(value, int) and value >= 1,
-                f"data.{name}={value!r}: must be a whole number of at least 1. Give one, or leave it out.",
-            )
+        require_whole("data", block=block, batch_size=batch_size, eval_batch_size=eval_batch_size)
         require(
             isinstance(vocabulary_size, int) and vocabulary_size >= 257,
             f"data.vocabulary_size={vocabulary_size!r}: must be a whole number of at least 257, one for each byte and "
