@@ -10,17 +10,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
-from torch import Tensor
 from torchmetrics.classification import MulticlassConfusionMatrix, MulticlassF1Score
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
 from tasks.base import Figures, Task
+from tasks.data.batches import Batch
 from tasks.errors import require
 from tasks.huggingface import HuggingFaceTask, load_model, require_figures, require_vocabulary
 from tasks.optimization import ScheduleFactory
 
 ADAMW = partial(torch.optim.AdamW, lr=3e-5)
-Batch = dict[str, Tensor]
 
 
 class BertFinetune(HuggingFaceTask, Task):

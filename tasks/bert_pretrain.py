@@ -8,17 +8,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 from transformers import BertConfig, BertForPreTraining, PreTrainedTokenizerFast
 
 from tasks.base import Figures, Task
+from tasks.data.batches import IGNORED, Batch
 from tasks.errors import require
 from tasks.huggingface import HuggingFaceTask, load_model, require_figures, require_vocabulary
 from tasks.optimization import ScheduleFactory
 
 ADAMW = partial(torch.optim.AdamW, lr=1e-3)
-IGNORED = -100
-Batch = dict[str, Tensor]
 
 
 def pretraining_figures(model: Any, batch: Batch) -> Figures:

@@ -13,7 +13,8 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from tasks.data.pretraining_batches import Batch, EpochBatches, PretrainingData
+from tasks.data.batches import Batch
+from tasks.data.pretraining_batches import EpochBatches, PretrainingData
 from tasks.data.tokenization import BERT_SPECIALS
 
 DOCUMENTS, LENGTH = 80, 32

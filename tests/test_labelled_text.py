@@ -20,8 +20,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from tasks import huggingface
+from tasks.data.batches import Batch
 from tasks.data.labelled_corpora import DOCSTRING_CLASSES, LabelledCorpus, LabelledSplit, glue
-from tasks.data.labelled_text import Batch, Docstrings, Glue, LabelledText, Table, count_texts
+from tasks.data.labelled_text import Docstrings, Glue, LabelledText, Table, count_texts
 from tasks.data.tables import TableColumns, table
 from tasks.errors import InputError
 

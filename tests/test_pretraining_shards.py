@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tasks.data import pretraining_shards
-from tasks.data.pretraining_batches import Batch
+from tasks.data.batches import Batch
 from tasks.data.pretraining_shard_files import FORM
 from tasks.data.pretraining_shards import PretrainingShards, write_shard
 from tasks.data.pretraining_text import PretrainingText

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tasks.data import pretraining_text
+from tasks.data.batches import Batch
 from tasks.data.corpora import Corpus, Split
-from tasks.data.pretraining_batches import Batch
 from tasks.data.pretraining_pairs import A_START, B_START, LABEL, RANDOM_NEXT, Sentences, draw_pairs, split_sentences
 from tasks.data.pretraining_text import PretrainingText
 from tasks.data.tokenization import BERT_SPECIALS

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from tasks.data.batches import IGNORED
 from tasks.data.corpora import text_file
-from tasks.data.text_blocks import IGNORED, Blocks, TextBlocks, corpus_of_files, count_targets
+from tasks.data.text_blocks import Blocks, TextBlocks, corpus_of_files, count_targets
 from tasks.errors import InputError
 
 

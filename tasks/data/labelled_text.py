@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from rich.progress import track
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerFast
 
+from tasks.data.batches import Batch
 from tasks.data.labelled_corpora import (
     LabelledCorpus,
     LabelledSplit,
@@ -28,7 +28,6 @@ from tasks.data.tables import TableColumns, table
 from tasks.data.tokenization import ENCODED_AT_A_TIME, load_tokenizer, tokenizer_text, train_wordpiece
 from tasks.errors import InputError, require, require_whole
 
-Batch = dict[str, Tensor]
 # What the tokenizer gives for a text, in the smallest type that holds it: GLUE's largest tasks have 400,000 texts.
 INPUTS = {"input_ids": np.int32, "token_type_ids": np.uint8, "attention_mask": np.uint8}
 

@@ -19,18 +19,13 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import PreTrainedTokenizerFast
 
+from tasks.data.batches import Batch
 from tasks.data.token_cache import content_key
 from tasks.data.tokenization import tokenizer_text
 from tasks.errors import InputError, require, require_whole
-
-# What the loss of torch and of the Hugging Face models leaves out.
-NOT_PREDICTED = -100
-
-Batch = dict[str, Tensor]
 
 
 @dataclass(frozen=True)

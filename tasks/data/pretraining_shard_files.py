@@ -20,7 +20,7 @@ import h5py
 import numpy as np
 import torch
 
-from tasks.data.pretraining_batches import NOT_PREDICTED, Batch
+from tasks.data.batches import IGNORED, Batch
 from tasks.errors import InputError, require
 
 # The dimensions of each key, and the type that the recipe stores: items N, tokens L, predictions P.
@@ -124,7 +124,7 @@ def to_batch(rows: Rows) -> Batch:
     """Rows of a shard as a batch; `tasks.data.pretraining_batches` has its form."""
     # [CLS] is at position 0 and never predicted, so the first 0 begins the filling.
     filled = np.logical_and.accumulate(rows["masked_lm_positions"] != 0, axis=1)
-    labels = np.full(rows["input_ids"].shape, NOT_PREDICTED, dtype=np.int64)
+    labels = np.full(rows["input_ids"].shape, IGNORED, dtype=np.int64)
     labels[np.nonzero(filled)[0], rows["masked_lm_positions"][filled]] = rows["masked_lm_ids"][filled]
     arrays = {
         "input_ids": rows["input_ids"],
@@ -169,7 +169,7 @@ def write_shard(path: str | os.PathLike[str], batches: Iterable[Batch], max_pred
 
 def _predictions(labels: np.ndarray, max_predictions: int, path: str) -> tuple[np.ndarray, np.ndarray]:
     """Where labels are and which, int64[items, max_predictions] each, filled up with 0."""
-    predicted = labels != NOT_PREDICTED
+    predicted = labels != IGNORED
     most = int(predicted.sum(axis=1).max())
     require(
         most <= max_predictions,

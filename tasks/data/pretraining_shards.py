@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tasks.data.pretraining_batches import Batch, BatchKey, BatchSource, PretrainingData, Splits
+from tasks.data.batches import Batch
+from tasks.data.pretraining_batches import BatchKey, BatchSource, PretrainingData, Splits
 from tasks.data.pretraining_shard_files import Rows, Shard, check_shard, read_shard, to_batch, write_shard
 from tasks.data.tokenization import load_tokenizer
 from tasks.errors import InputError, require, require_whole

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from tasks.data.batches import Batch
 from tasks.data.corpora import Corpus, Split, python_docs, text_file
 from tasks.data.masking import DRAWS, Masking, mask_tokens, masking_of
-from tasks.data.pretraining_batches import Batch, BatchKey, BatchSource, PretrainingData, Splits
+from tasks.data.pretraining_batches import BatchKey, BatchSource, PretrainingData, Splits
 from tasks.data.pretraining_pairs import (
     A_START,
     A_STOP,

@@ -10,18 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerFast
 
+from tasks.data.batches import IGNORED, Batch
 from tasks.data.corpora import Corpus, Split, python_docs, text_file
 from tasks.data.sampling import EpochSampler
 from tasks.data.token_cache import cached_arrays, content_key
 from tasks.data.tokenization import encode_documents, load_tokenizer, tokenizer_text, train_byte_level_bpe
 from tasks.errors import InputError, require, require_whole
-
-Batch = dict[str, Tensor]
-IGNORED = -100
 
 
 class Blocks(Dataset[Batch]):
