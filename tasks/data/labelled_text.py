@@ -25,7 +25,13 @@ from tasks.data.labelled_corpora import (
 )
 from tasks.data.sampling import EpochSampler
 from tasks.data.tables import TableColumns, table
-from tasks.data.tokenization import ENCODED_AT_A_TIME, load_tokenizer, tokenizer_text, train_wordpiece
+from tasks.data.tokenization import (
+    ENCODED_AT_A_TIME,
+    load_tokenizer,
+    require_same_tokenizer,
+    tokenizer_key,
+    train_wordpiece,
+)
 from tasks.errors import InputError, require, require_whole
 
 # What the tokenizer gives for a text, in the smallest type that holds it: GLUE's largest tasks have 400,000 texts.
@@ -153,13 +159,13 @@ class LabelledText(LightningDataModule):
         return tokenizer
 
     @cached_property
-    def _tokenizer_text(self) -> str:
-        return tokenizer_text(self.tokenizer)
+    def _tokenizer_key(self) -> str:
+        return tokenizer_key(self.tokenizer)
 
     @cached_property
     def encoded(self) -> dict[str, EncodedTexts]:
         """The splits train, valid and test, tokenized at the first use."""
-        _ = self._tokenizer_text  # before the lengths below become part of it
+        _ = self._tokenizer_key  # before the lengths below become part of it
         splits = {"train": self.corpus.train, "valid": self.corpus.valid, "test": self.corpus.test}
         return {name: EncodedTexts(self.tokenizer, split, self.max_length) for name, split in splits.items()}
 
@@ -183,7 +189,7 @@ class LabelledText(LightningDataModule):
         return DataLoader(self.encoded["test"], self.eval_batch_size)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"labels": list(self.corpus.labels), "tokenizer": self._tokenizer_text}
+        return {"labels": list(self.corpus.labels), "tokenizer": self._tokenizer_key}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Refuses a checkpoint whose classes or ids mean something else."""
@@ -193,11 +199,7 @@ class LabelledText(LightningDataModule):
                 f"The checkpoint was trained on the labels {', '.join(state_dict['labels'])}, and the data has "
                 f"{', '.join(labels)}. Resume with the data it was made with."
             )
-        if state_dict["tokenizer"] != self._tokenizer_text:
-            raise InputError(
-                "The checkpoint was trained with another tokenizer than the one the data has now. Resume with the same "
-                "data, or with model.tokenizer set to the huggingface folder of the checkpoint's run."
-            )
+        require_same_tokenizer(state_dict["tokenizer"], self._tokenizer_key)
 
 
 class Docstrings(LabelledText):

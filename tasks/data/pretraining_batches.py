@@ -23,8 +23,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import PreTrainedTokenizerFast
 
 from tasks.data.batches import Batch
-from tasks.data.token_cache import content_key
-from tasks.data.tokenization import tokenizer_text
+from tasks.data.tokenization import tokenizer_key
 from tasks.errors import InputError, require, require_whole
 
 
@@ -197,7 +196,7 @@ class PretrainingData(LightningDataModule):
     def state_dict(self) -> dict[str, Any]:
         tokenizer = self.splits.tokenizer
         return {
-            "tokenizer": None if tokenizer is None else content_key([tokenizer_text(tokenizer)]),
+            "tokenizer": None if tokenizer is None else tokenizer_key(tokenizer),
             "vocabulary_size": self.splits.vocabulary_size,
         }
 

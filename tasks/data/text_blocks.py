@@ -17,8 +17,15 @@ from tasks.data.batches import IGNORED, Batch
 from tasks.data.corpora import Corpus, Split, python_docs, text_file
 from tasks.data.sampling import EpochSampler
 from tasks.data.token_cache import cached_arrays, content_key
-from tasks.data.tokenization import encode_documents, load_tokenizer, tokenizer_text, train_byte_level_bpe
-from tasks.errors import InputError, require, require_whole
+from tasks.data.tokenization import (
+    encode_documents,
+    load_tokenizer,
+    require_same_tokenizer,
+    tokenizer_key,
+    tokenizer_text,
+    train_byte_level_bpe,
+)
+from tasks.errors import require, require_whole
 
 
 class Blocks(Dataset[Batch]):
@@ -159,15 +166,11 @@ class TextBlocks(LightningDataModule):
         return DataLoader(Blocks(self.streams["test"], self.block), self.eval_batch_size)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"tokenizer": tokenizer_text(self.tokenizer)}
+        return {"tokenizer": tokenizer_key(self.tokenizer)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Refuses a checkpoint whose ids mean other tokens."""
-        if state_dict["tokenizer"] != tokenizer_text(self.tokenizer):
-            raise InputError(
-                "The checkpoint was trained with another tokenizer than the one the data has now. Resume with the same "
-                "data, or with model.tokenizer set to the huggingface folder of the checkpoint's run."
-            )
+        require_same_tokenizer(state_dict["tokenizer"], tokenizer_key(self.tokenizer))
 
 
 def corpus_of_files(
