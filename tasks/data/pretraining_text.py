@@ -11,7 +11,15 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from tasks.data.batches import Batch
-from tasks.data.corpora import Corpus, Split, python_docs, text_file
+from tasks.data.corpora import (
+    HELD_OUT_EVERY,
+    HELD_OUT_PLACES,
+    Corpus,
+    Split,
+    python_docs,
+    text_file,
+    with_held_out,
+)
 from tasks.data.masking import DRAWS, Masking, mask_tokens, masking_of
 from tasks.data.pretraining_batches import BatchKey, BatchSource, PretrainingData, Splits
 from tasks.data.pretraining_pairs import (
@@ -30,8 +38,6 @@ from tasks.errors import require, require_whole
 
 # Of the draws of validation and test: runs of different seeds are measured on the same items.
 EVALUATION_SEED = 0
-# Documents are held out by their place modulo 20, as `python_docs` does.
-HELD_OUT_EVERY, VALID_PLACE, TEST_PLACE = 20, 9, 19
 
 
 class Draw(IntEnum):
@@ -215,27 +221,15 @@ class PretrainingText(PretrainingData):
         if self.train_file is None:
             return python_docs()
         train = text_file(self.train_file)
-        held_out = {
-            name: place
-            for name, file, place in (("valid", self.valid_file, VALID_PLACE), ("test", self.test_file, TEST_PLACE))
-            if file is None
-        }
-        given = train.documents
-        needed = max((place + HELD_OUT_EVERY + 1 for place in held_out.values()), default=0)
+        held_out = [name for name, file in (("valid", self.valid_file), ("test", self.test_file)) if file is None]
+        needed = max((HELD_OUT_PLACES[name] + HELD_OUT_EVERY + 1 for name in held_out), default=0)
         require(
-            len(given) >= needed,
-            f"data.train_file={self.train_file}: {len(given)} documents, and every {HELD_OUT_EVERY}th is held out for "
-            f"{' and '.join(held_out)}, at least 2 for each, so {needed} are needed. Separate documents with blank "
-            f"lines, or give {' and '.join(f'data.{name}_file' for name in held_out)}.",
+            len(train.documents) >= needed,
+            f"data.train_file={self.train_file}: {len(train.documents)} documents, and every {HELD_OUT_EVERY}th is "
+            f"held out for {' and '.join(held_out)}, at least 2 for each, so {needed} are needed. Separate documents "
+            f"with blank lines, or give {' and '.join(f'data.{name}_file' for name in held_out)}.",
         )
-        kept = tuple(text for i, text in enumerate(given) if i % HELD_OUT_EVERY not in held_out.values())
-
-        def other(file: str | os.PathLike[str] | None, name: str) -> Split:
-            if file is not None:
-                return text_file(file)
-            return Split(f"{train.source} (documents for {name})", given[held_out[name] :: HELD_OUT_EVERY])
-
-        return Corpus(Split(train.source, kept), other(self.valid_file, "valid"), other(self.test_file, "test"))
+        return with_held_out(train, self.valid_file, self.test_file)
 
     def _tokenizer(self, train: Split) -> PreTrainedTokenizerFast:
         if self.tokenizer is None:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerFast
 
 from tasks.data.batches import IGNORED, Batch
-from tasks.data.corpora import Corpus, Split, python_docs, text_file
+from tasks.data.corpora import HELD_OUT_EVERY, Corpus, Split, python_docs, text_file, with_held_out
 from tasks.data.sampling import EpochSampler
 from tasks.data.token_cache import cached_arrays, content_key
 from tasks.data.tokenization import (
@@ -178,27 +178,17 @@ def corpus_of_files(
 ) -> Corpus:
     """The splits of text files; a twentieth of the training documents stands in for each of the other two not given."""
     given = text_file(train)
-    documents = list(given.documents)
-    if len(documents) < 20 and (valid is None or test is None):
-        documents = _pieces(documents)
-    held = {"valid": valid is None, "test": test is None}
-    places = {"valid": 9, "test": 19}
-    taken = {places[name] for name, is_held in held.items() if is_held}
-    splits = {
-        name: Split(f"{given.source} (held out: {name})", tuple(documents[places[name] :: 20])) for name in places
-    }
-    return Corpus(
-        train=Split(given.source, tuple(text for k, text in enumerate(documents) if k % 20 not in taken)),
-        valid=splits["valid"] if valid is None else text_file(valid),
-        test=splits["test"] if test is None else text_file(test),
-    )
+    if len(given.documents) < HELD_OUT_EVERY and (valid is None or test is None):
+        given = Split(given.source, _pieces(given.documents))
+    return with_held_out(given, valid, test)
 
 
-def _pieces(documents: Sequence[str]) -> list[str]:
+def _pieces(documents: Sequence[str]) -> tuple[str, ...]:
     """The lines of few documents as 20 documents, or fewer where there are fewer lines."""
     lines = [line for text in documents for line in text.splitlines() if line.strip()]
-    bounds = np.linspace(0, len(lines), 21).astype(int)
-    return ["\n".join(lines[start:stop]) for start, stop in zip(bounds, bounds[1:], strict=False) if stop > start]
+    bounds = np.linspace(0, len(lines), HELD_OUT_EVERY + 1).astype(int)
+    pairs = zip(bounds, bounds[1:], strict=False)
+    return tuple("\n".join(lines[start:stop]) for start, stop in pairs if stop > start)
 
 
 def count_targets(batch: Batch) -> int:
