@@ -72,11 +72,6 @@ class EncodedTexts(Dataset[Batch]):
         return {**inputs, "labels": self._labels[index]}
 
 
-def count_texts(batch: Batch) -> int:
-    """Texts, or pairs of them, in a batch."""
-    return len(batch["labels"])
-
-
 class LabelledText(LightningDataModule):
     """A labelled corpus as batches for a classifier; a subclass says where the corpus comes from.
 
