@@ -113,6 +113,7 @@ def test_wikitext_titles_begin_documents(tmp_path: Path) -> None:
     ("figures", "message"),
     [
         (dict(block=0), "data.block=0: must be a whole number"),
+        (dict(seed="one"), "data.seed='one': must be a whole number of at least 0"),
         (dict(vocabulary_size=100), "data.vocabulary_size=100: must be a whole number of at least 257"),
         (dict(train_file=None, test_file="x"), "data.train_file=null: there are files"),
     ],

@@ -63,7 +63,8 @@ class TextBlocks(LightningDataModule):
     seed: decides the order of the blocks in each epoch.
     cache_dir: where tokenised text is kept; None is ~/.cache/lit_ort/tokens.
 
-    Raises InputError for a figure below 1, a file that can't be read, and a split of fewer tokens than a block.
+    Raises InputError for a figure below its least value, a file that can't be read, and a split of fewer tokens than a
+    block.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class TextBlocks(LightningDataModule):
     ) -> None:
         super().__init__()
         require_whole("data", block=block, batch_size=batch_size, eval_batch_size=eval_batch_size)
+        require_whole("data", 0, seed=seed)
         require(
             isinstance(vocabulary_size, int) and vocabulary_size >= 257,
             f"data.vocabulary_size={vocabulary_size!r}: must be a whole number of at least 257, one for each byte and "
