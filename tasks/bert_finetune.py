@@ -10,17 +10,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
-from torch import Tensor
 from torchmetrics.classification import MulticlassConfusionMatrix, MulticlassF1Score
-from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+from transformers import BertForSequenceClassification, PreTrainedTokenizerFast
 
 from tasks.base import Figures, Task
+from tasks.bert import make_bert
+from tasks.data.batches import Batch
 from tasks.errors import require
-from tasks.huggingface import HuggingFaceTask, load_model, require_figures, require_vocabulary
+from tasks.huggingface import HuggingFaceTask, require_figures, require_vocabulary
 from tasks.optimization import ScheduleFactory
 
 ADAMW = partial(torch.optim.AdamW, lr=3e-5)
-Batch = dict[str, Tensor]
 
 
 class BertFinetune(HuggingFaceTask, Task):
@@ -53,29 +53,22 @@ class BertFinetune(HuggingFaceTask, Task):
         dropout: float = 0.1,
     ) -> None:
         super().__init__(optimizer, scheduler)
-        require_figures(layers=layers, heads=heads, width=width, dropout=dropout)
-        figures = dict(layers=layers, heads=heads, width=width, dropout=dropout)
+        figures: dict[str, Any] = dict(layers=layers, heads=heads, width=width, dropout=dropout)
+        require_figures(**figures)
         self.save_hyperparameters(dict(pretrained=pretrained, labels=list(labels), **figures), logger=False)
         self.tokenizer = tokenizer
         self.labels = [str(label) for label in labels]
         names: dict[str, Any] = dict(
             id2label=dict(enumerate(self.labels)), label2id={label: k for k, label in enumerate(self.labels)}
         )
-        drops: dict[str, Any] = dict(hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
-        if pretrained is None:
-            shape = BertConfig(
-                vocab_size=len(tokenizer),
-                hidden_size=width,
-                num_hidden_layers=layers,
-                num_attention_heads=heads,
-                intermediate_size=4 * width,
-                max_position_embeddings=max_length,
-                **drops,
-                **names,
-            )
-            self.model = BertForSequenceClassification(shape)
-        else:
-            self.model = load_model(BertForSequenceClassification, pretrained, **drops, **names)
+        self.model = make_bert(
+            BertForSequenceClassification,
+            pretrained,
+            vocabulary_size=len(tokenizer),
+            positions=max_length,
+            **figures,
+            **names,
+        )
         require_vocabulary(max(tokenizer.get_vocab().values()), self.model.config.vocab_size, pretrained)
         longest = self.model.config.max_position_embeddings
         require(

@@ -8,17 +8,16 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-from transformers import BertConfig, BertForPreTraining, PreTrainedTokenizerFast
+from transformers import BertForPreTraining, PreTrainedTokenizerFast
 
 from tasks.base import Figures, Task
+from tasks.bert import make_bert
+from tasks.data.batches import IGNORED, Batch
 from tasks.errors import require
-from tasks.huggingface import HuggingFaceTask, load_model, require_figures, require_vocabulary
+from tasks.huggingface import HuggingFaceTask, require_figures, require_vocabulary
 from tasks.optimization import ScheduleFactory
 
 ADAMW = partial(torch.optim.AdamW, lr=1e-3)
-IGNORED = -100
-Batch = dict[str, Tensor]
 
 
 def pretraining_figures(model: Any, batch: Batch) -> Figures:
@@ -74,24 +73,11 @@ class BertPretrain(HuggingFaceTask, Task):
         dropout: float = 0.1,
     ) -> None:
         super().__init__(optimizer, scheduler)
-        require_figures(layers=layers, heads=heads, width=width, positions=positions, dropout=dropout)
-        figures = dict(layers=layers, heads=heads, width=width, positions=positions, dropout=dropout)
+        figures: dict[str, Any] = dict(layers=layers, heads=heads, width=width, positions=positions, dropout=dropout)
+        require_figures(**figures)
         self.save_hyperparameters(dict(pretrained=pretrained, **figures), logger=False)
         self.tokenizer = tokenizer
-        drops: dict[str, Any] = dict(hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
-        if pretrained is None:
-            shape = BertConfig(
-                vocab_size=vocabulary_size,
-                hidden_size=width,
-                num_hidden_layers=layers,
-                num_attention_heads=heads,
-                intermediate_size=4 * width,
-                max_position_embeddings=positions,
-                **drops,
-            )
-            self.model = BertForPreTraining(shape)
-        else:
-            self.model = load_model(BertForPreTraining, pretrained, **drops)
+        self.model = make_bert(BertForPreTraining, pretrained, vocabulary_size=vocabulary_size, **figures)
         require_vocabulary(vocabulary_size - 1, self.model.config.vocab_size, pretrained)
         longest = self.model.config.max_position_embeddings
         require(

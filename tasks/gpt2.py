@@ -12,10 +12,11 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from tasks.base import Figures, LanguageModel
+from tasks.data.batches import IGNORED, Batch
+from tasks.data.text_blocks import count_targets
 from tasks.errors import require
 from tasks.huggingface import HuggingFaceTask, load_model, require_figures, require_vocabulary
 from tasks.optimization import ScheduleFactory
-from tasks.text_blocks import IGNORED, Batch, count_targets
 
 ADAMW = partial(torch.optim.AdamW, lr=1e-3)
 

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from tasks.errors import InputError, require
+from tasks.errors import InputError, require, require_whole
 
 # Where a Lightning checkpoint holds what belongs to the Hugging Face library.
 CHECKPOINT_KEY = "huggingface"
@@ -77,7 +77,13 @@ def load_tokenizer(name: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
     """
     option = f"model.tokenizer={name}"
     if _is_checkpoint(name):
-        return _tokenizer_of(_read_checkpoint(name, option)[CHECKPOINT_KEY]["tokenizer"])
+        part = _read_checkpoint(name, option)[CHECKPOINT_KEY]["tokenizer"]
+        require(
+            part is not None,
+            f"{option}: holds no tokenizer, for its run was trained on ids alone. Set model.tokenizer to the one that "
+            "the ids were made with.",
+        )
+        return _tokenizer_of(part)
     tokenizer = _from_pretrained(AutoTokenizer, name, option)
     require(
         isinstance(tokenizer, PreTrainedTokenizerFast),
@@ -120,11 +126,10 @@ def _read_checkpoint(name: str | os.PathLike[str], option: str) -> dict[str, Any
     except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"{option}: not a readable checkpoint ({reason}). Give one of a finished run.") from error
-    part = content.get(CHECKPOINT_KEY)
     require(
-        part is not None and part["tokenizer"] is not None,
-        f"{option}: was not written by a task with a Hugging Face model and tokenizer. Give a checkpoint of "
-        "task=bert_pretrain, or the huggingface folder of a run.",
+        CHECKPOINT_KEY in content,
+        f"{option}: was not written by a task with a Hugging Face model. Give a checkpoint of task=bert_pretrain, or "
+        "the huggingface folder of a run.",
     )
     return content
 
@@ -200,11 +205,7 @@ def require_figures(**figures: Any) -> None:
     Raises InputError.
     """
     dropout = figures.pop("dropout", None)
-    for name, value in figures.items():
-        require(
-            isinstance(value, int) and value >= 1,
-            f"model.{name}={value!r}: must be a whole number of at least 1. Give one, or leave it out.",
-        )
+    require_whole("model", **figures)
     width, heads = figures["width"], figures["heads"]
     require(
         width % heads == 0,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tasks.base import Figures, LanguageModel
-from tasks.errors import require
+from tasks.errors import require, require_whole
 from tasks.optimization import ScheduleFactory
 
 Batch: TypeAlias = tuple[Tensor, Tensor]
@@ -106,11 +106,7 @@ class TransformerLM(LanguageModel):
     ) -> None:
         super().__init__(optimizer, scheduler, decay_all=True)
         figures = dict(layers=layers, heads=heads, width=width, feed_forward=feed_forward, max_length=max_length)
-        for name, value in figures.items():
-            require(
-                isinstance(value, int) and value >= 1,
-                f"task.{name}={value!r}: must be a whole number of at least 1. Give one, or leave it out.",
-            )
+        require_whole("task", **figures)
         require(
             width % heads == 0,
             f"task.width={width}: not divisible by task.heads={heads}. Each head takes an equal part of the width: "

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from tasks.bert_finetune import BertFinetune
 from tasks.bert_pretrain import BertPretrain
+from tasks.data.tokenization import train_byte_level_bpe, train_wordpiece
 from tasks.gpt2 import GPT2
-from tasks.tokenization import train_byte_level_bpe, train_wordpiece
 
 TEXT = ["the quick brown fox jumps over the lazy dog", "pack my box with five dozen liquor jugs"]
 SHAPE: dict[str, Any] = dict(layers=2, heads=2, width=32, dropout=0.0)

@@ -13,8 +13,9 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from tasks.pretraining_batches import Batch, EpochBatches, PretrainingData
-from tasks.tokenization import BERT_SPECIALS
+from tasks.data.batches import Batch
+from tasks.data.pretraining_batches import EpochBatches, PretrainingData
+from tasks.data.tokenization import BERT_SPECIALS
 
 DOCUMENTS, LENGTH = 80, 32
 PAD, UNKNOWN, START, SEPARATOR, MASK = range(5)

@@ -19,11 +19,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from lit_ort.callbacks import first_dimension
 from tasks import huggingface
+from tasks.data.batches import Batch
+from tasks.data.labelled_corpora import DOCSTRING_CLASSES, LabelledCorpus, LabelledSplit, glue
+from tasks.data.labelled_text import Docstrings, Glue, LabelledText, Table
+from tasks.data.tables import TableColumns, table
 from tasks.errors import InputError
-from tasks.labelled_corpora import DOCSTRING_CLASSES, LabelledCorpus, LabelledSplit, glue
-from tasks.labelled_text import Batch, Docstrings, Glue, LabelledText, Table, count_texts
-from tasks.tables import TableColumns, table
 
 SPLITS = ("train", "valid", "test")
 
@@ -362,11 +364,11 @@ def test_without_the_library_both_ways_are_named(monkeypatch: pytest.MonkeyPatch
 def test_a_batch_has_one_shape_and_int64(tmp_path: Path) -> None:
     data = small_table(write_rows(tmp_path / "rows.csv"))
     batches = [*data.train_dataloader(), *data.val_dataloader(), *data.test_dataloader()]
-    assert [count_texts(batch) for batch in batches] == [4] * 8 + [3, 1] * 2
+    assert [first_dimension(batch) for batch in batches] == [4] * 8 + [3, 1] * 2
     for batch in batches:
         assert list(batch) == ["input_ids", "token_type_ids", "attention_mask", "labels"]
         assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
-        rows = count_texts(batch)
+        rows = first_dimension(batch)
         assert [tuple(tensor.shape) for tensor in batch.values()] == [(rows, 12)] * 3 + [(rows,)]
 
 
@@ -398,7 +400,7 @@ def test_many_texts_are_encoded_as_one_is(tmp_path: Path, monkeypatch: pytest.Mo
     data = small_table(path)
     tokenizer = data.tokenizer
     whole = [data.encoded["train"][row]["input_ids"] for row in range(32)]
-    monkeypatch.setattr("tasks.labelled_text.ENCODED_AT_A_TIME", 5)
+    monkeypatch.setattr("tasks.data.labelled_text.ENCODED_AT_A_TIME", 5)
     again = small_table(path)
     again.__dict__["tokenizer"] = tokenizer
     assert all(torch.equal(again.encoded["train"][row]["input_ids"], whole[row]) for row in range(32))
@@ -461,7 +463,7 @@ def test_fewer_rows_than_a_batch_are_refused_in_training_alone(tmp_path: Path) -
         small_table(path, batch_size=33).setup("fit")
     data = small_table(path, batch_size=32, eval_batch_size=9)
     assert len(data.train_dataloader()) == 1
-    assert [count_texts(batch) for batch in data.test_dataloader()] == [4]
+    assert [first_dimension(batch) for batch in data.test_dataloader()] == [4]
 
 
 class NoRows(LabelledText):

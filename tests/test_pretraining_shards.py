@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from tasks import pretraining_shards
+from tasks.data import pretraining_shards
+from tasks.data.batches import Batch
+from tasks.data.pretraining_shard_files import FORM
+from tasks.data.pretraining_shards import PretrainingShards, write_shard
+from tasks.data.pretraining_text import PretrainingText
 from tasks.errors import InputError
-from tasks.pretraining_batches import Batch
-from tasks.pretraining_shard_files import FORM
-from tasks.pretraining_shards import PretrainingShards, write_shard
-from tasks.pretraining_text import PretrainingText
 from tests.pretraining import (
     DOCUMENT_OF,
     ENDS,

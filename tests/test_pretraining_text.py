@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from tasks import pretraining_text
-from tasks.corpora import Corpus, Split
+from tasks.data import pretraining_text
+from tasks.data.batches import Batch
+from tasks.data.corpora import Corpus, Split
+from tasks.data.pretraining_pairs import A_START, B_START, LABEL, RANDOM_NEXT, Sentences, draw_pairs, split_sentences
+from tasks.data.pretraining_text import PretrainingText
+from tasks.data.tokenization import BERT_SPECIALS
 from tasks.errors import InputError
-from tasks.pretraining_batches import Batch
-from tasks.pretraining_pairs import A_START, B_START, LABEL, RANDOM_NEXT, Sentences, draw_pairs, split_sentences
-from tasks.pretraining_text import PretrainingText
-from tasks.tokenization import BERT_SPECIALS
 from tests.pretraining import (
     DOCUMENT_OF,
     DOCUMENTS,

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasks import corpora
-from tasks.corpora import python_docs, wikitext2
+from tasks.data import corpora
+from tasks.data.corpora import python_docs, wikitext2
+from tasks.data.text import StreamBatches, WikiText2, batchify, build_vocabulary, count_tokens, encode, tokenize
 from tasks.errors import InputError
-from tasks.text import StreamBatches, WikiText2, batchify, build_vocabulary, count_tokens, encode, tokenize
 
 WORDS = "the quick brown fox jumps over the lazy dog and the cat sees it . "
 

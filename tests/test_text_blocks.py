@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.corpora import text_file
+from tasks.data.batches import IGNORED
+from tasks.data.corpora import text_file
+from tasks.data.text_blocks import Blocks, TextBlocks, corpus_of_files, count_targets
 from tasks.errors import InputError
-from tasks.text_blocks import IGNORED, Blocks, TextBlocks, corpus_of_files, count_targets
 
 
 def write_documents(path: Path, count: int = 40) -> Path:
@@ -52,7 +53,7 @@ def test_the_stream_is_the_text_with_an_end_after_each_document(tmp_path: Path) 
 
 def test_tokens_come_from_the_cache_the_second_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = small_data(tmp_path).streams
-    monkeypatch.setattr("tasks.text_blocks.encode_documents", lambda *given: pytest.fail("tokenised again"))
+    monkeypatch.setattr("tasks.data.text_blocks.encode_documents", lambda *given: pytest.fail("tokenised again"))
     second = small_data(tmp_path).streams
     for name, stream in first.items():
         assert isinstance(second[name], np.memmap)
@@ -112,6 +113,7 @@ def test_wikitext_titles_begin_documents(tmp_path: Path) -> None:
     ("figures", "message"),
     [
         (dict(block=0), "data.block=0: must be a whole number"),
+        (dict(seed="one"), "data.seed='one': must be a whole number of at least 0"),
         (dict(vocabulary_size=100), "data.vocabulary_size=100: must be a whole number of at least 257"),
         (dict(train_file=None, test_file="x"), "data.train_file=null: there are files"),
     ],

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tasks.data.token_cache import Arrays, cached_arrays, content_key
 from tasks.errors import InputError
-from tasks.token_cache import Arrays, cached_arrays, content_key
 
 
 def test_a_key_depends_on_every_text_their_bounds_and_every_setting() -> None:

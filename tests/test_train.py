@@ -16,8 +16,8 @@ import torch
 from hydra.errors import InstantiationException
 from omegaconf import OmegaConf
 
+from tasks.data.text import WikiText2
 from tasks.errors import InputError
-from tasks.text import WikiText2
 from tasks.transformer_lm import TransformerLM
 
 pytestmark = pytest.mark.usefixtures("one_thread")

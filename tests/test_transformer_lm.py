@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from lightning.pytorch import Trainer, seed_everything
 from torch import Tensor
 
+from tasks.data.text import TextData, WikiText2
 from tasks.errors import InputError
-from tasks.text import TextData, WikiText2
 from tasks.transformer_lm import PositionalEncoding, TransformerLM
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, Dataset
 from torchtext.data.utils import get_tokenizer
 from torchtext.vocab import Vocab
 
-from tasks.corpora import Corpus, python_docs, wikitext2
-from tasks.errors import InputError, require
+from tasks.data.corpora import Corpus, python_docs, wikitext2
+from tasks.errors import InputError, require, require_whole
 
 UNKNOWN = "<unk>"
 
@@ -102,12 +102,9 @@ class TextData(LightningDataModule):
         self, *, batch_size: int = 20, eval_batch_size: int = 10, bptt: int = 35, min_frequency: int = 1
     ) -> None:
         super().__init__()
-        figures = dict(batch_size=batch_size, eval_batch_size=eval_batch_size, bptt=bptt, min_frequency=min_frequency)
-        for name, value in figures.items():
-            require(
-                isinstance(value, int) and value >= 1,
-                f"data.{name}={value!r}: must be a whole number of at least 1. Give one, or leave it out.",
-            )
+        require_whole(
+            "data", batch_size=batch_size, eval_batch_size=eval_batch_size, bptt=bptt, min_frequency=min_frequency
+        )
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.bptt = bptt
@@ -171,7 +168,7 @@ class TextData(LightningDataModule):
 
 
 class PythonDocs(TextData):
-    """`tasks.corpora.python_docs` as batches."""
+    """`tasks.data.corpora.python_docs` as batches."""
 
     def __init__(self, *, dir: str | os.PathLike[str] | None = None, **figures: int) -> None:
         super().__init__(**figures)
@@ -182,7 +179,7 @@ class PythonDocs(TextData):
 
 
 class WikiText2(TextData):
-    """`tasks.corpora.wikitext2` as batches."""
+    """`tasks.data.corpora.wikitext2` as batches."""
 
     def __init__(self, *, dir: str | os.PathLike[str] | None = None, **figures: int) -> None:
         super().__init__(**figures)

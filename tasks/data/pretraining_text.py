@@ -10,11 +10,19 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from tasks.corpora import Corpus, Split, python_docs, text_file
-from tasks.errors import require
-from tasks.masking import DRAWS, Masking, mask_tokens, masking_of
-from tasks.pretraining_batches import Batch, BatchKey, BatchSource, PretrainingData, Splits, require_figures
-from tasks.pretraining_pairs import (
+from tasks.data.batches import Batch
+from tasks.data.corpora import (
+    HELD_OUT_EVERY,
+    HELD_OUT_PLACES,
+    Corpus,
+    Split,
+    python_docs,
+    text_file,
+    with_held_out,
+)
+from tasks.data.masking import DRAWS, Masking, mask_tokens, masking_of
+from tasks.data.pretraining_batches import BatchKey, BatchSource, PretrainingData, Splits
+from tasks.data.pretraining_pairs import (
     A_START,
     A_STOP,
     B_START,
@@ -25,12 +33,11 @@ from tasks.pretraining_pairs import (
     draw_pairs,
     tokenize_sentences,
 )
-from tasks.tokenization import load_tokenizer, train_wordpiece
+from tasks.data.tokenization import load_tokenizer, train_wordpiece
+from tasks.errors import require, require_whole
 
 # Of the draws of validation and test: runs of different seeds are measured on the same items.
 EVALUATION_SEED = 0
-# Documents are held out by their place modulo 20, as `python_docs` does.
-HELD_OUT_EVERY, VALID_PLACE, TEST_PLACE = 20, 9, 19
 
 
 class Draw(IntEnum):
@@ -124,7 +131,7 @@ class PairBatches(BatchSource):
 
 
 class PretrainingText(PretrainingData):
-    """BERT pre-training batches made from plain text; `tasks.pretraining_batches` has their form.
+    """BERT pre-training batches made from plain text; `tasks.data.pretraining_batches` has their form.
 
     train_file, valid_file, test_file: text in UTF-8, documents separated by blank lines. Without train_file, the
         running Python's documentation. Without one of the others, every 20th document of train_file in its place.
@@ -132,11 +139,11 @@ class PretrainingText(PretrainingData):
     vocabulary_size: tokens of a WordPiece to train, at most (but every character of the text is one).
     max_length: tokens of an item with [CLS], [SEP] and padding; all items have as many.
     masked_share, max_predictions: of the tokens other than special ones, the part to predict, and its greatest number.
-    cache_dir: where tokenised text is kept; None is `tasks.token_cache.default_folder()`.
+    cache_dir: where tokenised text is kept; None is `tasks.data.token_cache.default_folder()`.
 
     The training batches of an epoch follow from `seed` and the number of the epoch alone, which the Trainer sets on the
     sampler: a run that resumes gets the batches that it would have got. Pairs are drawn in one Python loop, some 50,000
-    a second: text of many gigabytes belongs into `tasks.pretraining_shards`.
+    a second: text of many gigabytes belongs into `tasks.data.pretraining_shards`.
 
     Raises InputError for options out of range; when the data are read, also for files that are missing, empty or not
     UTF-8, for a tokenizer without BERT's special tokens, for fewer than two documents in a split, and for fewer pairs
@@ -160,7 +167,7 @@ class PretrainingText(PretrainingData):
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__(batch_size=batch_size, eval_batch_size=eval_batch_size, seed=seed)
-        require_figures(vocabulary_size=vocabulary_size, max_predictions=max_predictions)
+        require_whole("data", vocabulary_size=vocabulary_size, max_predictions=max_predictions)
         require(
             isinstance(max_length, int) and max_length >= 8,
             f"data.max_length={max_length!r}: must be a whole number of at least 8, of which three are special tokens. "
@@ -214,27 +221,15 @@ class PretrainingText(PretrainingData):
         if self.train_file is None:
             return python_docs()
         train = text_file(self.train_file)
-        held_out = {
-            name: place
-            for name, file, place in (("valid", self.valid_file, VALID_PLACE), ("test", self.test_file, TEST_PLACE))
-            if file is None
-        }
-        given = train.documents
-        needed = max((place + HELD_OUT_EVERY + 1 for place in held_out.values()), default=0)
+        held_out = [name for name, file in (("valid", self.valid_file), ("test", self.test_file)) if file is None]
+        needed = max((HELD_OUT_PLACES[name] + HELD_OUT_EVERY + 1 for name in held_out), default=0)
         require(
-            len(given) >= needed,
-            f"data.train_file={self.train_file}: {len(given)} documents, and every {HELD_OUT_EVERY}th is held out for "
-            f"{' and '.join(held_out)}, at least 2 for each, so {needed} are needed. Separate documents with blank "
-            f"lines, or give {' and '.join(f'data.{name}_file' for name in held_out)}.",
+            len(train.documents) >= needed,
+            f"data.train_file={self.train_file}: {len(train.documents)} documents, and every {HELD_OUT_EVERY}th is "
+            f"held out for {' and '.join(held_out)}, at least 2 for each, so {needed} are needed. Separate documents "
+            f"with blank lines, or give {' and '.join(f'data.{name}_file' for name in held_out)}.",
         )
-        kept = tuple(text for i, text in enumerate(given) if i % HELD_OUT_EVERY not in held_out.values())
-
-        def other(file: str | os.PathLike[str] | None, name: str) -> Split:
-            if file is not None:
-                return text_file(file)
-            return Split(f"{train.source} (documents for {name})", given[held_out[name] :: HELD_OUT_EVERY])
-
-        return Corpus(Split(train.source, kept), other(self.valid_file, "valid"), other(self.test_file, "test"))
+        return with_held_out(train, self.valid_file, self.test_file)
 
     def _tokenizer(self, train: Split) -> PreTrainedTokenizerFast:
         if self.tokenizer is None:

@@ -10,10 +10,11 @@ import gc
 import os
 import re
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from tasks.errors import InputError, require
 from tasks.huggingface import load_dataset
@@ -47,6 +48,18 @@ class Corpus:
     test: Split
 
 
+# Of every 20 documents, the places of those that are held out for the splits that have no text of their own.
+HELD_OUT_EVERY = 20
+HELD_OUT_PLACES: Mapping[str, int] = MappingProxyType({"valid": 9, "test": 19})
+
+
+def hold_out(documents: Sequence[str], names: Iterable[str] = ("valid", "test")) -> dict[str, tuple[str, ...]]:
+    """Every 20th document for each of these splits, by its name, and all others as "train"."""
+    places = {name: HELD_OUT_PLACES[name] for name in names}
+    kept = tuple(text for place, text in enumerate(documents) if place % HELD_OUT_EVERY not in places.values())
+    return {"train": kept} | {name: tuple(documents[place::HELD_OUT_EVERY]) for name, place in places.items()}
+
+
 # --- Python's documentation -------------------------------------------------------------------------------------------
 
 # Folders whose docstrings are not documentation of the standard library.
@@ -75,15 +88,15 @@ def python_docs(directory: str | os.PathLike[str] | None = None) -> Corpus:
     if directory is None:
         documents = [*_topics(), *documents]
     require(
-        len(documents) >= 20,
+        len(documents) >= HELD_OUT_EVERY,
         f"{root}: {len(documents)} Python files with docstrings, and a split by document needs at least 20. Leave "
         "data.dir out to read the standard library, or read WikiText-2 files with data=wikitext2.",
     )
-    train = [text for place, text in enumerate(documents) if place % 20 not in (9, 19)]
+    parts = hold_out(documents)
     return Corpus(
-        train=Split(f"{root} (documents for training)", tuple(train)),
-        valid=Split(f"{root} (documents for validation)", tuple(documents[9::20])),
-        test=Split(f"{root} (documents for the test)", tuple(documents[19::20])),
+        train=Split(f"{root} (documents for training)", parts["train"]),
+        valid=Split(f"{root} (documents for validation)", parts["valid"]),
+        test=Split(f"{root} (documents for the test)", parts["test"]),
     )
 
 
@@ -218,6 +231,20 @@ def text_file(path: str | os.PathLike[str]) -> Split:
     if _TITLE.search(text):
         return Split(str(path), wikitext_articles(text))
     return Split(str(path), tuple(block for block in re.split(r"\n[ \t]*\n", text) if block.strip()))
+
+
+def with_held_out(train: Split, valid: str | os.PathLike[str] | None, test: str | os.PathLike[str] | None) -> Corpus:
+    """A text and two files; every 20th document of the text stands in for each of the files that is not given.
+
+    Raises InputError if a file is missing, empty or not UTF-8.
+    """
+    files = {"valid": valid, "test": test}
+    parts = hold_out(train.documents, [name for name, file in files.items() if file is None])
+    others = {
+        name: Split(f"{train.source} (held out: {name})", parts[name]) if file is None else text_file(file)
+        for name, file in files.items()
+    }
+    return Corpus(Split(train.source, parts["train"]), **others)
 
 
 def _listing(root: Path) -> str:

@@ -20,8 +20,8 @@ import h5py
 import numpy as np
 import torch
 
+from tasks.data.batches import IGNORED, Batch
 from tasks.errors import InputError, require
-from tasks.pretraining_batches import NOT_PREDICTED, Batch
 
 # The dimensions of each key, and the type that the recipe stores: items N, tokens L, predictions P.
 FORM = {
@@ -121,10 +121,10 @@ def read_shard(shard: Shard, vocabulary_size: int) -> Rows:
 
 
 def to_batch(rows: Rows) -> Batch:
-    """Rows of a shard as a batch; `tasks.pretraining_batches` has its form."""
+    """Rows of a shard as a batch; `tasks.data.pretraining_batches` has its form."""
     # [CLS] is at position 0 and never predicted, so the first 0 begins the filling.
     filled = np.logical_and.accumulate(rows["masked_lm_positions"] != 0, axis=1)
-    labels = np.full(rows["input_ids"].shape, NOT_PREDICTED, dtype=np.int64)
+    labels = np.full(rows["input_ids"].shape, IGNORED, dtype=np.int64)
     labels[np.nonzero(filled)[0], rows["masked_lm_positions"][filled]] = rows["masked_lm_ids"][filled]
     arrays = {
         "input_ids": rows["input_ids"],
@@ -142,7 +142,7 @@ def to_batch(rows: Rows) -> Batch:
 def write_shard(path: str | os.PathLike[str], batches: Iterable[Batch], max_predictions: int) -> None:
     """Writes the items of some batches as one shard, in their order. A file at `path` is replaced when it is whole.
 
-    batches: of the form in `tasks.pretraining_batches`; all of one length.
+    batches: of the form in `tasks.data.pretraining_batches`; all of one length.
     max_predictions: the P of the shard.
 
     Raises InputError for an item with more predictions or with one at position 0, and if there are no batches.
@@ -169,7 +169,7 @@ def write_shard(path: str | os.PathLike[str], batches: Iterable[Batch], max_pred
 
 def _predictions(labels: np.ndarray, max_predictions: int, path: str) -> tuple[np.ndarray, np.ndarray]:
     """Where labels are and which, int64[items, max_predictions] each, filled up with 0."""
-    predicted = labels != NOT_PREDICTED
+    predicted = labels != IGNORED
     most = int(predicted.sum(axis=1).max())
     require(
         most <= max_predictions,

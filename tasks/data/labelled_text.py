@@ -12,23 +12,28 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from rich.progress import track
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerFast
 
-from tasks.errors import InputError, require
-from tasks.labelled_corpora import (
+from tasks.data.batches import Batch
+from tasks.data.labelled_corpora import (
     LabelledCorpus,
     LabelledSplit,
     docstring_classes,
     glue,
     require_glue_task,
 )
-from tasks.sampling import EpochSampler
-from tasks.tables import TableColumns, table
-from tasks.tokenization import ENCODED_AT_A_TIME, load_tokenizer, tokenizer_text, train_wordpiece
+from tasks.data.sampling import EpochSampler
+from tasks.data.tables import TableColumns, table
+from tasks.data.tokenization import (
+    ENCODED_AT_A_TIME,
+    load_tokenizer,
+    require_same_tokenizer,
+    tokenizer_key,
+    train_wordpiece,
+)
+from tasks.errors import InputError, require, require_whole
 
-Batch = dict[str, Tensor]
 # What the tokenizer gives for a text, in the smallest type that holds it: GLUE's largest tasks have 400,000 texts.
 INPUTS = {"input_ids": np.int32, "token_type_ids": np.uint8, "attention_mask": np.uint8}
 
@@ -67,11 +72,6 @@ class EncodedTexts(Dataset[Batch]):
         return {**inputs, "labels": self._labels[index]}
 
 
-def count_texts(batch: Batch) -> int:
-    """Texts, or pairs of them, in a batch."""
-    return len(batch["labels"])
-
-
 class LabelledText(LightningDataModule):
     """A labelled corpus as batches for a classifier; a subclass says where the corpus comes from.
 
@@ -100,18 +100,9 @@ class LabelledText(LightningDataModule):
         seed: int = 1,
     ) -> None:
         super().__init__()
-        least = {
-            "vocabulary_size": (vocabulary_size, 1),
-            "max_length": (max_length, 8),
-            "batch_size": (batch_size, 1),
-            "eval_batch_size": (eval_batch_size, 1),
-            "seed": (seed, 0),
-        }
-        for name, (value, bound) in least.items():
-            require(
-                isinstance(value, int) and value >= bound,
-                f"data.{name}={value!r}: must be a whole number of at least {bound}. Give one, or leave it out.",
-            )
+        require_whole("data", vocabulary_size=vocabulary_size, batch_size=batch_size, eval_batch_size=eval_batch_size)
+        require_whole("data", 8, max_length=max_length)
+        require_whole("data", 0, seed=seed)
         self.tokenizer_name = tokenizer
         self.vocabulary_size = vocabulary_size
         self.max_length = max_length
@@ -163,13 +154,13 @@ class LabelledText(LightningDataModule):
         return tokenizer
 
     @cached_property
-    def _tokenizer_text(self) -> str:
-        return tokenizer_text(self.tokenizer)
+    def _tokenizer_key(self) -> str:
+        return tokenizer_key(self.tokenizer)
 
     @cached_property
     def encoded(self) -> dict[str, EncodedTexts]:
         """The splits train, valid and test, tokenized at the first use."""
-        _ = self._tokenizer_text  # before the lengths below become part of it
+        _ = self._tokenizer_key  # before the lengths below become part of it
         splits = {"train": self.corpus.train, "valid": self.corpus.valid, "test": self.corpus.test}
         return {name: EncodedTexts(self.tokenizer, split, self.max_length) for name, split in splits.items()}
 
@@ -193,7 +184,7 @@ class LabelledText(LightningDataModule):
         return DataLoader(self.encoded["test"], self.eval_batch_size)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"labels": list(self.corpus.labels), "tokenizer": self._tokenizer_text}
+        return {"labels": list(self.corpus.labels), "tokenizer": self._tokenizer_key}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Refuses a checkpoint whose classes or ids mean something else."""
@@ -203,15 +194,11 @@ class LabelledText(LightningDataModule):
                 f"The checkpoint was trained on the labels {', '.join(state_dict['labels'])}, and the data has "
                 f"{', '.join(labels)}. Resume with the data it was made with."
             )
-        if state_dict["tokenizer"] != self._tokenizer_text:
-            raise InputError(
-                "The checkpoint was trained with another tokenizer than the one the data has now. Resume with the same "
-                "data, or with model.tokenizer set to the huggingface folder of the checkpoint's run."
-            )
+        require_same_tokenizer(state_dict["tokenizer"], self._tokenizer_key)
 
 
 class Docstrings(LabelledText):
-    """`tasks.labelled_corpora.docstring_classes` as batches: which part of the standard library a docstring is from."""
+    """`labelled_corpora.docstring_classes` as batches: which part of the standard library a docstring is from."""
 
     def __init__(self, *, dir: str | os.PathLike[str] | None = None, **figures: Any) -> None:
         super().__init__(**figures)
@@ -222,7 +209,7 @@ class Docstrings(LabelledText):
 
 
 class Table(LabelledText):
-    """`tasks.tables.table` as batches: texts and labels of .csv, .tsv or .jsonl files.
+    """`tasks.data.tables.table` as batches: texts and labels of .csv, .tsv or .jsonl files.
 
     text_column, pair_column, label_column: the columns (or keys) to read; pair_column for questions about two texts.
     """
@@ -247,7 +234,7 @@ class Table(LabelledText):
 
 
 class Glue(LabelledText):
-    """`tasks.labelled_corpora.glue` as batches.
+    """`tasks.data.labelled_corpora.glue` as batches.
 
     Raises InputError at once for a name that is no classification task of GLUE.
     """

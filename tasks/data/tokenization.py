@@ -9,11 +9,15 @@ from rich.progress import track
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from tasks.data.token_cache import content_key
+from tasks.errors import require
 from tasks.huggingface import load_tokenizer
 
 __all__ = [
     "encode_documents",
     "load_tokenizer",
+    "require_same_tokenizer",
+    "tokenizer_key",
     "tokenizer_text",
     "train_byte_level_bpe",
     "train_wordpiece",
@@ -97,5 +101,22 @@ def encode_documents(
 
 
 def tokenizer_text(tokenizer: PreTrainedTokenizerFast) -> str:
-    """Everything that decides which ids a text becomes, for keys of caches and for checkpoints."""
+    """Everything that decides which ids a text becomes, for keys of caches."""
     return tokenizer.backend_tokenizer.to_str()
+
+
+def tokenizer_key(tokenizer: PreTrainedTokenizerFast) -> str:
+    """A name for the tokenizer, for checkpoints: equal for equal ones alone."""
+    return content_key([tokenizer_text(tokenizer)])
+
+
+def require_same_tokenizer(saved: str, read: str) -> None:
+    """Refuses a checkpoint whose ids mean other tokens: both are keys, the checkpoint's and the data's.
+
+    Raises InputError.
+    """
+    require(
+        saved == read,
+        "The checkpoint was trained with another tokenizer than the one the data has now. Resume with the same data, "
+        "or with model.tokenizer set to the huggingface folder of the checkpoint's run.",
+    )

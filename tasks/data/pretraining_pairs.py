@@ -22,9 +22,9 @@ from dataclasses import dataclass
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
+from tasks.data.token_cache import Arrays, cached_arrays, content_key
+from tasks.data.tokenization import encode_documents, tokenizer_text
 from tasks.errors import require
-from tasks.token_cache import Arrays, cached_arrays, content_key
-from tasks.tokenization import encode_documents, tokenizer_text
 
 # [CLS] A [SEP] B [SEP]
 SPECIALS_OF_A_PAIR = 3

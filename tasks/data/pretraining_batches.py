@@ -19,18 +19,12 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import PreTrainedTokenizerFast
 
-from tasks.errors import InputError, require
-from tasks.token_cache import content_key
-from tasks.tokenization import tokenizer_text
-
-# What the loss of torch and of the Hugging Face models leaves out.
-NOT_PREDICTED = -100
-
-Batch = dict[str, Tensor]
+from tasks.data.batches import Batch
+from tasks.data.tokenization import tokenizer_key
+from tasks.errors import InputError, require, require_whole
 
 
 @dataclass(frozen=True)
@@ -143,15 +137,6 @@ class Splits:
     max_length: int
 
 
-def require_figures(**figures: Any) -> None:
-    """Raises InputError for the first of these options of the data that is not a whole number of at least 1."""
-    for name, value in figures.items():
-        require(
-            isinstance(value, int) and value >= 1,
-            f"data.{name}={value!r}: must be a whole number of at least 1. Give one, or leave it out.",
-        )
-
-
 class PretrainingData(LightningDataModule):
     """Batches for BERT pre-training (this module's docstring has their form); a subclass says where they come from.
 
@@ -165,11 +150,8 @@ class PretrainingData(LightningDataModule):
 
     def __init__(self, *, batch_size: int, eval_batch_size: int, seed: int) -> None:
         super().__init__()
-        require_figures(batch_size=batch_size, eval_batch_size=eval_batch_size)
-        require(
-            isinstance(seed, int) and seed >= 0,
-            f"data.seed={seed!r}: must be a whole number of at least 0. Give one, or leave it out.",
-        )
+        require_whole("data", batch_size=batch_size, eval_batch_size=eval_batch_size)
+        require_whole("data", 0, seed=seed)
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.seed = seed
@@ -214,7 +196,7 @@ class PretrainingData(LightningDataModule):
     def state_dict(self) -> dict[str, Any]:
         tokenizer = self.splits.tokenizer
         return {
-            "tokenizer": None if tokenizer is None else content_key([tokenizer_text(tokenizer)]),
+            "tokenizer": None if tokenizer is None else tokenizer_key(tokenizer),
             "vocabulary_size": self.splits.vocabulary_size,
         }
 

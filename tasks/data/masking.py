@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from tasks.pretraining_batches import NOT_PREDICTED
+from tasks.data.batches import IGNORED
 
 # Of the tokens to predict: the share that becomes [MASK], and the share that becomes a random token; the rest stays.
 MASK_SHARE = 0.8
@@ -66,4 +66,4 @@ def mask_tokens(ids: np.ndarray, draws: np.ndarray, masking: Masking) -> tuple[n
     replaced = predicted & ~masked & (draws[:, 1] < MASK_SHARE + RANDOM_SHARE)
     random_ids = masking.other_ids[(draws[:, 2] * len(masking.other_ids)).astype(np.int64)]
     inputs = np.where(masked, masking.mask_id, np.where(replaced, random_ids, ids))
-    return inputs, np.where(predicted, ids, NOT_PREDICTED)
+    return inputs, np.where(predicted, ids, IGNORED)

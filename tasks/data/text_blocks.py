@@ -10,18 +10,22 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerFast
 
-from tasks.corpora import Corpus, Split, python_docs, text_file
-from tasks.errors import InputError, require
-from tasks.sampling import EpochSampler
-from tasks.token_cache import cached_arrays, content_key
-from tasks.tokenization import encode_documents, load_tokenizer, tokenizer_text, train_byte_level_bpe
-
-Batch = dict[str, Tensor]
-IGNORED = -100
+from tasks.data.batches import IGNORED, Batch
+from tasks.data.corpora import HELD_OUT_EVERY, Corpus, Split, python_docs, text_file, with_held_out
+from tasks.data.sampling import EpochSampler
+from tasks.data.token_cache import cached_arrays, content_key
+from tasks.data.tokenization import (
+    encode_documents,
+    load_tokenizer,
+    require_same_tokenizer,
+    tokenizer_key,
+    tokenizer_text,
+    train_byte_level_bpe,
+)
+from tasks.errors import require, require_whole
 
 
 class Blocks(Dataset[Batch]):
@@ -59,7 +63,8 @@ class TextBlocks(LightningDataModule):
     seed: decides the order of the blocks in each epoch.
     cache_dir: where tokenised text is kept; None is ~/.cache/lit_ort/tokens.
 
-    Raises InputError for a figure below 1, a file that can't be read, and a split of fewer tokens than a block.
+    Raises InputError for a figure below its least value, a file that can't be read, and a split of fewer tokens than a
+    block.
     """
 
     def __init__(
@@ -77,12 +82,8 @@ class TextBlocks(LightningDataModule):
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
-        figures = dict(block=block, batch_size=batch_size, eval_batch_size=eval_batch_size)
-        for name, value in figures.items():
-            require(
-                isinstance(value, int) and value >= 1,
-                f"data.{name}={value!r}: must be a whole number of at least 1. Give one, or leave it out.",
-            )
+        require_whole("data", block=block, batch_size=batch_size, eval_batch_size=eval_batch_size)
+        require_whole("data", 0, seed=seed)
         require(
             isinstance(vocabulary_size, int) and vocabulary_size >= 257,
             f"data.vocabulary_size={vocabulary_size!r}: must be a whole number of at least 257, one for each byte and "
@@ -167,15 +168,11 @@ class TextBlocks(LightningDataModule):
         return DataLoader(Blocks(self.streams["test"], self.block), self.eval_batch_size)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"tokenizer": tokenizer_text(self.tokenizer)}
+        return {"tokenizer": tokenizer_key(self.tokenizer)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Refuses a checkpoint whose ids mean other tokens."""
-        if state_dict["tokenizer"] != tokenizer_text(self.tokenizer):
-            raise InputError(
-                "The checkpoint was trained with another tokenizer than the one the data has now. Resume with the same "
-                "data, or with model.tokenizer set to the huggingface folder of the checkpoint's run."
-            )
+        require_same_tokenizer(state_dict["tokenizer"], tokenizer_key(self.tokenizer))
 
 
 def corpus_of_files(
@@ -183,27 +180,17 @@ def corpus_of_files(
 ) -> Corpus:
     """The splits of text files; a twentieth of the training documents stands in for each of the other two not given."""
     given = text_file(train)
-    documents = list(given.documents)
-    if len(documents) < 20 and (valid is None or test is None):
-        documents = _pieces(documents)
-    held = {"valid": valid is None, "test": test is None}
-    places = {"valid": 9, "test": 19}
-    taken = {places[name] for name, is_held in held.items() if is_held}
-    splits = {
-        name: Split(f"{given.source} (held out: {name})", tuple(documents[places[name] :: 20])) for name in places
-    }
-    return Corpus(
-        train=Split(given.source, tuple(text for k, text in enumerate(documents) if k % 20 not in taken)),
-        valid=splits["valid"] if valid is None else text_file(valid),
-        test=splits["test"] if test is None else text_file(test),
-    )
+    if len(given.documents) < HELD_OUT_EVERY and (valid is None or test is None):
+        given = Split(given.source, _pieces(given.documents))
+    return with_held_out(given, valid, test)
 
 
-def _pieces(documents: Sequence[str]) -> list[str]:
+def _pieces(documents: Sequence[str]) -> tuple[str, ...]:
     """The lines of few documents as 20 documents, or fewer where there are fewer lines."""
     lines = [line for text in documents for line in text.splitlines() if line.strip()]
-    bounds = np.linspace(0, len(lines), 21).astype(int)
-    return ["\n".join(lines[start:stop]) for start, stop in zip(bounds, bounds[1:], strict=False) if stop > start]
+    bounds = np.linspace(0, len(lines), HELD_OUT_EVERY + 1).astype(int)
+    pairs = zip(bounds, bounds[1:], strict=False)
+    return tuple("\n".join(lines[start:stop]) for start, stop in pairs if stop > start)
 
 
 def count_targets(batch: Batch) -> int:

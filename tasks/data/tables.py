@@ -13,9 +13,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tasks.corpora import read_text
+from tasks.data.corpora import read_text
+from tasks.data.labelled_corpora import LabelledCorpus, LabelledSplit, others, part
 from tasks.errors import InputError, require
-from tasks.labelled_corpora import LabelledCorpus, LabelledSplit, others, part
 
 PathLike = str | os.PathLike[str]
 _DELIMITERS = MappingProxyType({".csv": ",", ".tsv": "\t"})

@@ -1,4 +1,4 @@
-"""Where texts with labels come from: the standard library's docstrings and GLUE; `tasks.tables` reads files.
+"""Where texts with labels come from: the standard library's docstrings and GLUE; `tasks.data.tables` reads files.
 
 Each reader returns a `LabelledCorpus`: texts, or pairs of texts, with the place of their label among `labels`.
 """
@@ -15,7 +15,7 @@ from sysconfig import get_paths
 from types import MappingProxyType
 from typing import Any
 
-from tasks.corpora import NOT_DOCUMENTATION, collector_off, docstrings
+from tasks.data.corpora import NOT_DOCUMENTATION, collector_off, docstrings
 from tasks.errors import InputError, require
 from tasks.huggingface import load_dataset
 

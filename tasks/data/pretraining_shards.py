@@ -1,6 +1,6 @@
 """BERT pre-training batches from a folder of shards, the HDF5 files that NVIDIA's BERT recipe prepares.
 
-`tasks.pretraining_shard_files` has their form.
+`tasks.data.pretraining_shard_files` has their form.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tasks.errors import InputError, require
-from tasks.pretraining_batches import Batch, BatchKey, BatchSource, PretrainingData, Splits, require_figures
-from tasks.pretraining_shard_files import Rows, Shard, check_shard, read_shard, to_batch, write_shard
-from tasks.tokenization import load_tokenizer
+from tasks.data.batches import Batch
+from tasks.data.pretraining_batches import BatchKey, BatchSource, PretrainingData, Splits
+from tasks.data.pretraining_shard_files import Rows, Shard, check_shard, read_shard, to_batch, write_shard
+from tasks.data.tokenization import load_tokenizer
+from tasks.errors import InputError, require, require_whole
 
 __all__ = ["PretrainingShards", "ShardBatches", "write_shard"]
 
@@ -94,7 +95,7 @@ class PretrainingShards(PretrainingData):
     ) -> None:
         super().__init__(batch_size=batch_size, eval_batch_size=eval_batch_size, seed=seed)
         if vocabulary_size is not None:
-            require_figures(vocabulary_size=vocabulary_size)
+            require_whole("data", vocabulary_size=vocabulary_size)
         self.dir = dir
         self.valid_dir = valid_dir
         self.test_dir = test_dir

@@ -1,0 +1,1 @@
+"""What the tasks train on: from text, tables and shards to batches."""
