@@ -279,3 +279,32 @@ def test_the_recompile_limit_is_never_hit_in_silence(fallback: str, monkeypatch:
     else:
         with pytest.warns(LitOrtWarning, match="new values run in eager"):
             fit(strategy, Restless, max_epochs=1)
+
+
+class _Watching(lit_ort.ORTStrategy):
+    """Remembers whether gradients were there when each training step began to run."""
+
+    seen: tuple[bool, ...] = ()
+
+    def _run(self, step: str, *args: Any, **kwargs: Any) -> Any:
+        if step == "training_step":
+            assert self.lightning_module is not None
+            self.seen += (any(p.grad is not None for p in self.lightning_module.parameters()),)
+        return super()._run(step, *args, **kwargs)
+
+
+class _Listening(Net):
+    def on_before_zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
+        self.losses.append(float(sum(p.grad.norm() for p in self.parameters() if p.grad is not None)))
+
+
+@pytest.mark.parametrize(
+    ("make", "accumulate", "seen"),
+    [(Net, 1, [False] * 4), (Net, 2, [False, True] * 2), (_Listening, 1, [False, True, True, True])],
+)
+def test_old_gradients_are_freed_before_a_run_unless_somebody_listens(
+    make: Callable[[], Net], accumulate: int, seen: list[bool]
+) -> None:
+    strategy = _Watching(fallback="error")
+    fit(strategy, make, max_steps=4 // accumulate, accumulate_grad_batches=accumulate, max_epochs=1)
+    assert list(strategy.seen[:4]) == seen

@@ -44,16 +44,22 @@ class ORTBackend:
         options: every choice of the engine.
         name: what its graphs are called in reports.
         compile_log: receives a report of every graph; a new one by default.
+        pool: memory of torch kernels, shared by backends whose sessions run one after the other; its own by default.
     """
 
-    def __init__(self, options: ORTOptions, name: str = "graph", compile_log: CompileLog | None = None) -> None:
+    def __init__(
+        self,
+        options: ORTOptions,
+        name: str = "graph",
+        compile_log: CompileLog | None = None,
+        pool: BufferPool | None = None,
+    ) -> None:
         passes.require_names(options.disable_passes)
         self.options = options
         self.name = name
         self.compile_log = CompileLog() if compile_log is None else compile_log
         self._numbers = itertools.count()
-        # The sessions of one backend run one after the other, so they share memory.
-        self._pool = BufferPool()
+        self._pool = BufferPool() if pool is None else pool
         # Dynamo compiles anew for guards that don't change the graph; equal graphs share their sessions.
         self._executables: WeakValueDictionary[Any, Executable] = WeakValueDictionary()
 

@@ -12,6 +12,7 @@ from lit_ort.compiler.backend import ORTBackend
 from lit_ort.errors import UnsupportedError
 from lit_ort.inspect import CompileLog
 from lit_ort.options import ORTOptions
+from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.random import draw_from
 from lit_ort.strategies.steps import CompiledSteps
 
@@ -90,6 +91,7 @@ class ORTMixin(CompiledMixin):
         self.options = ORTOptions.from_mapping(options)
         self.compile_log = CompileLog()
         self._backends: dict[str, ORTBackend] = {}
+        self._pool = BufferPool()
         self._fail_on_recompile_limit = self.options.fallback == "error"
         # Made now, so that the name of a pass that doesn't exist is refused now.
         self._backend("training_step")
@@ -100,7 +102,7 @@ class ORTMixin(CompiledMixin):
 
     def _backend(self, step: str) -> ORTBackend:
         if step not in self._backends:
-            self._backends[step] = ORTBackend(self.options, step, self.compile_log)
+            self._backends[step] = ORTBackend(self.options, step, self.compile_log, self._pool)
         return self._backends[step]
 
     # Randomness: one stream of seeds for sessions, apart from torch's default generator, which data loaders draw from.
@@ -116,8 +118,22 @@ class ORTMixin(CompiledMixin):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         assert self._generator is not None, "the Trainer calls on_train_start() before any training step"
+        self._free_old_gradients()
         with draw_from(self._generator):
             return super().training_step(*args, **kwargs)
+
+    def _free_old_gradients(self) -> None:
+        """Does before the step what Lightning does between step and backward.
+
+        A run makes the new gradients while it computes the loss, and would hold them beside the old ones. Where
+        somebody listens to that moment, it stays where it is.
+        """
+        module = self.lightning_module
+        trainer = module.trainer
+        starts = trainer.fit_loop.batch_idx % trainer.accumulate_grad_batches == 0
+        if module.automatic_optimization and starts and not _listens_to_zero_grad(module, trainer.callbacks):
+            for optimizer in self.optimizers:
+                optimizer.zero_grad()
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
@@ -184,6 +200,16 @@ class ORTMixin(CompiledMixin):
                 f"num_nodes={nodes}, and strategy='ort' trains on one. Use num_nodes=1, or strategy='ddp' with eager "
                 "steps for several."
             )
+
+
+def _listens_to_zero_grad(module: Any, callbacks: Sequence[Any]) -> bool:
+    hooks = ("on_before_zero_grad", "optimizer_zero_grad")
+    overridden = any(not _is_from_lightning(getattr(type(module), hook)) for hook in hooks)
+    return overridden or any(not _is_from_lightning(type(callback).on_before_zero_grad) for callback in callbacks)
+
+
+def _is_from_lightning(function: Any) -> bool:
+    return function.__module__.split(".")[0] in ("lightning", "pytorch_lightning")
 
 
 def _fget(name: str, strategy: Any) -> Any:
