@@ -38,11 +38,14 @@ def content_of(graph_module: fx.GraphModule, arguments: Sequence[Any]) -> Conten
         graph_module: Dynamo's graph, its numbers settled.
         arguments: one call's inputs: tensors, and Python numbers where Dynamo kept a size or number symbolic.
     """
-    positions = {node: position for position, node in enumerate(graph_module.graph.nodes)}
-    placeholders = [node for node in positions if node.op == "placeholder"]
+    placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+    # Dynamo hands over sizes that no operation reads.
+    given = {n: a for n, a in zip(placeholders, arguments, strict=True) if n.users or isinstance(a, torch.Tensor)}
+    operations = [node for node in graph_module.graph.nodes if node.op != "placeholder"]
+    positions = {node: position for position, node in enumerate((*given, *operations))}
     try:
-        inputs = [_input(node, argument) for node, argument in zip(placeholders, arguments, strict=True)]
-        nodes = [_node(node, graph_module, positions) for node in positions if node.op != "placeholder"]
+        inputs = [_input(node, argument) for node, argument in given.items()]
+        nodes = [_node(node, graph_module, positions) for node in operations]
     except _Obstacle as obstacle:
         return Content(None, str(obstacle))
     return Content(hashlib.sha256(json.dumps([_settings(), inputs, nodes]).encode()).hexdigest())
@@ -62,7 +65,7 @@ def _input(node: fx.Node, argument: Any) -> Any:
     name = str(node.target)
     if isinstance(argument, torch.Tensor):
         return [name, *_tensor_type(argument)]
-    return [name, _value(argument, {})] if node.users else [name]
+    return [name, _value(argument, {})]
 
 
 def _node(node: fx.Node, graph_module: fx.GraphModule, positions: Mapping[fx.Node, int]) -> Any:
