@@ -46,7 +46,7 @@ def clear(folder: Path) -> str:
     for path in files:
         path.unlink(missing_ok=True)
     others = sum(1 for _ in folder.iterdir())
-    left = f"; left {others} other {'file' if others == 1 else 'files'}" if others else ""
+    left = f"; left {others} others" if others else ""
     return f"removed {len(files)} graphs, {_size(size)}{left}"
 
 

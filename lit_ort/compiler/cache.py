@@ -68,7 +68,7 @@ class GraphCache:
         path = self._path(content.digest)
         try:
             return decode(path.read_bytes(), path.stem)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, UnusableEntry) as error:
             self.refuse(content, error)
