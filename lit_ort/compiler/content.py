@@ -22,9 +22,11 @@ _NAMED_TYPES = (bool, int, float, complex, str, torch.dtype, torch.device, torch
 
 @dataclasses.dataclass(frozen=True)
 class Content:
-    """Args:
-    digest: equal for graphs that become the same model; None where something in the graph can't be told by content.
-    obstacle: what that is, or None.
+    """What a graph is.
+
+    Args:
+        digest: equal for graphs that become the same model; None where its content doesn't tell all of it.
+        obstacle: what it doesn't tell, or None.
     """
 
     digest: str | None
@@ -89,7 +91,7 @@ def _target(node: fx.Node, graph_module: fx.GraphModule) -> Any:
 
 
 def _wants_gradient(node: fx.Node) -> Any:
-    """Where eager autograd stops is part of the graph: `no_grad` regions leave no other trace in some of them."""
+    """Where eager autograd stops is part of the graph, also where grad mode is switched outside of it."""
     value = node.meta.get("example_value", node.meta.get("val"))
     return [value.requires_grad, value.is_floating_point()] if isinstance(value, torch.Tensor) else None
 
