@@ -23,7 +23,7 @@ from lit_ort import cache as command
 from lit_ort.compiler import cache as module_under_test
 from lit_ort.compiler.build import build
 from lit_ort.compiler.content import content_of
-from lit_ort.compiler.entry import FORMAT, UnusableEntry, decode, encode
+from lit_ort.compiler.entry import FORMAT, NotPlain, UnusableEntry, decode, encode, from_plain, to_plain
 from lit_ort.errors import CaptureError, LitOrtWarning, OptionsError, VerificationError
 from lit_ort.options import ORTOptions
 from tests.compare import backend, gradients
@@ -137,7 +137,7 @@ def test_options_that_leave_the_model_alone_hit(tmp_path: Path) -> None:
     assert outcome(tmp_path, threads=1, allow_spinning=True, verify_tolerance=1e-3)["cache"] == "read"
 
 
-@pytest.mark.parametrize("part", ["torch", "onnxruntime", "onnx", "onnx_ir", "onnxscript", "python", "lit_ort"])
+@pytest.mark.parametrize("part", ["torch", "onnxruntime", "onnx", "onnx_ir", "onnxscript", "python", "cpu", "lit_ort"])
 def test_another_version_misses(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outcome(tmp_path)
     changed = {**module_under_test.environment(), part: "another"}
@@ -312,6 +312,28 @@ def test_an_entry_keeps_every_fact() -> None:
         assert getattr(again.training, name) == getattr(compilation.training, name)
     with pytest.raises(UnusableEntry, match="another graph"):
         decode(encode(compilation, "key"), "other")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (torch.dtype, torch.bfloat16),
+        (torch.dtype | None, torch.int64),
+        (torch.dtype | None, None),
+        (frozenset[str], frozenset({"b", "a"})),
+        (tuple[int | None, ...], (1, None)),
+        (dict[str, int], {"Gemm": 2}),
+    ],
+)
+def test_facts_come_back_by_type(kind: Any, value: object) -> None:
+    assert from_plain(kind, json.loads(json.dumps(to_plain(value)))) == value
+    with pytest.raises(TypeError, match="is not"):
+        from_plain(kind, 1.5)
+
+
+def test_a_fact_without_a_plain_form_is_refused() -> None:
+    with pytest.raises(NotPlain, match="a Size belongs to it"):
+        to_plain({"shape": torch.Size([3])})
 
 
 SCRIPT = """

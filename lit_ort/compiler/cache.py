@@ -109,9 +109,10 @@ class GraphCache:
 
 @functools.cache
 def environment() -> dict[str, str]:
-    """The versions of all that takes part in making a model. The CPU doesn't: no pass asks for it."""
+    """The versions of all that takes part in making a model, and the CPU, which torch's tracing may ask for."""
     return {
         "format": FORMAT.decode(),
+        "cpu": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         "python": platform.python_version(),
         "torch": f"{torch.__version__} {torch.version.git_version}",
         "onnxruntime": f"{onnxruntime.__version__} {onnxruntime.get_build_info()}",

@@ -14,6 +14,7 @@ from typing import Any
 
 import onnx
 import onnx_ir as ir
+import torch
 from google.protobuf.message import DecodeError
 
 from lit_ort.compiler.signature import Compilation, StepSignature, TrainingModel
@@ -44,9 +45,9 @@ def encode(compilation: Compilation, key: str) -> bytes:
     facts = {
         "key": key,
         "kind": compilation.kind,
-        "signature": _plain(compilation.signature),
-        "training": {name: _plain(value) for name, value in _fields(training).items() if name != "model"},
-        "report": _plain(compilation.report),
+        "signature": to_plain(compilation.signature),
+        "training": {name: to_plain(value) for name, value in _fields(training).items() if name != "model"},
+        "report": to_plain(compilation.report),
     }
     content = json.dumps(facts).encode() + b"\n" + ir.to_proto(training.model).SerializeToString()
     return b"\n".join((FORMAT, _checksum(content), content))
@@ -64,10 +65,10 @@ def decode(data: bytes, key: str) -> Compilation:
     try:
         training = {**facts["training"], "model": ir.from_proto(onnx.load_from_string(model))}
         return Compilation(
-            signature=_typed(StepSignature, facts["signature"]),
-            kind=_typed(str, facts["kind"]),
-            training=_typed(TrainingModel, training),
-            report=_typed(GraphReport, facts["report"]),
+            signature=from_plain(StepSignature, facts["signature"]),
+            kind=from_plain(str, facts["kind"]),
+            training=from_plain(TrainingModel, training),
+            report=from_plain(GraphReport, facts["report"]),
         )
     except (DecodeError, KeyError, TypeError, ValueError) as error:
         raise UnusableEntry(f"its facts don't fit ({error!r})") from error
@@ -81,7 +82,7 @@ def summary(data: bytes) -> str:
     """
     facts, _ = _parts(data)
     try:
-        report = _typed(GraphReport, facts["report"])
+        report = from_plain(GraphReport, facts["report"])
     except (KeyError, TypeError) as error:
         raise UnusableEntry("it is the entry of another version") from error
     return f"{report.kind} {report.name}: {', '.join(report.shapes) or 'no data'}"
@@ -112,21 +113,27 @@ def _fields(value: Any) -> dict[str, Any]:
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
-def _plain(value: Any) -> Any:
-    """Dataclasses, tuples and dictionaries of plain values as JSON has them."""
+def to_plain(value: Any) -> Any:
+    """Facts as JSON has them: dataclasses, tuples, sets and dictionaries of plain values, and torch's types.
+
+    Raises:
+        NotPlain: something else.
+    """
     if type(value) in _PLAIN:
         return value
     if dataclasses.is_dataclass(value):
-        return _plain(_fields(value))
-    if type(value) is tuple:
-        return [_plain(part) for part in value]
+        return to_plain(_fields(value))
+    if isinstance(value, torch.dtype):
+        return str(value)
+    if type(value) in (tuple, frozenset):
+        return [to_plain(part) for part in (value if type(value) is tuple else sorted(value))]
     if type(value) is dict and all(type(name) is str for name in value):
-        return {name: _plain(part) for name, part in value.items()}
+        return {name: to_plain(part) for name, part in value.items()}
     raise NotPlain(f"a {type(value).__name__} belongs to it, which has no plain form")
 
 
-def _typed(kind: Any, value: Any) -> Any:
-    """What `_plain` was given, by its type.
+def from_plain(kind: Any, value: Any) -> Any:
+    """What `to_plain` was given, by its type.
 
     Raises:
         TypeError: `value` is not of that form. KeyError: nor are its fields.
@@ -134,11 +141,16 @@ def _typed(kind: Any, value: Any) -> Any:
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type) and type(value) is dict:
         hints = typing.get_type_hints(kind)
-        return kind(**{name: _typed(hints[name], part) for name, part in value.items()})
-    if origin is tuple and type(value) is list:
-        return tuple(_typed(inner[0], part) for part in value)
+        return kind(**{name: from_plain(hints[name], part) for name, part in value.items()})
+    if origin in (tuple, frozenset) and type(value) is list:
+        return origin(from_plain(inner[0], part) for part in value)
     if origin is dict and type(value) is dict:
-        return {name: _typed(inner[1], part) for name, part in value.items()}
-    if kind is Any or type(value) is kind or origin is types.UnionType and type(value) in inner:
+        return {name: from_plain(inner[1], part) for name, part in value.items()}
+    if origin is types.UnionType:
+        fitting = [option for option in inner if option is type(value)] or [o for o in inner if o is not type(None)]
+        return from_plain(fitting[0], value)
+    if kind is torch.dtype and isinstance(found := getattr(torch, str(value).removeprefix("torch."), None), kind):
+        return found
+    if kind is Any or type(value) is kind:
         return value
     raise TypeError(f"{value!r} is not {kind}")
