@@ -8,6 +8,8 @@ Source: the idea of taking gradients in the forward, chunk by chunk, is that of 
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch.nn import functional
 
@@ -20,8 +22,8 @@ HIDDEN, WEIGHT, LABELS, SETTINGS, BIAS = range(5)
 # Positions of the node's outputs.
 LOSS, HIDDEN_GRADIENT, WEIGHT_GRADIENT, BIAS_GRADIENT = range(4)
 
-# The weight's gradient is read and written once a chunk, which rows must be many enough to pay for.
-LEAST_ROWS = 128
+# The weight's gradient is read and written once a chunk, which few and large chunks keep cheap.
+CHUNK_BYTES = 80_000_000
 # Probabilities below this have lost digits to underflow; their loss is computed from the logits again.
 SMALLEST_PROBABILITY = 1e-30
 
@@ -67,7 +69,7 @@ def linear_cross_entropy(
     total = share.sum() if mean else torch.ones(())
     gradients = _Gradients(pool, given, weight, *wanted)
     losses = torch.empty(len(labels))
-    for chunk in _chunks(len(labels), weight.shape[1]):
+    for chunk in _chunks(len(labels), len(weight)):
         probabilities = _probabilities(pool, given[chunk], weight, bias)
         losses[chunk] = _losses(probabilities, given[chunk], weight, bias, labels[chunk])
         if any(wanted):
@@ -113,9 +115,11 @@ class _Gradients:
                 gradient.zero_()
 
 
-def _chunks(rows: int, width: int) -> list[slice]:
-    most = max(LEAST_ROWS, width // 2)
-    return [slice(start, min(start + most, rows)) for start in range(0, rows, most)]
+def _chunks(rows: int, classes: int) -> list[slice]:
+    """As few chunks as hold at most `CHUNK_BYTES` of logits each, all but the last one of a size."""
+    chunks = max(1, math.ceil(rows * classes * torch.float32.itemsize / CHUNK_BYTES))
+    size = max(1, math.ceil(rows / chunks))
+    return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
 def _logits(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> torch.Tensor:

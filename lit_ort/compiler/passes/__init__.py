@@ -19,6 +19,7 @@ from lit_ort.compiler.passes.gradient_outputs import GradientOutputs
 from lit_ort.compiler.passes.large_gemm import LargeGemm
 from lit_ort.compiler.passes.linear_cross_entropy import LinearCrossEntropy
 from lit_ort.compiler.passes.linear_to_gemm import LinearToGemm
+from lit_ort.compiler.passes.memory_order import MemoryOrder
 from lit_ort.compiler.passes.tall_gemm import TallGemm
 from lit_ort.compiler.passes.tied_embedding import TiedEmbedding
 from lit_ort.compiler.passes.torch_dropout import TorchDropout
@@ -48,6 +49,7 @@ TRAINING_PASSES: tuple[GraphPass, ...] = (
     TorchGelu(),
     LargeGemm(),
     TallGemm(),
+    MemoryOrder(),
 )
 
 
