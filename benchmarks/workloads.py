@@ -123,11 +123,13 @@ class Rival:
     Args:
         name: `eager`, `inductor`, `ort`; `ort-PASS` is `ort` without that pass, `ort+spinning` with spinning threads.
         workload: what to run.
+        cache_dir: where `ort` keeps compiled graphs, or None.
     """
 
-    def __init__(self, name: str, workload: Workload) -> None:
+    def __init__(self, name: str, workload: Workload, cache_dir: str | None = None) -> None:
         torch.manual_seed(0)
         self.name = name
+        self._cache_dir = cache_dir
         self.module = workload.build()
         self.optimizer = torch.optim.Adam(self.module.parameters(), lr=LEARNING_RATE, fused=True)
         self._loss = self._compile(workload.loss)
@@ -142,6 +144,7 @@ class Rival:
             fallback="error",
             allow_spinning=self.name.endswith("+spinning"),
             disable_passes=(without,) if without else (),
+            cache_dir=self._cache_dir,
         )
         return torch.compile(loss, backend=ORTBackend(options))
 

@@ -43,6 +43,7 @@ class GraphReport:
         passes: report of every pass, in order.
         seconds: time from graph to session.
         fallback: why the graph runs in eager, or None.
+        cache: with a `cache_dir`, whether the graph was `read` from it, was `written`, or was not kept and why.
     """
 
     name: str
@@ -55,12 +56,15 @@ class GraphReport:
     passes: tuple[PassReport, ...]
     seconds: float
     fallback: str | None = None
+    cache: str | None = None
 
     def __str__(self) -> str:
         head = f"{self.name}: {self.kind}, {self.inputs} inputs, {self.wants_gradient} gradients, {self.seconds:.1f} s"
         lines = [head, f"  data     {', '.join(self.shapes) or 'none'}"]
         if self.fallback is not None:
             return "\n".join([*lines, f"  fallback {self.fallback}"])
+        if self.cache is not None:
+            lines.append(f"  cache    {self.cache}")
         lines.append(f"  forward  {_counts(self.operators_before)}")
         lines.append(f"  runs     {_counts(self.operators_after)}")
         for report in self.passes:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from lit_ort.errors import OptionsError
@@ -22,7 +24,10 @@ class ORTOptions:
             `VerificationError` with the worst offenders.
         verify_tolerance: largest relative error, in the 2-norm of each tensor, that verification accepts.
         disable_passes: exact names of graph passes to leave out (`lit_ort.compiler.passes.names()` lists them).
-        dump_dir: folder that receives the ONNX file of every stage of every graph.
+        dump_dir: folder that receives the ONNX file of every stage of every graph; they are compiled anew for it, also
+            where `cache_dir` has them.
+        cache_dir: folder that keeps compiled graphs for later runs, best one that only you can write to. `python -m
+            lit_ort.cache` lists and clears it.
         threads: threads of a session's operators; None takes `torch.get_num_threads()`.
         allow_spinning: let idle session threads spin. Off by default: spinning threads take the cores from the torch
             optimizer that runs between two sessions (upstream issue microsoft/onnxruntime#13808).
@@ -36,6 +41,7 @@ class ORTOptions:
     verify_tolerance: float = 1e-4
     disable_passes: tuple[str, ...] = ()
     dump_dir: str | None = None
+    cache_dir: str | None = None
     threads: int | None = None
     allow_spinning: bool = False
 
@@ -51,6 +57,8 @@ class ORTOptions:
         for flag in ("verify_first_step", "allow_spinning"):
             if not isinstance(getattr(self, flag), bool):
                 raise OptionsError(f"{flag}={getattr(self, flag)!r} is not a bool. Pass True or False.")
+        if self.cache_dir is not None:
+            object.__setattr__(self, "cache_dir", _folder("cache_dir", self.cache_dir))
         if not self.verify_tolerance > 0:
             raise OptionsError(f"verify_tolerance={self.verify_tolerance!r} must be above 0. The default is 1e-4.")
         if self.threads is not None and (not isinstance(self.threads, int) or self.threads < 1):
@@ -65,3 +73,13 @@ class ORTOptions:
         if unknown:
             raise OptionsError(f"Unknown option {unknown[0]!r}. The options are {', '.join(known)}.")
         return cls(**given)
+
+
+def _folder(option: str, given: Any) -> str:
+    """An absolute path, so that it stays when the working folder changes."""
+    if not isinstance(given, (str, os.PathLike)) or not str(given):
+        raise OptionsError(f"{option}={given!r} is no path. Pass the path of a folder, or None for none.")
+    path = Path(given).expanduser().absolute()
+    if path.exists() and not path.is_dir():
+        raise OptionsError(f"{option}={str(given)!r} is a file, and a folder is needed. Choose another name.")
+    return str(path)

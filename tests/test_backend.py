@@ -391,7 +391,7 @@ def test_verification_passes_with_dropout() -> None:
 
 
 def test_verification_names_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lit_ort.compiler import backend as module_under_test
+    from lit_ort.compiler import build as module_under_test
 
     fused = module_under_test.fused_gradient
 

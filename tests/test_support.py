@@ -169,8 +169,8 @@ def test_the_list_names_only_tested_operators() -> None:
 def test_operators_that_only_rewrites_make(name: str) -> None:
     import onnx_ir as ir
 
-    from lit_ort.compiler.capture import GraphOutput, StepSignature
     from lit_ort.compiler.gradient import fused_gradient
+    from lit_ort.compiler.signature import GraphOutput, StepSignature
     from lit_ort.runtime.session import Session, SessionOptions
 
     body = f"y = {name}(x)  z = Mul(y, x)  loss = ReduceSum<keepdims=0>(z)"

@@ -14,20 +14,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
-import onnx_ir as ir
 import torch
 from torch import fx
 
-from lit_ort.compiler import passes
-from lit_ort.compiler.capture import StepSignature, capture, tensors_of
-from lit_ort.compiler.convert import convert
-from lit_ort.compiler.gradient import TrainingModel, fused_gradient, split_gradient
+from lit_ort.compiler.cache import GraphCache
+from lit_ort.compiler.content import Content, content_of
 from lit_ort.compiler.kernels import KERNELS
 from lit_ort.compiler.numbers import settle_numbers
-from lit_ort.compiler.support import require_independent_draws
+from lit_ort.compiler.signature import Compilation, StepSignature, describe, tensors_of
 from lit_ort.compiler.verify import require_agreement, without_dropout
-from lit_ort.errors import CompileError, LitOrtWarning
-from lit_ort.inspect import CompileLog, GraphReport, count_operators, dump
+from lit_ort.errors import CompileError, LitOrtWarning, SessionError
+from lit_ort.inspect import CompileLog, GraphReport
 from lit_ort.options import ORTOptions
 from lit_ort.runtime.autograd import Call, forward_call, fused_call, split_call
 from lit_ort.runtime.buffers import BufferPool
@@ -54,11 +51,12 @@ class ORTBackend:
         compile_log: CompileLog | None = None,
         pool: BufferPool | None = None,
     ) -> None:
-        passes.require_names(options.disable_passes)
+        _require_pass_names(options)
         self.options = options
         self.name = name
         self.compile_log = CompileLog() if compile_log is None else compile_log
         self._numbers = itertools.count()
+        self._cache = None if options.cache_dir is None else GraphCache(options)
         self._pool = BufferPool() if pool is None else pool
         # Dynamo compiles anew for guards that don't change the graph; equal graphs share their sessions.
         self._executables: WeakValueDictionary[Any, Executable] = WeakValueDictionary()
@@ -76,19 +74,19 @@ class ORTBackend:
         Raises:
             CompileError: under `fallback="error"`, what keeps the graph from ONNX Runtime.
         """
-        key = _content_key(graph_module, arguments)
-        found = None if key is None else self._executables.get(key)
+        content = content_of(graph_module, arguments)
+        found = None if content.digest is None else self._executables.get(content.digest)
         if found is None:
-            found = self._compile(graph_module, arguments)
-            if key is not None:
-                self._executables[key] = found
+            found = self._compile(graph_module, arguments, content)
+            if content.digest is not None:
+                self._executables[content.digest] = found
         return found
 
-    def _compile(self, graph_module: fx.GraphModule, arguments: Sequence[Any]) -> Executable:
+    def _compile(self, graph_module: fx.GraphModule, arguments: Sequence[Any], content: Content) -> Executable:
         name = f"{self.name}_{next(self._numbers)}"
         start = time.perf_counter()
         try:
-            compilation = compile_graph(graph_module, arguments, self.options, name, self._pool)
+            compilation, call = self._cached(content) or self._built(graph_module, arguments, name, content)
         except CompileError as error:
             if self.options.fallback == "error":
                 raise
@@ -96,10 +94,33 @@ class ORTBackend:
             warnings.warn(f"{name} runs in eager PyTorch: {error}", LitOrtWarning, stacklevel=2)
             return Executable(None, None)
         seconds = time.perf_counter() - start
-        self.compile_log.graphs.append(dataclasses.replace(compilation.report, seconds=seconds))
+        self.compile_log.graphs.append(dataclasses.replace(compilation.report, name=name, seconds=seconds))
         if self.options.verify_first_step:
-            verify(compilation, graph_module, arguments, self.options)
-        return Executable(compilation.signature, compilation.call)
+            verify(compilation, graph_module, arguments, self.options, name)
+        return Executable(compilation.signature, call)
+
+    def _cached(self, content: Content) -> tuple[Compilation, Call] | None:
+        found = None if self._cache is None else self._cache.read(content)
+        if self._cache is None or found is None:
+            return None
+        try:
+            call = bind(found, self.options, self._pool)
+        except SessionError as error:
+            self._cache.refuse(content, error)
+            return None
+        return _reported(found, cache="read"), call
+
+    def _built(
+        self, graph_module: fx.GraphModule, arguments: Sequence[Any], name: str, content: Content
+    ) -> tuple[Compilation, Call]:
+        # What building imports takes as long as a small graph, and a cached graph needs none of it.
+        from lit_ort.compiler.build import build
+
+        compilation = build(graph_module, arguments, self.options, name)
+        call = bind(compilation, self.options, self._pool)
+        if self._cache is not None:
+            compilation = _reported(compilation, cache=self._cache.write(content, compilation))
+        return compilation, call
 
 
 class CompiledGraph:
@@ -175,71 +196,16 @@ class Executable:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class Compilation:
-    """Everything that one graph became."""
-
-    signature: StepSignature
-    kind: str
-    training: TrainingModel
-    call: Call
-    report: GraphReport
-
-
-def compile_graph(
-    graph_module: fx.GraphModule, arguments: Sequence[Any], options: ORTOptions, name: str, pool: BufferPool
-) -> Compilation:
-    """Takes a graph through capture, convert, gradient and passes into a session.
-
-    Raises:
-        CompileError: with the stage's own class, what keeps the graph from ONNX Runtime.
-    """
-    captured = capture(graph_module, arguments)
-    signature = captured.signature
-    model = convert(captured)
-    dump(model, options.dump_dir, name, "1_forward")
-    before = count_operators(model)
-    kind = kind_of(model, signature)
-    reports = passes.apply(passes.FORWARD_PASSES, model, options.disable_passes)
-    dump(model, options.dump_dir, name, "2_forward_passes")
-    training = _add_gradient(model, signature, kind)
-    dump(training.model, options.dump_dir, name, "3_gradient")
-    reports += passes.apply(passes.TRAINING_PASSES, training.model, options.disable_passes)
-    dump(training.model, options.dump_dir, name, "4_training_passes")
-    require_independent_draws(training.model)
-    report = GraphReport(
-        name=name,
-        kind=kind,
-        inputs=len(signature.input_names),
-        wants_gradient=len(signature.wants_gradient),
-        shapes=_data_shapes(signature, tensors_of(arguments)),
-        operators_before=before,
-        operators_after=count_operators(training.model),
-        passes=reports,
-        seconds=0.0,
-    )
-    call = bind(training, signature, kind, options, pool)
-    return Compilation(signature, kind, training, call, report)
-
-
-def kind_of(model: ir.Model, signature: StepSignature) -> str:
-    """`forward` without gradients, `fused` for one differentiable scalar, `split` for anything else."""
-    if not signature.wants_gradient:
-        return "forward"
-    differentiable = [k for k, wants in enumerate(signature.result_differentiable) if wants]
-    shape = model.graph.outputs[differentiable[0]].shape
-    return "fused" if len(differentiable) == 1 and shape is not None and len(shape) == 0 else "split"
-
-
-def bind(training: TrainingModel, signature: StepSignature, kind: str, options: ORTOptions, pool: BufferPool) -> Call:
+def bind(compilation: Compilation, options: ORTOptions, pool: BufferPool) -> Call:
     """Makes a model's session and wraps it for autograd."""
+    signature, training = compilation.signature, compilation.training
     session_options = SessionOptions(
         threads=options.threads or torch.get_num_threads(),
         allow_spinning=options.allow_spinning,
         kernels={kernel.name: kernel for kernel in KERNELS},
         pool=pool,
     )
-    if kind == "split":
+    if compilation.kind == "split":
         split = SplitSession(training.model, signature.input_names, len(training.results), session_options)
         return split_call(
             split,
@@ -250,29 +216,29 @@ def bind(training: TrainingModel, signature: StepSignature, kind: str, options: 
         )
     outputs = [*training.results, *training.gradient_outputs]
     session = Session(training.model, signature.input_names, outputs, session_options)
-    if kind == "forward":
+    if compilation.kind == "forward":
         return forward_call(session)
     loss = signature.result_differentiable.index(True)
     return fused_call(session, signature.wants_gradient, training.gradient_positions, loss)
 
 
 def verify(
-    compilation: Compilation, graph_module: fx.GraphModule, arguments: Sequence[Any], options: ORTOptions
+    compilation: Compilation, graph_module: fx.GraphModule, arguments: Sequence[Any], options: ORTOptions, name: str
 ) -> None:
     """Runs a graph with dropout off, in eager and through its own training model, and compares.
 
     Raises:
         VerificationError: with the worst offenders.
     """
-    quiet = dataclasses.replace(compilation.training, model=without_dropout(compilation.training.model))
-    call = bind(quiet, compilation.signature, compilation.kind, options, BufferPool())
+    training = dataclasses.replace(compilation.training, model=without_dropout(compilation.training.model))
+    call = bind(dataclasses.replace(compilation, training=training), options, BufferPool())
     require_agreement(
         graph_module.forward,
         lambda *given: Executable(compilation.signature, call)(tensors_of(given)),
         arguments,
         names=compilation.signature.input_names,
         tolerance=options.verify_tolerance,
-        graph=compilation.report.name,
+        graph=name,
     )
 
 
@@ -305,56 +271,23 @@ def _backend_of(options: ORTOptions) -> ORTBackend:
     return ORTBackend(options)
 
 
-def _add_gradient(model: ir.Model, signature: StepSignature, kind: str) -> TrainingModel:
-    if kind == "forward":
-        return TrainingModel.forward_only(model)
-    return fused_gradient(model, signature) if kind == "fused" else split_gradient(model, signature)
+def _require_pass_names(options: ORTOptions) -> None:
+    if options.disable_passes:
+        from lit_ort.compiler import passes
+
+        passes.require_names(options.disable_passes)
 
 
-def _content_key(graph_module: fx.GraphModule, arguments: Sequence[Any]) -> Any:
-    """Equal for graphs that compute the same on inputs of the same types; None where constants hide in the module."""
-    graph = graph_module.graph
-    if any(node.op in ("get_attr", "call_module") for node in graph.nodes):
-        return None
-    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    inputs = tuple(
-        (node.name, argument.dtype, tuple(argument.shape), argument.requires_grad)
-        if isinstance(argument, torch.Tensor)
-        else (node.name, argument)
-        for node, argument in zip(placeholders, arguments, strict=True)
-        if isinstance(argument, torch.Tensor) or node.users
-    )
-    nodes = tuple(
-        (node.op, node.target, repr(node.args), repr(node.kwargs), _wants_gradient(node))
-        for node in graph.nodes
-        if node.op != "placeholder"
-    )
-    return inputs, nodes
+def _reported(compilation: Compilation, cache: str) -> Compilation:
+    return dataclasses.replace(compilation, report=dataclasses.replace(compilation.report, cache=cache))
 
 
 def _has_symbolic_sizes(placeholder: fx.Node) -> bool:
     return any(isinstance(size, torch.SymInt) for size in placeholder.meta["example_value"].shape)
 
 
-def _wants_gradient(node: fx.Node) -> bool:
-    return bool(getattr(node.meta.get("example_value"), "requires_grad", False))
-
-
-def _data_shapes(signature: StepSignature, tensors: Sequence[torch.Tensor]) -> tuple[str, ...]:
-    """The inputs that are neither parameters nor buffers, whose names are paths."""
-    return tuple(
-        _describe(name, tensor)
-        for k, (name, tensor) in enumerate(zip(signature.input_names, tensors, strict=True))
-        if k not in signature.wants_gradient and "." not in name
-    )
-
-
 def _fallback_report(name: str, arguments: Sequence[Any], seconds: float, reason: str) -> GraphReport:
     tensors = tensors_of(arguments)
     wants = sum(tensor.requires_grad for tensor in tensors)
-    shapes = tuple(_describe(f"input {k}", t) for k, t in enumerate(tensors) if not isinstance(t, torch.nn.Parameter))
+    shapes = tuple(describe(f"input {k}", t) for k, t in enumerate(tensors) if not isinstance(t, torch.nn.Parameter))
     return GraphReport(name, "eager", len(tensors), wants, shapes, {}, {}, (), seconds, reason)
-
-
-def _describe(name: str, tensor: torch.Tensor) -> str:
-    return f"{name} {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

@@ -17,47 +17,12 @@ from torch.export import ExportedProgram
 
 from lit_ort.compiler.decompositions import decompose
 from lit_ort.compiler.numbers import copy_graph
+from lit_ort.compiler.signature import GraphOutput, StepSignature, tensors_of
 from lit_ort.compiler.stop_gradient import stop_gradient
 from lit_ort.errors import CaptureError
 
 # torch.export documents no exception hierarchy of its own.
 _EXPORT_ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, NotImplementedError, AttributeError, KeyError)
-
-
-@dataclasses.dataclass(frozen=True)
-class GraphOutput:
-    """Where one output of the FX graph comes from: a `result` of the session, an `input` handed through, a `constant`.
-
-    Args:
-        source: `"result"`, `"input"` or `"constant"`.
-        value: index of the result, index among the tensor inputs, or the constant itself.
-        differentiable: whether autograd expects a gradient for it.
-    """
-
-    source: str
-    value: Any
-    differentiable: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class StepSignature:
-    """What goes in and out of one graph.
-
-    Args:
-        input_names: readable, unique name of every tensor input of the session (`encoder.layers.0.linear1.weight`).
-        wants_gradient: positions in `input_names` of the inputs that want gradients.
-        outputs: every output of the FX graph, in order.
-        result_differentiable: for every result of the session, whether a gradient can come back for it.
-    """
-
-    input_names: tuple[str, ...]
-    wants_gradient: tuple[int, ...]
-    outputs: tuple[GraphOutput, ...]
-    result_differentiable: tuple[bool, ...]
-
-    @property
-    def gradient_names(self) -> tuple[str, ...]:
-        return tuple(self.input_names[position] for position in self.wants_gradient)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,11 +59,6 @@ def capture(graph_module: fx.GraphModule, arguments: Sequence[Any]) -> CapturedG
         result_differentiable=results,
     )
     return CapturedGraph(program, signature)
-
-
-def tensors_of(arguments: Sequence[Any]) -> list[torch.Tensor]:
-    """The tensors among a graph's inputs: a session's inputs, in order."""
-    return [argument for argument in arguments if isinstance(argument, torch.Tensor)]
 
 
 def source_line(node: fx.Node) -> str | None:

@@ -6,7 +6,6 @@ outputs: the model is cut at a YieldOp, at which `TrainingAgent` hands outputs o
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -15,10 +14,10 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 
-from lit_ort.compiler.capture import StepSignature
 from lit_ort.compiler.convert import name_nodes
 from lit_ort.compiler.kernel_nodes import OPERATOR, operator_of
 from lit_ort.compiler.kernels import KERNELS
+from lit_ort.compiler.signature import StepSignature, TrainingModel
 from lit_ort.compiler.stop_gradient import STOP_GRADIENT
 from lit_ort.compiler.support import gradient_names, is_stop_gradient, require_support
 from lit_ort.errors import GradientError
@@ -28,30 +27,10 @@ from lit_ort.runtime.engine import ERROR_SEVERITY, ORT_ERRORS, C, quiet_onnxrunt
 _HELD_GRADIENTS = "lit_ort::held_gradients"
 
 
-@dataclasses.dataclass(frozen=True)
-class TrainingModel:
-    """A model with gradients.
-
-    Args:
-        model: forward and backward.
-        results: the values that the forward hands out, in order.
-        gradient_positions: for each name in `signature.gradient_names`, its position among the model's gradients, or
-            None where no gradient reaches the input.
-        gradient_outputs: names of the gradients, in the order the session returns them.
-        yielded: for split models, which results come back with a gradient: positions in the session's results.
-    """
-
-    model: ir.Model
-    results: tuple[str, ...]
-    gradient_positions: tuple[int | None, ...] = ()
-    gradient_outputs: tuple[str, ...] = ()
-    yielded: tuple[int, ...] = ()
-
-    @classmethod
-    def forward_only(cls, model: ir.Model) -> TrainingModel:
-        """A model that nobody wants gradients of."""
-        _finish(model)
-        return cls(model, result_names(model))
+def forward_only(model: ir.Model) -> TrainingModel:
+    """A model that nobody wants gradients of."""
+    _finish(model)
+    return TrainingModel(model, result_names(model))
 
 
 def result_names(model: ir.Model) -> tuple[str, ...]:

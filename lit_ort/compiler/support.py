@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 
 import onnx_ir as ir
 
-from lit_ort.compiler.capture import StepSignature
 from lit_ort.compiler.convert import place_of
 from lit_ort.compiler.kernel_nodes import kernel_of, operator_of
 from lit_ort.compiler.kernels import KERNELS
+from lit_ort.compiler.signature import StepSignature
 from lit_ort.compiler.stop_gradient import STOP_GRADIENT
 from lit_ort.errors import GradientError
 from lit_ort.runtime.random import RANDOM_OPERATORS

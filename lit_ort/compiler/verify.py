@@ -10,10 +10,10 @@ import onnx_ir as ir
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lit_ort.compiler.capture import tensors_of
 from lit_ort.compiler.kernel_nodes import kernel_of
 from lit_ort.compiler.kernels.attention import RATIO_POSITIONS as ATTENTION_RATIOS
 from lit_ort.compiler.kernels.dropout import RATIO_POSITIONS as DROPOUT_RATIOS
+from lit_ort.compiler.signature import tensors_of
 from lit_ort.errors import LitOrtWarning, VerificationError
 from lit_ort.runtime.random import RANDOM_OPERATORS
 

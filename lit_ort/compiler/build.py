@@ -1,0 +1,80 @@
+"""An FX graph through every stage to its training model: capture, convert, gradient, passes.
+
+Apart from `backend`, because what these stages import takes as long as a small graph, and a graph that comes from the
+cache needs none of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import fx
+
+from lit_ort.compiler import passes
+from lit_ort.compiler.capture import capture
+from lit_ort.compiler.convert import convert
+from lit_ort.compiler.gradient import forward_only, fused_gradient, split_gradient
+from lit_ort.compiler.signature import Compilation, StepSignature, TrainingModel, describe, tensors_of
+from lit_ort.compiler.support import require_independent_draws
+from lit_ort.inspect import GraphReport, count_operators, dump
+from lit_ort.options import ORTOptions
+
+
+def build(graph_module: fx.GraphModule, arguments: Sequence[Any], options: ORTOptions, name: str) -> Compilation:
+    """Takes a graph through capture, convert, gradient and passes.
+
+    Raises:
+        CompileError: with the stage's own class, what keeps the graph from ONNX Runtime.
+    """
+    captured = capture(graph_module, arguments)
+    signature = captured.signature
+    model = convert(captured)
+    dump(model, options.dump_dir, name, "1_forward")
+    before = count_operators(model)
+    kind = kind_of(model, signature)
+    reports = passes.apply(passes.FORWARD_PASSES, model, options.disable_passes)
+    dump(model, options.dump_dir, name, "2_forward_passes")
+    training = _add_gradient(model, signature, kind)
+    dump(training.model, options.dump_dir, name, "3_gradient")
+    reports += passes.apply(passes.TRAINING_PASSES, training.model, options.disable_passes)
+    dump(training.model, options.dump_dir, name, "4_training_passes")
+    require_independent_draws(training.model)
+    report = GraphReport(
+        name=name,
+        kind=kind,
+        inputs=len(signature.input_names),
+        wants_gradient=len(signature.wants_gradient),
+        shapes=_data_shapes(signature, tensors_of(arguments)),
+        operators_before=before,
+        operators_after=count_operators(training.model),
+        passes=reports,
+        seconds=0.0,
+    )
+    return Compilation(signature, kind, training, report)
+
+
+def kind_of(model: ir.Model, signature: StepSignature) -> str:
+    """`forward` without gradients, `fused` for one differentiable scalar, `split` for anything else."""
+    if not signature.wants_gradient:
+        return "forward"
+    differentiable = [k for k, wants in enumerate(signature.result_differentiable) if wants]
+    shape = model.graph.outputs[differentiable[0]].shape
+    return "fused" if len(differentiable) == 1 and shape is not None and len(shape) == 0 else "split"
+
+
+def _add_gradient(model: ir.Model, signature: StepSignature, kind: str) -> TrainingModel:
+    if kind == "forward":
+        return forward_only(model)
+    return fused_gradient(model, signature) if kind == "fused" else split_gradient(model, signature)
+
+
+def _data_shapes(signature: StepSignature, tensors: Sequence[torch.Tensor]) -> tuple[str, ...]:
+    """The inputs that are neither parameters nor buffers, whose names are paths."""
+    return tuple(
+        describe(name, tensor)
+        for k, (name, tensor) in enumerate(zip(signature.input_names, tensors, strict=True))
+        if k not in signature.wants_gradient and "." not in name
+    )
