@@ -43,6 +43,7 @@ class GraphReport:
         passes: report of every pass, in order.
         seconds: time from graph to session.
         fallback: why the graph runs in eager, or None.
+        precision: what its nodes compute in.
     """
 
     name: str
@@ -55,9 +56,11 @@ class GraphReport:
     passes: tuple[PassReport, ...]
     seconds: float
     fallback: str | None = None
+    precision: str = "32-true"
 
     def __str__(self) -> str:
-        head = f"{self.name}: {self.kind}, {self.inputs} inputs, {self.wants_gradient} gradients, {self.seconds:.1f} s"
+        counts = f"{self.inputs} inputs, {self.wants_gradient} gradients"
+        head = f"{self.name}: {self.kind}, {counts}, {self.precision}, {self.seconds:.1f} s"
         lines = [head, f"  data     {', '.join(self.shapes) or 'none'}"]
         if self.fallback is not None:
             return "\n".join([*lines, f"  fallback {self.fallback}"])

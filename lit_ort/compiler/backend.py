@@ -19,7 +19,8 @@ import torch
 from torch import fx
 
 from lit_ort.compiler import passes
-from lit_ort.compiler.capture import StepSignature, capture, tensors_of
+from lit_ort.compiler.autocast import float32_of, in_float32, run_in_eager
+from lit_ort.compiler.capture import GraphOutput, StepSignature, capture, tensors_of
 from lit_ort.compiler.convert import convert
 from lit_ort.compiler.gradient import TrainingModel, fused_gradient, split_gradient
 from lit_ort.compiler.kernels import KERNELS
@@ -127,7 +128,7 @@ class CompiledGraph:
             if len(self._executables) == MANY_SIGNATURES:
                 self._warn_of_many(key)
         if executable.eager:
-            return self._original(*arguments)
+            return run_in_eager(self._original, arguments, self._backend.options.precision)
         outputs = executable([given[position] for position in self._tensors])
         if self._graph.returns is None:
             return outputs
@@ -154,6 +155,7 @@ class Executable:
 
     def __init__(self, signature: StepSignature | None, call: Call | None) -> None:
         self._outputs = () if signature is None else signature.outputs
+        self._bf16 = signature is not None and signature.bf16
         self._call = call
 
     @property
@@ -162,11 +164,15 @@ class Executable:
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         assert self._call is not None
-        sources = {"result": self._call(tensors), "input": tensors}
-        return tuple(
-            output.value if output.source == "constant" else sources[output.source][output.value]
-            for output in self._outputs
-        )
+        results = self._call([float32_of(tensor) for tensor in tensors] if self._bf16 else tensors)
+        return tuple(_value_of(output, results, tensors) for output in self._outputs)
+
+
+def _value_of(output: GraphOutput, results: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Any:
+    if output.source == "result":
+        result = results[output.value]
+        return result if output.dtype is None else result.to(output.dtype)
+    return tensors[output.value] if output.source == "input" else output.value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,17 +194,20 @@ def compile_graph(
     Raises:
         CompileError: with the stage's own class, what keeps the graph from ONNX Runtime.
     """
-    captured = capture(graph_module, arguments)
+    captured = capture(graph_module, arguments, options.precision)
     signature = captured.signature
     model = convert(captured)
     dump(model, options.dump_dir, name, "1_forward")
     before = count_operators(model)
     kind = kind_of(model, signature)
-    reports = passes.apply(passes.FORWARD_PASSES, model, options.disable_passes)
+    precise = not signature.bf16
+    forward = passes.FORWARD_PASSES if precise else (*passes.FORWARD_PASSES, *passes.FORWARD_PRECISION_PASSES)
+    reports = passes.apply(forward, model, options.disable_passes)
     dump(model, options.dump_dir, name, "2_forward_passes")
     training = _add_gradient(model, signature, kind)
     dump(training.model, options.dump_dir, name, "3_gradient")
-    reports += passes.apply(passes.TRAINING_PASSES, training.model, options.disable_passes)
+    after = passes.TRAINING_PASSES if precise else (*passes.TRAINING_PASSES, *passes.TRAINING_PRECISION_PASSES)
+    reports += passes.apply(after, training.model, options.disable_passes)
     dump(training.model, options.dump_dir, name, "4_training_passes")
     require_independent_draws(training.model)
     report = GraphReport(
@@ -211,6 +220,7 @@ def compile_graph(
         operators_after=count_operators(training.model),
         passes=reports,
         seconds=0.0,
+        precision=" and ".join(sorted(signature.precisions)),
     )
     call = bind(training, signature, kind, options, pool)
     return Compilation(signature, kind, training, call, report)
@@ -261,12 +271,13 @@ def verify(
     quiet = dataclasses.replace(compilation.training, model=without_dropout(compilation.training.model))
     call = bind(quiet, compilation.signature, compilation.kind, options, BufferPool())
     require_agreement(
-        graph_module.forward,
+        lambda *given: run_in_eager(graph_module, given, options.precision),
         lambda *given: Executable(compilation.signature, call)(tensors_of(given)),
         arguments,
         names=compilation.signature.input_names,
         tolerance=options.verify_tolerance,
         graph=compilation.report.name,
+        exact=(lambda *given: in_float32(graph_module, given)) if compilation.signature.bf16 else None,
     )
 
 
@@ -323,7 +334,7 @@ def _content_key(graph_module: fx.GraphModule, arguments: Sequence[Any]) -> Any:
         for node in graph.nodes
         if node.op != "placeholder"
     )
-    return inputs, nodes
+    return inputs, nodes, torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
 
 
 def _has_symbolic_sizes(placeholder: fx.Node) -> bool:

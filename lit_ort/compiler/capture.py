@@ -15,10 +15,12 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
+from lit_ort.compiler.autocast import ambient_precision, compute_in_float32, float32_of, settle_autocast
 from lit_ort.compiler.decompositions import decompose
 from lit_ort.compiler.numbers import copy_graph
 from lit_ort.compiler.stop_gradient import stop_gradient
 from lit_ort.errors import CaptureError
+from lit_ort.options import BF16_MIXED, FLOAT32
 
 # torch.export documents no exception hierarchy of its own.
 _EXPORT_ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, NotImplementedError, AttributeError, KeyError)
@@ -32,11 +34,13 @@ class GraphOutput:
         source: `"result"`, `"input"` or `"constant"`.
         value: index of the result, index among the tensor inputs, or the constant itself.
         differentiable: whether autograd expects a gradient for it.
+        dtype: what eager gives, where the session computes it in another type.
     """
 
     source: str
     value: Any
     differentiable: bool = False
+    dtype: torch.dtype | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +52,18 @@ class StepSignature:
         wants_gradient: positions in `input_names` of the inputs that want gradients.
         outputs: every output of the FX graph, in order.
         result_differentiable: for every result of the session, whether a gradient can come back for it.
+        precisions: those that its nodes compute in.
     """
 
     input_names: tuple[str, ...]
     wants_gradient: tuple[int, ...]
     outputs: tuple[GraphOutput, ...]
     result_differentiable: tuple[bool, ...]
+    precisions: frozenset[str] = frozenset({FLOAT32})
+
+    @property
+    def bf16(self) -> bool:
+        return BF16_MIXED in self.precisions
 
     @property
     def gradient_names(self) -> tuple[str, ...]:
@@ -66,19 +76,24 @@ class CapturedGraph:
     signature: StepSignature
 
 
-def capture(graph_module: fx.GraphModule, arguments: Sequence[Any]) -> CapturedGraph:
+def capture(graph_module: fx.GraphModule, arguments: Sequence[Any], precision: str = FLOAT32) -> CapturedGraph:
     """Exports an FX graph at the shapes of `arguments`.
 
     Args:
         graph_module: what Dynamo hands to a backend; its parameters are placeholders.
         arguments: one call's inputs: tensors, and Python numbers where Dynamo kept a size or number symbolic.
+        precision: of the nodes that no autocast says another for.
 
     Raises:
-        CaptureError: autocast or a higher-order operator in the graph, an input changed in place, or a graph that
-            torch.export refuses.
+        CaptureError: autocast to another type than bfloat16, a higher-order operator in the graph, an input changed in
+            place, or a graph that torch.export refuses.
     """
-    _refuse_autocast(graph_module)
+    _refuse_higher_order(graph_module)
     graph = copy_graph(graph_module)
+    precisions = settle_autocast(graph, ambient_precision(precision))
+    if BF16_MIXED in precisions:
+        compute_in_float32(graph)
+        arguments = [float32_of(argument) for argument in arguments]
     outputs, results = _classify_outputs(graph, arguments)
     _strip_grad_mode(graph, mark=any(results))
     names = _bind_inputs(graph, arguments)
@@ -92,6 +107,7 @@ def capture(graph_module: fx.GraphModule, arguments: Sequence[Any]) -> CapturedG
         wants_gradient=wants_gradient if any(results) else (),
         outputs=outputs,
         result_differentiable=results,
+        precisions=precisions,
     )
     return CapturedGraph(program, signature)
 
@@ -111,18 +127,8 @@ def source_line(node: fx.Node) -> str | None:
     return f"{match['file']}:{match['line']}" if match else None
 
 
-def _refuse_autocast(graph_module: fx.GraphModule) -> None:
-    remedy = "Leave autocast to the strategy's precision, or run this part outside of the compiled step."
-    if torch.is_autocast_enabled("cpu"):
-        raise CaptureError("autocast is on around this graph, and sessions compute in float32 so far", remedy=remedy)
+def _refuse_higher_order(graph_module: fx.GraphModule) -> None:
     for node in graph_module.graph.nodes:
-        if "autocast" in getattr(node.target, "__name__", str(node.target)):
-            raise CaptureError(
-                "the graph has an autocast region, and sessions compute in float32 so far",
-                remedy=remedy,
-                operator=str(node.target),
-                module=source_line(node),
-            )
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             raise CaptureError(
                 f"the graph has the higher-order operator {node.target}, which has no ONNX form here",
@@ -191,7 +197,9 @@ def _classify_outputs(graph: fx.Graph, arguments: Sequence[Any]) -> tuple[tuple[
         else:
             if value not in results:
                 results.append(value)
-            outputs.append(GraphOutput("result", results.index(value), _requires_grad(_example(value))))
+            example = _example(value)
+            dtype = torch.bfloat16 if example.dtype == torch.bfloat16 else None
+            outputs.append(GraphOutput("result", results.index(value), _requires_grad(example), dtype))
     output.args = (tuple(results),)
     return tuple(outputs), tuple(_requires_grad(_example(node)) for node in results)
 
@@ -225,7 +233,8 @@ def _export(graph_module: fx.GraphModule, tensors: tuple[torch.Tensor, ...]) -> 
     try:
         with torch.inference_mode(False), torch.enable_grad(), warnings.catch_warnings():
             ignore_torch_deprecation()
-            return decompose(torch.export.export(graph_module, tensors, strict=False))
+            with torch.autocast("cpu", enabled=False):
+                return decompose(torch.export.export(graph_module, tensors, strict=False))
     except _EXPORT_ERRORS as error:
         raise CaptureError(
             f"torch.export refused the graph: {_first_line(error)}",
