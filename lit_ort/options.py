@@ -18,7 +18,7 @@ class ORTOptions:
     """Options of the `ort` backend and of `ORTStrategy`.
 
     Args:
-        precision: `"32-true"` computes in float32; `"bf16-mixed"` computes matrix products and attention in bfloat16 and
+        precision: `"32-true"` computes in float32; `"bf16-mixed"` computes matrix products and attention in bfloat16,
             everything else in float32, with weights and gradients in float32. Under Lightning, the Trainer sets it.
         fallback: what happens to a graph that can't run through ONNX Runtime with proven gradients. `"warn"` runs that
             graph in eager PyTorch with one warning that names operator, place and reason; `"error"` raises.

@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from lit_ort.compiler import passes
-from lit_ort.compiler.autocast import float32_of, in_float32, run_in_eager
+from lit_ort.compiler.autocast import ambient_precision, float32_of, in_float32, run_in_eager
 from lit_ort.compiler.capture import GraphOutput, StepSignature, capture, tensors_of
 from lit_ort.compiler.convert import convert
 from lit_ort.compiler.gradient import TrainingModel, fused_gradient, split_gradient
@@ -194,9 +194,11 @@ def compile_graph(
     Raises:
         CompileError: with the stage's own class, what keeps the graph from ONNX Runtime.
     """
-    captured = capture(graph_module, arguments, options.precision)
+    precision = ambient_precision(options.precision)
+    with torch.autocast("cpu", enabled=False):
+        captured = capture(graph_module, arguments, precision)
+        model = convert(captured)
     signature = captured.signature
-    model = convert(captured)
     dump(model, options.dump_dir, name, "1_forward")
     before = count_operators(model)
     kind = kind_of(model, signature)

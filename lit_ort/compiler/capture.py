@@ -15,7 +15,7 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-from lit_ort.compiler.autocast import ambient_precision, compute_in_float32, float32_of, settle_autocast
+from lit_ort.compiler.autocast import compute_in_float32, float32_of, settle_autocast
 from lit_ort.compiler.decompositions import decompose
 from lit_ort.compiler.numbers import copy_graph
 from lit_ort.compiler.stop_gradient import stop_gradient
@@ -82,7 +82,7 @@ def capture(graph_module: fx.GraphModule, arguments: Sequence[Any], precision: s
     Args:
         graph_module: what Dynamo hands to a backend; its parameters are placeholders.
         arguments: one call's inputs: tensors, and Python numbers where Dynamo kept a size or number symbolic.
-        precision: of the nodes that no autocast says another for.
+        precision: of the nodes outside of the graph's own autocast regions.
 
     Raises:
         CaptureError: autocast to another type than bfloat16, a higher-order operator in the graph, an input changed in
@@ -90,7 +90,7 @@ def capture(graph_module: fx.GraphModule, arguments: Sequence[Any], precision: s
     """
     _refuse_higher_order(graph_module)
     graph = copy_graph(graph_module)
-    precisions = settle_autocast(graph, ambient_precision(precision))
+    precisions = settle_autocast(graph, precision)
     if BF16_MIXED in precisions:
         compute_in_float32(graph)
         arguments = [float32_of(argument) for argument in arguments]
@@ -233,8 +233,7 @@ def _export(graph_module: fx.GraphModule, tensors: tuple[torch.Tensor, ...]) -> 
     try:
         with torch.inference_mode(False), torch.enable_grad(), warnings.catch_warnings():
             ignore_torch_deprecation()
-            with torch.autocast("cpu", enabled=False):
-                return decompose(torch.export.export(graph_module, tensors, strict=False))
+            return decompose(torch.export.export(graph_module, tensors, strict=False))
     except _EXPORT_ERRORS as error:
         raise CaptureError(
             f"torch.export refused the graph: {_first_line(error)}",

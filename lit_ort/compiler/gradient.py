@@ -80,6 +80,7 @@ def fused_gradient(model: ir.Model, signature: StepSignature) -> TrainingModel:
     except ORT_ERRORS as error:
         raise _refused(error) from error
     training = _deserialize(data)
+    _restore_types(training, model)
     _finish(training)
     outputs = tuple(f"{name}_grad" for name in names)
     return TrainingModel(training, result_names(model), _positions(signature, outputs), outputs)
@@ -115,6 +116,7 @@ def split_gradient(model: ir.Model, signature: StepSignature) -> TrainingModel:
     except ORT_ERRORS as error:
         raise _refused(error) from error
     training = _deserialize(data)
+    _restore_types(training, model)
     _finish(training)
     return _split_model(training, info, signature)
 
@@ -191,6 +193,14 @@ def _expand(graph: ir.Graph, node: ir.Node) -> None:
     products = [ir.node("Mul", [given[k], scale], name=f"{node.name}/{k}") for k in wanted]
     values = [product.outputs[0] for product in products]
     ir.convenience.replace_nodes_and_values(graph, node, [node], products, list(wanted.values()), values)
+
+
+def _restore_types(training: ir.Model, model: ir.Model) -> None:
+    """Types of the forward's values: the builder drops those of outputs, and ATen nodes infer none."""
+    known = {value.name: value for node in model.graph for value in node.outputs}
+    for value in (value for node in training.graph for value in node.outputs):
+        if value.dtype is None and value.name in known:
+            value.dtype, value.shape = known[value.name].dtype, known[value.name].shape
 
 
 def _finish(training: ir.Model) -> None:

@@ -10,7 +10,6 @@ import onnx_ir as ir
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lit_ort.compiler.autocast import float32_of
 from lit_ort.compiler.capture import tensors_of
 from lit_ort.compiler.kernel_nodes import kernel_of
 from lit_ort.compiler.kernels.attention import RATIO_POSITIONS as ATTENTION_RATIOS
@@ -138,7 +137,8 @@ def _weights(root: torch.Tensor) -> torch.Tensor:
 def _relative_error(expected: torch.Tensor, actual: torch.Tensor | None, floor: float) -> float:
     if actual is None or actual.shape != expected.shape:
         return float("inf")
-    expected, actual = float32_of(expected), float32_of(actual)
+    wide = torch.float32 if torch.bfloat16 in (expected.dtype, actual.dtype) else expected.dtype
+    expected, actual = expected.to(wide), actual.to(wide)
     if not expected.is_floating_point():
         return 0.0 if torch.equal(expected, actual) else float("inf")
     same = torch.equal(expected.nan_to_num(), actual.nan_to_num()) if not torch.isfinite(expected).all() else False

@@ -30,9 +30,7 @@ BF16, ROUNDED = "_bf16", "_rounded"
 # Positions of the nodes' inputs; a mask follows where there is one, and in the gradient the seed comes last.
 QUERY, KEY, VALUE, RATIO, SETTINGS, MASK = range(6)
 _RATIOS = {NAME: RATIO, MASKED: RATIO, GRADIENT: 1 + RATIO, MASKED_GRADIENT: 1 + RATIO}
-RATIO_POSITIONS = {
-    name + end: position for name, position in _RATIOS.items() for end in ("", BF16, BF16 + ROUNDED)
-}
+RATIO_POSITIONS = {name + end: position for name, position in _RATIOS.items() for end in ("", BF16, BF16 + ROUNDED)}
 
 aten = torch.ops.aten
 # Scores of a chunk: 2 MB, which stay in a core's cache from the product to the next one.

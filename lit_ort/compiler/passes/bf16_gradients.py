@@ -14,12 +14,7 @@ from lit_ort.compiler.kernels.bf16 import GRADIENT, ROW_SUM, gemm_name, matmul_n
 from lit_ort.compiler.passes.base import GraphPass
 from lit_ort.inspect import PassReport
 
-_NAMES = {
-    make(a, b): (make, a, b)
-    for make in (gemm_name, matmul_name)
-    for a in (False, True)
-    for b in (False, True)
-}
+_NAMES = {make(a, b): (make, a, b) for make in (gemm_name, matmul_name) for a in (False, True) for b in (False, True)}
 
 
 class Bf16Gradients(GraphPass):

@@ -2,7 +2,7 @@
 
 In:  kernels that round their factors themselves, the same value in several of them, and pass on float32
 Out: `ATen(x, operator="lit_ort::bf16_round")` once for each value whose kernel can't give bfloat16, and kernels ending
-     in `_rounded` where every reader rounds anyway; moves of data (Reshape, Transpose, Split ..) in bfloat16 between them
+     in `_rounded` where every reader rounds anyway; moves of data (Reshape, Split ..) in bfloat16 between them
 Saves half of the activations that are kept for the backward, and most of the rounding: a weight is read in full once.
 """
 
