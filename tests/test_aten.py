@@ -79,17 +79,3 @@ def test_results_of_several_threads_stay_apart() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
-
-
-def test_the_pool_reuses_what_nobody_holds() -> None:
-    pool = BufferPool()
-    first = pool.empty(10, 10)
-    address = first.data_ptr()
-    assert pool.empty(10, 10).data_ptr() != address
-    del first
-    view = pool.empty(9, 10)[3:]
-    assert view.data_ptr() - 30 * 4 == address
-    assert pool.empty(10, 10).data_ptr() != address
-    del view
-    assert pool.empty(10, 10).data_ptr() == address
-    assert pool.empty(4, 10).data_ptr() != address

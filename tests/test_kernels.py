@@ -11,7 +11,7 @@ from lit_ort.compiler.kernels import KERNELS
 from lit_ort.compiler.kernels.attention import CHUNK_ELEMENTS, attention, attention_gradient
 from lit_ort.compiler.kernels.dropout import draw_mask, dropout, scale_of
 from lit_ort.compiler.kernels.embedding import embedding_gradient, embedding_gradient_onto
-from lit_ort.compiler.kernels.linear_cross_entropy import linear_cross_entropy, settings
+from lit_ort.compiler.kernels.linear_cross_entropy import _chunks, linear_cross_entropy, settings
 from lit_ort.runtime.buffers import BufferPool
 from tests.compare import relative_error
 
@@ -48,7 +48,10 @@ class Case:
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("mean", [False, True])
-def test_linear_cross_entropy_is_as_eager(mean: bool, bias: bool, weighted: bool, ignored: float) -> None:
+def test_linear_cross_entropy_is_as_eager(
+    mean: bool, bias: bool, weighted: bool, ignored: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lit_ort.compiler.kernels.linear_cross_entropy.CHUNK_BYTES", 110 * 90 * 4)
     case = Case(ignored)
     expected = case.eager(mean=mean, bias=bias, weighted=weighted)
     actual = case.kernel(mean=mean, bias=bias, weighted=weighted, wanted=(True, True, bias))
@@ -294,3 +297,12 @@ def test_products_in_bf16(bias: bool, end: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         rival = F.linear(a, b, c if bias else None)
     assert closeness(actual, rival, F.linear(a.double(), b.double(), c.double() if bias else None)) < 1.1
+
+
+@pytest.mark.parametrize(
+    ("rows", "chunks"), [(0, []), (1, [1]), (100, [100]), (101, [51, 50]), (301, [76, 76, 76, 73])]
+)
+def test_chunks_are_few_and_even(rows: int, chunks: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lit_ort.compiler.kernels.linear_cross_entropy.CHUNK_BYTES", 100 * 90 * 4)
+    pieces = _chunks(rows, 90, 4)
+    assert [piece.stop - piece.start for piece in pieces] == chunks

@@ -209,7 +209,7 @@ def compile_graph(
     training = _add_gradient(model, signature, kind)
     dump(training.model, options.dump_dir, name, "3_gradient")
     after = passes.TRAINING_PASSES if precise else (*passes.TRAINING_PASSES, *passes.TRAINING_PRECISION_PASSES)
-    reports += passes.apply(after, training.model, options.disable_passes)
+    reports += passes.apply((*after, *passes.FINAL_PASSES), training.model, options.disable_passes)
     dump(training.model, options.dump_dir, name, "4_training_passes")
     require_independent_draws(training.model)
     report = GraphReport(

@@ -199,8 +199,8 @@ def _restore_types(training: ir.Model, model: ir.Model) -> None:
     """Types of the forward's values: the builder drops those of outputs, and ATen nodes infer none."""
     known = {value.name: value for node in model.graph for value in node.outputs}
     for value in (value for node in training.graph for value in node.outputs):
-        if value.dtype is None and value.name in known:
-            value.dtype, value.shape = known[value.name].dtype, known[value.name].shape
+        if value.type is None and value.name in known:
+            value.type, value.shape = known[value.name].type, known[value.name].shape
 
 
 def _finish(training: ir.Model) -> None:

@@ -1,60 +1,105 @@
 """Memory for what torch kernels return to a graph, kept between steps as ONNX Runtime's arena keeps its own.
 
 A fresh large allocation costs a page fault for every 4 KiB of it, which for a logits tensor can take longer than the
-product that fills it.
+product that fills it. One region serves all sizes: a gradient takes the place of the activations that it was computed
+from.
 """
 
 from __future__ import annotations
 
+import bisect
+import collections
 import math
+import mmap
 import threading
+import weakref
 
+import numpy as np
 import torch
 
-# A buffer serves requests down to this share of its size; below, most of it would lie idle.
-SMALLEST_SHARE = 0.5
-MOST_IDLE = 32
-# What buffers are counted in.
-BUFFER_TYPE = torch.float32
+# Address space that is reserved at once; memory is taken when it is first written to.
+SEGMENT_BYTES = 2**30
+ALIGNMENT = 64
 
 
 class BufferPool:
-    """Hands out tensors over buffers that nobody else holds any more. Safe to use from several threads."""
+    """Hands out tensors in memory that nobody else holds any more. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._buffers: list[_Buffer] = []
+        self._segments: list[_Segment] = []
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """An uninitialised tensor; its memory returns to the pool when the last reference to it goes."""
-        wanted = math.prod(shape)
-        elements = -(-wanted * dtype.itemsize // BUFFER_TYPE.itemsize)
+        wanted = math.prod(shape) * dtype.itemsize
+        if wanted == 0:
+            return torch.empty(shape, dtype=dtype)
+        size = -(-wanted // ALIGNMENT) * ALIGNMENT
         with self._lock:
-            free = [buffer for buffer in self._buffers if buffer.is_free()]
-            fitting = [b for b in free if elements <= b.elements <= max(elements / SMALLEST_SHARE, 1)]
-            if fitting:
-                buffer = min(fitting, key=lambda b: b.elements)
-            else:
-                self._drop(free[: max(0, len(free) - MOST_IDLE)])
-                buffer = _Buffer(elements)
-                self._buffers.append(buffer)
-            # Made under the lock: the view is what marks the buffer as taken.
-            return buffer.flat[:elements].view(dtype)[:wanted].view(shape)
+            memory = self._take(size)
+        return torch.from_numpy(memory)[:wanted].view(dtype).view(shape)
 
-    def _drop(self, idle: list[_Buffer]) -> None:
-        self._buffers = [buffer for buffer in self._buffers if buffer not in idle]
+    @property
+    def reserved_bytes(self) -> int:
+        """The memory that was in use at most, summed over segments: what the process keeps."""
+        return sum(segment.highest for segment in self._segments)
+
+    def _take(self, size: int) -> np.ndarray:
+        for segment in self._segments:
+            memory = segment.take(size)
+            if memory is not None:
+                return memory
+        segment = _Segment(max(size, SEGMENT_BYTES))
+        self._segments.append(segment)
+        memory = segment.take(size)
+        assert memory is not None
+        return memory
 
 
-class _Buffer:
-    def __init__(self, elements: int) -> None:
-        self.elements = elements
-        self.flat = torch.empty(elements, dtype=BUFFER_TYPE)
-        self._storage = self.flat.untyped_storage()
-        self._alone = self._references()
+class _Segment:
+    """Contiguous address space, divided into taken and free blocks; neighbouring free ones are one.
 
-    def is_free(self) -> bool:
-        return self._references() == self._alone
+    A request gets the smallest free block that holds it (best fit, Knuth, TAOCP 1, 2.5).
+    """
 
-    def _references(self) -> int:
-        # Counts the tensors over this memory, also those that only ONNX Runtime holds through DLPack.
-        return torch._C._storage_Use_Count(self._storage._cdata)
+    def __init__(self, size: int) -> None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        self._memory = mmap.mmap(-1, size, flags=flags)
+        self.highest = 0
+        # Free blocks by address: where each starts and how long it is.
+        self._starts = [0]
+        self._sizes = [size]
+        self._taken: dict[int, tuple[weakref.ref[np.ndarray], int]] = {}
+        # Appending is all that a callback does: it can come at any moment, also while this thread holds the lock.
+        self._returned: collections.deque[int] = collections.deque()
+
+    def take(self, size: int) -> np.ndarray | None:
+        """Bytes that live as long as anyone holds them, or None where no free block is long enough."""
+        while self._returned:
+            self._give_back(self._returned.popleft())
+        fitting = [(length, k) for k, length in enumerate(self._sizes) if length >= size]
+        if not fitting:
+            return None
+        length, k = min(fitting)
+        start = self._starts[k]
+        if length == size:
+            del self._starts[k], self._sizes[k]
+        else:
+            self._starts[k], self._sizes[k] = start + size, length - size
+        self.highest = max(self.highest, start + size)
+        memory = np.frombuffer(self._memory, dtype=np.uint8, count=size, offset=start)
+        returned = self._returned
+        self._taken[start] = (weakref.ref(memory, lambda _: returned.append(start)), size)
+        return memory
+
+    def _give_back(self, start: int) -> None:
+        _, size = self._taken.pop(start)
+        k = bisect.bisect(self._starts, start)
+        if k < len(self._starts) and self._starts[k] == start + size:
+            size += self._sizes[k]
+            del self._starts[k], self._sizes[k]
+        if k > 0 and self._starts[k - 1] + self._sizes[k - 1] == start:
+            self._sizes[k - 1] += size
+        else:
+            self._starts.insert(k, start)
+            self._sizes.insert(k, size)

@@ -89,7 +89,7 @@ class SplitSession:
         self._options = options
         self._draws = any(node.op_type in RANDOM_OPERATORS for node in model.graph)
         # The agent keeps pointers into the session, which therefore must outlive it.
-        self._session = _create(ir.to_proto(model).SerializeToString(), options, reuse=False)
+        self._session = _create(ir.to_proto(model).SerializeToString(), options)
         feeds = [value.name for value in self._session.get_inputs()]
         fetches = [value.name for value in self._session.get_outputs()]
         self._order = [list(inputs).index(name) for name in feeds]
@@ -132,7 +132,7 @@ def _running(options: SessionOptions) -> Iterator[None]:
             raise SessionError(f"a run failed: {str(error).strip()}", remedy=CHECK_THE_BATCH) from error
 
 
-def _create(data: bytes, options: SessionOptions, *, reuse: bool = True) -> onnxruntime.InferenceSession:
+def _create(data: bytes, options: SessionOptions) -> onnxruntime.InferenceSession:
     register_executor()
     register_shared_arena()
     settings = onnxruntime.SessionOptions()
@@ -140,8 +140,11 @@ def _create(data: bytes, options: SessionOptions, *, reuse: bool = True) -> onnx
     settings.log_severity_level = ERROR_SEVERITY
     settings.intra_op_num_threads = options.threads
     settings.enable_mem_pattern = False
-    # Forwards in flight must not write into each other's buffers.
-    settings.enable_mem_reuse = reuse
+    # As the model lists its nodes: of those that can run, the first one.
+    settings.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
+    # A value that is planned into the memory of a dead one keeps that memory even where a torch kernel brings its own;
+    # and forwards in flight must not write into each other's.
+    settings.enable_mem_reuse = False
     settings.add_session_config_entry("session.intra_op.allow_spinning", str(int(options.allow_spinning)))
     try:
         return onnxruntime.InferenceSession(data, settings, providers=["CPUExecutionProvider"])

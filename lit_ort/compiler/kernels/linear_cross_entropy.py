@@ -8,6 +8,8 @@ Source: the idea of taking gradients in the forward, chunk by chunk, is that of 
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch.nn import functional
 
@@ -22,8 +24,8 @@ HIDDEN, WEIGHT, LABELS, SETTINGS, BIAS = range(5)
 # Positions of the node's outputs.
 LOSS, HIDDEN_GRADIENT, WEIGHT_GRADIENT, BIAS_GRADIENT = range(4)
 
-# The weight's gradient is read and written once a chunk, which rows must be many enough to pay for.
-LEAST_ROWS, LEAST_ROWS_BF16 = 128, 512
+# The weight's gradient is read and written once a chunk, which few and large chunks keep cheap.
+CHUNK_BYTES = 80_000_000
 # Probabilities below this have lost digits to underflow; their loss is computed from the logits again.
 SMALLEST_PROBABILITY = 1e-30
 # Above it, one less a probability in bfloat16 has lost digits; it is computed from the other classes.
@@ -75,7 +77,7 @@ def linear_cross_entropy(
     total = share.sum() if mean else torch.ones(())
     gradients = _Gradients(pool, given, weight, *wanted)
     losses = torch.empty(len(labels))
-    for chunk in _chunks(len(labels), weight):
+    for chunk in _chunks(len(labels), len(weight), weight.itemsize):
         probabilities = _probabilities(pool, given[chunk], weight, bias)
         losses[chunk] = _losses(probabilities, given[chunk], weight, bias, labels[chunk])
         if any(wanted):
@@ -147,13 +149,11 @@ class _Gradients:
                 gradient.zero_()
 
 
-def _chunks(rows: int, weight: torch.Tensor) -> list[slice]:
-    most = max(LEAST_ROWS, weight.shape[1] // 2)
-    if weight.dtype != torch.float32:
-        # Half the bytes a logit, a product in a quarter of the time, and sums of chunks that cost more.
-        most = max(LEAST_ROWS_BF16, weight.shape[1])
-    even = -(-rows // max(1, -(-rows // most)))
-    return [slice(start, min(start + even, rows)) for start in range(0, rows, max(1, even))]
+def _chunks(rows: int, classes: int, itemsize: int) -> list[slice]:
+    """As few chunks as hold at most `CHUNK_BYTES` of logits each, all but the last one of a size."""
+    chunks = max(1, math.ceil(rows * classes * itemsize / CHUNK_BYTES))
+    size = max(1, math.ceil(rows / chunks))
+    return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
 def _logits(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> torch.Tensor:

@@ -68,6 +68,5 @@ def _replace(graph: ir.Graph, node: ir.Node, gradient: ir.Node) -> None:
     kernel = kernel_node(ONTO, [held, *gradient.inputs[1:]], ((ir.DataType.FLOAT, result.shape),), str(node.name))
     ir.convenience.replace_nodes_and_values(graph, node, [node], [kernel], [result], kernel.outputs)
     graph.remove(gradient, safe=True)
-    # The result lives in the memory of `held`, which ONNX Runtime would reuse after the last node that reads it; it
-    # never reuses that of an output.
+    # The result lives in the memory of `held`, which must not be planned as free; that of an output never is.
     graph.outputs.append(held)
