@@ -122,26 +122,32 @@ class Rival:
 
     Args:
         name: `eager`, `inductor`, `ort`; `ort-PASS` is `ort` without that pass, `ort+spinning` with spinning threads.
+            `@bf16` behind any of them computes in mixed precision.
         workload: what to run.
         cache_dir: where `ort` keeps compiled graphs, or None.
     """
 
     def __init__(self, name: str, workload: Workload, cache_dir: str | None = None) -> None:
         torch.manual_seed(0)
-        self.name = name
         self._cache_dir = cache_dir
+        self.name, _, precision = name.partition("@")
+        if precision not in ("", "bf16"):
+            raise ValueError(f"rival {name!r} has the precision {precision!r}. Write {self.name}, or {self.name}@bf16.")
+        self._bf16 = precision == "bf16"
         self.module = workload.build()
         self.optimizer = torch.optim.Adam(self.module.parameters(), lr=LEARNING_RATE, fused=True)
         self._loss = self._compile(workload.loss)
 
     def _compile(self, loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         if self.name == "eager":
-            return loss
+            return _in_bf16(loss) if self._bf16 else loss
         if self.name == "inductor":
-            return torch.compile(loss, backend="inductor")
+            compiled = torch.compile(loss, backend="inductor")
+            return _in_bf16(compiled) if self._bf16 else compiled
         without = self.name.removeprefix("ort").removesuffix("+spinning").removeprefix("-")
         options = ORTOptions(
             fallback="error",
+            precision="bf16-mixed" if self._bf16 else "32-true",
             allow_spinning=self.name.endswith("+spinning"),
             disable_passes=(without,) if without else (),
             cache_dir=self._cache_dir,
@@ -162,3 +168,13 @@ class Rival:
         torch.nn.utils.clip_grad_norm_(self.module.parameters(), CLIP)
         self.optimizer.step()
         return (time.perf_counter() - start) * 1e3
+
+
+def _in_bf16(loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """PyTorch's own mixed precision around a loss."""
+
+    def run(module: nn.Module, batch: Any) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return loss(module, batch)
+
+    return run

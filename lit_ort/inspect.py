@@ -44,6 +44,7 @@ class GraphReport:
         seconds: time from graph to session.
         fallback: why the graph runs in eager, or None.
         cache: with a `cache_dir`, whether the graph was `read` from it, was `written`, or was not kept and why.
+        precision: what its nodes compute in.
     """
 
     name: str
@@ -57,9 +58,11 @@ class GraphReport:
     seconds: float
     fallback: str | None = None
     cache: str | None = None
+    precision: str = "32-true"
 
     def __str__(self) -> str:
-        head = f"{self.name}: {self.kind}, {self.inputs} inputs, {self.wants_gradient} gradients, {self.seconds:.1f} s"
+        counts = f"{self.inputs} inputs, {self.wants_gradient} gradients"
+        head = f"{self.name}: {self.kind}, {counts}, {self.precision}, {self.seconds:.1f} s"
         lines = [head, f"  data     {', '.join(self.shapes) or 'none'}"]
         if self.fallback is not None:
             return "\n".join([*lines, f"  fallback {self.fallback}"])

@@ -11,6 +11,8 @@ from typing import Any
 from lit_ort.errors import OptionsError
 
 FALLBACKS = ("warn", "error")
+FLOAT32, BF16_MIXED = "32-true", "bf16-mixed"
+PRECISIONS = (FLOAT32, BF16_MIXED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,11 +20,14 @@ class ORTOptions:
     """Options of the `ort` backend and of `ORTStrategy`.
 
     Args:
+        precision: `"32-true"` computes in float32; `"bf16-mixed"` computes matrix products and attention in bfloat16,
+            everything else in float32, with weights and gradients in float32. Under Lightning, the Trainer sets it.
         fallback: what happens to a graph that can't run through ONNX Runtime with proven gradients. `"warn"` runs that
             graph in eager PyTorch with one warning that names operator, place and reason; `"error"` raises.
         verify_first_step: compare loss and every gradient of each graph's first run with eager, dropout off, and raise
             `VerificationError` with the worst offenders.
-        verify_tolerance: largest relative error, in the 2-norm of each tensor, that verification accepts.
+        verify_tolerance: largest relative error, in the 2-norm of each tensor, that verification accepts. Where a graph
+            computes in bfloat16, what eager autocast itself errs by is added, several times.
         disable_passes: exact names of graph passes to leave out (`lit_ort.compiler.passes.names()` lists them).
         dump_dir: folder that receives the ONNX file of every stage of every graph; they are compiled anew for it, also
             where `cache_dir` has them.
@@ -36,6 +41,7 @@ class ORTOptions:
         OptionsError: a value outside its rule.
     """
 
+    precision: str = FLOAT32
     fallback: str = "warn"
     verify_first_step: bool = False
     verify_tolerance: float = 1e-4
@@ -46,6 +52,8 @@ class ORTOptions:
     allow_spinning: bool = False
 
     def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise OptionsError(f"precision={self.precision!r} is not one of {PRECISIONS}. Choose one of them.")
         if self.fallback not in FALLBACKS:
             raise OptionsError(f"fallback={self.fallback!r} is not one of {FALLBACKS}. Choose one of them.")
         if isinstance(self.disable_passes, str):

@@ -5,23 +5,26 @@ from __future__ import annotations
 from lightning.pytorch.plugins.precision import Precision
 
 from lit_ort.errors import UnsupportedError
-
-BUILT = ("32-true",)
+from lit_ort.options import PRECISIONS
 
 
 class ORTPrecision(Precision):
-    """Precision of `strategy="ort"`: `Trainer(strategy="ort", plugins=[ORTPrecision("32-true")])`.
+    """Precision of `strategy="ort"`: `Trainer(strategy="ort", plugins=[ORTPrecision("bf16-mixed")])`.
+
+    The same as `Trainer(strategy="ort", precision="bf16-mixed")`. No autocast is put around a step: its graphs are
+    compiled for the precision.
 
     Args:
-        precision: `"32-true"`, float32 throughout.
+        precision: `"32-true"`, float32 throughout, or `"bf16-mixed"`, matrix products and attention in bfloat16 and
+            weights, gradients and everything else in float32.
 
     Raises:
         UnsupportedError: a precision that isn't built yet.
     """
 
     def __init__(self, precision: str = "32-true") -> None:
-        if precision not in BUILT:
+        if precision not in PRECISIONS:
             raise UnsupportedError(
-                f"precision={precision!r} is not built for strategy='ort' yet. Built so far: {', '.join(BUILT)}."
+                f"precision={precision!r} is not built for strategy='ort' yet. Built so far: {', '.join(PRECISIONS)}."
             )
         self.precision = precision  # type: ignore[assignment]

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lit_ort.compiler.kernels import KERNELS
 from lit_ort.compiler.kernels.attention import CHUNK_ELEMENTS, attention, attention_gradient
 from lit_ort.compiler.kernels.dropout import draw_mask, dropout, scale_of
 from lit_ort.compiler.kernels.embedding import embedding_gradient, embedding_gradient_onto
@@ -234,10 +235,74 @@ def _without_dropout(case: AttentionCase) -> AttentionCase:
     return plain
 
 
+def closeness(actual: Tensor, rival: Tensor, exact: Tensor) -> float:
+    """Error beside that of eager autocast."""
+    return relative_error(actual.double(), exact) / relative_error(rival.double(), exact)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("scale", [0.1, 1.0])
+def test_linear_cross_entropy_in_bf16_is_as_close_as_autocast(scale: float, weighted: bool) -> None:
+    case = Case(scale=scale)
+    exact = case.eager(weighted=weighted)
+    leaves = [t.clone().requires_grad_() for t in (case.hidden, case.weight, case.bias)]
+    with torch.autocast("cpu", torch.bfloat16):
+        scores = F.linear(*leaves)
+        loss = F.cross_entropy(scores, case.labels, case.class_weight if weighted else None, ignore_index=IGNORED)
+    rivals = (loss.detach(), *torch.autograd.grad(loss, leaves))
+    given = (case.hidden, case.weight, case.labels, torch.tensor(settings(IGNORED, True, ALL)), case.bias)
+    class_weight = case.class_weight if weighted else None
+    actual = linear_cross_entropy(BufferPool(), *given, class_weight, torch.bfloat16)
+    assert relative_error(actual[0].double(), exact[0]) < 1e-3
+    for found, rival, reference in zip(actual[1:], rivals[1:], exact[1:], strict=True):
+        assert found.dtype == torch.float32
+        assert closeness(found, rival, reference) < 1.5
+
+
+def test_a_sure_prediction_keeps_its_loss_and_gradient_in_bf16() -> None:
+    """The label's probability is 1 in bfloat16; what it lacks is the loss."""
+    hidden, weight = torch.eye(4), torch.eye(4) * 9
+    labels = torch.arange(4)
+    given = (hidden, weight, labels, torch.tensor(settings(IGNORED, True, (True, True, False))), None, None)
+    actual = linear_cross_entropy(BufferPool(), *given, torch.bfloat16)
+    expected = linear_cross_entropy(BufferPool(), *given)
+    assert expected[0] < 1e-3
+    for found, reference in zip(actual[:3], expected[:3], strict=True):
+        assert relative_error(found, reference) < 1e-2
+
+
+@pytest.mark.parametrize("name", list(ATTENTION_CASES))
+@pytest.mark.parametrize("results", [torch.float32, torch.bfloat16])
+def test_attention_in_bf16_is_as_close_as_rounding(name: str, results: torch.dtype) -> None:
+    case = ATTENTION_CASES[name]
+    types = {"products": torch.bfloat16, "results": results}
+    pool, constants = BufferPool(), torch.tensor([0.5, float(case.causal)])
+    query, key, value = case.given
+    given = (query, key, value, case.ratio, constants, *(() if case.mask is None else (case.mask,)))
+    result, seed = attention(pool, *given, **types)
+    gradients = attention_gradient(pool, case.gradient, *given, seed, **types)
+    for actual, expected in zip((result, *gradients), case.eager(), strict=True):
+        assert actual.dtype == results
+        assert relative_error(actual.double(), expected) < 1.5e-2
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("end", ["", "_rounded"])
+def test_products_in_bf16(bias: bool, end: str) -> None:
+    kernel = next(k for k in KERNELS if k.name == f"bf16_gemm_nt{'_bias' if bias else ''}{end}")
+    a, b, c = torch.randn(50, 40), torch.randn(30, 40), torch.randn(30)
+    actual = kernel.run(BufferPool(), a, b.bfloat16(), *([c] if bias else []))
+    assert isinstance(actual, Tensor)
+    assert actual.dtype == (torch.bfloat16 if end else torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        rival = F.linear(a, b, c if bias else None)
+    assert closeness(actual, rival, F.linear(a.double(), b.double(), c.double() if bias else None)) < 1.1
+
+
 @pytest.mark.parametrize(
     ("rows", "chunks"), [(0, []), (1, [1]), (100, [100]), (101, [51, 50]), (301, [76, 76, 76, 73])]
 )
 def test_chunks_are_few_and_even(rows: int, chunks: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lit_ort.compiler.kernels.linear_cross_entropy.CHUNK_BYTES", 100 * 90 * 4)
-    pieces = _chunks(rows, 90)
+    pieces = _chunks(rows, 90, 4)
     assert [piece.stop - piece.start for piece in pieces] == chunks

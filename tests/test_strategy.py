@@ -198,7 +198,7 @@ def test_pytorch_lightning_too() -> None:
     [
         ({"devices": 2}, "devices=2"),
         ({"num_nodes": 2}, "num_nodes=2"),
-        ({"precision": "bf16-mixed"}, "precision='bf16-mixed'"),
+        ({"precision": "bf16-true"}, "precision='bf16-true'"),
         ({"precision": "64-true"}, "precision='64-true'"),
     ],
 )
@@ -210,8 +210,51 @@ def test_what_is_not_served_is_refused_at_once(settings: dict[str, Any], message
 def test_precision_plugin() -> None:
     runner = trainer("ort", plugins=[lit_ort.ORTPrecision("32-true")], max_steps=1)
     runner.fit(Net(), loader(), loader(batch=10))
-    with pytest.raises(UnsupportedError, match="Built so far: 32-true"):
-        lit_ort.ORTPrecision("bf16-mixed")
+    with pytest.raises(UnsupportedError, match="Built so far: 32-true, bf16-mixed"):
+        lit_ort.ORTPrecision("16-mixed")
+
+
+class Wide(Net):
+    """Large enough for products in bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Linear(6, 512), torch.nn.GELU(), torch.nn.Linear(512, 512))
+        self.head = torch.nn.Linear(512, 4)
+
+
+@pytest.mark.parametrize("spelling", ["precision", "plugin", "option"])
+def test_mixed_precision(spelling: str, tmp_path: Path) -> None:
+    strategy = lit_ort.ORTStrategy(
+        fallback="error", verify_first_step=True, **({"precision": "bf16-mixed"} if spelling == "option" else {})
+    )
+    settings: dict[str, dict[str, Any]] = {
+        "precision": {"precision": "bf16-mixed"},
+        "plugin": {"plugins": [lit_ort.ORTPrecision("bf16-mixed")]},
+        "option": {},
+    }
+    _, expected = fit("auto", Wide, precision="bf16-mixed")
+    runner, module = fit(strategy, Wide, tmp_path, **settings[spelling])
+    torch.testing.assert_close(torch.tensor(module.losses), torch.tensor(expected.losses), rtol=2e-2, atol=1e-3)
+    assert module.losses != expected.losses
+    graphs = lit_ort.explain(runner).graphs
+    assert {(graph.name.split("_")[0], graph.precision) for graph in graphs} == {
+        ("training", "bf16-mixed"),
+        ("validation", "bf16-mixed"),
+    }
+    products = [p.fired for graph in graphs for p in graph.passes if p.name == "bf16_products"]
+    assert all(products)
+    runner.save_checkpoint(tmp_path / "mixed.ckpt")
+    saved = torch.load(tmp_path / "mixed.ckpt", weights_only=False)
+    assert {weight.dtype for weight in saved["state_dict"].values()} == {torch.float32}
+    states = saved["optimizer_states"][0]["state"].values()
+    assert {state["momentum_buffer"].dtype for state in states} == {torch.float32}
+
+
+def test_sixteen_mixed_is_what_lightning_makes_of_it_on_a_cpu() -> None:
+    with pytest.warns(UserWarning, match="Using `precision='bf16-mixed'` instead"):
+        runner = trainer("ort", precision="16-mixed")
+    assert runner.strategy.options.precision == "bf16-mixed"  # type: ignore[attr-defined]
 
 
 def test_a_compiled_module_is_refused() -> None:

@@ -17,11 +17,12 @@ from weakref import WeakValueDictionary
 import torch
 from torch import fx
 
+from lit_ort.compiler.autocast import float32_of, in_float32, run_in_eager
 from lit_ort.compiler.cache import GraphCache
 from lit_ort.compiler.content import Content, content_of
 from lit_ort.compiler.kernels import KERNELS
 from lit_ort.compiler.numbers import settle_numbers
-from lit_ort.compiler.signature import Compilation, StepSignature, describe, tensors_of
+from lit_ort.compiler.signature import Compilation, GraphOutput, StepSignature, describe, tensors_of
 from lit_ort.compiler.verify import require_agreement, without_dropout
 from lit_ort.errors import CompileError, LitOrtWarning, SessionError
 from lit_ort.inspect import CompileLog, GraphReport
@@ -154,7 +155,7 @@ class CompiledGraph:
             if len(self._executables) == MANY_SIGNATURES:
                 self._warn_of_many(key)
         if executable.eager:
-            return self._original(*arguments)
+            return run_in_eager(self._original, arguments, self._backend.options.precision)
         outputs = executable([given[position] for position in self._tensors])
         if self._graph.returns is None:
             return outputs
@@ -181,6 +182,7 @@ class Executable:
 
     def __init__(self, signature: StepSignature | None, call: Call | None) -> None:
         self._outputs = () if signature is None else signature.outputs
+        self._bf16 = signature is not None and signature.bf16
         self._call = call
 
     @property
@@ -189,11 +191,15 @@ class Executable:
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         assert self._call is not None
-        sources = {"result": self._call(tensors), "input": tensors}
-        return tuple(
-            output.value if output.source == "constant" else sources[output.source][output.value]
-            for output in self._outputs
-        )
+        results = self._call([float32_of(tensor) for tensor in tensors] if self._bf16 else tensors)
+        return tuple(_value_of(output, results, tensors) for output in self._outputs)
+
+
+def _value_of(output: GraphOutput, results: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Any:
+    if output.source == "result":
+        result = results[output.value]
+        return result if output.dtype is None else result.to(output.dtype)
+    return tensors[output.value] if output.source == "input" else output.value
 
 
 def bind(compilation: Compilation, options: ORTOptions, pool: BufferPool) -> Call:
@@ -233,12 +239,13 @@ def verify(
     training = dataclasses.replace(compilation.training, model=without_dropout(compilation.training.model))
     call = bind(dataclasses.replace(compilation, training=training), options, BufferPool())
     require_agreement(
-        graph_module.forward,
+        lambda *given: run_in_eager(graph_module, given, options.precision),
         lambda *given: Executable(compilation.signature, call)(tensors_of(given)),
         arguments,
         names=compilation.signature.input_names,
         tolerance=options.verify_tolerance,
         graph=name,
+        exact=(lambda *given: in_float32(graph_module, given)) if compilation.signature.bf16 else None,
     )
 
 

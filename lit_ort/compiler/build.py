@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from lit_ort.compiler import passes
+from lit_ort.compiler.autocast import ambient_precision
 from lit_ort.compiler.capture import capture
 from lit_ort.compiler.convert import convert
 from lit_ort.compiler.gradient import forward_only, fused_gradient, split_gradient
@@ -29,17 +30,22 @@ def build(graph_module: fx.GraphModule, arguments: Sequence[Any], options: ORTOp
     Raises:
         CompileError: with the stage's own class, what keeps the graph from ONNX Runtime.
     """
-    captured = capture(graph_module, arguments)
+    precision = ambient_precision(options.precision)
+    with torch.autocast("cpu", enabled=False):
+        captured = capture(graph_module, arguments, precision)
+        model = convert(captured)
     signature = captured.signature
-    model = convert(captured)
     dump(model, options.dump_dir, name, "1_forward")
     before = count_operators(model)
     kind = kind_of(model, signature)
-    reports = passes.apply(passes.FORWARD_PASSES, model, options.disable_passes)
+    precise = not signature.bf16
+    forward = passes.FORWARD_PASSES if precise else (*passes.FORWARD_PASSES, *passes.FORWARD_PRECISION_PASSES)
+    reports = passes.apply(forward, model, options.disable_passes)
     dump(model, options.dump_dir, name, "2_forward_passes")
     training = _add_gradient(model, signature, kind)
     dump(training.model, options.dump_dir, name, "3_gradient")
-    reports += passes.apply(passes.TRAINING_PASSES, training.model, options.disable_passes)
+    after = passes.TRAINING_PASSES if precise else (*passes.TRAINING_PASSES, *passes.TRAINING_PRECISION_PASSES)
+    reports += passes.apply((*after, *passes.FINAL_PASSES), training.model, options.disable_passes)
     dump(training.model, options.dump_dir, name, "4_training_passes")
     require_independent_draws(training.model)
     report = GraphReport(
@@ -52,6 +58,7 @@ def build(graph_module: fx.GraphModule, arguments: Sequence[Any], options: ORTOp
         operators_after=count_operators(training.model),
         passes=reports,
         seconds=0.0,
+        precision=" and ".join(sorted(signature.precisions)),
     )
     return Compilation(signature, kind, training, report)
 

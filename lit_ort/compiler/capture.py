@@ -15,11 +15,13 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
+from lit_ort.compiler.autocast import compute_in_float32, float32_of, settle_autocast
 from lit_ort.compiler.decompositions import decompose
 from lit_ort.compiler.numbers import copy_graph
 from lit_ort.compiler.signature import GraphOutput, StepSignature, tensors_of
 from lit_ort.compiler.stop_gradient import stop_gradient
 from lit_ort.errors import CaptureError
+from lit_ort.options import BF16_MIXED, FLOAT32
 
 # torch.export documents no exception hierarchy of its own.
 _EXPORT_ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, NotImplementedError, AttributeError, KeyError)
@@ -31,19 +33,24 @@ class CapturedGraph:
     signature: StepSignature
 
 
-def capture(graph_module: fx.GraphModule, arguments: Sequence[Any]) -> CapturedGraph:
+def capture(graph_module: fx.GraphModule, arguments: Sequence[Any], precision: str = FLOAT32) -> CapturedGraph:
     """Exports an FX graph at the shapes of `arguments`.
 
     Args:
         graph_module: what Dynamo hands to a backend; its parameters are placeholders.
         arguments: one call's inputs: tensors, and Python numbers where Dynamo kept a size or number symbolic.
+        precision: of the nodes outside of the graph's own autocast regions.
 
     Raises:
-        CaptureError: autocast or a higher-order operator in the graph, an input changed in place, or a graph that
-            torch.export refuses.
+        CaptureError: autocast to another type than bfloat16, a higher-order operator in the graph, an input changed in
+            place, or a graph that torch.export refuses.
     """
-    _refuse_autocast(graph_module)
+    _refuse_higher_order(graph_module)
     graph = copy_graph(graph_module)
+    precisions = settle_autocast(graph, precision)
+    if BF16_MIXED in precisions:
+        compute_in_float32(graph)
+        arguments = [float32_of(argument) for argument in arguments]
     outputs, results = _classify_outputs(graph, arguments)
     _strip_grad_mode(graph, mark=any(results))
     names = _bind_inputs(graph, arguments)
@@ -57,6 +64,7 @@ def capture(graph_module: fx.GraphModule, arguments: Sequence[Any]) -> CapturedG
         wants_gradient=wants_gradient if any(results) else (),
         outputs=outputs,
         result_differentiable=results,
+        precisions=precisions,
     )
     return CapturedGraph(program, signature)
 
@@ -71,18 +79,8 @@ def source_line(node: fx.Node) -> str | None:
     return f"{match['file']}:{match['line']}" if match else None
 
 
-def _refuse_autocast(graph_module: fx.GraphModule) -> None:
-    remedy = "Leave autocast to the strategy's precision, or run this part outside of the compiled step."
-    if torch.is_autocast_enabled("cpu"):
-        raise CaptureError("autocast is on around this graph, and sessions compute in float32 so far", remedy=remedy)
+def _refuse_higher_order(graph_module: fx.GraphModule) -> None:
     for node in graph_module.graph.nodes:
-        if "autocast" in getattr(node.target, "__name__", str(node.target)):
-            raise CaptureError(
-                "the graph has an autocast region, and sessions compute in float32 so far",
-                remedy=remedy,
-                operator=str(node.target),
-                module=source_line(node),
-            )
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             raise CaptureError(
                 f"the graph has the higher-order operator {node.target}, which has no ONNX form here",
@@ -151,7 +149,9 @@ def _classify_outputs(graph: fx.Graph, arguments: Sequence[Any]) -> tuple[tuple[
         else:
             if value not in results:
                 results.append(value)
-            outputs.append(GraphOutput("result", results.index(value), _requires_grad(_example(value))))
+            example = _example(value)
+            dtype = torch.bfloat16 if example.dtype == torch.bfloat16 else None
+            outputs.append(GraphOutput("result", results.index(value), _requires_grad(example), dtype))
     output.args = (tuple(results),)
     return tuple(outputs), tuple(_requires_grad(_example(node)) for node in results)
 

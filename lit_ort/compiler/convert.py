@@ -14,6 +14,7 @@ import onnxscript.optimizer
 import torch
 from onnx_ir.passes import common
 
+from lit_ort.compiler.autocast import mark_model
 from lit_ort.compiler.capture import CapturedGraph, ignore_torch_deprecation
 from lit_ort.errors import ConvertError
 
@@ -48,6 +49,7 @@ def convert(captured: CapturedGraph) -> ir.Model:
     model = exported.model
     _name_inputs(model, captured.signature.input_names)
     simplify(model)
+    mark_model(model, captured.signature.precisions)
     model.ir_version = IR_VERSION
     return model
 

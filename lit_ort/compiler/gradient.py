@@ -59,6 +59,7 @@ def fused_gradient(model: ir.Model, signature: StepSignature) -> TrainingModel:
     except ORT_ERRORS as error:
         raise _refused(error) from error
     training = _deserialize(data)
+    _restore_types(training, model)
     _finish(training)
     outputs = tuple(f"{name}_grad" for name in names)
     return TrainingModel(training, result_names(model), _positions(signature, outputs), outputs)
@@ -94,6 +95,7 @@ def split_gradient(model: ir.Model, signature: StepSignature) -> TrainingModel:
     except ORT_ERRORS as error:
         raise _refused(error) from error
     training = _deserialize(data)
+    _restore_types(training, model)
     _finish(training)
     return _split_model(training, info, signature)
 
@@ -170,6 +172,14 @@ def _expand(graph: ir.Graph, node: ir.Node) -> None:
     products = [ir.node("Mul", [given[k], scale], name=f"{node.name}/{k}") for k in wanted]
     values = [product.outputs[0] for product in products]
     ir.convenience.replace_nodes_and_values(graph, node, [node], products, list(wanted.values()), values)
+
+
+def _restore_types(training: ir.Model, model: ir.Model) -> None:
+    """Types of the forward's values: the builder drops those of outputs, and ATen nodes infer none."""
+    known = {value.name: value for node in model.graph for value in node.outputs}
+    for value in (value for node in training.graph for value in node.outputs):
+        if value.type is None and value.name in known:
+            value.type, value.shape = known[value.name].type, known[value.name].shape
 
 
 def _finish(training: ir.Model) -> None:

@@ -10,6 +10,7 @@ import onnx_ir as ir
 import torch
 
 from lit_ort.inspect import GraphReport
+from lit_ort.options import BF16_MIXED, FLOAT32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,11 +21,13 @@ class GraphOutput:
         source: `"result"`, `"input"` or `"constant"`.
         value: index of the result, index among the tensor inputs, or the constant itself.
         differentiable: whether autograd expects a gradient for it.
+        dtype: what eager gives, where the session computes it in another type.
     """
 
     source: str
     value: Any
     differentiable: bool = False
+    dtype: torch.dtype | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,12 +39,18 @@ class StepSignature:
         wants_gradient: positions in `input_names` of the inputs that want gradients.
         outputs: every output of the FX graph, in order.
         result_differentiable: for every result of the session, whether a gradient can come back for it.
+        precisions: those that its nodes compute in.
     """
 
     input_names: tuple[str, ...]
     wants_gradient: tuple[int, ...]
     outputs: tuple[GraphOutput, ...]
     result_differentiable: tuple[bool, ...]
+    precisions: frozenset[str] = frozenset({FLOAT32})
+
+    @property
+    def bf16(self) -> bool:
+        return BF16_MIXED in self.precisions
 
     @property
     def gradient_names(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import ctypes
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -98,8 +98,11 @@ def kernels_available(kernels: Mapping[str, Kernel], pool: BufferPool) -> Iterat
     """
     previous = (_current.pool, _current.kernels)
     _current.pool, _current.kernels = pool, kernels
+    # The graph says in what each kernel computes, whatever autocast its caller runs under.
+    plain = torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext()
     try:
-        yield
+        with plain:
+            yield
     finally:
         _current.pool, _current.kernels = previous
         failure = _current.take_failure()

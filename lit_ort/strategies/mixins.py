@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 from lit_ort.compiler.backend import ORTBackend
 from lit_ort.errors import UnsupportedError
 from lit_ort.inspect import CompileLog
-from lit_ort.options import ORTOptions
+from lit_ort.options import BF16_MIXED, FLOAT32, ORTOptions
 from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.random import draw_from
 from lit_ort.strategies.steps import CompiledSteps
@@ -19,7 +21,8 @@ from lit_ort.strategies.steps import CompiledSteps
 # Stands before either package's SingleDeviceStrategy in the bases of a strategy.
 _Base: Any = object
 
-PRECISIONS = ("32-true", "32", 32)
+# What Lightning's plugins call the precisions that options have.
+PRECISIONS = {"32-true": FLOAT32, "32": FLOAT32, 32: FLOAT32, "bf16-mixed": BF16_MIXED}
 
 
 class CompiledMixin(_Base):
@@ -31,6 +34,10 @@ class CompiledMixin(_Base):
     def backend_of(self, step: str) -> Callable[..., Any] | str:
         """The Dynamo backend for a step."""
         raise NotImplementedError
+
+    def step_context(self, kind: str) -> AbstractContextManager[Any]:
+        """What a step of a kind (`train`, `val`, `test`, `predict`) runs in."""
+        return getattr(self.precision_plugin, f"{kind}_step_context")()
 
     def setup(self, trainer: Any) -> None:
         super().setup(trainer)
@@ -44,19 +51,19 @@ class CompiledMixin(_Base):
         self._steps = CompiledSteps(module, self.backend_of, self._fail_on_recompile_limit)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        with self.precision_plugin.train_step_context():
+        with self.step_context("train"):
             return self._run("training_step", *args, **kwargs)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        with self.precision_plugin.val_step_context():
+        with self.step_context("val"):
             return self._run("validation_step", *args, **kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        with self.precision_plugin.test_step_context():
+        with self.step_context("test"):
             return self._run("test_step", *args, **kwargs)
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        with self.precision_plugin.predict_step_context():
+        with self.step_context("predict"):
             return self._run("predict_step", *args, **kwargs)
 
     def teardown(self) -> None:
@@ -100,10 +107,20 @@ class ORTMixin(CompiledMixin):
     def backend_of(self, step: str) -> ORTBackend:
         return self._backend(step)
 
+    def step_context(self, kind: str) -> AbstractContextManager[Any]:
+        # Graphs are compiled for the precision, those that fall back to eager too: no autocast around them.
+        return nullcontext()
+
     def _backend(self, step: str) -> ORTBackend:
         if step not in self._backends:
             self._backends[step] = ORTBackend(self.options, step, self.compile_log, self._pool)
         return self._backends[step]
+
+    def _compute_in(self, precision: str) -> None:
+        """Takes the Trainer's precision; float32, its default, leaves that of the options."""
+        if precision != FLOAT32:
+            self.options = dataclasses.replace(self.options, precision=precision)
+            self._backends.clear()
 
     # Randomness: one stream of seeds for sessions, apart from torch's default generator, which data loaders draw from.
 
@@ -171,10 +188,11 @@ class ORTMixin(CompiledMixin):
         precision = getattr(precision_plugin, "precision", precision_plugin)
         if precision is not None and precision not in PRECISIONS:
             raise UnsupportedError(
-                f"precision={precision!r} is not built for strategy='ort' yet; it computes in '32-true'. "
-                "Use precision='32-true', or strategy='auto' with this precision."
+                f"precision={precision!r} is not built for strategy='ort' yet; it computes in '32-true' or "
+                "'bf16-mixed'. Use one of them, or strategy='auto' with this precision."
             )
         _fset("precision_plugin", self, precision_plugin)
+        self._compute_in(PRECISIONS.get(precision, FLOAT32))
 
     @property
     def parallel_devices(self) -> Sequence[Any]:

@@ -48,10 +48,19 @@ def test_all_on_equals_all_off() -> None:
     for name, gradient in gradients(twin).items():
         assert relative_error(gradients(module)[name], gradient) < 1e-5
     fired = {report.name: report.fired for report in on.compile_log.graphs[0].passes}
-    assert fired.keys() == set(passes.names())
+    assert list(fired) == [p.name for p in (*passes.FORWARD_PASSES, *passes.TRAINING_PASSES, *passes.FINAL_PASSES)]
     # Attention has its kernel, there is no dropout to draw, no tied table, and large_gemm takes tall_gemm's products.
     idle = [name for name, count in fired.items() if not count]
     assert idle == ["attention_expansion", "torch_dropout", "tied_embedding", "tall_gemm"]
+
+
+def test_all_of_them_in_mixed_precision() -> None:
+    module, engine = TwoHeads(), backend(precision="bf16-mixed")
+    x, y = torch.randint(3000, (100, 20)), torch.randint(4200, (100, 20))
+    torch.compile(TwoHeads.loss, backend=engine)(module, x, y).backward()
+    reports = engine.compile_log.graphs[0].passes
+    assert {report.name for report in reports} == set(passes.names())
+    assert all(report.fired for report in reports if report.name.startswith("bf16"))
 
 
 def test_names_are_unique_and_checked() -> None:

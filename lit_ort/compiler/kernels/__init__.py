@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lit_ort.compiler.kernels.attention import ATTENTION_KERNELS
+from lit_ort.compiler.kernels.bf16 import BF16_KERNELS
 from lit_ort.compiler.kernels.dropout import DROPOUT_KERNELS
 from lit_ort.compiler.kernels.embedding import EMBEDDING_KERNELS
 from lit_ort.compiler.kernels.gelu import GELU_KERNELS
@@ -12,6 +13,7 @@ from lit_ort.runtime.aten import Kernel
 
 KERNELS: tuple[Kernel, ...] = (
     *ATTENTION_KERNELS,
+    *BF16_KERNELS,
     *DROPOUT_KERNELS,
     *EMBEDDING_KERNELS,
     *GELU_KERNELS,

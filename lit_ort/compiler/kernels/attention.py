@@ -9,6 +9,7 @@ Source: Vaswani et al. 2017; recomputing in the backward, FlashAttention (Dao et
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 
 import torch
@@ -24,9 +25,12 @@ NAME, MASKED, GRADIENT, MASKED_GRADIENT = (
     "attention_gradient",
     "attention_masked_gradient",
 )
+# Ends of the names of the same kernels with products in bfloat16, and of those whose results stay in it.
+BF16, ROUNDED = "_bf16", "_rounded"
 # Positions of the nodes' inputs; a mask follows where there is one, and in the gradient the seed comes last.
 QUERY, KEY, VALUE, RATIO, SETTINGS, MASK = range(6)
-RATIO_POSITIONS = {NAME: RATIO, MASKED: RATIO, GRADIENT: 1 + RATIO, MASKED_GRADIENT: 1 + RATIO}
+_RATIOS = {NAME: RATIO, MASKED: RATIO, GRADIENT: 1 + RATIO, MASKED_GRADIENT: 1 + RATIO}
+RATIO_POSITIONS = {name + end: position for name, position in _RATIOS.items() for end in ("", BF16, BF16 + ROUNDED)}
 
 aten = torch.ops.aten
 # Scores of a chunk: 2 MB, which stay in a core's cache from the product to the next one.
@@ -55,9 +59,11 @@ class _Attention:
         """softmax(query key^T scale + bias) of a piece, before dropout."""
         keys = piece.key.transpose(1, 2)
         if self.bias is None:
-            torch.baddbmm(out, piece.query, keys, beta=0, alpha=self.scale, out=out)
-        else:
+            _multiply(piece.query, keys, out, self.scale)
+        elif keys.dtype == out.dtype:
             torch.baddbmm(piece.of(self.bias), piece.query, keys, alpha=self.scale, out=out)
+        else:
+            _multiply(piece.query, keys, out, self.scale).add_(piece.of(self.bias))
         torch.softmax(out, -1, out=out)
         return out if self.hidden is None else out.masked_fill_(piece.of(self.hidden), 0)
 
@@ -81,7 +87,7 @@ class _Masks:
 
 @dataclasses.dataclass(frozen=True)
 class _Piece:
-    """Some heads of one batch row, or of several rows where no bias tells them apart: float32[heads, length, width]."""
+    """Some heads of one batch row, or of several rows where no bias tells them apart: float[heads, length, width]."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -108,6 +114,9 @@ def attention(
     ratio: torch.Tensor,
     settings: torch.Tensor,
     mask: torch.Tensor | None = None,
+    *,
+    products: torch.dtype = torch.float32,
+    results: torch.dtype = torch.float32,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """softmax(query key^T scale + mask), dropout, times value.
 
@@ -117,26 +126,26 @@ def attention(
         ratio: float32[], share of the weights to drop, from 0 to 1.
         settings: float32[2], the scale, and 1 for causal attention.
         mask: bool or uint8 (true takes part), or float32 (added), broadcastable to [batch, heads, length, keys].
+        products: the type that factors of products are rounded to; the softmax is float32 in any case.
+        results: the type of the result.
 
     Returns:
-        float32[batch, heads, length, value width], and the seed of the masks, int64[1].
+        float[batch, heads, length, value width], and the seed of the masks, int64[1].
     """
     seed = torch.zeros(1, dtype=torch.int64)
     if float(ratio) > 0:
         seed.random_(_SEEDS, generator=current_generator())
     shape = (*query.shape[:3], value.shape[3])
-    query, key, value = (_rows(tensor, mask is None) for tensor in (query, key, value))
+    query, key, value = (_rows(_as(pool, tensor, products), mask is None) for tensor in (query, key, value))
     call = _call(query, key, ratio, settings, mask, int(seed))
-    result = pool.empty(*query.shape[:3], value.shape[3])
+    result = pool.empty(*query.shape[:3], value.shape[3], dtype=results)
     masks = call.masks()
     space = _workspace(pool, query, key)
     for piece in _pieces(query, key, value):
         weights = call.weights(piece, space[: piece.batch])
         if masks is not None:
             weights.mul_(masks.draw(weights))
-        torch.bmm(weights, piece.value, out=piece.part(result))
-    if masks is not None:
-        result.mul_(masks.scale)
+        _multiply(_as(pool, weights, products), piece.value, piece.part(result), masks.scale if masks else 1.0)
     return result.view(shape), seed
 
 
@@ -149,35 +158,49 @@ def attention_gradient(
     ratio: torch.Tensor,
     settings: torch.Tensor,
     *mask_and_seed: torch.Tensor,
+    products: torch.dtype = torch.float32,
+    results: torch.dtype = torch.float32,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of query, key and value, from that of the result and what `attention` was given and drew."""
     *masked, seed = mask_and_seed
     shapes = [tensor.shape for tensor in (query, key, value)]
     mask = masked[0] if masked else None
-    gradient, query, key, value = (_rows(tensor, mask is None) for tensor in (gradient, query, key, value))
+    gradient, query, key, value = (
+        _rows(_as(pool, tensor, products), mask is None) for tensor in (gradient, query, key, value)
+    )
     call = _call(query, key, ratio, settings, mask, int(seed))
-    results = [pool.empty(*tensor.shape) for tensor in (query, key, value)]
+    gradients = [pool.empty(*tensor.shape, dtype=results) for tensor in (query, key, value)]
     masks = call.masks()
+    dropped = masks.scale if masks else 1.0
     space, second = (_workspace(pool, query, key) for _ in range(2))
     for piece in _pieces(query, key, value):
-        of_query, of_key, of_value = (piece.part(result) for result in results)
+        of_query, of_key, of_value = (piece.part(result) for result in gradients)
         given = piece.part(gradient)
         weights = call.weights(piece, space[: piece.batch])
-        of_weights = second[: piece.batch]
-        torch.bmm(given, piece.value.transpose(1, 2), out=of_weights)
+        of_weights = _multiply(given, piece.value.transpose(1, 2), second[: piece.batch], dropped)
         kept = weights
         if masks is not None:
             drawn = masks.draw(weights)
-            of_weights.mul_(drawn).mul_(masks.scale)
+            of_weights.mul_(drawn)
             kept = torch.mul(weights, drawn)
-        torch.bmm(kept.transpose(1, 2), given, out=of_value)
+        _multiply(_as(pool, kept, products).transpose(1, 2), given, of_value, dropped)
         aten._softmax_backward_data.out(of_weights, weights, -1, torch.float32, grad_input=of_weights)
-        torch.baddbmm(of_query, of_weights, piece.key, beta=0, alpha=call.scale, out=of_query)
-        torch.baddbmm(of_key, of_weights.transpose(1, 2), piece.query, beta=0, alpha=call.scale, out=of_key)
-    if masks is not None:
-        results[2].mul_(masks.scale)
-    of_query, of_key, of_value = (result.view(shape) for result, shape in zip(results, shapes, strict=True))
+        of_scores = _as(pool, of_weights, products)
+        _multiply(of_scores, piece.key, of_query, call.scale)
+        _multiply(of_scores.transpose(1, 2), piece.query, of_key, call.scale)
+    of_query, of_key, of_value = (result.view(shape) for result, shape in zip(gradients, shapes, strict=True))
     return of_query, of_key, of_value
+
+
+def _as(pool: BufferPool, data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return data if data.dtype == dtype else pool.empty(*data.shape, dtype=dtype).copy_(data)
+
+
+def _multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+    """a b scale of stacked matrices, into `out` of whatever type."""
+    into = out if a.dtype == out.dtype else a.new_empty(out.shape)
+    torch.baddbmm(into, a, b, beta=0, alpha=scale, out=into)
+    return out if into is out else out.copy_(into)
 
 
 def _rows(tensor: torch.Tensor, joined: bool) -> torch.Tensor:
@@ -225,14 +248,24 @@ def _pieces(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Iter
             yield _Piece(query[row, part], key[row, part], value[row, part], row, part, part.stop - part.start)
 
 
-def _backward(kernel: str, masked: bool) -> Backward:
-    given = range(MASK + masked)
-    return Backward(kernel, ("GO(0)", *(f"I({k})" for k in given), "O(1)"), (QUERY, KEY, VALUE))
+def _kernels(masked: bool) -> tuple[Kernel, ...]:
+    name, gradient = (MASKED, MASKED_GRADIENT) if masked else (NAME, GRADIENT)
+    made = []
+    for end, products, results in _KINDS:
+        types = {"products": products, "results": results}
+        backward = Backward(
+            gradient + end, ("GO(0)", *(f"I({k})" for k in range(MASK + masked)), "O(1)"), (QUERY, KEY, VALUE)
+        )
+        made += [
+            Kernel(name + end, functools.partial(attention, **types), backward=backward),
+            Kernel(gradient + end, functools.partial(attention_gradient, **types)),
+        ]
+    return tuple(made)
 
 
-ATTENTION_KERNELS = (
-    Kernel(NAME, attention, backward=_backward(GRADIENT, masked=False)),
-    Kernel(MASKED, attention, backward=_backward(MASKED_GRADIENT, masked=True)),
-    Kernel(GRADIENT, attention_gradient),
-    Kernel(MASKED_GRADIENT, attention_gradient),
+_KINDS = (
+    ("", torch.float32, torch.float32),
+    (BF16, torch.bfloat16, torch.float32),
+    (BF16 + ROUNDED, torch.bfloat16, torch.bfloat16),
 )
+ATTENTION_KERNELS = (*_kernels(masked=False), *_kernels(masked=True))

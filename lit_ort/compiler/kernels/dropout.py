@@ -6,6 +6,8 @@ place of two masks then differs by a constant that never changes (correlations o
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from lit_ort.runtime.aten import Kernel
@@ -13,17 +15,23 @@ from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.random import current_generator
 
 DROPOUT, DROPOUT_GRADIENT = "dropout", "dropout_gradient"
+# End of the names of the same kernels with a result in bfloat16.
+ROUNDED = "_rounded"
 # Masks come from numbers of 16 bits.
 LEVELS = 2**16
 # Where each of the two takes the share of elements to drop.
 RATIO_POSITIONS = {DROPOUT: 1, DROPOUT_GRADIENT: 2}
+RATIO_POSITIONS |= {name + ROUNDED: position for name, position in RATIO_POSITIONS.items()}
 
 
-def dropout(pool: BufferPool, data: torch.Tensor, ratio: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def dropout(
+    pool: BufferPool, data: torch.Tensor, ratio: torch.Tensor, result: torch.dtype = torch.float32
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Sets elements to zero with probability `ratio` and scales the others so that the mean stays.
 
     Args:
-        data: float32[...]. ratio: float32[], from 0 to 1.
+        data: float32[...] or bfloat16[...]. ratio: float32[], from 0 to 1.
+        result: the type of the result.
 
     Returns:
         the result, and the mask: uint8[...], 1 where an element was kept.
@@ -31,12 +39,18 @@ def dropout(pool: BufferPool, data: torch.Tensor, ratio: torch.Tensor) -> tuple[
     share = float(ratio)
     mask = pool.empty(*data.shape, dtype=torch.uint8)
     draw_mask(mask.view(-1).view(torch.bool), share, current_generator())
-    return _masked(pool, data, mask, share), mask
+    return _masked(pool, data, mask, share, result), mask
 
 
-def dropout_gradient(pool: BufferPool, gradient: torch.Tensor, mask: torch.Tensor, ratio: torch.Tensor) -> torch.Tensor:
-    """The gradient of dropout's data, float32[...], from that of its result, its mask and its ratio."""
-    return _masked(pool, gradient, mask, float(ratio))
+def dropout_gradient(
+    pool: BufferPool,
+    gradient: torch.Tensor,
+    mask: torch.Tensor,
+    ratio: torch.Tensor,
+    result: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """The gradient of dropout's data, in the type `result`, from that of its result, its mask and its ratio."""
+    return _masked(pool, gradient, mask, float(ratio), result)
 
 
 def draw_mask(mask: torch.Tensor, share: float, generator: torch.Generator | None) -> None:
@@ -62,10 +76,16 @@ def _dropped_levels(share: float) -> int:
     return round(share * LEVELS)
 
 
-def _masked(pool: BufferPool, data: torch.Tensor, mask: torch.Tensor, share: float) -> torch.Tensor:
-    kept = torch.mul(data, mask, out=pool.empty(*data.shape))
+def _masked(
+    pool: BufferPool, data: torch.Tensor, mask: torch.Tensor, share: float, result: torch.dtype
+) -> torch.Tensor:
+    kept = torch.mul(data, mask, out=pool.empty(*data.shape, dtype=result))
     scale = scale_of(share)
     return kept if scale == 1.0 else kept.mul_(scale)
 
 
-DROPOUT_KERNELS = (Kernel(DROPOUT, dropout), Kernel(DROPOUT_GRADIENT, dropout_gradient))
+DROPOUT_KERNELS = tuple(
+    Kernel(name + end, functools.partial(run, result=result))
+    for name, run in ((DROPOUT, dropout), (DROPOUT_GRADIENT, dropout_gradient))
+    for end, result in (("", torch.float32), (ROUNDED, torch.bfloat16))
+)

@@ -1,4 +1,4 @@
-"""GELU and its gradient by torch, exact or with tanh, into memory that is kept.
+"""GELU and its gradient by torch, exact or with tanh, in float32 or bfloat16, into memory that is kept.
 
 Source: Hendrycks and Gimpel 2016.
 """
@@ -21,14 +21,14 @@ def gelu_name(approximate: str, gradient: bool = False) -> str:
 
 def _forward(approximate: str) -> Kernel:
     def run(pool: BufferPool, x: torch.Tensor) -> torch.Tensor:
-        return torch.ops.aten.gelu.out(x, approximate=approximate, out=pool.empty(*x.shape))
+        return torch.ops.aten.gelu.out(x, approximate=approximate, out=pool.empty(*x.shape, dtype=x.dtype))
 
     return Kernel(gelu_name(approximate), run)
 
 
 def _backward(approximate: str) -> Kernel:
     def run(pool: BufferPool, gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        into = pool.empty(*x.shape)
+        into = pool.empty(*x.shape, dtype=x.dtype)
         return torch.ops.aten.gelu_backward.grad_input(gradient, x, approximate=approximate, grad_input=into)
 
     return Kernel(gelu_name(approximate, gradient=True), run)

@@ -17,6 +17,8 @@ from lit_ort.runtime.aten import Kernel
 from lit_ort.runtime.buffers import BufferPool
 
 NAME = "linear_cross_entropy"
+# End of the name of the same kernel with products in bfloat16.
+BF16 = "_bf16"
 # Positions of the node's inputs; a bias and class weights follow in this order, where there are any.
 HIDDEN, WEIGHT, LABELS, SETTINGS, BIAS = range(5)
 # Positions of the node's outputs.
@@ -26,11 +28,13 @@ LOSS, HIDDEN_GRADIENT, WEIGHT_GRADIENT, BIAS_GRADIENT = range(4)
 CHUNK_BYTES = 80_000_000
 # Probabilities below this have lost digits to underflow; their loss is computed from the logits again.
 SMALLEST_PROBABILITY = 1e-30
+# Above it, one less a probability in bfloat16 has lost digits; it is computed from the other classes.
+SURE = 0.5
 
 
-def kernel_name(bias: bool, weighted: bool) -> str:
+def kernel_name(bias: bool, weighted: bool, bf16: bool = False) -> str:
     """Name of the kernel for a layer and loss of this kind."""
-    return f"{NAME}{'_bias' if bias else ''}{'_weighted' if weighted else ''}"
+    return f"{NAME}{'_bias' if bias else ''}{'_weighted' if weighted else ''}{BF16 if bf16 else ''}"
 
 
 def settings(ignore_index: int, mean: bool, wanted: tuple[bool, bool, bool]) -> list[int]:
@@ -46,12 +50,15 @@ def linear_cross_entropy(
     settings: torch.Tensor,
     bias: torch.Tensor | None,
     class_weight: torch.Tensor | None,
+    products: torch.dtype = torch.float32,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """cross_entropy(hidden @ weight.T + bias, labels) and its gradients.
 
     Args:
-        hidden: float32[N, H]. weight: float32[C, H]. labels: int64[N]. bias, class_weight: float32[C].
+        hidden: float[N, H]. weight: float[C, H]. labels: int64[N]. bias, class_weight: float32[C].
         settings: as `settings` makes it, int64[5].
+        products: the type that factors and results of products are rounded to, logits and their softmax among them;
+            hidden and weight may come in it. Losses and sums over chunks are float32 in any case.
 
     Returns:
         loss float32[], and the gradients of hidden, weight and bias, empty where nobody reads them.
@@ -64,16 +71,17 @@ def linear_cross_entropy(
     _require_classes(labels, counted, classes=len(weight))
     rows = None if bool(counted.all()) else counted.nonzero().squeeze(1)
     given = hidden if rows is None else hidden.index_select(0, rows)
+    given, weight = given.to(products), weight.to(products)
     labels = labels if rows is None else labels.index_select(0, rows)
     share = torch.ones(len(labels)) if class_weight is None else class_weight.index_select(0, labels)
     total = share.sum() if mean else torch.ones(())
     gradients = _Gradients(pool, given, weight, *wanted)
     losses = torch.empty(len(labels))
-    for chunk in _chunks(len(labels), len(weight)):
+    for chunk in _chunks(len(labels), len(weight), weight.itemsize):
         probabilities = _probabilities(pool, given[chunk], weight, bias)
         losses[chunk] = _losses(probabilities, given[chunk], weight, bias, labels[chunk])
         if any(wanted):
-            probabilities.scatter_add_(1, labels[chunk, None], torch.full((chunk.stop - chunk.start, 1), -1.0))
+            _subtract_one(probabilities, labels[chunk, None])
             gradients.add(chunk, probabilities, share[chunk] / total)
         del probabilities
     gradients.settle()
@@ -88,7 +96,8 @@ class _Gradients:
     """The gradients of a chunked pass, in memory of the pool; those not wanted stay empty."""
 
     def __init__(self, pool: BufferPool, hidden: torch.Tensor, weight: torch.Tensor, *wanted: int) -> None:
-        self._hidden, self._weight, self._wanted, self._started = hidden, weight, wanted, False
+        self._pool, self._hidden, self._weight, self._wanted = pool, hidden, weight, wanted
+        self._started = False
         nothing = torch.empty(0)
         self.of_hidden = pool.empty(*hidden.shape) if wanted[0] else nothing
         self.of_weight = pool.empty(*weight.shape) if wanted[1] else nothing
@@ -99,6 +108,10 @@ class _Gradients:
         of_hidden, of_weight, of_bias = self._wanted
         kept = float(self._started)
         # The scale goes on the narrow factor of each product rather than on the wide difference.
+        if difference.dtype != torch.float32:
+            self._add_rounded(chunk, difference, scale)
+            self._started = True
+            return
         if of_hidden:
             torch.mm(difference, self._weight, out=self.of_hidden[chunk]).mul_(scale[:, None])
         if of_weight:
@@ -108,6 +121,27 @@ class _Gradients:
             torch.addmv(self.of_bias, difference.t(), scale, beta=kept, out=self.of_bias)
         self._started = True
 
+    def _add_rounded(self, chunk: slice, difference: torch.Tensor, scale: torch.Tensor) -> None:
+        of_hidden, of_weight, of_bias = self._wanted
+        if of_hidden:
+            torch.mul(difference @ self._weight, scale[:, None], out=self.of_hidden[chunk])
+        if of_weight:
+            into = self._pool.empty(*self.of_weight.shape, dtype=difference.dtype)
+            scaled = (self._hidden[chunk] * scale[:, None]).to(difference.dtype)
+            self._accumulate(self.of_weight, torch.mm(difference.t(), scaled, out=into))
+        if of_bias:
+            # Equal scales, the usual ones, are one after this and round to nothing else.
+            largest = scale.max().clamp_min(torch.finfo(scale.dtype).tiny)
+            scaled = (scale / largest).to(difference.dtype)[:, None]
+            self._accumulate(self.of_bias, (difference.t() @ scaled).squeeze(1).float().mul_(largest))
+
+    def _accumulate(self, total: torch.Tensor, part: torch.Tensor) -> None:
+        if self._started:
+            # Two visits of one type each take half the time of one that mixes them.
+            total.add_(self._pool.empty(*part.shape).copy_(part))
+        else:
+            total.copy_(part)
+
     def settle(self) -> None:
         """Without any row that counts the gradients are zero."""
         if not self._started:
@@ -115,9 +149,9 @@ class _Gradients:
                 gradient.zero_()
 
 
-def _chunks(rows: int, classes: int) -> list[slice]:
+def _chunks(rows: int, classes: int, itemsize: int) -> list[slice]:
     """As few chunks as hold at most `CHUNK_BYTES` of logits each, all but the last one of a size."""
-    chunks = max(1, math.ceil(rows * classes * torch.float32.itemsize / CHUNK_BYTES))
+    chunks = max(1, math.ceil(rows * classes * itemsize / CHUNK_BYTES))
     size = max(1, math.ceil(rows / chunks))
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
@@ -125,13 +159,13 @@ def _chunks(rows: int, classes: int) -> list[slice]:
 def _logits(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> torch.Tensor:
     if bias is None:
         return torch.mm(hidden, weight.t(), out=out)
-    return torch.addmm(bias, hidden, weight.t(), out=out)
+    return torch.addmm(bias.to(out.dtype), hidden, weight.t(), out=out)
 
 
 def _probabilities(
     pool: BufferPool, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    logits = _logits(hidden, weight, bias, out=pool.empty(len(hidden), len(weight)))
+    logits = _logits(hidden, weight, bias, out=pool.empty(len(hidden), len(weight), dtype=hidden.dtype))
     return torch.softmax(logits, 1, out=logits)
 
 
@@ -142,13 +176,33 @@ def _losses(
     bias: torch.Tensor | None,
     labels: torch.Tensor,
 ) -> torch.Tensor:
-    picked = probabilities.gather(1, labels[:, None]).squeeze(1)
+    picked = probabilities.gather(1, labels[:, None]).squeeze(1).float()
     losses = picked.clamp(max=1).log_().neg_()
+    if probabilities.dtype != torch.float32:
+        sure = (picked > SURE).nonzero().squeeze(1)
+        losses[sure] = torch.log1p(-_others(probabilities, labels[:, None], sure)).neg_()
     tiny = picked < SMALLEST_PROBABILITY
     if bool(tiny.any()):
-        logits = _logits(hidden[tiny], weight, bias, out=torch.empty(int(tiny.sum()), len(weight)))
-        losses[tiny] = functional.cross_entropy(logits, labels[tiny], reduction="none")
+        logits = _logits(hidden[tiny], weight, bias, out=hidden.new_empty(int(tiny.sum()), len(weight)))
+        losses[tiny] = functional.cross_entropy(logits.float(), labels[tiny], reduction="none")
     return losses
+
+
+def _subtract_one(probabilities: torch.Tensor, labels: torch.Tensor) -> None:
+    """Takes one from each row's probability at its label, labels: int64[rows, 1], in place."""
+    differences = probabilities.gather(1, labels).float().sub_(1)
+    if probabilities.dtype != torch.float32:
+        sure = (differences.squeeze(1) > SURE - 1).nonzero().squeeze(1)
+        differences[sure, 0] = _others(probabilities, labels, sure).neg_()
+    probabilities.scatter_(1, labels, differences.to(probabilities.dtype))
+
+
+def _others(probabilities: torch.Tensor, labels: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Of some rows, one less the label's probability: the sum of the others keeps the digits that rounding takes."""
+    if not len(rows):
+        return torch.zeros(0)
+    chosen = probabilities.index_select(0, rows).scatter_(1, labels.index_select(0, rows), 0.0)
+    return chosen.sum(1, dtype=torch.float32).clamp_(max=1 - SURE)
 
 
 def _require_classes(labels: torch.Tensor, counted: torch.Tensor, classes: int) -> None:
@@ -160,18 +214,20 @@ def _require_classes(labels: torch.Tensor, counted: torch.Tensor, classes: int) 
         )
 
 
-def _kernel(bias: bool, weighted: bool) -> Kernel:
+def _kernel(bias: bool, weighted: bool, bf16: bool) -> Kernel:
+    products = torch.bfloat16 if bf16 else torch.float32
+
     def run(pool: BufferPool, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
         hidden, weight, labels, settings = given[:BIAS]
         optional = list(given[BIAS:])
         added = optional.pop(0) if bias else None
         class_weight = optional.pop(0) if weighted else None
-        return linear_cross_entropy(pool, hidden, weight, labels, settings, added, class_weight)
+        return linear_cross_entropy(pool, hidden, weight, labels, settings, added, class_weight, products)
 
     gradients = {HIDDEN: HIDDEN_GRADIENT, WEIGHT: WEIGHT_GRADIENT}
-    return Kernel(kernel_name(bias, weighted), run, {**gradients, BIAS: BIAS_GRADIENT} if bias else gradients)
+    return Kernel(kernel_name(bias, weighted, bf16), run, {**gradients, BIAS: BIAS_GRADIENT} if bias else gradients)
 
 
 LINEAR_CROSS_ENTROPY_KERNELS: tuple[Kernel, ...] = tuple(
-    _kernel(bias, weighted) for bias in (False, True) for weighted in (False, True)
+    _kernel(bias, weighted, bf16) for bias in (False, True) for weighted in (False, True) for bf16 in (False, True)
 )

@@ -1,6 +1,7 @@
 """The rewrites of a graph, in the order they run. A new one is a file here and a name in its tuple.
 
-Numbers stay: with every pass on, a training graph agrees with ONNX Runtime's plain one to 1e-5.
+Numbers stay: with every pass on, a training graph agrees with ONNX Runtime's plain one to 1e-5. The passes of precision
+round numbers, and run on graphs that are in bf16-mixed, or have parts that are.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import onnx_ir as ir
 from lit_ort.compiler.passes.attention import Attention
 from lit_ort.compiler.passes.attention_expansion import AttentionExpansion
 from lit_ort.compiler.passes.base import GraphPass
+from lit_ort.compiler.passes.bf16_gradients import Bf16Gradients
+from lit_ort.compiler.passes.bf16_products import Bf16Products
+from lit_ort.compiler.passes.bf16_values import Bf16Values
 from lit_ort.compiler.passes.cross_entropy import CrossEntropy
 from lit_ort.compiler.passes.cross_entropy_gradient import CrossEntropyGradient
 from lit_ort.compiler.passes.embedding_gradient import EmbeddingGradient
@@ -49,18 +53,23 @@ TRAINING_PASSES: tuple[GraphPass, ...] = (
     TorchGelu(),
     LargeGemm(),
     TallGemm(),
-    MemoryOrder(),
 )
+# After the others of each kind.
+FORWARD_PRECISION_PASSES: tuple[GraphPass, ...] = (Bf16Products(),)
+TRAINING_PRECISION_PASSES: tuple[GraphPass, ...] = (Bf16Gradients(), Bf16Values())
+# On what will run, when all its nodes are there.
+FINAL_PASSES: tuple[GraphPass, ...] = (MemoryOrder(),)
+_ALL = (*FORWARD_PASSES, *FORWARD_PRECISION_PASSES, *TRAINING_PASSES, *TRAINING_PRECISION_PASSES, *FINAL_PASSES)
 
 
 def names() -> tuple[str, ...]:
     """Every pass, in order."""
-    return tuple(graph_pass.name for graph_pass in (*FORWARD_PASSES, *TRAINING_PASSES))
+    return tuple(graph_pass.name for graph_pass in _ALL)
 
 
 def optional_names() -> tuple[str, ...]:
     """The passes that `disable_passes` may name."""
-    return tuple(p.name for p in (*FORWARD_PASSES, *TRAINING_PASSES) if not p.required)
+    return tuple(p.name for p in _ALL if not p.required)
 
 
 def require_names(disabled: Iterable[str]) -> None:

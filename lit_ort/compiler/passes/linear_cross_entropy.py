@@ -12,6 +12,7 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnxscript.rewriter import pattern
 
+from lit_ort.compiler.autocast import same_precision
 from lit_ort.compiler.kernel_nodes import call_kernel
 from lit_ort.compiler.kernels.linear_cross_entropy import kernel_name, settings
 from lit_ort.compiler.passes.base import RewritePass, shape_of
@@ -59,6 +60,8 @@ def _check(scores: ir.Value, loss: ir.Value) -> pattern.MatchResult:
     layer = _layer(scores)
     if layer.op_type != "Gemm" or layer.domain:
         return result.fail(f"the scores come from {layer.op_type}, and a linear layer is needed")
+    if not same_precision(layer, node):
+        return result.fail("the loss is computed in another precision than the layer")
     return _check_layer(layer, shape)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnxscript.rewriter import pattern
 
+from lit_ort.compiler.autocast import same_precision
 from lit_ort.compiler.passes.base import RewritePass, shape_of
 
 
@@ -27,13 +28,16 @@ class _MatMulTransposedWeight(pattern.RewriteRuleClassBase):
 
 class _MatMulTransposedWeightBias(pattern.RewriteRuleClassBase):
     def pattern(self, op, x, weight, perm, bias):  # type: ignore[no-untyped-def]
-        return op.Add(op.MatMul(x, op.Transpose(weight, perm=perm)), bias)
+        product = op.MatMul(x, op.Transpose(weight, perm=perm), _outputs=["product"])
+        return op.Add(product, bias, _outputs=["total"])
 
-    def check(self, context, x, weight, perm, bias, **_) -> pattern.MatchResult:  # type: ignore[no-untyped-def]
+    def check(self, context, x, weight, perm, bias, product, total, **_) -> pattern.MatchResult:  # type: ignore[no-untyped-def]
         result = _check(x, weight, perm)
         shape = shape_of(weight)
         if result and shape is not None and shape_of(bias) != (shape[0],):
             return result.fail(f"the added value has shape {bias.shape}, and a bias has [{shape[0]}]")
+        if result and not same_precision(product.producer(), total.producer()):
+            return result.fail("the bias is added in another precision than that of the product")
         return result
 
     def rewrite(self, op, x, weight, perm, bias, **_):  # type: ignore[no-untyped-def]
