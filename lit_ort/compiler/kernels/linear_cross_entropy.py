@@ -194,14 +194,20 @@ def _subtract_one(probabilities: torch.Tensor, labels: torch.Tensor) -> None:
     if probabilities.dtype != torch.float32:
         sure = (differences.squeeze(1) > SURE - 1).nonzero().squeeze(1)
         differences[sure, 0] = _others(probabilities, labels, sure).neg_()
-    probabilities.scatter_(1, labels, differences.to(probabilities.dtype))
+    _put(probabilities, labels, differences.to(probabilities.dtype))
+
+
+def _put(matrix: torch.Tensor, columns: torch.Tensor, values: torch.Tensor) -> None:
+    """One value a row; in bfloat16 scatter_ would copy the matrix twice."""
+    matrix.index_put_((torch.arange(len(matrix)), columns.squeeze(1)), values.squeeze(1))
 
 
 def _others(probabilities: torch.Tensor, labels: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Of some rows, one less the label's probability: the sum of the others keeps the digits that rounding takes."""
     if not len(rows):
         return torch.zeros(0)
-    chosen = probabilities.index_select(0, rows).scatter_(1, labels.index_select(0, rows), 0.0)
+    chosen = probabilities.index_select(0, rows)
+    _put(chosen, labels.index_select(0, rows), chosen.new_zeros(len(rows), 1))
     return chosen.sum(1, dtype=torch.float32).clamp_(max=1 - SURE)
 
 
