@@ -119,6 +119,8 @@ def configure_optimizers(
 ) -> Any:
     """What Lightning's `configure_optimizers` returns."""
     made = optimizer(parameters)
+    # Fused ones could take a loss scale themselves, for which Lightning's mixed precision refuses to clip gradients.
+    made._step_supports_amp_scaling = False  # type: ignore[attr-defined]
     if schedule is None:
         return made
     if not isinstance(schedule, Schedule):

@@ -251,6 +251,15 @@ def test_mixed_precision(spelling: str, tmp_path: Path) -> None:
     assert {state["momentum_buffer"].dtype for state in states} == {torch.float32}
 
 
+def test_mixed_precision_clips_gradients_of_fused_optimizers() -> None:
+    class Fused(Wide):
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.Adam(self.parameters(), fused=True)
+
+    runner, _ = fit("ort", Fused, precision="bf16-mixed", gradient_clip_val=0.5, max_steps=2)
+    assert runner.precision == "bf16-mixed"
+
+
 def test_sixteen_mixed_is_what_lightning_makes_of_it_on_a_cpu() -> None:
     with pytest.warns(UserWarning, match="Using `precision='bf16-mixed'` instead"):
         runner = trainer("ort", precision="16-mixed")

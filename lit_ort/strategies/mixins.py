@@ -191,7 +191,8 @@ class ORTMixin(CompiledMixin):
                 f"precision={precision!r} is not built for strategy='ort' yet; it computes in '32-true' or "
                 "'bf16-mixed'. Use one of them, or strategy='auto' with this precision."
             )
-        _fset("precision_plugin", self, precision_plugin)
+        mixed = type(precision_plugin).__name__ == "MixedPrecision"
+        _fset("precision_plugin", self, _plain(precision_plugin) if mixed else precision_plugin)
         self._compute_in(PRECISIONS.get(precision, FLOAT32))
 
     @property
@@ -228,6 +229,13 @@ def _listens_to_zero_grad(module: Any, callbacks: Sequence[Any]) -> bool:
 
 def _is_from_lightning(function: Any) -> bool:
     return function.__module__.split(".")[0] in ("lightning", "pytorch_lightning")
+
+
+def _plain(mixed: Any) -> Any:
+    """Lightning's plugin of its own package without autocast, which would refuse to clip for fused optimizers."""
+    plain = next(base for base in type(mixed).__mro__ if base.__name__ == "Precision")()
+    plain.precision = mixed.precision
+    return plain
 
 
 def _fget(name: str, strategy: Any) -> Any:
