@@ -25,6 +25,35 @@ class GraphPass(abc.ABC):
         """Rewrites `model` in place."""
 
 
+class NodePass(GraphPass):
+    """A pass that replaces one node at a time."""
+
+    def apply(self, model: ir.Model) -> PassReport:
+        fired, declined = 0, []
+        for node in list(model.graph):
+            if not self.concerns(model, node):
+                continue
+            reason = self.unproven(node)
+            if reason is None:
+                self.replace(model.graph, node)
+                fired += 1
+            else:
+                declined.append(f"{node.name}: {reason}")
+        return PassReport(self.name, fired, tuple(declined))
+
+    @abc.abstractmethod
+    def concerns(self, model: ir.Model, node: ir.Node) -> bool:
+        """Whether a node has the shape that the pass is for."""
+
+    @abc.abstractmethod
+    def unproven(self, node: ir.Node) -> str | None:
+        """Why such a node stays, or None."""
+
+    @abc.abstractmethod
+    def replace(self, graph: ir.Graph, node: ir.Node) -> None:
+        """Writes other nodes in its place."""
+
+
 class RewritePass(GraphPass):
     """A pass made of onnxscript rewrite rules; what a rule's `check` fails on becomes a decline."""
 
@@ -52,6 +81,13 @@ class _DeclineTracer(pattern.MatchingTracer):
     def log(self, rule, container, node, match_result, status) -> None:  # type: ignore[no-untyped-def, override]
         if status == pattern.MatchStatus.CONDITION_FAILED:
             self.declined.append(f"{node.name}: {match_result.reason}")
+
+
+def put_in_place(graph: ir.Graph, old: ir.Node, new: ir.Node, *before: ir.Node) -> None:
+    """Replaces a node by `new`, after what `new` reads; its first outputs are those of `new`."""
+    values = old.outputs[: len(new.outputs)]
+    nodes = [*before, new]
+    ir.convenience.replace_nodes_and_values(graph, old, [old], nodes, values, new.outputs[: len(values)])
 
 
 def shape_of(value: ir.Value | None) -> tuple[int, ...] | None:

@@ -18,9 +18,8 @@ from lit_ort.compiler.convert import place_of
 from lit_ort.compiler.kernel_nodes import kernel_node, kernel_of
 from lit_ort.compiler.kernels import attention, linear_cross_entropy
 from lit_ort.compiler.kernels.bf16 import gemm_name, matmul_name
-from lit_ort.compiler.passes.base import GraphPass, shape_of
+from lit_ort.compiler.passes.base import NodePass, put_in_place, shape_of
 from lit_ort.errors import ConvertError
-from lit_ort.inspect import PassReport
 from lit_ort.options import BF16_MIXED
 from lit_ort.runtime.aten import NAMESPACE
 
@@ -29,22 +28,56 @@ LARGE = 2e6
 _HEADS = (attention.NAME, linear_cross_entropy.NAME)
 
 
-class Bf16Products(GraphPass):
+class Bf16Products(NodePass):
     name = "bf16_products"
     required = True
 
-    def apply(self, model: ir.Model) -> PassReport:
-        fired, declined = 0, []
-        for node in list(model.graph):
-            if not _is_product(node) or not _wants_bf16(model, node):
-                continue
-            reason = _unproven(node)
-            if reason is None:
-                _replace(model.graph, node)
-                fired += 1
-            else:
-                declined.append(f"{node.name}: {reason}")
-        return PassReport(self.name, fired, tuple(declined))
+    def concerns(self, model: ir.Model, node: ir.Node) -> bool:
+        return _is_product(node) and _wants_bf16(model, node)
+
+    def unproven(self, node: ir.Node) -> str | None:
+        if _is_kernel(node):
+            return None
+        a, b = node.inputs[:2]
+        assert a is not None
+        assert b is not None
+        left, right = shape_of(a), shape_of(b)
+        if left is None or right is None or min(len(left), len(right)) < 2:
+            return f"shapes {a.shape} and {b.shape}: two or more known dimensions are needed"
+        if ir.DataType.FLOAT not in (a.dtype, node.outputs[0].dtype):
+            return f"it computes in {a.dtype}, and float32 is proven"
+        if a is b:
+            return "both factors are one value, and the builder names gradients after values"
+        if node.op_type == "MatMul" and len(right) > 2 and left[:-2] != right[:-2]:
+            return f"the leading dimensions of {left} and {right} differ"
+        attributes = node.attributes
+        bias = node.inputs[2] if len(node.inputs) > 2 else None
+        if any(attributes.get_float(name, 1.0) != 1.0 for name in ("alpha", "beta")):
+            return "alpha or beta is not 1"
+        result = shape_of(node.outputs[0])
+        if result is None or (bias is not None and shape_of(bias) != result[-1:]):
+            return f"the result has shape {node.outputs[0].shape}" + (f", the bias {bias.shape}" if bias else "")
+        operations = 2.0 * math.prod(result) * left[0 if attributes.get_int("transA", 0) else -1]
+        return f"{operations:.1e} operations are fewer than {LARGE:.0e}" if operations < LARGE else None
+
+    def replace(self, graph: ir.Graph, node: ir.Node) -> None:
+        kernel = kernel_of(node)
+        if kernel is not None:
+            end = attention.BF16 if kernel.startswith(attention.NAME) else linear_cross_entropy.BF16
+            node.attributes["operator"] = ir.AttrString("operator", NAMESPACE + kernel + end)
+            return
+        a, b = node.inputs[:2]
+        left, right = shape_of(a), shape_of(b)
+        assert left is not None
+        assert right is not None
+        transposes = [bool(node.attributes.get_int(name, 0)) for name in ("transA", "transB")]
+        if len(right) == 2 and len(left) > 2:
+            _replace_rows(graph, node, left, right)
+            return
+        stacked = len(left) > 2
+        name = matmul_name(*transposes) if stacked else gemm_name(*transposes, bias=_has_bias(node))
+        made = kernel_node(name, node.inputs, ((ir.DataType.FLOAT, node.outputs[0].shape),), str(node.name))
+        put_in_place(graph, node, made)
 
 
 def _is_product(node: ir.Node) -> bool:
@@ -67,52 +100,6 @@ def _wants_bf16(model: ir.Model, node: ir.Node) -> bool:
     return precision == BF16_MIXED
 
 
-def _unproven(node: ir.Node) -> str | None:
-    if _is_kernel(node):
-        return None
-    a, b = node.inputs[:2]
-    assert a is not None
-    assert b is not None
-    left, right = shape_of(a), shape_of(b)
-    if left is None or right is None or min(len(left), len(right)) < 2:
-        return f"shapes {a.shape} and {b.shape}: two or more known dimensions are needed"
-    if ir.DataType.FLOAT not in (a.dtype, node.outputs[0].dtype):
-        return f"it computes in {a.dtype}, and float32 is proven"
-    if a is b:
-        return "both factors are one value, and the builder names gradients after values"
-    if node.op_type == "MatMul" and len(right) > 2 and left[:-2] != right[:-2]:
-        return f"the leading dimensions of {left} and {right} differ"
-    attributes = node.attributes
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
-    if any(attributes.get_float(name, 1.0) != 1.0 for name in ("alpha", "beta")):
-        return "alpha or beta is not 1"
-    result = shape_of(node.outputs[0])
-    if result is None or (bias is not None and shape_of(bias) != result[-1:]):
-        return f"the result has shape {node.outputs[0].shape}" + (f", the bias {bias.shape}" if bias else "")
-    operations = 2.0 * math.prod(result) * left[0 if attributes.get_int("transA", 0) else -1]
-    return f"{operations:.1e} operations are fewer than {LARGE:.0e}" if operations < LARGE else None
-
-
-def _replace(graph: ir.Graph, node: ir.Node) -> None:
-    kernel = kernel_of(node)
-    if kernel is not None:
-        end = attention.BF16 if kernel.startswith(attention.NAME) else linear_cross_entropy.BF16
-        node.attributes["operator"] = ir.AttrString("operator", NAMESPACE + kernel + end)
-        return
-    a, b = node.inputs[:2]
-    left, right = shape_of(a), shape_of(b)
-    assert left is not None
-    assert right is not None
-    transposes = [bool(node.attributes.get_int(name, 0)) for name in ("transA", "transB")]
-    if len(right) == 2 and len(left) > 2:
-        _replace_rows(graph, node, left, right)
-        return
-    stacked = len(left) > 2
-    name = matmul_name(*transposes) if stacked else gemm_name(*transposes, bias=_has_bias(node))
-    made = kernel_node(name, node.inputs, ((ir.DataType.FLOAT, node.outputs[0].shape),), str(node.name))
-    ir.convenience.replace_nodes_and_values(graph, node, [node], [made], node.outputs, made.outputs)
-
-
 def _has_bias(node: ir.Node) -> bool:
     return len(node.inputs) > 2 and node.inputs[2] is not None
 
@@ -130,7 +117,7 @@ def _replace_rows(graph: ir.Graph, node: ir.Node, left: tuple[int, ...], right: 
     )
     product.outputs[0].name = f"{node.outputs[0].name}__rows"
     back = _reshape(graph, product.outputs[0], (*left[:-1], columns), str(node.name))
-    ir.convenience.replace_nodes_and_values(graph, node, [node], [flat, product, back], node.outputs, back.outputs)
+    put_in_place(graph, node, back, flat, product)
 
 
 def _reshape(graph: ir.Graph, data: ir.Value | None, shape: tuple[int, ...], name: str) -> ir.Node:

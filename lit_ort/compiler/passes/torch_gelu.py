@@ -14,8 +14,7 @@ import onnx_ir as ir
 
 from lit_ort.compiler.kernel_nodes import kernel_node
 from lit_ort.compiler.kernels.gelu import EXACT, TANH, gelu_name
-from lit_ort.compiler.passes.base import MICROSOFT, GraphPass, shape_of
-from lit_ort.inspect import PassReport
+from lit_ort.compiler.passes.base import MICROSOFT, NodePass, put_in_place, shape_of
 
 KERNELS = {
     "Gelu": gelu_name(EXACT),
@@ -27,40 +26,28 @@ KERNELS = {
 LARGE = 2**14
 
 
-class TorchGelu(GraphPass):
+class TorchGelu(NodePass):
     name = "torch_gelu"
 
-    def apply(self, model: ir.Model) -> PassReport:
-        fired, declined = 0, []
-        for node in list(model.graph):
-            if node.op_type not in KERNELS or node.domain not in ("", MICROSOFT):
-                continue
-            reason = _unproven(node)
-            if reason is None:
-                _replace(model.graph, node)
-                fired += 1
-            else:
-                declined.append(f"{node.name}: {reason}")
-        return PassReport(self.name, fired, tuple(declined))
+    def concerns(self, model: ir.Model, node: ir.Node) -> bool:
+        return node.op_type in KERNELS and node.domain in ("", MICROSOFT)
 
+    def unproven(self, node: ir.Node) -> str | None:
+        x = node.inputs[-1]
+        wanted = 2 if node.op_type.endswith("Grad") else 1
+        if len(node.inputs) != wanted or x is None:
+            return "it adds a bias"
+        if node.domain == "" and node.attributes.get_string("approximate", EXACT) != EXACT:
+            return "it is approximate, and is translated for its gradient elsewhere"
+        if x.dtype != ir.DataType.FLOAT:
+            return f"its data is {x.dtype}, and float32 is proven"
+        shape = shape_of(x)
+        if shape is None or math.prod(shape) < LARGE:
+            return f"its data of shape {x.shape} is smaller than {LARGE} elements"
+        return None
 
-def _unproven(node: ir.Node) -> str | None:
-    x = node.inputs[-1]
-    wanted = 2 if node.op_type.endswith("Grad") else 1
-    if len(node.inputs) != wanted or x is None:
-        return "it adds a bias"
-    if node.domain == "" and node.attributes.get_string("approximate", EXACT) != EXACT:
-        return "it is approximate, and is translated for its gradient elsewhere"
-    if x.dtype != ir.DataType.FLOAT:
-        return f"its data is {x.dtype}, and float32 is proven"
-    shape = shape_of(x)
-    if shape is None or math.prod(shape) < LARGE:
-        return f"its data of shape {x.shape} is smaller than {LARGE} elements"
-    return None
-
-
-def _replace(graph: ir.Graph, node: ir.Node) -> None:
-    x = node.inputs[-1]
-    assert x is not None
-    kernel = kernel_node(KERNELS[node.op_type], node.inputs, ((ir.DataType.FLOAT, x.shape),), str(node.name))
-    ir.convenience.replace_nodes_and_values(graph, node, [node], [kernel], node.outputs, kernel.outputs)
+    def replace(self, graph: ir.Graph, node: ir.Node) -> None:
+        x = node.inputs[-1]
+        assert x is not None
+        kernel = kernel_node(KERNELS[node.op_type], node.inputs, ((ir.DataType.FLOAT, x.shape),), str(node.name))
+        put_in_place(graph, node, kernel)
