@@ -45,6 +45,7 @@ class GraphReport:
         fallback: why the graph runs in eager, or None.
         cache: with a `cache_dir`, whether the graph was `read` from it, was `written`, or was not kept and why.
         precision: what its nodes compute in.
+        peak_bytes: the most that values of one run hold at a time beside its inputs, gradients included, as planned.
     """
 
     name: str
@@ -59,6 +60,7 @@ class GraphReport:
     fallback: str | None = None
     cache: str | None = None
     precision: str = "32-true"
+    peak_bytes: int = 0
 
     def __str__(self) -> str:
         counts = f"{self.inputs} inputs, {self.wants_gradient} gradients"
@@ -68,6 +70,7 @@ class GraphReport:
             return "\n".join([*lines, f"  fallback {self.fallback}"])
         if self.cache is not None:
             lines.append(f"  cache    {self.cache}")
+        lines.append(f"  memory   {self.peak_bytes / 1e6:.0f} MB at most, inputs aside, as planned")
         lines.append(f"  forward  {_counts(self.operators_before)}")
         lines.append(f"  runs     {_counts(self.operators_after)}")
         for report in self.passes:

@@ -13,6 +13,7 @@ from lit_ort.errors import OptionsError
 FALLBACKS = ("warn", "error")
 FLOAT32, BF16_MIXED = "32-true", "bf16-mixed"
 PRECISIONS = (FLOAT32, BF16_MIXED)
+LAYERS = "layers"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +29,9 @@ class ORTOptions:
             `VerificationError` with the worst offenders.
         verify_tolerance: largest relative error, in the 2-norm of each tensor, that verification accepts. Where a graph
             computes in bfloat16, what eager autocast itself errs by is added, several times.
+        recompute: `"layers"` keeps of each layer (of modules in a list, such as `encoder.layers.3`) its input, the
+            results of attention and the masks of dropout, and computes the rest again in the backward: less memory,
+            more time. None keeps everything outside of the module's own activation checkpoints.
         disable_passes: exact names of graph passes to leave out (`lit_ort.compiler.passes.names()` lists them).
         dump_dir: folder that receives the ONNX file of every stage of every graph; they are compiled anew for it, also
             where `cache_dir` has them.
@@ -45,6 +49,7 @@ class ORTOptions:
     fallback: str = "warn"
     verify_first_step: bool = False
     verify_tolerance: float = 1e-4
+    recompute: str | None = None
     disable_passes: tuple[str, ...] = ()
     dump_dir: str | None = None
     cache_dir: str | None = None
@@ -56,6 +61,8 @@ class ORTOptions:
             raise OptionsError(f"precision={self.precision!r} is not one of {PRECISIONS}. Choose one of them.")
         if self.fallback not in FALLBACKS:
             raise OptionsError(f"fallback={self.fallback!r} is not one of {FALLBACKS}. Choose one of them.")
+        if self.recompute not in (None, LAYERS):
+            raise OptionsError(f"recompute={self.recompute!r} is neither None nor {LAYERS!r}. Choose one of them.")
         if isinstance(self.disable_passes, str):
             raise OptionsError(
                 f"disable_passes={self.disable_passes!r} is one string, and a sequence of names is needed. "

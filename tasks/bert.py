@@ -32,7 +32,8 @@ def make_bert(
 
     Raises InputError if `pretrained` can't be loaded.
     """
-    settings = dict(hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout, **settings)
+    # An encoder has nothing to cache, and with gradient checkpointing the library warns of it in every forward.
+    settings |= dict(hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout, use_cache=False)
     if pretrained is not None:
         return load_model(kind, pretrained, **settings)
     shape = BertConfig(

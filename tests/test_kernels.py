@@ -289,7 +289,7 @@ def test_attention_in_bf16_is_as_close_as_rounding(name: str, results: torch.dty
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("end", ["", "_rounded"])
 def test_products_in_bf16(bias: bool, end: str) -> None:
-    kernel = next(k for k in KERNELS if k.name == f"bf16_gemm_nt{'_bias' if bias else ''}{end}")
+    kernel = KERNELS[f"bf16_gemm_nt{'_bias' if bias else ''}{end}"]
     a, b, c = torch.randn(50, 40), torch.randn(30, 40), torch.randn(30)
     actual = kernel.run(BufferPool(), a, b.bfloat16(), *([c] if bias else []))
     assert isinstance(actual, Tensor)

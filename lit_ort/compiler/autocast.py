@@ -15,18 +15,17 @@ import torch
 from torch import fx
 from torch.amp import autocast_mode
 
+from lit_ort.compiler.marks import PREFIX, mark
 from lit_ort.compiler.numbers import copy_graph
 from lit_ort.errors import CaptureError
 from lit_ort.options import BF16_MIXED, FLOAT32
 
 # Where a model, and a node of a model with several precisions, keeps its own.
-PRECISION = "lit_ort.precision"
+_NAME = "precision"
+PRECISION = PREFIX + _NAME
 # In a model's place: every node says its own.
 BY_NODE = "by node"
 
-# A node's stack trace is what reaches the ONNX model from an FX graph, so it carries the mark.
-_MARK = "\nlit_ort precision "
-_STACK_TRACE = "pkg.torch.onnx.stack_trace"
 _REMEDY = "Use torch.autocast('cpu', torch.bfloat16), or run this part outside of the compiled step."
 _ENTER, _EXIT = (getattr(autocast_mode, name) for name in ("_enter_autocast", "_exit_autocast"))
 
@@ -72,7 +71,7 @@ def settle_autocast(graph: fx.Graph, ambient: str) -> frozenset[str]:
     precisions = frozenset(marks.values())
     if len(precisions) > 1:
         for node, precision in marks.items():
-            node.meta["stack_trace"] = (node.meta.get("stack_trace") or "") + _MARK + precision
+            mark(node, _NAME, precision)
     return precisions
 
 
@@ -124,14 +123,8 @@ def in_float32(graph_module: fx.GraphModule, arguments: Sequence[Any]) -> Any:
 
 
 def mark_model(model: ir.Model, precisions: frozenset[str]) -> None:
-    """Moves the marks of a freshly translated model to where passes look for them, and tells the model's own."""
+    """Tells a freshly translated model its precision."""
     model.metadata_props[PRECISION] = BY_NODE if len(precisions) > 1 else next(iter(precisions), FLOAT32)
-    for node in model.graph:
-        trace, mark, precision = node.metadata_props.get(_STACK_TRACE, "").partition(_MARK)
-        if mark:
-            node.metadata_props[_STACK_TRACE] = trace
-            # A function of several FX nodes keeps the marks of all; they are equal, as they share a line.
-            node.metadata_props[PRECISION] = precision
 
 
 def precision_of(model: ir.Model, node: ir.Node) -> str | None:

@@ -19,6 +19,7 @@ from torch import fx
 
 from lit_ort.compiler.autocast import float32_of, in_float32, run_in_eager
 from lit_ort.compiler.cache import GraphCache
+from lit_ort.compiler.checkpoints import inline_checkpoints
 from lit_ort.compiler.content import Content, content_of
 from lit_ort.compiler.kernels import KERNELS
 from lit_ort.compiler.numbers import settle_numbers
@@ -91,7 +92,9 @@ class ORTBackend:
         except CompileError as error:
             if self.options.fallback == "error":
                 raise
-            self.compile_log.graphs.append(_fallback_report(name, arguments, time.perf_counter() - start, str(error)))
+            seconds = time.perf_counter() - start
+            report = _fallback_report(name, arguments, seconds, str(error), self.options.precision)
+            self.compile_log.graphs.append(report)
             warnings.warn(f"{name} runs in eager PyTorch: {error}", LitOrtWarning, stacklevel=2)
             return Executable(None, None)
         seconds = time.perf_counter() - start
@@ -130,7 +133,7 @@ class CompiledGraph:
     def __init__(self, backend: ORTBackend, graph_module: fx.GraphModule) -> None:
         self._backend = backend
         self._original = graph_module
-        self._graph = settle_numbers(graph_module)
+        self._graph = settle_numbers(inline_checkpoints(graph_module))
         placeholders = [node for node in self._graph.module.graph.nodes if node.op == "placeholder"]
         self._numbers = [
             position
@@ -208,7 +211,7 @@ def bind(compilation: Compilation, options: ORTOptions, pool: BufferPool) -> Cal
     session_options = SessionOptions(
         threads=options.threads or torch.get_num_threads(),
         allow_spinning=options.allow_spinning,
-        kernels={kernel.name: kernel for kernel in KERNELS},
+        kernels=KERNELS,
         pool=pool,
     )
     if compilation.kind == "split":
@@ -293,8 +296,8 @@ def _has_symbolic_sizes(placeholder: fx.Node) -> bool:
     return any(isinstance(size, torch.SymInt) for size in placeholder.meta["example_value"].shape)
 
 
-def _fallback_report(name: str, arguments: Sequence[Any], seconds: float, reason: str) -> GraphReport:
+def _fallback_report(name: str, arguments: Sequence[Any], seconds: float, reason: str, precision: str) -> GraphReport:
     tensors = tensors_of(arguments)
     wants = sum(tensor.requires_grad for tensor in tensors)
     shapes = tuple(describe(f"input {k}", t) for k, t in enumerate(tensors) if not isinstance(t, torch.nn.Parameter))
-    return GraphReport(name, "eager", len(tensors), wants, shapes, {}, {}, (), seconds, reason)
+    return GraphReport(name, "eager", len(tensors), wants, shapes, {}, {}, (), seconds, reason, precision=precision)

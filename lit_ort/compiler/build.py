@@ -18,10 +18,12 @@ from lit_ort.compiler.autocast import ambient_precision
 from lit_ort.compiler.capture import capture
 from lit_ort.compiler.convert import convert
 from lit_ort.compiler.gradient import forward_only, fused_gradient, split_gradient
+from lit_ort.compiler.liveness import peak_bytes
+from lit_ort.compiler.regions import close_regions, mark_layers
 from lit_ort.compiler.signature import Compilation, StepSignature, TrainingModel, describe, tensors_of
 from lit_ort.compiler.support import require_independent_draws
 from lit_ort.inspect import GraphReport, count_operators, dump
-from lit_ort.options import ORTOptions
+from lit_ort.options import LAYERS, ORTOptions
 
 
 def build(graph_module: fx.GraphModule, arguments: Sequence[Any], options: ORTOptions, name: str) -> Compilation:
@@ -38,10 +40,13 @@ def build(graph_module: fx.GraphModule, arguments: Sequence[Any], options: ORTOp
     dump(model, options.dump_dir, name, "1_forward")
     before = count_operators(model)
     kind = kind_of(model, signature)
+    if options.recompute == LAYERS:
+        mark_layers(model)
     precise = not signature.bf16
     forward = passes.FORWARD_PASSES if precise else (*passes.FORWARD_PASSES, *passes.FORWARD_PRECISION_PASSES)
     reports = passes.apply(forward, model, options.disable_passes)
     dump(model, options.dump_dir, name, "2_forward_passes")
+    close_regions(model)
     training = _add_gradient(model, signature, kind)
     dump(training.model, options.dump_dir, name, "3_gradient")
     after = passes.TRAINING_PASSES if precise else (*passes.TRAINING_PASSES, *passes.TRAINING_PRECISION_PASSES)
@@ -59,6 +64,7 @@ def build(graph_module: fx.GraphModule, arguments: Sequence[Any], options: ORTOp
         passes=reports,
         seconds=0.0,
         precision=" and ".join(sorted(signature.precisions)),
+        peak_bytes=peak_bytes(training.model.graph),
     )
     return Compilation(signature, kind, training, report)
 

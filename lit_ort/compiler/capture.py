@@ -16,6 +16,7 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from lit_ort.compiler.autocast import compute_in_float32, float32_of, settle_autocast
+from lit_ort.compiler.checkpoints import CHECKPOINT, mark_checkpoints
 from lit_ort.compiler.decompositions import decompose
 from lit_ort.compiler.numbers import copy_graph
 from lit_ort.compiler.signature import GraphOutput, StepSignature, tensors_of
@@ -47,6 +48,7 @@ def capture(graph_module: fx.GraphModule, arguments: Sequence[Any], precision: s
     """
     _refuse_higher_order(graph_module)
     graph = copy_graph(graph_module)
+    mark_checkpoints(graph)
     precisions = settle_autocast(graph, precision)
     if BF16_MIXED in precisions:
         compute_in_float32(graph)
@@ -81,6 +83,13 @@ def source_line(node: fx.Node) -> str | None:
 
 def _refuse_higher_order(graph_module: fx.GraphModule) -> None:
     for node in graph_module.graph.nodes:
+        if node.target is CHECKPOINT:
+            raise CaptureError(
+                "the graph has a checkpoint with a context_fn, which decides by torch's operators what is kept",
+                remedy="Leave context_fn out: attention's results and dropout's masks are kept in any case.",
+                operator=str(node.target),
+                module=source_line(node),
+            )
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             raise CaptureError(
                 f"the graph has the higher-order operator {node.target}, which has no ONNX form here",

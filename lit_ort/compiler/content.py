@@ -14,6 +14,8 @@ import torch
 from torch import fx
 from torch.fx.node import _get_qualified_name  # pyright: ignore[reportPrivateUsage] - knows torch's odd names
 
+from lit_ort.compiler.checkpoints import REGION
+
 # What is found in these by name is decided by the versions of torch and Python. Other code may change under its name.
 _KNOWN_PACKAGES = frozenset({"torch", "operator", "_operator", "builtins", "math"})
 _KNOWN_OPERATORS = frozenset({"aten", "prims"})
@@ -77,6 +79,8 @@ def _node(node: fx.Node, graph_module: fx.GraphModule, positions: Mapping[fx.Nod
         _value(node.args, positions),
         _value(node.kwargs, positions),
         _wants_gradient(node),
+        node.meta.get(REGION),
+        _layers(node),
     ]
 
 
@@ -88,6 +92,11 @@ def _target(node: fx.Node, graph_module: fx.GraphModule) -> Any:
     if node.op == "call_module":
         raise _Obstacle(f"it calls the module {node.target} as a whole")
     return str(node.target)
+
+
+def _layers(node: fx.Node) -> list[str]:
+    """Where a node is among the module's parts, which decides what is computed again in the backward."""
+    return [str(path) for path, _ in node.meta.get("nn_module_stack", {}).values()]
 
 
 def _wants_gradient(node: fx.Node) -> Any:

@@ -16,6 +16,7 @@ from onnx_ir.passes import common
 
 from lit_ort.compiler.autocast import mark_model
 from lit_ort.compiler.capture import CapturedGraph, ignore_torch_deprecation
+from lit_ort.compiler.marks import move_marks
 from lit_ort.errors import ConvertError
 
 # Written by the exporter without conversion, known to ONNX Runtime 1.19 and to its gradient builder.
@@ -49,6 +50,7 @@ def convert(captured: CapturedGraph) -> ir.Model:
     model = exported.model
     _name_inputs(model, captured.signature.input_names)
     simplify(model)
+    move_marks(model)
     mark_model(model, captured.signature.precisions)
     model.ir_version = IR_VERSION
     return model

@@ -17,6 +17,7 @@ import onnxruntime
 from lit_ort.compiler.convert import name_nodes
 from lit_ort.compiler.kernel_nodes import OPERATOR, operator_of
 from lit_ort.compiler.kernels import KERNELS
+from lit_ort.compiler.regions import copy_regions
 from lit_ort.compiler.signature import StepSignature, TrainingModel
 from lit_ort.compiler.stop_gradient import STOP_GRADIENT
 from lit_ort.compiler.support import gradient_names, is_stop_gradient, require_support
@@ -59,7 +60,7 @@ def fused_gradient(model: ir.Model, signature: StepSignature) -> TrainingModel:
     except ORT_ERRORS as error:
         raise _refused(error) from error
     training = _deserialize(data)
-    _restore_types(training, model)
+    _restore(training, model)
     _finish(training)
     outputs = tuple(f"{name}_grad" for name in names)
     return TrainingModel(training, result_names(model), _positions(signature, outputs), outputs)
@@ -95,7 +96,7 @@ def split_gradient(model: ir.Model, signature: StepSignature) -> TrainingModel:
     except ORT_ERRORS as error:
         raise _refused(error) from error
     training = _deserialize(data)
-    _restore_types(training, model)
+    _restore(training, model)
     _finish(training)
     return _split_model(training, info, signature)
 
@@ -122,7 +123,7 @@ def _session_options() -> onnxruntime.SessionOptions:
 def _register_aten_gradients() -> None:
     """Tells the builders of the gradients of ATen nodes; registering twice is harmless."""
     C.register_custom_stop_gradient_edges(_aten_key(STOP_GRADIENT), {0})
-    for kernel in KERNELS:
+    for kernel in KERNELS.values():
         if kernel.differentiable:
             definition = _placeholder(kernel) if kernel.backward is None else _backward_node(kernel.backward)
             C.register_gradient_definition(_aten_key(NAMESPACE + kernel.name), [definition])
@@ -164,8 +165,7 @@ def _text(name: str, value: str) -> Any:
 
 def _expand(graph: ir.Graph, node: ir.Node) -> None:
     """Writes a placeholder as what it stands for: each held gradient times the gradient of the result."""
-    name = node.attributes.get_string("overload_name", "")
-    kernel = next(kernel for kernel in KERNELS if kernel.name == name)
+    kernel = KERNELS[node.attributes.get_string("overload_name", "")]
     scale, *held = node.inputs
     given = dict(zip(kernel.gradients, held, strict=True))
     wanted = {k: value for k, value in enumerate(node.outputs) if value.name}
@@ -174,8 +174,9 @@ def _expand(graph: ir.Graph, node: ir.Node) -> None:
     ir.convenience.replace_nodes_and_values(graph, node, [node], products, list(wanted.values()), values)
 
 
-def _restore_types(training: ir.Model, model: ir.Model) -> None:
-    """Types of the forward's values: the builder drops those of outputs, and ATen nodes infer none."""
+def _restore(training: ir.Model, model: ir.Model) -> None:
+    """Regions, and types of the forward's values: the builder drops those of outputs, and ATen nodes infer none."""
+    copy_regions(model, training)
     known = {value.name: value for node in model.graph for value in node.outputs}
     for value in (value for node in training.graph for value in node.outputs):
         if value.type is None and value.name in known:

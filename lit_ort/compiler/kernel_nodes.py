@@ -22,6 +22,11 @@ def kernel_of(node: ir.Node) -> str | None:
     return operator.removeprefix(NAMESPACE) if operator and operator.startswith(NAMESPACE) else None
 
 
+def set_kernel(node: ir.Node, kernel: str) -> None:
+    """Lets an ATen node call another kernel that takes the same inputs."""
+    node.attributes["operator"] = ir.AttrString("operator", NAMESPACE + kernel)
+
+
 def kernel_node(
     kernel: str, inputs: Sequence[ir.Value | None], outputs: Sequence[tuple[ir.DataType, ir.Shape | None]], name: str
 ) -> ir.Node:
@@ -33,7 +38,7 @@ def kernel_node(
         outputs: type and shape of each result; ATen nodes have no shape inference of their own.
         name: of the node.
     """
-    attributes = {"operator": NAMESPACE + kernel, "overload_name": ""}
+    attributes = _attributes(kernel)
     node = ir.node(OPERATOR, inputs, attributes, domain=DOMAIN, num_outputs=len(outputs), name=name, version=1)
     for value, (dtype, shape) in zip(node.outputs, outputs, strict=True):
         value.dtype, value.shape = dtype, shape
@@ -45,9 +50,12 @@ def call_kernel(op, kernel: str, inputs: Sequence[ir.Value], outputs: Sequence[i
 
     op: what the rule's `rewrite` is given.
     """
-    attributes = {"operator": NAMESPACE + kernel, "overload_name": ""}
-    made = op.ATen(*inputs, **attributes, _domain=DOMAIN, _version=1, _outputs=len(outputs))
+    made = op.ATen(*inputs, **_attributes(kernel), _domain=DOMAIN, _version=1, _outputs=len(outputs))
     results = (made,) if len(outputs) == 1 else tuple(made)
     for value, shape in zip(results, outputs, strict=True):
         value.dtype, value.shape = ir.DataType.FLOAT, shape
     return made
+
+
+def _attributes(kernel: str) -> dict[str, str]:
+    return {"operator": NAMESPACE + kernel, "overload_name": ""}

@@ -28,7 +28,7 @@ def size_bytes(value: ir.Value) -> int:
     """Bytes of a value of known shape; 0 of another."""
     if value.dtype is None or value.shape is None or not all(isinstance(size, int) for size in value.shape):
         return 0
-    return math.prod(int(size) for size in value.shape) * value.dtype.itemsize  # type: ignore[arg-type]
+    return math.ceil(math.prod(int(size) for size in value.shape) * value.dtype.itemsize)  # type: ignore[arg-type]
 
 
 class Liveness:
@@ -61,6 +61,15 @@ class Liveness:
 
     def _read_last(self, node: ir.Node) -> Iterable[ir.Value]:
         return (value for value in _homes(node.inputs) if self._readers[value] == 1 and value.producer() is not None)
+
+
+def peak_bytes(graph: ir.Graph) -> int:
+    """The most that a graph holds at a time, in the order of its nodes, beside its inputs and constants."""
+    liveness, peak = Liveness(graph), 0
+    for node in graph:
+        peak = max(peak, liveness.held_bytes + liveness.taken_by(node))
+        liveness.run(node)
+    return peak
 
 
 def _shares_memory(node: ir.Node) -> bool:

@@ -197,8 +197,7 @@ def _require_node(node: ir.Node, differentiable: frozenset[int]) -> None:
 def _check_of(node: ir.Node) -> Check | None:
     if node.domain == "":
         return SUPPORTED.get(node.op_type)
-    name = kernel_of(node)
-    kernel = next((kernel for kernel in KERNELS if kernel.name == name), None)
+    kernel = KERNELS.get(kernel_of(node) or "")
     return _only_input(*kernel.differentiable) if kernel is not None and kernel.differentiable else None
 
 

@@ -45,8 +45,9 @@ def without_dropout(model: ir.Model) -> ir.Model:
     ratio = ir.Value(name=name, const_value=ir.tensor(0.0, dtype=ir.DataType.FLOAT, name=name))
     ratio.dtype, ratio.shape = ir.DataType.FLOAT, ir.Shape([])
     copy.graph.register_initializer(ratio)
+    positions = DROPOUT_RATIOS | ATTENTION_RATIOS
     for node in copy.graph:
-        position = (DROPOUT_RATIOS | ATTENTION_RATIOS).get(kernel_of(node) or "")
+        position = positions.get(kernel_of(node) or "")
         if position is not None:
             node.replace_input_with(position, ratio)
         elif node.op_type == "Dropout":

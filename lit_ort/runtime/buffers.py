@@ -39,6 +39,10 @@ class BufferPool:
             memory = self._take(size)
         return torch.from_numpy(memory)[:wanted].view(dtype).view(shape)
 
+    def cast(self, data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """`data` in another type; itself where it has it."""
+        return data if data.dtype == dtype else self.empty(*data.shape, dtype=dtype).copy_(data)
+
     @property
     def reserved_bytes(self) -> int:
         """The memory that was in use at most, summed over segments: what the process keeps."""

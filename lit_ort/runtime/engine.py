@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+import torch.utils.checkpoint
 
 # Built by pybind without type information.
 C: Any = importlib.import_module("onnxruntime.capi._pybind_state")
@@ -16,6 +19,17 @@ if not hasattr(C, "GradientGraphBuilder"):
         "Both install the module onnxruntime, so: pip uninstall onnxruntime onnxruntime-training-cpu; "
         "pip install onnxruntime-training-cpu==1.19.2"
     )
+
+
+def _give_torch_its_checkpoint_back() -> None:
+    """Importing onnxruntime puts functions of ORTModule's around it, at which Dynamo breaks graphs."""
+    checkpoint: Any = torch.utils.checkpoint.checkpoint
+    while checkpoint.__module__.startswith("onnxruntime."):
+        checkpoint = inspect.getclosurevars(checkpoint).nonlocals["original_checkpoint"]
+    torch.utils.checkpoint.checkpoint = checkpoint
+
+
+_give_torch_its_checkpoint_back()
 
 # pybind raises RuntimeError for C++ exceptions and these for failed statuses.
 ORT_ERRORS: tuple[type[BaseException], ...] = (

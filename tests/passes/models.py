@@ -15,8 +15,6 @@ from lit_ort.runtime.session import Session, SessionOptions
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1, "org.pytorch.aten" : 1, "lit_ort" : 1]>'
 
-NAMED_KERNELS = {kernel.name: kernel for kernel in KERNELS}
-
 
 def model(text: str) -> ir.Model:
     """A model from ONNX text without header, shapes inferred and nodes named."""
@@ -32,4 +30,4 @@ def operators(made: ir.Model) -> set[str]:
 
 def run(made: ir.Model, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
     outputs = [str(value.name) for value in made.graph.outputs]
-    return Session(made, list(inputs), outputs, SessionOptions(1, kernels=NAMED_KERNELS)).run(list(inputs.values()))
+    return Session(made, list(inputs), outputs, SessionOptions(1, kernels=KERNELS)).run(list(inputs.values()))

@@ -5,7 +5,7 @@ import torch
 
 from lit_ort.compiler.passes.large_gemm import LargeGemm
 from lit_ort.runtime.session import Session, SessionOptions
-from tests.passes.models import NAMED_KERNELS, model, operators, run
+from tests.passes.models import KERNELS, model, operators, run
 
 M, K, N = 900, 700, 800
 PLAIN = {"transA": 0, "transB": 0}
@@ -51,7 +51,7 @@ def test_same_numbers(transpose_a: int, transpose_b: int, bias: bool) -> None:
     (expected,) = run(model(source), given)
     made = model(source)
     LargeGemm().apply(made)
-    session = Session(made, list(given), ["y"], SessionOptions(2, kernels=NAMED_KERNELS))
+    session = Session(made, list(given), ["y"], SessionOptions(2, kernels=KERNELS))
     for _ in range(3):
         (actual,) = session.run(list(given.values()))
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-3)

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-import onnx_ir as ir
 import torch
 
-from lit_ort.compiler.liveness import Liveness
+from lit_ort.compiler.liveness import peak_bytes
 from lit_ort.compiler.passes.memory_order import MemoryOrder
 from tests.passes.models import model, run
 
@@ -20,20 +19,11 @@ LATE = """g (float[100, 40] x, float[40, 40] w) => (float[40, 40] a, float[40, 4
 }"""
 
 
-def peak(graph: ir.Graph) -> int:
-    liveness = Liveness(graph)
-    peaks = []
-    for node in graph:
-        peaks.append(liveness.held_bytes + liveness.taken_by(node))
-        liveness.run(node)
-    return max(peaks)
-
-
 def test_fires_and_holds_less() -> None:
     made = model(LATE)
-    before = peak(made.graph)
+    before = peak_bytes(made.graph)
     assert MemoryOrder().apply(made).fired == 1
-    assert peak(made.graph) < before
+    assert peak_bytes(made.graph) < before
     order = [node.outputs[0].name for node in made.graph]
     assert order.index("a") < order.index("d1") < order.index("b") < order.index("d0")
 

@@ -49,9 +49,10 @@ def test_all_on_equals_all_off() -> None:
         assert relative_error(gradients(module)[name], gradient) < 1e-5
     fired = {report.name: report.fired for report in on.compile_log.graphs[0].passes}
     assert list(fired) == [p.name for p in (*passes.FORWARD_PASSES, *passes.TRAINING_PASSES, *passes.FINAL_PASSES)]
-    # Attention has its kernel, there is no dropout to draw, no tied table, and large_gemm takes tall_gemm's products.
+    # Attention has its kernel, there is no dropout to draw, no tied table and no checkpoint, and large_gemm takes
+    # tall_gemm's products.
     idle = [name for name, count in fired.items() if not count]
-    assert idle == ["attention_expansion", "torch_dropout", "tied_embedding", "tall_gemm"]
+    assert idle == ["attention_expansion", "torch_dropout", "tied_embedding", "tall_gemm", "recompute"]
 
 
 def test_all_of_them_in_mixed_precision() -> None:

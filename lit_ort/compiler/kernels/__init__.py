@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from lit_ort.compiler.kernels.attention import ATTENTION_KERNELS
 from lit_ort.compiler.kernels.bf16 import BF16_KERNELS
 from lit_ort.compiler.kernels.dropout import DROPOUT_KERNELS
@@ -11,7 +14,7 @@ from lit_ort.compiler.kernels.gemm import GEMM_KERNELS
 from lit_ort.compiler.kernels.linear_cross_entropy import LINEAR_CROSS_ENTROPY_KERNELS
 from lit_ort.runtime.aten import Kernel
 
-KERNELS: tuple[Kernel, ...] = (
+_ALL: tuple[Kernel, ...] = (
     *ATTENTION_KERNELS,
     *BF16_KERNELS,
     *DROPOUT_KERNELS,
@@ -20,3 +23,4 @@ KERNELS: tuple[Kernel, ...] = (
     *GEMM_KERNELS,
     *LINEAR_CROSS_ENTROPY_KERNELS,
 )
+KERNELS: Mapping[str, Kernel] = MappingProxyType({kernel.name: kernel for kernel in _ALL})

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import torch
 
+from lit_ort.compiler.kernels.bf16 import BF16, ROUNDED
 from lit_ort.compiler.kernels.dropout import draw_mask, scale_of
 from lit_ort.runtime.aten import Backward, Kernel
 from lit_ort.runtime.buffers import BufferPool
@@ -25,8 +26,6 @@ NAME, MASKED, GRADIENT, MASKED_GRADIENT = (
     "attention_gradient",
     "attention_masked_gradient",
 )
-# Ends of the names of the same kernels with products in bfloat16, and of those whose results stay in it.
-BF16, ROUNDED = "_bf16", "_rounded"
 # Positions of the nodes' inputs; a mask follows where there is one, and in the gradient the seed comes last.
 QUERY, KEY, VALUE, RATIO, SETTINGS, MASK = range(6)
 _RATIOS = {NAME: RATIO, MASKED: RATIO, GRADIENT: 1 + RATIO, MASKED_GRADIENT: 1 + RATIO}
@@ -94,7 +93,6 @@ class _Piece:
     value: torch.Tensor
     row: int
     heads: slice
-    batch: int
 
     def of(self, shared: torch.Tensor) -> torch.Tensor:
         """The part of a broadcast [batch or 1, heads or 1, ...] tensor that belongs to this piece."""
@@ -136,16 +134,16 @@ def attention(
     if float(ratio) > 0:
         seed.random_(_SEEDS, generator=current_generator())
     shape = (*query.shape[:3], value.shape[3])
-    query, key, value = (_rows(_as(pool, tensor, products), mask is None) for tensor in (query, key, value))
+    query, key, value = (_rows(pool.cast(tensor, products), mask is None) for tensor in (query, key, value))
     call = _call(query, key, ratio, settings, mask, int(seed))
     result = pool.empty(*query.shape[:3], value.shape[3], dtype=results)
     masks = call.masks()
     space = _workspace(pool, query, key)
     for piece in _pieces(query, key, value):
-        weights = call.weights(piece, space[: piece.batch])
+        weights = call.weights(piece, space[: len(piece.query)])
         if masks is not None:
             weights.mul_(masks.draw(weights))
-        _multiply(_as(pool, weights, products), piece.value, piece.part(result), masks.scale if masks else 1.0)
+        _multiply(pool.cast(weights, products), piece.value, piece.part(result), masks.scale if masks else 1.0)
     return result.view(shape), seed
 
 
@@ -166,7 +164,7 @@ def attention_gradient(
     shapes = [tensor.shape for tensor in (query, key, value)]
     mask = masked[0] if masked else None
     gradient, query, key, value = (
-        _rows(_as(pool, tensor, products), mask is None) for tensor in (gradient, query, key, value)
+        _rows(pool.cast(tensor, products), mask is None) for tensor in (gradient, query, key, value)
     )
     call = _call(query, key, ratio, settings, mask, int(seed))
     gradients = [pool.empty(*tensor.shape, dtype=results) for tensor in (query, key, value)]
@@ -176,24 +174,20 @@ def attention_gradient(
     for piece in _pieces(query, key, value):
         of_query, of_key, of_value = (piece.part(result) for result in gradients)
         given = piece.part(gradient)
-        weights = call.weights(piece, space[: piece.batch])
-        of_weights = _multiply(given, piece.value.transpose(1, 2), second[: piece.batch], dropped)
+        weights = call.weights(piece, space[: len(piece.query)])
+        of_weights = _multiply(given, piece.value.transpose(1, 2), second[: len(piece.query)], dropped)
         kept = weights
         if masks is not None:
             drawn = masks.draw(weights)
             of_weights.mul_(drawn)
             kept = torch.mul(weights, drawn)
-        _multiply(_as(pool, kept, products).transpose(1, 2), given, of_value, dropped)
+        _multiply(pool.cast(kept, products).transpose(1, 2), given, of_value, dropped)
         aten._softmax_backward_data.out(of_weights, weights, -1, torch.float32, grad_input=of_weights)
-        of_scores = _as(pool, of_weights, products)
+        of_scores = pool.cast(of_weights, products)
         _multiply(of_scores, piece.key, of_query, call.scale)
         _multiply(of_scores.transpose(1, 2), piece.query, of_key, call.scale)
     of_query, of_key, of_value = (result.view(shape) for result, shape in zip(gradients, shapes, strict=True))
     return of_query, of_key, of_value
-
-
-def _as(pool: BufferPool, data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return data if data.dtype == dtype else pool.empty(*data.shape, dtype=dtype).copy_(data)
 
 
 def _multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
@@ -245,7 +239,7 @@ def _pieces(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Iter
     for row in range(len(query)):
         for start in range(0, heads, most):
             part = slice(start, min(start + most, heads))
-            yield _Piece(query[row, part], key[row, part], value[row, part], row, part, part.stop - part.start)
+            yield _Piece(query[row, part], key[row, part], value[row, part], row, part)
 
 
 def _kernels(masked: bool) -> tuple[Kernel, ...]:

@@ -15,7 +15,8 @@ import torch
 from lit_ort.runtime.aten import Backward, Kernel
 from lit_ort.runtime.buffers import BufferPool
 
-ROUNDED = "_rounded"
+# Ends of the names of kernels with products in bfloat16, and of those whose results stay in it.
+BF16, ROUNDED = "_bf16", "_rounded"
 GRADIENT = "_gradient"
 ROUND, ROW_SUM = "bf16_round", "bf16_row_sum"
 
@@ -32,9 +33,7 @@ def matmul_name(transpose_a: bool, transpose_b: bool) -> str:
 
 def rounded(pool: BufferPool, data: torch.Tensor) -> torch.Tensor:
     """`data` in bfloat16."""
-    if data.dtype == torch.bfloat16:
-        return data
-    return pool.empty(*data.shape, dtype=torch.bfloat16).copy_(data)
+    return pool.cast(data, torch.bfloat16)
 
 
 def row_sum(pool: BufferPool, data: torch.Tensor) -> torch.Tensor:

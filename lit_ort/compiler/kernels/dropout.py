@@ -10,18 +10,17 @@ import functools
 
 import torch
 
+from lit_ort.compiler.kernels.bf16 import ROUNDED
 from lit_ort.runtime.aten import Kernel
 from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.random import current_generator
 
 DROPOUT, DROPOUT_GRADIENT = "dropout", "dropout_gradient"
-# End of the names of the same kernels with a result in bfloat16.
-ROUNDED = "_rounded"
 # Masks come from numbers of 16 bits.
 LEVELS = 2**16
 # Where each of the two takes the share of elements to drop.
-RATIO_POSITIONS = {DROPOUT: 1, DROPOUT_GRADIENT: 2}
-RATIO_POSITIONS |= {name + ROUNDED: position for name, position in RATIO_POSITIONS.items()}
+_RATIOS = {DROPOUT: 1, DROPOUT_GRADIENT: 2}
+RATIO_POSITIONS = {name + end: position for name, position in _RATIOS.items() for end in ("", ROUNDED)}
 
 
 def dropout(

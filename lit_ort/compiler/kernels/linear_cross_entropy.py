@@ -13,12 +13,11 @@ import math
 import torch
 from torch.nn import functional
 
+from lit_ort.compiler.kernels.bf16 import BF16
 from lit_ort.runtime.aten import Kernel
 from lit_ort.runtime.buffers import BufferPool
 
 NAME = "linear_cross_entropy"
-# End of the name of the same kernel with products in bfloat16.
-BF16 = "_bf16"
 # Positions of the node's inputs; a bias and class weights follow in this order, where there are any.
 HIDDEN, WEIGHT, LABELS, SETTINGS, BIAS = range(5)
 # Positions of the node's outputs.
@@ -105,13 +104,14 @@ class _Gradients:
 
     def add(self, chunk: slice, difference: torch.Tensor, scale: torch.Tensor) -> None:
         """One chunk: `difference` is probabilities less one at the label, `scale` each row's part of the loss."""
+        # The scale goes on the narrow factor of each product rather than on the wide difference.
+        add = self._add_exact if difference.dtype == torch.float32 else self._add_rounded
+        add(chunk, difference, scale)
+        self._started = True
+
+    def _add_exact(self, chunk: slice, difference: torch.Tensor, scale: torch.Tensor) -> None:
         of_hidden, of_weight, of_bias = self._wanted
         kept = float(self._started)
-        # The scale goes on the narrow factor of each product rather than on the wide difference.
-        if difference.dtype != torch.float32:
-            self._add_rounded(chunk, difference, scale)
-            self._started = True
-            return
         if of_hidden:
             torch.mm(difference, self._weight, out=self.of_hidden[chunk]).mul_(scale[:, None])
         if of_weight:
@@ -119,7 +119,6 @@ class _Gradients:
             torch.addmm(self.of_weight, difference.t(), scaled, beta=kept, out=self.of_weight)
         if of_bias:
             torch.addmv(self.of_bias, difference.t(), scale, beta=kept, out=self.of_bias)
-        self._started = True
 
     def _add_rounded(self, chunk: slice, difference: torch.Tensor, scale: torch.Tensor) -> None:
         of_hidden, of_weight, of_bias = self._wanted

@@ -24,6 +24,7 @@ from lit_ort.compiler.passes.large_gemm import LargeGemm
 from lit_ort.compiler.passes.linear_cross_entropy import LinearCrossEntropy
 from lit_ort.compiler.passes.linear_to_gemm import LinearToGemm
 from lit_ort.compiler.passes.memory_order import MemoryOrder
+from lit_ort.compiler.passes.recompute import Recompute
 from lit_ort.compiler.passes.tall_gemm import TallGemm
 from lit_ort.compiler.passes.tied_embedding import TiedEmbedding
 from lit_ort.compiler.passes.torch_dropout import TorchDropout
@@ -58,7 +59,7 @@ TRAINING_PASSES: tuple[GraphPass, ...] = (
 FORWARD_PRECISION_PASSES: tuple[GraphPass, ...] = (Bf16Products(),)
 TRAINING_PRECISION_PASSES: tuple[GraphPass, ...] = (Bf16Gradients(), Bf16Values())
 # On what will run, when all its nodes are there.
-FINAL_PASSES: tuple[GraphPass, ...] = (MemoryOrder(),)
+FINAL_PASSES: tuple[GraphPass, ...] = (Recompute(), MemoryOrder())
 _ALL = (*FORWARD_PASSES, *FORWARD_PRECISION_PASSES, *TRAINING_PASSES, *TRAINING_PRECISION_PASSES, *FINAL_PASSES)
 
 

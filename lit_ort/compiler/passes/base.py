@@ -8,6 +8,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 from onnxscript.rewriter import pattern
 
+from lit_ort.compiler.marks import copy_marks
 from lit_ort.inspect import PassReport
 
 MICROSOFT = "com.microsoft"
@@ -87,6 +88,7 @@ def put_in_place(graph: ir.Graph, old: ir.Node, new: ir.Node, *before: ir.Node) 
     """Replaces a node by `new`, after what `new` reads; its first outputs are those of `new`."""
     values = old.outputs[: len(new.outputs)]
     nodes = [*before, new]
+    copy_marks(old, *nodes)
     ir.convenience.replace_nodes_and_values(graph, old, [old], nodes, values, new.outputs[: len(values)])
 
 

@@ -15,13 +15,12 @@ import onnx_ir as ir
 
 from lit_ort.compiler.autocast import precision_of
 from lit_ort.compiler.convert import place_of
-from lit_ort.compiler.kernel_nodes import kernel_node, kernel_of
+from lit_ort.compiler.kernel_nodes import kernel_node, kernel_of, set_kernel
 from lit_ort.compiler.kernels import attention, linear_cross_entropy
-from lit_ort.compiler.kernels.bf16 import gemm_name, matmul_name
+from lit_ort.compiler.kernels.bf16 import BF16, gemm_name, matmul_name
 from lit_ort.compiler.passes.base import NodePass, put_in_place, shape_of
 from lit_ort.errors import ConvertError
 from lit_ort.options import BF16_MIXED
-from lit_ort.runtime.aten import NAMESPACE
 
 # Below, calling the kernel takes longer than it saves.
 LARGE = 2e6
@@ -63,8 +62,7 @@ class Bf16Products(NodePass):
     def replace(self, graph: ir.Graph, node: ir.Node) -> None:
         kernel = kernel_of(node)
         if kernel is not None:
-            end = attention.BF16 if kernel.startswith(attention.NAME) else linear_cross_entropy.BF16
-            node.attributes["operator"] = ir.AttrString("operator", NAMESPACE + kernel + end)
+            set_kernel(node, kernel + BF16)
             return
         a, b = node.inputs[:2]
         left, right = shape_of(a), shape_of(b)

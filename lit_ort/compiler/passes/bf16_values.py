@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from lit_ort.compiler.kernel_nodes import kernel_node, kernel_of
+from lit_ort.compiler.kernel_nodes import kernel_node, kernel_of, set_kernel
 from lit_ort.compiler.kernels import attention, dropout, gelu, linear_cross_entropy
-from lit_ort.compiler.kernels.bf16 import ROUND, ROUNDED, ROW_SUM
+from lit_ort.compiler.kernels.bf16 import BF16, ROUND, ROUNDED, ROW_SUM
+from lit_ort.compiler.marks import copy_marks
 from lit_ort.compiler.passes.base import GraphPass
 from lit_ort.inspect import PassReport
-from lit_ort.runtime.aten import NAMESPACE
 
 # Operators that move elements and compute nothing, with all their inputs or the first alone.
 MOVES = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Flatten", "Split", "Slice", "Concat"})
@@ -49,9 +49,9 @@ def _narrowable(node: ir.Node) -> tuple[ir.Value, ...]:
     if kernel.startswith(linear_cross_entropy.NAME):
         return ()
     if kernel.startswith(attention.GRADIENT) or kernel.startswith(attention.MASKED_GRADIENT):
-        return tuple(node.outputs) if attention.BF16 in kernel else ()
+        return tuple(node.outputs) if BF16 in kernel else ()
     if kernel.startswith(attention.NAME):
-        return tuple(node.outputs[:1]) if attention.BF16 in kernel else ()
+        return tuple(node.outputs[:1]) if BF16 in kernel else ()
     if kernel in _DROPOUTS or _is_product(kernel) or (kernel in _GELUS and _follows_products(node)):
         return tuple(node.outputs[:1])
     if node.op_type in MOVES and not node.domain and _is_float(node.inputs[0]):
@@ -83,9 +83,9 @@ def _rounded_positions(node: ir.Node) -> range:
     kernel = kernel_of(node) or ""
     if _is_product(kernel):
         return range(2)
-    if kernel.endswith(linear_cross_entropy.BF16) and kernel.startswith(linear_cross_entropy.NAME):
+    if kernel.endswith(BF16) and kernel.startswith(linear_cross_entropy.NAME):
         return range(2)
-    if attention.BF16 in kernel and kernel.startswith(attention.NAME):
+    if BF16 in kernel and kernel.startswith(attention.NAME):
         return range(4 if "gradient" in kernel else 3)
     return range(0)
 
@@ -117,7 +117,7 @@ def _make_narrow(node: ir.Node, narrow: set[ir.Value]) -> None:
     kernel = kernel_of(node)
     # GELU gives the type that it takes.
     if kernel is not None and kernel not in _GELUS:
-        node.attributes["operator"] = ir.AttrString("operator", NAMESPACE + kernel + ROUNDED)
+        set_kernel(node, kernel + ROUNDED)
 
 
 def _values(graph: ir.Graph) -> list[ir.Value]:
@@ -133,6 +133,7 @@ def _round_once(graph: ir.Graph, value: ir.Value, narrow: set[ir.Value]) -> int:
     first = next(node for node in graph if node in readers)
     made = kernel_node(ROUND, [value], ((ir.DataType.BFLOAT16, value.shape),), f"{value.name}/{ROUND}")
     made.outputs[0].name = f"{value.name}__bf16"
+    copy_marks(first, made)
     graph.insert_before(first, made)
     for use in uses:
         use.node.replace_input_with(use.idx, made.outputs[0])

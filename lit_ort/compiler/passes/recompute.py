@@ -1,0 +1,153 @@
+"""Computes values of marked regions again in the backward instead of keeping them.
+
+In:  a training model with regions; the backward reads values from inside of them
+Out: a second copy of the nodes behind these values, reading what crosses a region's border, the results of attention
+     and the masks of dropout; the backward reads the copies, which wait for the first gradient to reach their region
+Saves the memory of everything else inside of regions, for the time of computing it twice.
+
+Source: Chen et al. 2016, training deep nets with sublinear memory cost; attention and masks kept as in selective
+recomputation, Korthikanti et al. 2022.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+from lit_ort.compiler.kernel_nodes import kernel_node, kernel_of
+from lit_ort.compiler.kernels import attention, dropout, linear_cross_entropy
+from lit_ort.compiler.marks import copy_marks
+from lit_ort.compiler.passes.base import GraphPass
+from lit_ort.compiler.regions import REGION, forward_nodes
+from lit_ort.inspect import PassReport
+from lit_ort.runtime.random import RANDOM_OPERATORS
+
+# The node that a copy must not run before.
+AFTER = "lit_ort.after"
+# Kernels that draw, or take long beside what their results take.
+_KEPT = (attention.NAME, linear_cross_entropy.NAME)
+
+
+class Recompute(GraphPass):
+    name = "recompute"
+
+    def apply(self, model: ir.Model) -> PassReport:
+        if not any(REGION in node.metadata_props for node in model.graph):
+            return PassReport(self.name, 0)
+        forward = forward_nodes(model)
+        order = {node: k for k, node in enumerate(model.graph)}
+        readers: dict[str, list[ir.Node]] = {}
+        for node in model.graph:
+            if node not in forward and node.op_type != "Shape":
+                for region in {_region(value) for value in node.inputs if _is_inner(value, forward)}:
+                    readers.setdefault(region, []).append(node)
+        copies = [_Copies(region, forward) for region in readers]
+        fired = sum(copy.serve(readers[copy.region], order) for copy in copies)
+        model.graph.sort()
+        return PassReport(self.name, fired)
+
+
+class _Copies:
+    """The second copy of a region's nodes, as far as the backward needs them."""
+
+    def __init__(self, region: str, forward: set[ir.Node]) -> None:
+        self.region = region
+        self._forward = forward
+        self._made: dict[ir.Node, ir.Node] = {}
+
+    def serve(self, readers: list[ir.Node], order: dict[ir.Node, int]) -> int:
+        """Lets nodes of the backward read copies. Returns how many nodes were copied."""
+        for node in readers:
+            for position, value in enumerate(node.inputs):
+                if value is not None and self._is_ours(value):
+                    node.replace_input_with(position, self._again(value))
+        first = min(readers, key=order.__getitem__)
+        made = list(self._made.values())
+        after = self._first_gradient(readers, order)
+        for node in made if after is not None else ():
+            node.metadata_props[AFTER] = str(after)
+        assert first.graph is not None
+        first.graph.insert_before(first, made)
+        return len(made)
+
+    def _first_gradient(self, readers: list[ir.Node], order: dict[ir.Node, int]) -> str | None:
+        """The node that gives the first of the gradients that reach the region."""
+        arriving = [
+            producer
+            for node in readers
+            for producer in _producers(node)
+            if producer in order and producer not in self._forward
+        ]
+        return min(arriving, key=order.__getitem__).name if arriving else None
+
+    def _is_ours(self, value: ir.Value) -> bool:
+        return _is_inner(value, self._forward) and _region(value) == self.region
+
+    def _again(self, value: ir.Value) -> ir.Value:
+        """The copy of a value, or the value itself where it is kept."""
+        node = value.producer()
+        if node is None or not self._is_ours(value) or _is_kept(node, value):
+            return value
+        if node not in self._made:
+            self._made[node] = self._copy(node)
+        copy = self._made[node]
+        return copy.outputs[node.outputs.index(value)]
+
+    def _copy(self, node: ir.Node) -> ir.Node:
+        given = [None if value is None else self._again(value) for value in node.inputs]
+        kernel = kernel_of(node) or ""
+        if kernel.startswith(dropout.DROPOUT):
+            # Dropout with a mask that is there already is what its gradient computes.
+            name = kernel.replace(dropout.DROPOUT, dropout.DROPOUT_GRADIENT, 1)
+            data, mask = node.outputs
+            assert data.dtype is not None
+            copy = kernel_node(name, [given[0], mask, given[1]], ((data.dtype, data.shape),), f"{node.name}__again")
+        else:
+            copy = _copy_with(node, given)
+        copy_marks(node, copy)
+        for value, original in zip(copy.outputs, node.outputs, strict=False):
+            value.name = f"{original.name}__again" if original.name else original.name
+        return copy
+
+
+def _copy_with(node: ir.Node, inputs: list[ir.Value | None]) -> ir.Node:
+    copy = ir.Node(
+        node.domain,
+        node.op_type,
+        inputs,
+        node.attributes.values(),
+        overload=node.overload,
+        num_outputs=len(node.outputs),
+        version=node.version,
+        name=f"{node.name}__again",
+    )
+    for value, original in zip(copy.outputs, node.outputs, strict=True):
+        value.type, value.shape = original.type, original.shape
+    return copy
+
+
+def _producers(node: ir.Node) -> Iterator[ir.Node]:
+    producers = (value.producer() for value in node.inputs if value is not None)
+    return (producer for producer in producers if producer is not None)
+
+
+def _region(value: ir.Value | None) -> str:
+    node = value.producer() if value is not None else None
+    return "" if node is None else node.metadata_props.get(REGION, "")
+
+
+def _is_inner(value: ir.Value | None, forward: set[ir.Node]) -> bool:
+    """Whether a value of a region's forward is read nowhere else in the forward."""
+    node = value.producer() if value is not None else None
+    if value is None or node not in forward or not _region(value) or value.is_graph_output():
+        return False
+    outside = {use.node for use in value.uses() if use.node in forward}
+    return all(reader.metadata_props.get(REGION) == _region(value) for reader in outside)
+
+
+def _is_kept(node: ir.Node, value: ir.Value) -> bool:
+    kernel = kernel_of(node) or ""
+    if kernel.startswith(dropout.DROPOUT):
+        return value is not node.outputs[0]
+    return kernel.startswith(_KEPT) or node.op_type in RANDOM_OPERATORS

@@ -1,0 +1,196 @@
+"""Activation checkpoints and recomputed layers: eager's numbers, the module's own checkpoints honoured, less memory."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+from lit_ort.compiler.backend import ORTBackend
+from lit_ort.errors import CaptureError, OptionsError
+from lit_ort.options import ORTOptions
+from tests.compare import TOLERANCE, assert_same_step, backend, gradients, relative_error
+from tests.hf_models import CASES
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Block(nn.Module):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.inside = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Dropout(dropout), nn.Linear(64, 16), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inside(x)
+
+
+class Blocks(nn.Module):
+    """Four blocks, each called through `call`."""
+
+    def __init__(self, call: Any, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(dropout) for _ in range(4))
+        self.call = call
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = self.call(block, x)
+        return x.square().mean()
+
+
+def plain(block: nn.Module, x: Tensor) -> Tensor:
+    return block(x)
+
+
+def checkpointed(block: nn.Module, x: Tensor) -> Tensor:
+    return checkpoint(block, x, use_reentrant=False)  # type: ignore[return-value]
+
+
+def reentrant(block: nn.Module, x: Tensor) -> Tensor:
+    return checkpoint(block, x, use_reentrant=True)  # type: ignore[return-value]
+
+
+def inner(block: Any, x: Tensor) -> Tensor:
+    """A checkpoint in another one, and two results."""
+
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        return checkpointed(block.inside, x), x * 2
+
+    first, second = checkpoint(both, x, use_reentrant=False)  # type: ignore[misc]
+    return first + second / 2
+
+
+def step(module: Any, x: Tensor) -> Tensor:
+    return module(x)
+
+
+def copied_nodes(engine: ORTBackend) -> int:
+    (report,) = engine.compile_log.graphs
+    assert report.kind == "fused"
+    return next(p.fired for p in report.passes if p.name == "recompute")
+
+
+@pytest.mark.parametrize("call", [checkpointed, reentrant, inner])
+def test_checkpoints_of_a_module_are_honoured(call: Any) -> None:
+    x = torch.randn(8, 16, requires_grad=True)
+    engine = assert_same_step(Blocks(call), step, x)
+    assert copied_nodes(engine) >= 4 * 2
+
+
+def test_without_a_checkpoint_nothing_is_computed_twice() -> None:
+    assert copied_nodes(assert_same_step(Blocks(plain), step, torch.randn(8, 16))) == 0
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_layers_are_found_and_their_gradients_stay(dropout: float) -> None:
+    """Masks come from the same seeds with and without, so the steps are the same ones."""
+    module, x = Blocks(plain, dropout), torch.randn(8, 16)
+    twin = copy.deepcopy(module)
+    losses = []
+    for each, options in ((module, {"recompute": "layers"}), (twin, {})):
+        torch.manual_seed(1)
+        engine = backend(**options)
+        losses.append(torch.compile(step, backend=engine)(each, x))
+        losses[-1].backward()
+        assert bool(copied_nodes(engine)) == bool(options)
+        torch.compiler.reset()
+    assert relative_error(losses[0].detach(), losses[1].detach()) <= TOLERANCE
+    expected = gradients(twin)
+    for name, gradient in gradients(module).items():
+        assert relative_error(gradient, expected[name]) <= TOLERANCE, name
+
+
+# transformers gives this method another name from 6.0 on.
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
+@pytest.mark.parametrize("name", ["gpt2", "bert_pretrain"])
+@pytest.mark.parametrize("by", ["model", "option"])
+def test_transformers(name: str, by: str) -> None:
+    make, make_batch = CASES[name]
+    module = make(dropout=0.1)
+    batch = make_batch(module)
+    if by == "model":
+        module.model.gradient_checkpointing_enable()
+    module.model.train()
+    engine = backend(verify_first_step=True, recompute="layers" if by == "option" else None)
+
+    def training_step(module: Any, batch: dict[str, Tensor]) -> Tensor:
+        loss = module.loss(batch)
+        return loss if isinstance(loss, Tensor) else loss[0]
+
+    torch.compile(training_step, backend=engine)(module, batch).backward()
+    assert copied_nodes(engine) >= 2 * 5
+
+
+def test_less_is_held() -> None:
+    planned = []
+    for options in ({}, {"recompute": "layers"}):
+        engine = backend(**options)
+        torch.compile(step, backend=engine)(Blocks(plain), torch.randn(512, 16)).backward()
+        planned.append(engine.compile_log.graphs[0].peak_bytes)
+        torch.compiler.reset()
+    assert planned[1] < 0.7 * planned[0]
+
+
+def test_in_bf16() -> None:
+    module, x = Blocks(plain), torch.randn(512, 16)
+    twin = copy.deepcopy(module)
+    step_16 = torch.compile(step, backend=backend(precision="bf16-mixed"))
+    step_16(twin, x).backward()
+    torch.compiler.reset()
+    engine = backend(precision="bf16-mixed", recompute="layers", verify_first_step=True)
+    torch.compile(step, backend=engine)(module, x).backward()
+    assert copied_nodes(engine) > 0
+    for name, gradient in gradients(twin).items():
+        assert relative_error(gradients(module)[name], gradient) <= TOLERANCE, name
+
+
+def test_a_split_graph_computes_again_in_its_backward() -> None:
+    def two(module: Blocks, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x
+        for block in module.blocks:
+            y = block(y)
+        return y.square().mean(), y.mean()
+
+    module, x = Blocks(plain), torch.randn(8, 16)
+    twin = copy.deepcopy(module)
+    first, second = two(twin, x)
+    (first + second).backward()
+    engine = backend(recompute="layers")
+    first, second = torch.compile(two, backend=engine)(module, x)
+    (first + second).backward()
+    (report,) = engine.compile_log.graphs
+    assert report.kind == "split"
+    assert next(p.fired for p in report.passes if p.name == "recompute") > 0
+    for name, gradient in gradients(twin).items():
+        assert relative_error(gradients(module)[name], gradient) <= TOLERANCE, name
+
+
+def test_a_choice_of_what_to_keep_is_refused() -> None:
+    def contexts() -> Any:
+        return create_selective_checkpoint_contexts([torch.ops.aten.mm.default])
+
+    def call(block: nn.Module, x: Tensor) -> Tensor:
+        return checkpoint(block, x, use_reentrant=False, context_fn=contexts)  # type: ignore[return-value]
+
+    with pytest.raises(CaptureError, match="context_fn"):
+        torch.compile(step, backend=backend())(Blocks(call), torch.randn(8, 16))
+
+
+def test_an_unknown_choice_is_refused() -> None:
+    with pytest.raises(OptionsError, match="neither None nor 'layers'"):
+        ORTOptions(recompute="all")
+
+
+def test_cached_graphs_keep_the_choice(tmp_path: Path) -> None:
+    found = []
+    for options in ({}, {"recompute": "layers"}, {"recompute": "layers"}):
+        engine = backend(cache_dir=str(tmp_path), **options)
+        torch.compile(step, backend=engine)(Blocks(plain), torch.randn(8, 16)).backward()
+        found.append((engine.compile_log.graphs[0].cache, copied_nodes(engine) > 0))
+        torch.compiler.reset()
+    assert found == [("written", False), ("written", True), ("read", True)]
