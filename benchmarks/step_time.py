@@ -34,20 +34,22 @@ WARM_UP = 3
 STEP = "step_ms"
 OWN_FIGURES = {"first_step_seconds": 1, "cached_first_step_seconds": 1, "peak_megabytes": 0}
 STEPS_FOR_MEMORY = 5
+OPTIMIZER = "Adam (fused), clip 0.5"
 PACKAGES = ("torch", "onnxruntime-training-cpu", "lightning", "onnx", "onnxscript")
 
 
 def main() -> None:
     arguments = parse()
-    workload = WORKLOADS[arguments.workload]()
+    workload = WORKLOADS[arguments.workload](**dict(arguments.shape))
     if arguments.alone:
-        print(json.dumps(alone(arguments.alone, workload, arguments.cache_dir)))
+        print(json.dumps(alone(arguments.alone, workload, arguments.cache_dir, not arguments.no_optimizer)))
         return
-    own = {r: {} if arguments.times_only else own_figures(r, arguments.workload) for r in arguments.rivals}
-    times = interleaved(arguments.rivals, workload, arguments.rounds)
+    own = {r: {} if arguments.times_only else own_figures(r, arguments) for r in arguments.rivals}
+    times = interleaved(arguments.rivals, workload, arguments.rounds, not arguments.no_optimizer)
+    optimizer = "no optimizer" if arguments.no_optimizer else OPTIMIZER
     report = {
         "workload": workload.name,
-        "configuration": f"{workload.configuration}, Adam (fused), clip 0.5, float32",
+        "configuration": f"{workload.configuration}, {optimizer}, float32",
         "machine": machine(),
         "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
         "date": time.strftime("%Y-%m-%d"),
@@ -63,18 +65,30 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", choices=sorted(WORKLOADS), default="transformer_lm")
     parser.add_argument(
-        "--rivals", nargs="+", default=list(RIVALS), help="eager, inductor, ort, ort-PASS, ort+spinning"
+        "--rivals",
+        nargs="+",
+        default=list(RIVALS),
+        help="eager, inductor, ort, ort-PASS, ort+spinning; behind any of them +recompute, @bf16",
+    )
+    parser.add_argument(
+        "--shape", nargs="*", type=figure, default=[], metavar="NAME=N", help="such as layers=12 batch=8 length=512"
     )
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--times-only", action="store_true", help="leave out memory and time to the first step")
+    parser.add_argument("--no-optimizer", action="store_true", help="gradients alone, without clip and optimizer")
     parser.add_argument("--alone", help=argparse.SUPPRESS)
     parser.add_argument("--cache-dir", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def interleaved(rivals: list[str], workload: Workload, rounds: int) -> dict[str, list[float]]:
+def figure(text: str) -> tuple[str, int]:
+    name, _, number = text.partition("=")
+    return name, int(number)
+
+
+def interleaved(rivals: list[str], workload: Workload, rounds: int, optimizer: bool) -> dict[str, list[float]]:
     """Step times in milliseconds, one of every rival in each round."""
-    runners = {rival: Rival(rival, workload) for rival in rivals}
+    runners = {rival: Rival(rival, workload, optimizer=optimizer) for rival in rivals}
     batch = workload.batch()
     for _ in range(WARM_UP):
         for runner in runners.values():
@@ -87,13 +101,13 @@ def interleaved(rivals: list[str], workload: Workload, rounds: int) -> dict[str,
     return times
 
 
-def alone(rival: str, workload: Workload, cache_dir: str | None) -> dict[str, float]:
+def alone(rival: str, workload: Workload, cache_dir: str | None, optimizer: bool) -> dict[str, float]:
     """Time to the first step, and peak resident memory above what module and imports take."""
-    if rival != "eager":
+    if not rival.startswith("eager"):
         # Imports are counted with the baseline, as a training script's are.
-        backend = "inductor" if rival == "inductor" else ORTBackend(ORTOptions(cache_dir=cache_dir))
+        backend = ORTBackend(ORTOptions(cache_dir=cache_dir)) if rival.startswith("ort") else "inductor"
         torch.compile(lambda x: x + 1, backend=backend)(torch.zeros(2))
-    runner = Rival(rival, workload, cache_dir)
+    runner = Rival(rival, workload, cache_dir, optimizer)
     batch = workload.batch()
     resident = psutil.Process().memory_info().rss
     first = runner.step(batch) / 1e3
@@ -104,17 +118,20 @@ def alone(rival: str, workload: Workload, cache_dir: str | None) -> dict[str, fl
     return {"first_step_seconds": first, "peak_megabytes": (peak - resident) / 1e6}
 
 
-def own_figures(rival: str, workload: str) -> dict[str, float]:
+def own_figures(rival: str, arguments: argparse.Namespace) -> dict[str, float]:
     """Figures of processes of their own; `ort`'s fills a cache, which takes milliseconds, and another one reads it."""
+    shape = [f"{name}={number}" for name, number in arguments.shape]
+    given = ["--workload", arguments.workload, "--shape", *shape, "--alone", rival]
+    given += ["--no-optimizer"] if arguments.no_optimizer else []
     if not rival.startswith("ort"):
-        return in_own_process(rival, workload)
+        return in_own_process(*given)
     with tempfile.TemporaryDirectory() as folder:
-        first, second = (in_own_process(rival, workload, "--cache-dir", folder) for _ in range(2))
+        first, second = (in_own_process(*given, "--cache-dir", folder) for _ in range(2))
     return {**first, "cached_first_step_seconds": second["first_step_seconds"]}
 
 
-def in_own_process(rival: str, workload: str, *arguments: str) -> dict[str, float]:
-    command = [sys.executable, __file__, "--workload", workload, "--alone", rival, *arguments]
+def in_own_process(*arguments: str) -> dict[str, float]:
+    command = [sys.executable, __file__, *arguments]
     result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(result.stdout.splitlines()[-1])
 

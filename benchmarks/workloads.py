@@ -37,7 +37,7 @@ class Workload:
     name: str
     configuration: str
     floating_point_operations: float
-    build: Callable[[], nn.Module]
+    build: Callable[[], Any]
     batch: Callable[[], Any]
     loss: Callable[[Any, Any], torch.Tensor]
 
@@ -64,7 +64,7 @@ def transformer_lm(vocabulary: int = 28_782) -> Workload:
 
 def gpt2(layers: int = 4, batch: int = 2, length: int = 256) -> Workload:
     """GPT-2 small's width and vocabulary, fewer layers."""
-    shape = GPT2Config(n_layer=layers)
+    shape = GPT2Config(n_layer=layers, n_positions=max(length, 1024))
     tokens, width = batch * length, shape.n_embd
     products = 2 * tokens * width * shape.vocab_size + layers * _layer_products(tokens, length, width)
 
@@ -84,7 +84,7 @@ def gpt2(layers: int = 4, batch: int = 2, length: int = 256) -> Workload:
 
 def bert(layers: int = 4, batch: int = 4, length: int = 128) -> Workload:
     """Pre-training with BERT base's width and vocabulary, fewer layers; 15 % of the words are masked."""
-    shape = BertConfig(num_hidden_layers=layers)
+    shape = BertConfig(num_hidden_layers=layers, use_cache=False)
     tokens, width = batch * length, shape.hidden_size
     head = 2 * tokens * width * (shape.vocab_size + width)
     products = head + layers * _layer_products(tokens, length, width)
@@ -122,33 +122,42 @@ class Rival:
 
     Args:
         name: `eager`, `inductor`, `ort`; `ort-PASS` is `ort` without that pass, `ort+spinning` with spinning threads.
-            `@bf16` behind any of them computes in mixed precision.
+            `+recompute` behind any of them keeps less of each layer, `@bf16` computes in mixed precision.
         workload: what to run.
         cache_dir: where `ort` keeps compiled graphs, or None.
+        optimizer: whether a step clips gradients and optimizes.
     """
 
-    def __init__(self, name: str, workload: Workload, cache_dir: str | None = None) -> None:
+    def __init__(self, name: str, workload: Workload, cache_dir: str | None = None, optimizer: bool = True) -> None:
         torch.manual_seed(0)
         self._cache_dir = cache_dir
-        self.name, _, precision = name.partition("@")
+        engine, _, precision = name.partition("@")
         if precision not in ("", "bf16"):
-            raise ValueError(f"rival {name!r} has the precision {precision!r}. Write {self.name}, or {self.name}@bf16.")
+            raise ValueError(f"rival {name!r} has the precision {precision!r}. Write {engine}, or {engine}@bf16.")
         self._bf16 = precision == "bf16"
+        self._engine, *choices = engine.split("+")
+        self._recompute, self._spinning = (choice in choices for choice in ("recompute", "spinning"))
         self.module = workload.build()
-        self.optimizer = torch.optim.Adam(self.module.parameters(), lr=LEARNING_RATE, fused=True)
+        if self._recompute and not self.is_ort:
+            self.module.activation_checkpointing_enable()
+        parameters = self.module.parameters()
+        self.optimizer = torch.optim.Adam(parameters, lr=LEARNING_RATE, fused=True) if optimizer else None
         self._loss = self._compile(workload.loss)
 
+    @property
+    def is_ort(self) -> bool:
+        return self._engine.startswith("ort")
+
     def _compile(self, loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        if self.name == "eager":
-            return _in_bf16(loss) if self._bf16 else loss
-        if self.name == "inductor":
-            compiled = torch.compile(loss, backend="inductor")
-            return _in_bf16(compiled) if self._bf16 else compiled
-        without = self.name.removeprefix("ort").removesuffix("+spinning").removeprefix("-")
+        if not self.is_ort:
+            run = loss if self._engine == "eager" else torch.compile(loss, backend=self._engine)
+            return _in_bf16(run) if self._bf16 else run
+        without = self._engine.removeprefix("ort").removeprefix("-")
         options = ORTOptions(
             fallback="error",
             precision="bf16-mixed" if self._bf16 else "32-true",
-            allow_spinning=self.name.endswith("+spinning"),
+            recompute="layers" if self._recompute else None,
+            allow_spinning=self._spinning,
             disable_passes=(without,) if without else (),
             cache_dir=self._cache_dir,
         )
@@ -160,13 +169,14 @@ class Rival:
         Returns milliseconds.
         """
         start = time.perf_counter()
-        if self.name.startswith("ort"):
-            self.optimizer.zero_grad()
+        if self.is_ort:
+            self.module.zero_grad()
         loss = self._loss(self.module, batch)
-        self.optimizer.zero_grad()
+        self.module.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.module.parameters(), CLIP)
-        self.optimizer.step()
+        if self.optimizer is not None:
+            torch.nn.utils.clip_grad_norm_(self.module.parameters(), CLIP)
+            self.optimizer.step()
         return (time.perf_counter() - start) * 1e3
 
 

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from lit_ort.compiler.kernel_nodes import kernel_of
 from lit_ort.compiler.kernels.embedding import ONTO
+from lit_ort.compiler.kernels.ordering import AFTER
 
 # Their result lies in the memory of their first input.
 ALIASES = frozenset({"Reshape", "Identity", "Squeeze", "Unsqueeze", "Flatten"})
@@ -73,7 +74,7 @@ def peak_bytes(graph: ir.Graph) -> int:
 
 
 def _shares_memory(node: ir.Node) -> bool:
-    return (node.op_type in ALIASES and not node.domain) or kernel_of(node) == ONTO
+    return (node.op_type in ALIASES and not node.domain) or kernel_of(node) in (ONTO, AFTER)
 
 
 def _homes(values: Iterable[ir.Value | None]) -> set[ir.Value]:

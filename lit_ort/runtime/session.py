@@ -20,6 +20,9 @@ from lit_ort.runtime.random import RANDOM_OPERATORS, seed_from_torch
 from lit_ort.runtime.tensors import CPU, to_ort, to_torch
 
 _AS_REQUESTED = 1
+# These join two nodes with all attributes of both, of which the split's own mark of the backward is no attribute of the
+# result's; only values that are computed again put a forward operator there.
+_NOT_FOR_THE_BACKWARD = ("GemmActivationFusion", "ConvActivationFusion")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +92,7 @@ class SplitSession:
         self._options = options
         self._draws = any(node.op_type in RANDOM_OPERATORS for node in model.graph)
         # The agent keeps pointers into the session, which therefore must outlive it.
-        self._session = _create(ir.to_proto(model).SerializeToString(), options)
+        self._session = _create(ir.to_proto(model).SerializeToString(), options, _NOT_FOR_THE_BACKWARD)
         feeds = [value.name for value in self._session.get_inputs()]
         fetches = [value.name for value in self._session.get_outputs()]
         self._order = [list(inputs).index(name) for name in feeds]
@@ -132,7 +135,9 @@ def _running(options: SessionOptions) -> Iterator[None]:
             raise SessionError(f"a run failed: {str(error).strip()}", remedy=CHECK_THE_BATCH) from error
 
 
-def _create(data: bytes, options: SessionOptions) -> onnxruntime.InferenceSession:
+def _create(
+    data: bytes, options: SessionOptions, disabled_optimizers: Sequence[str] = ()
+) -> onnxruntime.InferenceSession:
     register_executor()
     register_shared_arena()
     settings = onnxruntime.SessionOptions()
@@ -147,7 +152,9 @@ def _create(data: bytes, options: SessionOptions) -> onnxruntime.InferenceSessio
     settings.enable_mem_reuse = False
     settings.add_session_config_entry("session.intra_op.allow_spinning", str(int(options.allow_spinning)))
     try:
-        return onnxruntime.InferenceSession(data, settings, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(
+            data, settings, providers=["CPUExecutionProvider"], disabled_optimizers=list(disabled_optimizers)
+        )
     except ORT_ERRORS as error:
         raise SessionError(
             f"ONNX Runtime refuses the model: {str(error).strip()}",

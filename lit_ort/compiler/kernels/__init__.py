@@ -12,6 +12,7 @@ from lit_ort.compiler.kernels.embedding import EMBEDDING_KERNELS
 from lit_ort.compiler.kernels.gelu import GELU_KERNELS
 from lit_ort.compiler.kernels.gemm import GEMM_KERNELS
 from lit_ort.compiler.kernels.linear_cross_entropy import LINEAR_CROSS_ENTROPY_KERNELS
+from lit_ort.compiler.kernels.ordering import ORDERING_KERNELS
 from lit_ort.runtime.aten import Kernel
 
 _ALL: tuple[Kernel, ...] = (
@@ -22,5 +23,6 @@ _ALL: tuple[Kernel, ...] = (
     *GELU_KERNELS,
     *GEMM_KERNELS,
     *LINEAR_CROSS_ENTROPY_KERNELS,
+    *ORDERING_KERNELS,
 )
 KERNELS: Mapping[str, Kernel] = MappingProxyType({kernel.name: kernel for kernel in _ALL})

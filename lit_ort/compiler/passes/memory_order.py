@@ -9,13 +9,10 @@ Source: greedy list scheduling by memory; Sethi and Ullman 1970 have the optimum
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import onnx_ir as ir
 
 from lit_ort.compiler.liveness import Liveness
 from lit_ort.compiler.passes.base import GraphPass
-from lit_ort.compiler.passes.recompute import AFTER
 from lit_ort.inspect import PassReport
 
 # Splits a graph into forward and backward, which the training agent runs by themselves.
@@ -39,13 +36,7 @@ class MemoryOrder(GraphPass):
 
 def _ordered(graph: ir.Graph, nodes: list[ir.Node]) -> list[ir.Node]:
     place = {node: k for k, node in enumerate(nodes)}
-    named = {str(node.name): node for node in nodes}
-    predecessors = {node: _predecessors(node, named) for node in nodes}
-    successors: dict[ir.Node, list[ir.Node]] = {node: [] for node in nodes}
-    for node, before in predecessors.items():
-        for predecessor in before:
-            successors[predecessor].append(node)
-    waiting = {node: len(before) for node, before in predecessors.items()}
+    waiting = {node: len(_predecessors(node)) for node in nodes}
     ready = [node for node in nodes if not waiting[node]]
     liveness = Liveness(graph)
     order: list[ir.Node] = []
@@ -54,7 +45,7 @@ def _ordered(graph: ir.Graph, nodes: list[ir.Node]) -> list[ir.Node]:
         ready.remove(node)
         liveness.run(node)
         order.append(node)
-        for successor in successors[node]:
+        for successor in {use.node for value in node.outputs for use in value.uses()}:
             waiting[successor] -= 1
             if not waiting[successor]:
                 ready.append(successor)
@@ -62,8 +53,6 @@ def _ordered(graph: ir.Graph, nodes: list[ir.Node]) -> list[ir.Node]:
     return order
 
 
-def _predecessors(node: ir.Node, named: Mapping[str, ir.Node]) -> set[ir.Node]:
+def _predecessors(node: ir.Node) -> set[ir.Node]:
     producers = (value.producer() for value in node.inputs if value is not None)
-    found = {producer for producer in producers if producer is not None}
-    awaited = named.get(node.metadata_props.get(AFTER, ""))
-    return found if awaited is None else found | {awaited}
+    return {producer for producer in producers if producer is not None}

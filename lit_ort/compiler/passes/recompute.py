@@ -11,20 +11,19 @@ recomputation, Korthikanti et al. 2022.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import onnx_ir as ir
 
 from lit_ort.compiler.kernel_nodes import kernel_node, kernel_of
 from lit_ort.compiler.kernels import attention, dropout, linear_cross_entropy
+from lit_ort.compiler.kernels.ordering import AFTER, COPY_AFTER
 from lit_ort.compiler.marks import copy_marks
 from lit_ort.compiler.passes.base import GraphPass
 from lit_ort.compiler.regions import REGION, forward_nodes
 from lit_ort.inspect import PassReport
 from lit_ort.runtime.random import RANDOM_OPERATORS
 
-# The node that a copy must not run before.
-AFTER = "lit_ort.after"
+# Operators whose results never take the memory of what they read.
+_SPARING = frozenset({"Gemm", "MatMul", "LayerNormalization", "Gather", "Conv"})
 # Kernels that draw, or take long beside what their results take.
 _KEPT = (attention.NAME, linear_cross_entropy.NAME)
 
@@ -63,23 +62,38 @@ class _Copies:
                 if value is not None and self._is_ours(value):
                     node.replace_input_with(position, self._again(value))
         first = min(readers, key=order.__getitem__)
-        made = list(self._made.values())
-        after = self._first_gradient(readers, order)
-        for node in made if after is not None else ():
-            node.metadata_props[AFTER] = str(after)
         assert first.graph is not None
-        first.graph.insert_before(first, made)
-        return len(made)
+        gradient = self._first_gradient(readers, order)
+        waiting = [] if gradient is None else self._let_wait(gradient)
+        first.graph.insert_before(first, [*waiting, *self._made.values()])
+        return len(self._made)
 
-    def _first_gradient(self, readers: list[ir.Node], order: dict[ir.Node, int]) -> str | None:
-        """The node that gives the first of the gradients that reach the region."""
+    def _first_gradient(self, readers: list[ir.Node], order: dict[ir.Node, int]) -> ir.Value | None:
+        """The first of the gradients that reach the region."""
         arriving = [
-            producer
+            value
             for node in readers
-            for producer in _producers(node)
-            if producer in order and producer not in self._forward
+            for value in node.inputs
+            if value is not None and (source := value.producer()) in order and source not in self._forward
         ]
-        return min(arriving, key=order.__getitem__).name if arriving else None
+        return min(arriving, key=lambda value: order[value.producer()], default=None)  # type: ignore[index]
+
+    def _let_wait(self, gradient: ir.Value) -> list[ir.Node]:
+        """Nodes that hand kept values to the first of the copies once a gradient is there."""
+        made: dict[tuple[str, ir.Value], ir.Node] = {}
+        copies = set(self._made.values())
+        for node in self._made.values():
+            if not any(value is not None and value.producer() in copies for value in node.inputs):
+                position, value = _first_computed(node)
+                kernel = AFTER if _spares_its_inputs(node) else COPY_AFTER
+                assert value.dtype is not None
+                if (kernel, value) not in made:
+                    name = f"{value.name}__{kernel}__{self.region}"
+                    waiting = kernel_node(kernel, [value, gradient], ((value.dtype, value.shape),), name)
+                    waiting.outputs[0].name = name
+                    made[kernel, value] = waiting
+                node.replace_input_with(position, made[kernel, value].outputs[0])
+        return list(made.values())
 
     def _is_ours(self, value: ir.Value) -> bool:
         return _is_inner(value, self._forward) and _region(value) == self.region
@@ -127,9 +141,15 @@ def _copy_with(node: ir.Node, inputs: list[ir.Value | None]) -> ir.Node:
     return copy
 
 
-def _producers(node: ir.Node) -> Iterator[ir.Node]:
-    producers = (value.producer() for value in node.inputs if value is not None)
-    return (producer for producer in producers if producer is not None)
+def _spares_its_inputs(node: ir.Node) -> bool:
+    return kernel_of(node) is not None or (node.op_type in _SPARING and not node.domain)
+
+
+def _first_computed(node: ir.Node) -> tuple[int, ir.Value]:
+    """The first input that a node computes; the first of all where none does, as in an operator on a weight."""
+    given = [(position, value) for position, value in enumerate(node.inputs) if value is not None]
+    computed = [(position, value) for position, value in given if value.producer() is not None]
+    return (computed or given)[0]
 
 
 def _region(value: ir.Value | None) -> str:
