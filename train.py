@@ -4,22 +4,64 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import hydra
+import psutil
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
-from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from lit_ort.callbacks import StepStatistics, short_figure
+from lit_ort import ORTOptions, explain, plan_memory
+from lit_ort.callbacks import MIB, StepStatistics, short_figure
 from lit_ort.errors import LitOrtError
+from lit_ort.inspect import CompileLog
 from tasks.console import drop_known_messages
 from tasks.errors import InputError, require
+
+
+@dataclass(frozen=True)
+class Run:
+    """The parts of a configuration."""
+
+    trainer: Trainer
+    task: LightningModule
+    data: LightningDataModule
+
+
+def make(config: DictConfig) -> Run:
+    seed_everything(config.seed, workers=True, verbose=False)
+    strategy = instantiate(config.strategy)
+    data = instantiate(config.data)
+    task = instantiate(config.task, **data.task_arguments)
+    callbacks = [instantiate(part) for part in config.get("callbacks", {}).values()]
+    loggers = [instantiate(part) for part in config.get("logger", {}).values()]
+    trainer: Trainer = instantiate(config.trainer, strategy=strategy, callbacks=callbacks, logger=loggers)
+    return Run(trainer, task, data)
+
+
+def plan(config: DictConfig) -> None:
+    """Prints what a training step takes, and the largest batch for the memory that is free now."""
+    run = make(config)
+    options = getattr(run.trainer.strategy, "options", None)
+    require(
+        isinstance(options, ORTOptions),
+        "plan_memory=true: only steps through ONNX Runtime are planned. Leave it out, or choose strategy=ort.",
+    )
+    run.data.prepare_data()
+    run.data.setup("fit")
+    batch = next(iter(run.data.train_dataloader()))
+    planned = plan_memory(run.task.train(), batch, options=options, batch_dim=getattr(run.data, "batch_dim", 0))
+    free = psutil.virtual_memory().available
+    largest = (
+        f"{free / MIB:.0f} MiB are free: batches of up to {planned.largest_batch(free)}, the optimizer's state aside"
+    )
+    Console(soft_wrap=True, highlight=False).print(f"{planned}\n{largest}")
 
 
 def fit_and_test(config: DictConfig, folder: Path) -> dict[str, Any]:
@@ -28,13 +70,8 @@ def fit_and_test(config: DictConfig, folder: Path) -> dict[str, Any]:
         config.ckpt_path is None or Path(config.ckpt_path).is_file(),
         f"ckpt_path={config.ckpt_path}: no such file. Give a checkpoint of an earlier run, or leave it out.",
     )
-    seed_everything(config.seed, workers=True, verbose=False)
-    strategy = instantiate(config.strategy)
-    data = instantiate(config.data)
-    task = instantiate(config.task, **data.task_arguments)
-    callbacks = [instantiate(part) for part in config.get("callbacks", {}).values()]
-    loggers = [instantiate(part) for part in config.get("logger", {}).values()]
-    trainer: Trainer = instantiate(config.trainer, strategy=strategy, callbacks=callbacks, logger=loggers)
+    run = make(config)
+    trainer, task, data = run.trainer, run.task, run.data
     for logger in trainer.loggers:
         logger.log_hyperparams(OmegaConf.to_container(config, resolve=True))  # pyright: ignore[reportArgumentType]
     trainer.fit(task, datamodule=data, ckpt_path=config.ckpt_path, weights_only=True)
@@ -45,14 +82,23 @@ def fit_and_test(config: DictConfig, folder: Path) -> dict[str, Any]:
         checkpoint = str(folder / "checkpoints" / "last.ckpt")
         trainer.save_checkpoint(checkpoint, weights_only=False)
     metrics |= trainer.test(task, datamodule=data, ckpt_path=checkpoint, verbose=False, weights_only=True)[0]
-    statistics = next((part.summary() for part in callbacks if isinstance(part, StepStatistics)), None)
+    statistics = next((part.summary() for part in trainer.callbacks if isinstance(part, StepStatistics)), None)  # type: ignore[attr-defined]
     return {
         "headline": list(getattr(task, "headline", ("loss",))),
         "metrics": {name: float(value) for name, value in metrics.items()},
         "steps": asdict(statistics) if statistics else None,
+        "planned_mib": planned_mib(trainer),
         "checkpoint": checkpoint,
         "folder": str(folder),
     }
+
+
+def planned_mib(trainer: Trainer) -> float | None:
+    """Memory of the largest training graph of a run through ONNX Runtime, as planned; None of another run."""
+    if not isinstance(getattr(trainer.strategy, "compile_log", None), CompileLog):
+        return None
+    planned = [graph.peak_bytes for graph in explain(trainer).graphs if graph.wants_gradient and not graph.fallback]
+    return max(planned) / MIB if planned else None
 
 
 def show(results: dict[str, Any]) -> None:
@@ -63,6 +109,8 @@ def show(results: dict[str, Any]) -> None:
     if steps and steps["step_ms_median"] is not None:
         rate = f"{steps['items_per_s']:.0f} {steps['item']}/s"
         console.print(f"{steps['step_ms_median']:.1f} ms/batch (median of {steps['steps']}), {rate}")
+    if results["planned_mib"] is not None:
+        console.print(f"a step plans {results['planned_mib']:.0f} MiB beside parameters, optimizer and batch")
     console.print(f"run folder {results['folder']}\ncheckpoint {results['checkpoint']}")
 
 
@@ -71,6 +119,9 @@ def main(config: DictConfig) -> None:
     drop_known_messages()
     folder = Path(HydraConfig.get().runtime.output_dir)
     try:
+        if config.plan_memory:
+            plan(config)
+            return
         results = fit_and_test(config, folder)
     except (InputError, LitOrtError, InstantiationException) as error:
         # Hydra wraps what a constructor raises, so the user's error may be the cause of another.

@@ -17,6 +17,7 @@ from lit_ort.errors import (
 )
 from lit_ort.inspect import explain
 from lit_ort.options import ORTOptions
+from lit_ort.plan import MemoryPlan, plan_memory
 from lit_ort.precision import ORTPrecision
 from lit_ort.strategies import CompiledStrategy, ORTStrategy, register
 
@@ -28,6 +29,7 @@ __all__ = [
     "GradientError",
     "LitOrtError",
     "LitOrtWarning",
+    "MemoryPlan",
     "ORTBackend",
     "ORTOptions",
     "ORTPrecision",
@@ -37,6 +39,7 @@ __all__ = [
     "UnsupportedError",
     "VerificationError",
     "explain",
+    "plan_memory",
 ]
 
 register()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import onnx_ir as ir
 
 from lit_ort.compiler.kernel_nodes import kernel_of
+from lit_ort.compiler.kernels import linear_cross_entropy
+from lit_ort.compiler.kernels.bf16 import BF16
 from lit_ort.compiler.kernels.embedding import ONTO
 from lit_ort.compiler.kernels.ordering import AFTER
 
@@ -37,10 +39,12 @@ class Liveness:
 
     Args:
         graph: its inputs and constants count as held by others.
+        counts: the values whose bytes count; all by default.
     """
 
-    def __init__(self, graph: ir.Graph) -> None:
+    def __init__(self, graph: ir.Graph, counts: Callable[[ir.Value], bool] = lambda _: True) -> None:
         self.held_bytes = 0
+        self._counts = counts
         self._readers: collections.Counter[ir.Value] = collections.Counter()
         for node in graph:
             self._readers.update(_homes(node.inputs))
@@ -49,11 +53,11 @@ class Liveness:
 
     def grown_by(self, node: ir.Node) -> int:
         """Bytes that are held more once a node has run and what it read last is free."""
-        return self.taken_by(node) - sum(size_bytes(value) for value in self._read_last(node))
+        return self.taken_by(node) - sum(size_bytes(value) for value in self._read_last(node) if self._counts(value))
 
     def taken_by(self, node: ir.Node) -> int:
         """Bytes of a node's own results."""
-        return sum(size_bytes(value) for value in node.outputs if home(value) is value)
+        return sum(size_bytes(value) for value in node.outputs if home(value) is value and self._counts(value))
 
     def run(self, node: ir.Node) -> None:
         """Moves on past a node."""
@@ -65,10 +69,40 @@ class Liveness:
 
 
 def peak_bytes(graph: ir.Graph) -> int:
-    """The most that a graph holds at a time, in the order of its nodes, beside its inputs and constants."""
-    liveness, peak = Liveness(graph), 0
+    """The memory that a run of a graph takes, in the order of its nodes, beside its inputs and constants.
+
+    Results of torch kernels lie in the pool and those of other nodes in ONNX Runtime's arena; neither lends to the
+    other, so the peaks of both add up.
+    """
+    pool = _peak(graph, is_pooled, workspace_bytes)
+    return pool + _peak(graph, lambda value: not is_pooled(value), lambda _: 0)
+
+
+def is_pooled(value: ir.Value) -> bool:
+    """Whether a torch kernel brings the memory of a value."""
+    node = home(value).producer()
+    return node is not None and kernel_of(node) is not None
+
+
+def workspace_bytes(node: ir.Node) -> int:
+    """Memory that a kernel takes beside its results, where that is much: the logits of a chunk."""
+    kernel = kernel_of(node) or ""
+    if not kernel.startswith(linear_cross_entropy.NAME):
+        return 0
+    hidden, weight = (node.inputs[k] for k in (linear_cross_entropy.HIDDEN, linear_cross_entropy.WEIGHT))
+    assert hidden is not None
+    assert weight is not None
+    itemsize = 2 if kernel.endswith(BF16) else 4
+    if not all(value.shape is not None and value.shape.is_static() for value in (hidden, weight)):
+        return 0
+    rows, classes = (int(value.shape[0]) for value in (hidden, weight) if value.shape is not None)  # type: ignore[arg-type]
+    return linear_cross_entropy.chunk_rows(rows, classes, itemsize) * classes * itemsize
+
+
+def _peak(graph: ir.Graph, counts: Callable[[ir.Value], bool], beside: Callable[[ir.Node], int]) -> int:
+    liveness, peak = Liveness(graph, counts), 0
     for node in graph:
-        peak = max(peak, liveness.held_bytes + liveness.taken_by(node))
+        peak = max(peak, liveness.held_bytes + liveness.taken_by(node) + beside(node))
         liveness.run(node)
     return peak
 

@@ -39,7 +39,7 @@ class CompiledSteps:
         self._module = module
         self._backend_of = backend_of
         self._fail = fail_on_recompile_limit
-        self._recorder = _LogRecorder()
+        self._recorder = LogRecorder()
         self._compiled: dict[str, Callable[..., Any]] = {}
 
     def run(self, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -58,7 +58,7 @@ class CompiledSteps:
         return result
 
 
-class _LogRecorder:
+class LogRecorder:
     """Stands in for `LightningModule.log` while Dynamo traces: the method itself raises inside, and leaving it out of
     the graph would cut the step in two at each call.
     """

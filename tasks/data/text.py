@@ -98,6 +98,9 @@ class TextData(LightningDataModule):
     Raises InputError for a figure below 1, and when a split has fewer tokens than one batch and its targets.
     """
 
+    # Of a batch's tensors, the dimension that holds its items; the first one in other data.
+    batch_dim = 1
+
     def __init__(
         self, *, batch_size: int = 20, eval_batch_size: int = 10, bptt: int = 35, min_frequency: int = 1
     ) -> None:

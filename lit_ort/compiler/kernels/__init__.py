@@ -11,6 +11,7 @@ from lit_ort.compiler.kernels.dropout import DROPOUT_KERNELS
 from lit_ort.compiler.kernels.embedding import EMBEDDING_KERNELS
 from lit_ort.compiler.kernels.gelu import GELU_KERNELS
 from lit_ort.compiler.kernels.gemm import GEMM_KERNELS
+from lit_ort.compiler.kernels.layer_norm import LAYER_NORM_KERNELS
 from lit_ort.compiler.kernels.linear_cross_entropy import LINEAR_CROSS_ENTROPY_KERNELS
 from lit_ort.compiler.kernels.ordering import ORDERING_KERNELS
 from lit_ort.runtime.aten import Kernel
@@ -22,6 +23,7 @@ _ALL: tuple[Kernel, ...] = (
     *EMBEDDING_KERNELS,
     *GELU_KERNELS,
     *GEMM_KERNELS,
+    *LAYER_NORM_KERNELS,
     *LINEAR_CROSS_ENTROPY_KERNELS,
     *ORDERING_KERNELS,
 )

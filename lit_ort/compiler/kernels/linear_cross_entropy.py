@@ -148,10 +148,14 @@ class _Gradients:
                 gradient.zero_()
 
 
-def _chunks(rows: int, classes: int, itemsize: int) -> list[slice]:
-    """As few chunks as hold at most `CHUNK_BYTES` of logits each, all but the last one of a size."""
+def chunk_rows(rows: int, classes: int, itemsize: int) -> int:
+    """Rows of a chunk: as few chunks as hold at most `CHUNK_BYTES` of logits each, all but the last one of a size."""
     chunks = max(1, math.ceil(rows * classes * itemsize / CHUNK_BYTES))
-    size = max(1, math.ceil(rows / chunks))
+    return max(1, math.ceil(rows / chunks))
+
+
+def _chunks(rows: int, classes: int, itemsize: int) -> list[slice]:
+    size = chunk_rows(rows, classes, itemsize)
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 

@@ -29,6 +29,7 @@ from lit_ort.compiler.passes.tall_gemm import TallGemm
 from lit_ort.compiler.passes.tied_embedding import TiedEmbedding
 from lit_ort.compiler.passes.torch_dropout import TorchDropout
 from lit_ort.compiler.passes.torch_gelu import TorchGelu
+from lit_ort.compiler.passes.torch_layer_norm import TorchLayerNorm
 from lit_ort.compiler.passes.unit_product import UnitProduct
 from lit_ort.compiler.passes.unread_gradients import UnreadGradients
 from lit_ort.errors import OptionsError
@@ -52,6 +53,7 @@ TRAINING_PASSES: tuple[GraphPass, ...] = (
     EmbeddingGradient(),
     TiedEmbedding(),
     TorchGelu(),
+    TorchLayerNorm(),
     LargeGemm(),
     TallGemm(),
 )

@@ -170,4 +170,4 @@ def _is_kept(node: ir.Node, value: ir.Value) -> bool:
     kernel = kernel_of(node) or ""
     if kernel.startswith(dropout.DROPOUT):
         return value is not node.outputs[0]
-    return kernel.startswith(_KEPT) or node.op_type in RANDOM_OPERATORS
+    return not node.inputs or kernel.startswith(_KEPT) or node.op_type in RANDOM_OPERATORS
