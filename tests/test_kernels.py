@@ -121,7 +121,7 @@ def test_embedding_gradient_onto_adds_in_place() -> None:
 def test_a_mask_drops_its_share_independently(share: float) -> None:
     elements = 400_000
     mask = torch.empty(elements, dtype=torch.bool)
-    draw_mask(mask, share, torch.Generator().manual_seed(1))
+    draw_mask(BufferPool(), mask, share, torch.Generator().manual_seed(1))
     spread = (share * (1 - share) / elements) ** 0.5
     assert abs(float(mask.float().mean()) - (1 - share)) <= 5 * spread + 1e-5
     # Four elements share one draw: neighbours at every distance must not know of each other.
@@ -141,7 +141,7 @@ def test_dropout_keeps_the_mean() -> None:
 def test_masks_follow_the_generator() -> None:
     masks = [torch.empty(999, dtype=torch.bool) for _ in range(3)]
     for mask, seed in zip(masks, (5, 5, 6), strict=True):
-        draw_mask(mask, 0.3, torch.Generator().manual_seed(seed))
+        draw_mask(BufferPool(), mask, 0.3, torch.Generator().manual_seed(seed))
     assert torch.equal(masks[0], masks[1])
     assert not torch.equal(masks[0], masks[2])
 

@@ -19,7 +19,9 @@ from lit_ort.runtime.engine import ERROR_SEVERITY, ORT_ERRORS, C
 from lit_ort.runtime.random import RANDOM_OPERATORS, seed_from_torch
 from lit_ort.runtime.tensors import CPU, to_ort, to_torch
 
-_AS_REQUESTED = 1
+# The arena's first chunk is address space, whose memory is taken when it is first written to; parts of it that are free
+# become one again, and anything larger than the other figure that a value leaves over of a part is free.
+_ARENA = {"arena_extend_strategy": 0, "initial_chunk_size_bytes": 2**30, "max_dead_bytes_per_chunk": 2**16}
 # These join two nodes with all attributes of both, of which the split's own mark of the backward is no attribute of the
 # result's; only values that are computed again put a forward operator there.
 _NOT_FOR_THE_BACKWARD = ("GemmActivationFusion", "ConvActivationFusion")
@@ -117,12 +119,9 @@ class SplitSession:
 
 @functools.cache
 def register_shared_arena() -> None:
-    """One arena for the sessions of this process, so that several shapes don't each keep memory of their own.
-
-    It grows by what is asked for rather than by powers of two.
-    """
+    """One arena for the sessions of this process, so that several shapes don't each keep memory of their own."""
     memory = C.OrtMemoryInfo("Cpu", C.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, C.OrtMemType.DEFAULT)
-    C.create_and_register_allocator(memory, C.OrtArenaCfg({"arena_extend_strategy": _AS_REQUESTED}))
+    C.create_and_register_allocator(memory, C.OrtArenaCfg(_ARENA))
 
 
 @contextmanager

@@ -66,21 +66,21 @@ class _Attention:
         torch.softmax(out, -1, out=out)
         return out if self.hidden is None else out.masked_fill_(piece.of(self.hidden), 0)
 
-    def masks(self) -> _Masks | None:
-        return _Masks(self.share, self.seed) if self.share > 0 else None
+    def masks(self, pool: BufferPool) -> _Masks | None:
+        return _Masks(pool, self.share, self.seed) if self.share > 0 else None
 
 
 class _Masks:
     """The dropout masks of consecutive pieces, the same ones for the same seed."""
 
-    def __init__(self, share: float, seed: int) -> None:
-        self._share = share
+    def __init__(self, pool: BufferPool, share: float, seed: int) -> None:
+        self._pool, self._share = pool, share
         self._generator = torch.Generator().manual_seed(seed)
         self.scale = scale_of(share)
 
     def draw(self, like: torch.Tensor) -> torch.Tensor:
-        mask = torch.empty(like.numel(), dtype=torch.bool)
-        draw_mask(mask, self._share, self._generator)
+        mask = self._pool.empty(like.numel(), dtype=torch.bool)
+        draw_mask(self._pool, mask, self._share, self._generator)
         return mask.view(like.shape)
 
 
@@ -137,7 +137,7 @@ def attention(
     query, key, value = (_rows(pool.cast(tensor, products), mask is None) for tensor in (query, key, value))
     call = _call(query, key, ratio, settings, mask, int(seed))
     result = pool.empty(*query.shape[:3], value.shape[3], dtype=results)
-    masks = call.masks()
+    masks = call.masks(pool)
     space = _workspace(pool, query, key)
     for piece in _pieces(query, key, value):
         weights = call.weights(piece, space[: len(piece.query)])
@@ -168,7 +168,7 @@ def attention_gradient(
     )
     call = _call(query, key, ratio, settings, mask, int(seed))
     gradients = [pool.empty(*tensor.shape, dtype=results) for tensor in (query, key, value)]
-    masks = call.masks()
+    masks = call.masks(pool)
     dropped = masks.scale if masks else 1.0
     space, second = (_workspace(pool, query, key) for _ in range(2))
     for piece in _pieces(query, key, value):
@@ -180,7 +180,7 @@ def attention_gradient(
         if masks is not None:
             drawn = masks.draw(weights)
             of_weights.mul_(drawn)
-            kept = torch.mul(weights, drawn)
+            kept = torch.mul(weights, drawn, out=pool.empty(*weights.shape))
         _multiply(pool.cast(kept, products).transpose(1, 2), given, of_value, dropped)
         aten._softmax_backward_data.out(of_weights, weights, -1, torch.float32, grad_input=of_weights)
         of_scores = pool.cast(of_weights, products)
