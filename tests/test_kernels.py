@@ -8,10 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lit_ort.compiler.kernels import KERNELS
-from lit_ort.compiler.kernels.attention import CHUNK_ELEMENTS, attention, attention_gradient
-from lit_ort.compiler.kernels.dropout import draw_mask, dropout, scale_of
+from lit_ort.compiler.kernels.attention import CHUNK_ELEMENTS, _blocks, attention, attention_gradient
+from lit_ort.compiler.kernels.dropout import draw_mask, dropout
 from lit_ort.compiler.kernels.embedding import embedding_gradient, embedding_gradient_onto
 from lit_ort.compiler.kernels.linear_cross_entropy import _chunks, linear_cross_entropy, settings
+from lit_ort.compiler.kernels.masks import scale_of
 from lit_ort.runtime.buffers import BufferPool
 from tests.compare import relative_error
 
@@ -120,8 +121,8 @@ def test_embedding_gradient_onto_adds_in_place() -> None:
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 0.5, 0.9, 1.0])
 def test_a_mask_drops_its_share_independently(share: float) -> None:
     elements = 400_000
-    mask = torch.empty(elements, dtype=torch.bool)
-    draw_mask(BufferPool(), mask, share, torch.Generator().manual_seed(1))
+    mask = torch.empty(elements, dtype=torch.uint8)
+    draw_mask(mask, share, seed=1)
     spread = (share * (1 - share) / elements) ** 0.5
     assert abs(float(mask.float().mean()) - (1 - share)) <= 5 * spread + 1e-5
     # Four elements share one draw: neighbours at every distance must not know of each other.
@@ -138,10 +139,10 @@ def test_dropout_keeps_the_mean() -> None:
     assert torch.equal(result, mask * scale_of(0.1))
 
 
-def test_masks_follow_the_generator() -> None:
-    masks = [torch.empty(999, dtype=torch.bool) for _ in range(3)]
+def test_masks_follow_their_seeds() -> None:
+    masks = [torch.empty(999, dtype=torch.uint8) for _ in range(3)]
     for mask, seed in zip(masks, (5, 5, 6), strict=True):
-        draw_mask(BufferPool(), mask, 0.3, torch.Generator().manual_seed(seed))
+        draw_mask(mask, 0.3, seed)
     assert torch.equal(masks[0], masks[1])
     assert not torch.equal(masks[0], masks[2])
 
@@ -189,18 +190,22 @@ ATTENTION_CASES = {
 }
 
 
+@pytest.mark.parametrize("block", [2, 128])
 @pytest.mark.parametrize("heads", [1, 2, 100])
 @pytest.mark.parametrize("name", list(ATTENTION_CASES))
-def test_attention_is_as_eager(name: str, heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_is_as_eager(name: str, heads: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lit_ort.compiler.kernels.attention.CHUNK_ELEMENTS", heads * 6 * 7)
+    monkeypatch.setattr("lit_ort.compiler.kernels.attention.BLOCK", block)
     case = ATTENTION_CASES[name]
     for actual, expected in zip(case.kernel(), case.eager(), strict=True):
         assert relative_error(actual.double(), expected) < 1e-6
 
 
-def test_attention_drops_the_same_weights_in_both_directions() -> None:
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_drops_the_same_weights_in_both_directions(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The result is linear in the values, so its product with a gradient equals that of values and their gradient."""
-    case = AttentionCase(ratio=0.4)
+    monkeypatch.setattr("lit_ort.compiler.kernels.attention.BLOCK", 2)
+    case = AttentionCase(causal=causal, ratio=0.4)
     result, _, _, of_value = case.kernel()
     assert not torch.allclose(result, AttentionCase.kernel(_without_dropout(case))[0], atol=1e-2)
     torch.testing.assert_close((result * case.gradient).sum(), (of_value * case.given[2]).sum())
@@ -221,6 +226,17 @@ def test_gradients_of_attention_with_dropout_are_those_of_its_result() -> None:
     assert abs((moved[1] - moved[0]) / 2e-2 - slope) < 1e-2 * abs(slope) + 1e-2
 
 
+def test_attention_leaves_out_keys_that_no_query_of_a_block_sees() -> None:
+    causal, length = torch.ones(512, 512, dtype=torch.bool).tril_(), 512
+    blocks = _blocks(causal, length)
+    assert [block.keys for block in blocks] == [512, 384, 256, 128]
+    assert sorted(block.queries.start for block in blocks) == [0, 128, 256, 384]
+    padded = torch.ones(1, 512, dtype=torch.bool)
+    padded[:, 100:] = False
+    assert [(block.size, block.keys) for block in _blocks(padded, length)] == [(512, 100)]
+    assert [(block.size, block.keys) for block in _blocks(torch.zeros(1, 512, dtype=torch.bool), length)] == [(512, 1)]
+
+
 def test_attention_keeps_the_mean_under_dropout() -> None:
     ones = torch.ones(2, 4, 50, 60)
     result, _ = attention(BufferPool(), ones, ones, ones, torch.tensor(0.2), torch.tensor([1.0, 0.0]))
@@ -230,7 +246,7 @@ def test_attention_keeps_the_mean_under_dropout() -> None:
 
 
 def _without_dropout(case: AttentionCase) -> AttentionCase:
-    plain = AttentionCase()
+    plain = AttentionCase(causal=case.causal)
     plain.given, plain.gradient = case.given, case.gradient
     return plain
 

@@ -15,10 +15,9 @@ from collections.abc import Iterator
 import torch
 
 from lit_ort.compiler.kernels.bf16 import BF16, ROUNDED
-from lit_ort.compiler.kernels.dropout import draw_mask, scale_of
+from lit_ort.compiler.kernels.masks import Draws, draw_seed, scale_of, smallest_kept
 from lit_ort.runtime.aten import Backward, Kernel
 from lit_ort.runtime.buffers import BufferPool
-from lit_ort.runtime.random import current_generator
 
 NAME, MASKED, GRADIENT, MASKED_GRADIENT = (
     "attention",
@@ -34,7 +33,9 @@ RATIO_POSITIONS = {name + end: position for name, position in _RATIOS.items() fo
 aten = torch.ops.aten
 # Scores of a chunk: 2 MB, which stay in a core's cache from the product to the next one.
 CHUNK_ELEMENTS = 2**19
-_SEEDS = 2**63 - 1
+# Queries of a block that leaves out keys which none of them sees, and the share of all scores below which this pays.
+BLOCK = 128
+WORTH = 0.8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,10 +43,12 @@ class _Attention:
     """One call's constants.
 
     Args:
-        scale: of the scores. causal: whether a place attends to itself and those before only.
+        scale: of the scores.
         share: of the weights to drop. seed: of the masks.
         bias: float32[batch or 1, heads or 1, length or 1, keys], added to the scores, or None.
         hidden: bool[..., 1] like it, true in rows that attend to nothing, or None where there are none.
+        blocks: for each row of the bias's batch, which queries are computed together, and how many keys the last of
+            these keys is that any of them attends to.
     """
 
     scale: float
@@ -53,6 +56,7 @@ class _Attention:
     seed: int
     bias: torch.Tensor | None
     hidden: torch.Tensor | None
+    blocks: tuple[tuple[_Block, ...], ...]
 
     def weights(self, piece: _Piece, out: torch.Tensor) -> torch.Tensor:
         """softmax(query key^T scale + bias) of a piece, before dropout."""
@@ -69,39 +73,83 @@ class _Attention:
     def masks(self, pool: BufferPool) -> _Masks | None:
         return _Masks(pool, self.share, self.seed) if self.share > 0 else None
 
+    def pieces(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Iterator[_Piece]:
+        """All of the work, the queries that attend to most keys first."""
+        for row in range(len(query)):
+            blocks = self.blocks[row if len(self.blocks) > 1 else 0]
+            most = max(1, CHUNK_ELEMENTS // max((block.size * block.keys for block in blocks), default=1))
+            for start in range(0, query.shape[1], most):
+                heads = slice(start, min(start + most, query.shape[1]))
+                for number, block in enumerate(blocks):
+                    given = query[row, heads, block.queries], key[row, heads, : block.keys]
+                    yield _Piece(*given, value[row, heads, : block.keys], row, heads, block, first=number == 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Block:
+    """Consecutive queries, and how many of the first keys they read."""
+
+    queries: slice
+    keys: int
+
+    @property
+    def size(self) -> int:
+        return self.queries.stop - self.queries.start
+
 
 class _Masks:
     """The dropout masks of consecutive pieces, the same ones for the same seed."""
 
     def __init__(self, pool: BufferPool, share: float, seed: int) -> None:
-        self._pool, self._share = pool, share
-        self._generator = torch.Generator().manual_seed(seed)
+        self._pool, self._smallest = pool, float(smallest_kept(share))
+        self._draws = Draws(seed)
         self.scale = scale_of(share)
 
     def draw(self, like: torch.Tensor) -> torch.Tensor:
-        mask = self._pool.empty(like.numel(), dtype=torch.bool)
-        draw_mask(self._pool, mask, self._share, self._generator)
+        """1 where a weight is kept and 0 elsewhere, float32 like it."""
+        mask = self._pool.empty(like.numel()).copy_(self._draws.take(like.numel())).ge_(self._smallest)
         return mask.view(like.shape)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Piece:
-    """Some heads of one batch row, or of several rows where no bias tells them apart: float[heads, length, width]."""
+    """Some queries of some heads of one batch row, or of several rows where no bias tells them apart.
+
+    query: float[heads, queries, width]. key, value: float[heads, keys, width].
+    """
 
     query: torch.Tensor
     key: torch.Tensor
     value: torch.Tensor
     row: int
     heads: slice
+    block: _Block
+    first: bool
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """That of its scores."""
+        return len(self.query), self.query.shape[1], self.key.shape[1]
 
     def of(self, shared: torch.Tensor) -> torch.Tensor:
-        """The part of a broadcast [batch or 1, heads or 1, ...] tensor that belongs to this piece."""
+        """The part of a broadcast [batch or 1, heads or 1, length or 1, keys or 1] tensor that belongs here."""
         row = shared[self.row if shared.shape[0] > 1 else 0]
-        return row[self.heads] if row.shape[0] > 1 else row
+        heads = row[self.heads] if row.shape[0] > 1 else row
+        queries = heads[:, self.block.queries] if heads.shape[1] > 1 else heads
+        return queries[..., : self.block.keys]
 
-    def part(self, whole: torch.Tensor) -> torch.Tensor:
-        """The same heads of another tensor of the query's, key's or value's shape."""
-        return whole[self.row, self.heads]
+    def of_queries(self, whole: torch.Tensor) -> torch.Tensor:
+        """The same part of another tensor of the query's shape."""
+        return whole[self.row, self.heads, self.block.queries]
+
+    def add(self, whole: torch.Tensor, part: torch.Tensor) -> None:
+        """Adds to the gradient of all keys or values that of those read here; the first piece of some heads sets it."""
+        target = whole[self.row, self.heads]
+        if self.first:
+            target[:, : self.block.keys].copy_(part)
+            target[:, self.block.keys :].zero_()
+        else:
+            target[:, : self.block.keys].add_(part)
 
 
 def attention(
@@ -130,20 +178,18 @@ def attention(
     Returns:
         float[batch, heads, length, value width], and the seed of the masks, int64[1].
     """
-    seed = torch.zeros(1, dtype=torch.int64)
-    if float(ratio) > 0:
-        seed.random_(_SEEDS, generator=current_generator())
+    seed = torch.tensor([draw_seed() if float(ratio) > 0 else 0])
     shape = (*query.shape[:3], value.shape[3])
     query, key, value = (_rows(pool.cast(tensor, products), mask is None) for tensor in (query, key, value))
     call = _call(query, key, ratio, settings, mask, int(seed))
     result = pool.empty(*query.shape[:3], value.shape[3], dtype=results)
     masks = call.masks(pool)
-    space = _workspace(pool, query, key)
-    for piece in _pieces(query, key, value):
-        weights = call.weights(piece, space[: len(piece.query)])
+    dropped = masks.scale if masks else 1.0
+    for piece in call.pieces(query, key, value):
+        weights = call.weights(piece, pool.empty(*piece.shape))
         if masks is not None:
             weights.mul_(masks.draw(weights))
-        _multiply(pool.cast(weights, products), piece.value, piece.part(result), masks.scale if masks else 1.0)
+        _multiply(pool.cast(weights, products), piece.value, piece.of_queries(result), dropped)
     return result.view(shape), seed
 
 
@@ -167,34 +213,41 @@ def attention_gradient(
         _rows(pool.cast(tensor, products), mask is None) for tensor in (gradient, query, key, value)
     )
     call = _call(query, key, ratio, settings, mask, int(seed))
-    gradients = [pool.empty(*tensor.shape, dtype=results) for tensor in (query, key, value)]
+    of_query = pool.empty(*query.shape, dtype=results)
+    # Blocks of queries add up in float32.
+    sums = results if all(len(blocks) == 1 for blocks in call.blocks) else torch.float32
+    of_key, of_value = (pool.empty(*tensor.shape, dtype=sums) for tensor in (key, value))
     masks = call.masks(pool)
     dropped = masks.scale if masks else 1.0
-    space, second = (_workspace(pool, query, key) for _ in range(2))
-    for piece in _pieces(query, key, value):
-        of_query, of_key, of_value = (piece.part(result) for result in gradients)
-        given = piece.part(gradient)
-        weights = call.weights(piece, space[: len(piece.query)])
-        of_weights = _multiply(given, piece.value.transpose(1, 2), second[: len(piece.query)], dropped)
+    for piece in call.pieces(query, key, value):
+        given = piece.of_queries(gradient)
+        weights = call.weights(piece, pool.empty(*piece.shape))
+        of_weights = _multiply(given, piece.value.transpose(1, 2), pool.empty(*piece.shape), dropped)
         kept = weights
         if masks is not None:
             drawn = masks.draw(weights)
             of_weights.mul_(drawn)
-            kept = torch.mul(weights, drawn, out=pool.empty(*weights.shape))
-        _multiply(pool.cast(kept, products).transpose(1, 2), given, of_value, dropped)
+            kept = drawn.mul_(weights)
+        rounded = pool.cast(kept, products)
+        piece.add(of_value, _product(pool, rounded.transpose(1, 2), given, dropped))
         aten._softmax_backward_data.out(of_weights, weights, -1, torch.float32, grad_input=of_weights)
         of_scores = pool.cast(of_weights, products)
-        _multiply(of_scores, piece.key, of_query, call.scale)
-        _multiply(of_scores.transpose(1, 2), piece.query, of_key, call.scale)
+        _multiply(of_scores, piece.key, piece.of_queries(of_query), call.scale)
+        piece.add(of_key, _product(pool, of_scores.transpose(1, 2), piece.query, call.scale))
+    gradients = (of_query, pool.cast(of_key, results), pool.cast(of_value, results))
     of_query, of_key, of_value = (result.view(shape) for result, shape in zip(gradients, shapes, strict=True))
     return of_query, of_key, of_value
 
 
 def _multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-    """a b scale of stacked matrices, into `out` of whatever type."""
-    into = out if a.dtype == out.dtype else a.new_empty(out.shape)
+    """a b scale of stacked matrices, into `out` of whatever type and strides."""
+    into = out if a.dtype == out.dtype and out.is_contiguous() else a.new_empty(out.shape)
     torch.baddbmm(into, a, b, beta=0, alpha=scale, out=into)
     return out if into is out else out.copy_(into)
+
+
+def _product(pool: BufferPool, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
+    return _multiply(a, b, pool.empty(len(a), a.shape[1], b.shape[2], dtype=a.dtype), scale)
 
 
 def _rows(tensor: torch.Tensor, joined: bool) -> torch.Tensor:
@@ -212,7 +265,7 @@ def _call(
 ) -> _Attention:
     scale, causal = settings.tolist()
     length, keys = query.shape[2], key.shape[2]
-    hidden = None
+    hidden, blocks = None, ((_Block(slice(0, length), keys),),)
     if causal:
         mask = torch.ones(length, keys, dtype=torch.bool).tril_()
     bias = mask
@@ -221,25 +274,33 @@ def _call(
             bias = torch.zeros(mask.shape).masked_fill_(mask.logical_not(), float("-inf"))
         assert bias is not None
         bias = bias.reshape(*(1,) * (4 - bias.dim()), *bias.shape)
-        rows = torch.isneginf(bias).all(-1, keepdim=True)
+        unseen = torch.isneginf(bias)
+        rows = unseen.all(-1, keepdim=True)
         hidden = rows if bool(rows.any()) else None
-    return _Attention(scale, float(ratio), seed, bias, hidden)
+        # Where any head sees a key, all compute it.
+        blocks = tuple(_blocks(seen.expand(-1, keys), length) for seen in unseen.all(1).logical_not_())
+    return _Attention(scale, float(ratio), seed, bias, hidden, blocks)
 
 
-def _heads_of_a_piece(query: torch.Tensor, key: torch.Tensor) -> int:
-    return max(1, min(query.shape[1], CHUNK_ELEMENTS // (query.shape[2] * key.shape[2])))
+def _blocks(seen: torch.Tensor, length: int) -> tuple[_Block, ...]:
+    """Blocks of queries that leave out the keys behind the last one any of them sees, where that saves much.
+
+    seen: bool[length or 1, keys].
+    """
+    if len(seen) == 1:
+        return (_Block(slice(0, length), _reach(seen)),)
+    starts = range(0, length, BLOCK)
+    blocks = [_Block(slice(start, min(start + BLOCK, length)), _reach(seen[start : start + BLOCK])) for start in starts]
+    most = max(block.keys for block in blocks)
+    if sum(block.size * block.keys for block in blocks) > WORTH * length * most:
+        return (_Block(slice(0, length), most),)
+    return tuple(sorted(blocks, key=lambda block: -block.keys))
 
 
-def _workspace(pool: BufferPool, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    return pool.empty(_heads_of_a_piece(query, key), query.shape[2], key.shape[2])
-
-
-def _pieces(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Iterator[_Piece]:
-    heads, most = query.shape[1], _heads_of_a_piece(query, key)
-    for row in range(len(query)):
-        for start in range(0, heads, most):
-            part = slice(start, min(start + most, heads))
-            yield _Piece(query[row, part], key[row, part], value[row, part], row, part)
+def _reach(seen: torch.Tensor) -> int:
+    """One more than the place of the last key that any query sees; 1 where none sees any."""
+    places = seen.any(0).nonzero()
+    return int(places[-1]) + 1 if len(places) else 1
 
 
 def _kernels(masked: bool) -> tuple[Kernel, ...]:

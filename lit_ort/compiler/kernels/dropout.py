@@ -11,16 +11,16 @@ import functools
 import torch
 
 from lit_ort.compiler.kernels.bf16 import ROUNDED
+from lit_ort.compiler.kernels.masks import LEVELS, Draws, draw_seed, scale_of, smallest_kept
 from lit_ort.runtime.aten import Kernel
 from lit_ort.runtime.buffers import BufferPool
-from lit_ort.runtime.random import current_generator
 
 DROPOUT, DROPOUT_GRADIENT = "dropout", "dropout_gradient"
-# Masks come from numbers of 16 bits.
-LEVELS = 2**16
 # Where each of the two takes the share of elements to drop.
 _RATIOS = {DROPOUT: 1, DROPOUT_GRADIENT: 2}
 RATIO_POSITIONS = {name + end: position for name, position in _RATIOS.items() for end in ("", ROUNDED)}
+# Elements whose mask is drawn at a time: their numbers are 1 MB.
+CHUNK_ELEMENTS = 2**19
 
 
 def dropout(
@@ -37,7 +37,7 @@ def dropout(
     """
     share = float(ratio)
     mask = pool.empty(*data.shape, dtype=torch.uint8)
-    draw_mask(pool, mask.view(-1).view(torch.bool), share, current_generator())
+    draw_mask(mask.view(-1), share, draw_seed())
     return _masked(pool, data, mask, share, result), mask
 
 
@@ -52,37 +52,24 @@ def dropout_gradient(
     return _masked(pool, gradient, mask, float(ratio), result)
 
 
-def draw_mask(pool: BufferPool, mask: torch.Tensor, share: float, generator: torch.Generator | None) -> None:
-    """Fills `mask`, bool[n], with false at random, with probability `share` rounded to `LEVELS`.
-
-    One draw of 64 bits serves four elements, which takes a sixth of the time of as many Bernoulli draws.
-    """
-    drawn = pool.empty(-(-mask.numel() // 4), dtype=torch.int64).random_(-(2**63), None, generator=generator)
-    dropped = _dropped_levels(share)
-    if dropped == LEVELS:
+def draw_mask(mask: torch.Tensor, share: float, seed: int) -> None:
+    """Fills `mask`, uint8[n], with 0 at random with probability `share`, and with 1 elsewhere."""
+    smallest = smallest_kept(share)
+    if smallest >= LEVELS // 2:
         mask.zero_()
-    else:
-        torch.ge(drawn.view(torch.int16)[: mask.numel()], dropped - LEVELS // 2, out=mask)
-
-
-def scale_of(share: float) -> float:
-    """What the kept elements are multiplied with, so that the expected result is the data."""
-    kept = LEVELS - _dropped_levels(share)
-    return LEVELS / kept if kept else 1.0
-
-
-def _dropped_levels(share: float) -> int:
-    return round(share * LEVELS)
+        return
+    draws = Draws(seed)
+    for part in mask.split(CHUNK_ELEMENTS):
+        torch.ge(draws.take(len(part)), smallest, out=part)
 
 
 def _masked(
     pool: BufferPool, data: torch.Tensor, mask: torch.Tensor, share: float, result: torch.dtype
 ) -> torch.Tensor:
     # A product of two types would make this copy itself, in fresh memory.
-    factor = pool.empty(*data.shape).copy_(mask)
-    kept = torch.mul(data, factor, out=pool.empty(*data.shape, dtype=result))
+    kept = pool.empty(*data.shape, dtype=data.dtype).copy_(mask).mul_(data)
     scale = scale_of(share)
-    return kept if scale == 1.0 else kept.mul_(scale)
+    return pool.cast(kept if scale == 1.0 else kept.mul_(scale), result)
 
 
 DROPOUT_KERNELS = tuple(

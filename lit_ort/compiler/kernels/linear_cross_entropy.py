@@ -25,6 +25,8 @@ LOSS, HIDDEN_GRADIENT, WEIGHT_GRADIENT, BIAS_GRADIENT = range(4)
 
 # The weight's gradient is read and written once a chunk, which few and large chunks keep cheap.
 CHUNK_BYTES = 80_000_000
+# BLAS keeps a copy of a product's second factor, which parts of it keep small at no cost.
+CLASSES_AT_A_TIME = 4096
 # Probabilities below this have lost digits to underflow; their loss is computed from the logits again.
 SMALLEST_PROBABILITY = 1e-30
 # Above it, one less a probability in bfloat16 has lost digits; it is computed from the other classes.
@@ -160,9 +162,14 @@ def _chunks(rows: int, classes: int, itemsize: int) -> list[slice]:
 
 
 def _logits(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> torch.Tensor:
-    if bias is None:
-        return torch.mm(hidden, weight.t(), out=out)
-    return torch.addmm(bias.to(out.dtype), hidden, weight.t(), out=out)
+    added = None if bias is None else bias.to(out.dtype)
+    for start in range(0, len(weight), CLASSES_AT_A_TIME):
+        classes = slice(start, start + CLASSES_AT_A_TIME)
+        if added is None:
+            torch.mm(hidden, weight[classes].t(), out=out[:, classes])
+        else:
+            torch.addmm(added[classes], hidden, weight[classes].t(), out=out[:, classes])
+    return out
 
 
 def _probabilities(
