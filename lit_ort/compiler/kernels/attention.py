@@ -47,8 +47,7 @@ class _Attention:
         share: of the weights to drop. seed: of the masks.
         bias: float32[batch or 1, heads or 1, length or 1, keys], added to the scores, or None.
         hidden: bool[..., 1] like it, true in rows that attend to nothing, or None where there are none.
-        blocks: for each row of the bias's batch, which queries are computed together, and how many keys the last of
-            these keys is that any of them attends to.
+        seen: bool[batch or 1, length or 1, keys], true where any head attends, or None where all do.
     """
 
     scale: float
@@ -56,33 +55,42 @@ class _Attention:
     seed: int
     bias: torch.Tensor | None
     hidden: torch.Tensor | None
-    blocks: tuple[tuple[_Block, ...], ...]
+    seen: torch.Tensor | None
 
     def weights(self, piece: _Piece, out: torch.Tensor) -> torch.Tensor:
         """softmax(query key^T scale + bias) of a piece, before dropout."""
-        keys = piece.key.transpose(1, 2)
-        if self.bias is None:
-            _multiply(piece.query, keys, out, self.scale)
-        elif keys.dtype == out.dtype:
-            torch.baddbmm(piece.of(self.bias), piece.query, keys, alpha=self.scale, out=out)
-        else:
-            _multiply(piece.query, keys, out, self.scale).add_(piece.of(self.bias))
+        _multiply(piece.query, piece.key.transpose(1, 2), out, self.scale)
+        by_row = out.view(piece.rows.stop - piece.rows.start, -1, *out.shape[1:])
+        if self.bias is not None:
+            by_row.add_(piece.of(self.bias))
         torch.softmax(out, -1, out=out)
-        return out if self.hidden is None else out.masked_fill_(piece.of(self.hidden), 0)
+        if self.hidden is not None:
+            by_row.masked_fill_(piece.of(self.hidden), 0)
+        return out
 
     def masks(self, pool: BufferPool) -> _Masks | None:
         return _Masks(pool, self.share, self.seed) if self.share > 0 else None
 
     def pieces(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Iterator[_Piece]:
         """All of the work, the queries that attend to most keys first."""
-        for row in range(len(query)):
-            blocks = self.blocks[row if len(self.blocks) > 1 else 0]
-            most = max(1, CHUNK_ELEMENTS // max((block.size * block.keys for block in blocks), default=1))
-            for start in range(0, query.shape[1], most):
-                heads = slice(start, min(start + most, query.shape[1]))
+        batch, heads, length, keys = *query.shape[:3], key.shape[2]
+        for rows in _parts(batch, CHUNK_ELEMENTS // (heads * length * keys)):
+            blocks = self._blocks(rows, length, keys)
+            size = max(block.size * block.keys for block in blocks)
+            # Heads of several rows are next to each other only where they are all there.
+            most = heads if rows.stop - rows.start > 1 else CHUNK_ELEMENTS // size
+            for part in _parts(heads, most):
                 for number, block in enumerate(blocks):
-                    given = query[row, heads, block.queries], key[row, heads, : block.keys]
-                    yield _Piece(*given, value[row, heads, : block.keys], row, heads, block, first=number == 0)
+                    given = (tensor[rows, part] for tensor in (key, value))
+                    read = (_joined(tensor[:, :, : block.keys]) for tensor in given)
+                    asking = _joined(query[rows, part, block.queries])
+                    yield _Piece(asking, *read, rows=rows, heads=part, block=block, first=number == 0)
+
+    def _blocks(self, rows: slice, length: int, keys: int) -> tuple[_Block, ...]:
+        if self.seen is None:
+            return (_Block(slice(0, length), keys),)
+        seen = self.seen[rows] if len(self.seen) > 1 else self.seen
+        return _blocks(seen.any(0).expand(-1, keys), length)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,15 +121,15 @@ class _Masks:
 
 @dataclasses.dataclass(frozen=True)
 class _Piece:
-    """Some queries of some heads of one batch row, or of several rows where no bias tells them apart.
+    """Some queries of some heads of one batch row, or of all heads of several.
 
-    query: float[heads, queries, width]. key, value: float[heads, keys, width].
+    query: float[rows heads, queries, width]. key, value: float[rows heads, keys, width].
     """
 
     query: torch.Tensor
     key: torch.Tensor
     value: torch.Tensor
-    row: int
+    rows: slice
     heads: slice
     block: _Block
     first: bool
@@ -133,18 +141,18 @@ class _Piece:
 
     def of(self, shared: torch.Tensor) -> torch.Tensor:
         """The part of a broadcast [batch or 1, heads or 1, length or 1, keys or 1] tensor that belongs here."""
-        row = shared[self.row if shared.shape[0] > 1 else 0]
-        heads = row[self.heads] if row.shape[0] > 1 else row
-        queries = heads[:, self.block.queries] if heads.shape[1] > 1 else heads
+        rows = shared[self.rows] if len(shared) > 1 else shared
+        heads = rows[:, self.heads] if rows.shape[1] > 1 else rows
+        queries = heads[:, :, self.block.queries] if heads.shape[2] > 1 else heads
         return queries[..., : self.block.keys]
 
     def of_queries(self, whole: torch.Tensor) -> torch.Tensor:
         """The same part of another tensor of the query's shape."""
-        return whole[self.row, self.heads, self.block.queries]
+        return _joined(whole[self.rows, self.heads, self.block.queries])
 
     def add(self, whole: torch.Tensor, part: torch.Tensor) -> None:
         """Adds to the gradient of all keys or values that of those read here; the first piece of some heads sets it."""
-        target = whole[self.row, self.heads]
+        target = _joined(whole[self.rows, self.heads])
         if self.first:
             target[:, : self.block.keys].copy_(part)
             target[:, self.block.keys :].zero_()
@@ -180,7 +188,7 @@ def attention(
     """
     seed = torch.tensor([draw_seed() if float(ratio) > 0 else 0])
     shape = (*query.shape[:3], value.shape[3])
-    query, key, value = (_rows(pool.cast(tensor, products), mask is None) for tensor in (query, key, value))
+    query, key, value = (_rows(pool.cast(tensor, products), mask) for tensor in (query, key, value))
     call = _call(query, key, ratio, settings, mask, int(seed))
     result = pool.empty(*query.shape[:3], value.shape[3], dtype=results)
     masks = call.masks(pool)
@@ -209,13 +217,11 @@ def attention_gradient(
     *masked, seed = mask_and_seed
     shapes = [tensor.shape for tensor in (query, key, value)]
     mask = masked[0] if masked else None
-    gradient, query, key, value = (
-        _rows(pool.cast(tensor, products), mask is None) for tensor in (gradient, query, key, value)
-    )
+    gradient, query, key, value = (_rows(pool.cast(t, products), mask) for t in (gradient, query, key, value))
     call = _call(query, key, ratio, settings, mask, int(seed))
     of_query = pool.empty(*query.shape, dtype=results)
     # Blocks of queries add up in float32.
-    sums = results if all(len(blocks) == 1 for blocks in call.blocks) else torch.float32
+    sums = results if call.seen is None else torch.float32
     of_key, of_value = (pool.empty(*tensor.shape, dtype=sums) for tensor in (key, value))
     masks = call.masks(pool)
     dropped = masks.scale if masks else 1.0
@@ -250,9 +256,20 @@ def _product(pool: BufferPool, a: torch.Tensor, b: torch.Tensor, scale: float) -
     return _multiply(a, b, pool.empty(len(a), a.shape[1], b.shape[2], dtype=a.dtype), scale)
 
 
-def _rows(tensor: torch.Tensor, joined: bool) -> torch.Tensor:
-    """[batch, heads, ...] as one row of all heads where nothing tells the batch's rows apart."""
-    return tensor.reshape(1, -1, *tensor.shape[2:]) if joined else tensor
+def _rows(tensor: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """[batch, heads, ...] as one row of all heads where nothing tells rows or heads apart."""
+    shared = mask is None or all(size == 1 for size in mask.shape[:-2])
+    return tensor.reshape(1, -1, *tensor.shape[2:]) if shared else tensor
+
+
+def _joined(tensor: torch.Tensor) -> torch.Tensor:
+    """[rows, heads, ...] as [rows heads, ...] in the same memory."""
+    return tensor.view(-1, *tensor.shape[2:])
+
+
+def _parts(whole: int, most: int) -> Iterator[slice]:
+    size = max(1, most)
+    return (slice(start, min(start + size, whole)) for start in range(0, whole, size))
 
 
 def _call(
@@ -265,7 +282,7 @@ def _call(
 ) -> _Attention:
     scale, causal = settings.tolist()
     length, keys = query.shape[2], key.shape[2]
-    hidden, blocks = None, ((_Block(slice(0, length), keys),),)
+    hidden, seen = None, None
     if causal:
         mask = torch.ones(length, keys, dtype=torch.bool).tril_()
     bias = mask
@@ -278,8 +295,8 @@ def _call(
         rows = unseen.all(-1, keepdim=True)
         hidden = rows if bool(rows.any()) else None
         # Where any head sees a key, all compute it.
-        blocks = tuple(_blocks(seen.expand(-1, keys), length) for seen in unseen.all(1).logical_not_())
-    return _Attention(scale, float(ratio), seed, bias, hidden, blocks)
+        seen = unseen.all(1).logical_not_()
+    return _Attention(scale, float(ratio), seed, bias, hidden, seen)
 
 
 def _blocks(seen: torch.Tensor, length: int) -> tuple[_Block, ...]:

@@ -1,11 +1,14 @@
 """Computes the gradient of an embedding table with a torch kernel.
 
-In:  `GatherGrad(shape[2], indices, gradient)` along axis 0 of a table of at least `LARGE` elements, float32
+In:  `GatherGrad(shape[2], indices, gradient)` along axis 0, float32, the table or the gradient of at least `LARGE`
+     elements
 Out: `ATen(shape, indices, gradient, operator="lit_ort::embedding_gradient")`
 Saves most of its time: ONNX Runtime's kernel sorts and fills fresh memory, 12 ms for a table of 28,782 x 200.
 """
 
 from __future__ import annotations
+
+import math
 
 import onnx_ir as ir
 from onnxscript.rewriter import pattern
@@ -15,7 +18,7 @@ from lit_ort.compiler.kernels.embedding import NAME
 from lit_ort.compiler.passes.base import MICROSOFT, RewritePass, shape_of
 
 # Below, calling the kernel takes longer than it saves.
-LARGE = 2**17
+LARGE = 2**15
 
 
 class _GatherGrad(pattern.RewriteRuleClassBase):
@@ -24,7 +27,7 @@ class _GatherGrad(pattern.RewriteRuleClassBase):
             shape, indices, gradient, _domain=MICROSOFT, _outputs=["result"], _allow_other_attributes=True
         )
 
-    def check(self, context, shape, gradient, result, **_) -> pattern.MatchResult:  # type: ignore[no-untyped-def]
+    def check(self, context, shape, indices, gradient, result, **_) -> pattern.MatchResult:  # type: ignore[no-untyped-def]
         outcome = pattern.MatchResult()
         node = result.producer()
         table = _table(shape)
@@ -32,8 +35,10 @@ class _GatherGrad(pattern.RewriteRuleClassBase):
             return outcome.fail(f"the table has shape {table}, and two known dimensions are needed")
         if node.attributes.get_int("axis", 0) != 0:
             return outcome.fail("it gathers along another axis than 0")
-        if table[0] * table[1] < LARGE:
-            return outcome.fail(f"a table of {table[0]} x {table[1]} is smaller than {LARGE} elements")
+        read = shape_of(indices)
+        elements = max(table[0], math.prod(read) if read is not None else 0) * table[1]
+        if elements < LARGE:
+            return outcome.fail(f"table {table[0]} x {table[1]} and gradient are smaller than {LARGE} elements")
         if gradient.dtype not in (None, ir.DataType.FLOAT):
             return outcome.fail(f"the gradient is {gradient.dtype}, and float32 is proven")
         return outcome

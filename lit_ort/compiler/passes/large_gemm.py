@@ -14,7 +14,8 @@ from lit_ort.compiler.kernel_nodes import call_kernel
 from lit_ort.compiler.kernels.gemm import gemm_name
 from lit_ort.compiler.passes.base import RewritePass, shape_of
 
-LARGE = 1e9
+# Below, calling the kernel takes longer than it saves.
+LARGE = 2e7
 
 
 class _Gemm(pattern.RewriteRuleClassBase):
