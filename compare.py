@@ -267,7 +267,9 @@ def versions() -> list[str]:
 
 
 def read_curve(outcome: Outcome, tag: str) -> Curve:
-    """A metric from the TensorBoard events of a strategy; empty if it was never written."""
+    """A metric from the TensorBoard events of a strategy, without those of earlier runs in its folder; empty if it was
+    never written.
+    """
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(outcome.log.parent), size_guidance={"scalars": 0})
@@ -277,6 +279,7 @@ def read_curve(outcome: Outcome, tag: str) -> Curve:
     scalars = events.Scalars(tag)
     steps = outcome.results["steps"] or {}
     start_s = steps.get("started_unix_s") or scalars[0].wall_time
+    scalars = [scalar for scalar in scalars if scalar.wall_time >= start_s]
     return Curve([s.step for s in scalars], [s.wall_time - start_s for s in scalars], [s.value for s in scalars])
 
 

@@ -45,7 +45,7 @@ def main() -> None:
         print(json.dumps(alone(arguments.alone, workload, arguments.cache_dir, not arguments.no_optimizer)))
         return
     own = {r: {} if arguments.times_only else own_figures(r, arguments) for r in arguments.rivals}
-    times = interleaved(arguments.rivals, workload, arguments.rounds, not arguments.no_optimizer)
+    first, times = interleaved(arguments.rivals, workload, arguments.rounds, not arguments.no_optimizer)
     optimizer = "no optimizer" if arguments.no_optimizer else OPTIMIZER
     report = {
         "workload": workload.name,
@@ -55,7 +55,7 @@ def main() -> None:
         "date": time.strftime("%Y-%m-%d"),
         "floor_ms": workload.floating_point_operations / peak_flops() * 1e3,
         "rounds": arguments.rounds,
-        "rivals": {rival: {**own[rival], **summary(times, rival)} for rival in arguments.rivals},
+        "rivals": {rival: {**own[rival], **summary(first, times, rival)} for rival in arguments.rivals},
     }
     print(table(report))
     print(json.dumps(report))
@@ -86,11 +86,14 @@ def figure(text: str) -> tuple[str, int]:
     return name, int(number)
 
 
-def interleaved(rivals: list[str], workload: Workload, rounds: int, optimizer: bool) -> dict[str, list[float]]:
-    """Step times in milliseconds, one of every rival in each round."""
+def interleaved(
+    rivals: list[str], workload: Workload, rounds: int, optimizer: bool
+) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """The first step's time and those of later ones in milliseconds, one of every rival in each round."""
     runners = {rival: Rival(rival, workload, optimizer=optimizer) for rival in rivals}
     batch = workload.batch()
-    for _ in range(WARM_UP):
+    first = {rival: runner.step(batch) for rival, runner in runners.items()}
+    for _ in range(WARM_UP - 1):
         for runner in runners.values():
             runner.step(batch)
     times: dict[str, list[float]] = {rival: [] for rival in rivals}
@@ -98,7 +101,7 @@ def interleaved(rivals: list[str], workload: Workload, rounds: int, optimizer: b
         # Another order every round, so that nobody always follows the same one.
         for rival in rivals[k % len(rivals) :] + rivals[: k % len(rivals)]:
             times[rival].append(runners[rival].step(batch))
-    return times
+    return first, times
 
 
 def alone(rival: str, workload: Workload, cache_dir: str | None, optimizer: bool) -> dict[str, float]:
@@ -136,10 +139,11 @@ def in_own_process(*arguments: str) -> dict[str, float]:
     return json.loads(result.stdout.splitlines()[-1])
 
 
-def summary(times: dict[str, list[float]], rival: str) -> dict[str, Any]:
+def summary(first: dict[str, float], times: dict[str, list[float]], rival: str) -> dict[str, Any]:
     median = {name: statistics.median(values) for name, values in times.items()}
     return {
         "step_ms": median[rival],
+        "compile_seconds": (first[rival] - median[rival]) / 1e3,
         "ratio_to": {name: median[rival] / median[name] for name in times if name != rival},
         "all_ms": [round(value, 1) for value in times[rival]],
     }

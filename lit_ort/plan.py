@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -87,11 +88,7 @@ def plan_memory(
     options = ORTOptions() if options is None else options
     if hasattr(step, "training_step"):
         arguments = (*arguments, 0) if len(arguments) == 1 else arguments
-        run = _training_step(step)
-    else:
-        run = step
-    name = getattr(step, "__name__", type(step).__name__)
-    plan = _planned(run, arguments, options, name)
+    plan = _planned(step, arguments, options)
     if batch_dim is None:
         return plan
     items = _items(arguments, batch_dim)
@@ -100,7 +97,7 @@ def plan_memory(
             f"batch_dim={batch_dim}: the batch has {items} items along it, and two at least are needed to tell what "
             "one adds. Choose the dimension of the items, or leave batch_dim out."
         )
-    half = _planned(run, pytree.tree_map(lambda part: _part(part, batch_dim, items), arguments), options, name)
+    half = _planned(step, pytree.tree_map(lambda part: _part(part, batch_dim, items), arguments), options)
     added = (plan.run_bytes - half.run_bytes) / (items - items // 2)
     return dataclasses.replace(plan, batch=items, item_bytes=added)
 
@@ -112,18 +109,11 @@ class _Planned(Exception):
         self.signature, self.report, self.tensors = signature, report, tensors
 
 
-def _training_step(module: Any) -> Callable[..., Any]:
-    recorder = LogRecorder()
+def _planned(step: Any, arguments: Sequence[Any], options: ORTOptions) -> MemoryPlan:
+    name = getattr(step, "__name__", type(step).__name__)
+    is_module = hasattr(step, "training_step")
+    logs = LogRecorder().attached(step) if is_module else nullcontext()
 
-    def run(*arguments: Any) -> Any:
-        with recorder.attached(module):
-            return compiled(*arguments)
-
-    compiled = module.training_step
-    return run
-
-
-def _planned(step: Callable[..., Any], arguments: Sequence[Any], options: ORTOptions, name: str) -> MemoryPlan:
     def backend(graph_module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
         from lit_ort.compiler.build import build
 
@@ -137,8 +127,8 @@ def _planned(step: Callable[..., Any], arguments: Sequence[Any], options: ORTOpt
         return leave
 
     try:
-        with dynamo_settings(name, fail_on_recompile_limit=True):
-            torch.compile(step, backend=backend)(*arguments)
+        with dynamo_settings(name, fail_on_recompile_limit=True), logs:
+            torch.compile(step.training_step if is_module else step, backend=backend)(*arguments)
     except _Planned as planned:
         wanting = planned.signature.wants_gradient
         parameters = [t for t in planned.tensors if isinstance(t, torch.nn.Parameter)]

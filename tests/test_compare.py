@@ -196,9 +196,10 @@ def test_the_last_error_is_found(compare: ModuleType, tmp_path: Path, lines: str
 def test_curves_are_read_from_the_events(compare: ModuleType, tmp_path: Path) -> None:
     from torch.utils.tensorboard.writer import SummaryWriter
 
-    with SummaryWriter(str(tmp_path / "eager")) as writer:
-        for step, loss in ((49, 7.0), (99, 6.5)):
-            writer.add_scalar("train/loss", loss, step, walltime=1000.0 + step)
+    for earlier_s, losses in ((500.0, (9.0, 8.0)), (0.0, (7.0, 6.5))):
+        with SummaryWriter(str(tmp_path / "eager"), filename_suffix=f".{earlier_s}") as writer:
+            for step, loss in zip((49, 99), losses, strict=True):
+                writer.add_scalar("train/loss", loss, step, walltime=1000.0 - earlier_s + step)
     results: dict[str, Any] = dict(steps=STEPS | dict(started_unix_s=1000.0), metrics=METRICS)
     outcome = compare.Outcome("eager", tmp_path / "eager" / "output.log", results, None)
     curve = compare.read_curve(outcome, "train/loss")

@@ -162,8 +162,8 @@ def _is_inner(value: ir.Value | None, forward: set[ir.Node]) -> bool:
     node = value.producer() if value is not None else None
     if value is None or node not in forward or not _region(value) or value.is_graph_output():
         return False
-    outside = {use.node for use in value.uses() if use.node in forward}
-    return all(reader.metadata_props.get(REGION) == _region(value) for reader in outside)
+    readers = {use.node for use in value.uses() if use.node in forward}
+    return all(reader.metadata_props.get(REGION) == _region(value) for reader in readers)
 
 
 def _is_kept(node: ir.Node, value: ir.Value) -> bool:
