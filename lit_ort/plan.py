@@ -45,6 +45,8 @@ class MemoryPlan:
     def largest_batch(self, limit_bytes: float) -> int:
         """The most items for which a run stays within a limit; 0 where not even one does.
 
+        Each item is taken to add the same. Which kernels run depends on sizes, so plan again for a batch far from this.
+
         Raises:
             OptionsError: the plan was made without `batch_dim`.
         """

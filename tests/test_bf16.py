@@ -260,8 +260,10 @@ def test_fallback_runs_under_autocast() -> None:
         return output.cumsum(0).sum(), output
 
     module, x = Two(), torch.randn(32, 64)
+    engine = backend(fallback="warn", **BF16)
     with pytest.warns(LitOrtWarning, match="runs in eager"):
-        loss, output = torch.compile(step, backend=backend(fallback="warn", **BF16))(module, x)
+        loss, output = torch.compile(step, backend=engine)(module, x)
+    assert [graph.precision for graph in engine.compile_log.graphs] == ["bf16-mixed"]
     loss.backward()
     with torch.autocast("cpu", torch.bfloat16):
         expected = module(x)

@@ -50,6 +50,23 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, text: Path, *overrides: s
     return json.loads((folder / "results.json").read_text())
 
 
+def test_a_plan_is_printed_and_nothing_trained(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(FileNotFoundError, match="results.json"):
+        run(monkeypatch, tmp_path / "run", text, "strategy=ort", "plan_memory=true")
+    output = capsys.readouterr().out
+    assert "MB while it runs for a batch of 4" in output
+    assert "batches of up to" in output
+
+
+def test_only_steps_through_onnx_runtime_are_planned(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path
+) -> None:
+    with pytest.raises(SystemExit, match="choose strategy=ort"):
+        run(monkeypatch, tmp_path / "run", text, "plan_memory=true")
+
+
 def loss_of(checkpoint: Path, text: Path) -> float:
     """The test loss of a checkpoint, computed without Lightning's loops."""
     data = WikiText2(dir=text, batch_size=4, eval_batch_size=2, bptt=6)
