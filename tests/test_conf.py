@@ -146,7 +146,7 @@ def test_a_task_brings_its_data_and_optimizer_and_gives_way_to_what_is_set(tmp_p
     config = composed(tmp_path, "task=gpt2")
     assert config.data["_target_"] == "tasks.data.text_blocks.TextBlocks"
     assert make_targets(config) == ("torch.optim.AdamW", "linear", "tasks.data.text_blocks.count_targets")
-    assert composed(tmp_path, "task=bert_pretrain").callbacks.last.every_n_train_steps == 300
+    assert composed(tmp_path, "task=bert_pretrain").callbacks.last.every_n_train_steps == 250
     config = composed(tmp_path, "task=bert_finetune", "data=table", "optimizer=lamb", "scheduler=cosine")
     assert config.data["_target_"] == "tasks.data.labelled_text.Table"
     assert make_targets(config) == ("pytorch_optimizer.Lamb", "cosine", "lit_ort.callbacks.first_dimension")
