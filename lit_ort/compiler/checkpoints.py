@@ -92,9 +92,7 @@ class _Inliner:
         if node.op == "get_attr":
             copied.target = f"constant_{self._attributes}"
             self._attributes += 1
-            value = _attribute(module, str(node.target))
-            is_tensor = isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
-            (self._root.register_buffer if is_tensor else functools.partial(setattr, self._root))(copied.target, value)
+            setattr(self._root, copied.target, _attribute(module, str(node.target)))
         elif region is not None and node.op != "placeholder":
             copied.meta[REGION] = region
         return copied

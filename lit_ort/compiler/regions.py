@@ -18,15 +18,12 @@ REGION, RESULTS = PREFIX + "region", PREFIX + "results"
 _IN_A_LIST = re.compile(r"(?P<layer>.*?\.\d+)(?:\.|$)")
 
 
-def mark_layers(model: ir.Model) -> int:
-    """Makes each layer a region, outside of checkpoints. Returns how many there are."""
-    layers = set()
+def mark_layers(model: ir.Model) -> None:
+    """Makes each layer a region, outside of checkpoints."""
     for node in model.graph:
         found = _IN_A_LIST.match(module_of(node) or "")
         if found:
             node.metadata_props.setdefault(REGION, found["layer"])
-            layers.add(found["layer"])
-    return len(layers)
 
 
 def close_regions(model: ir.Model) -> None:
