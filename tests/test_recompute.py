@@ -170,15 +170,30 @@ def test_a_split_graph_computes_again_in_its_backward() -> None:
         assert relative_error(gradients(module)[name], gradient) <= TOLERANCE, name
 
 
-def test_a_choice_of_what_to_keep_is_refused() -> None:
-    def contexts() -> Any:
-        return create_selective_checkpoint_contexts([torch.ops.aten.mm.default])
+def contexts() -> Any:
+    return create_selective_checkpoint_contexts([torch.ops.aten.mm.default])
 
-    def call(block: nn.Module, x: Tensor) -> Tensor:
-        return checkpoint(block, x, use_reentrant=False, context_fn=contexts)  # type: ignore[return-value]
 
+def choosing(block: nn.Module, x: Tensor) -> Tensor:
+    return checkpoint(block, x, use_reentrant=False, context_fn=contexts)  # type: ignore[return-value]
+
+
+def choosing_inside(block: nn.Module, x: Tensor) -> Tensor:
+    return checkpoint(lambda x: choosing(block, x), x, use_reentrant=False)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("call", [choosing, choosing_inside])
+def test_a_choice_of_what_to_keep_is_refused(call: Any) -> None:
     with pytest.raises(CaptureError, match="context_fn"):
         torch.compile(step, backend=backend())(Blocks(call), torch.randn(8, 16))
+
+
+def test_without_layers_it_says_so() -> None:
+    engine = backend(recompute="layers")
+    torch.compile(step, backend=engine)(nn.Linear(16, 4), torch.randn(8, 16)).sum().backward()
+    (report,) = engine.compile_log.graphs
+    (reason,) = next(p.declined for p in report.passes if p.name == "recompute")
+    assert "no operator belongs to a module in a list" in reason
 
 
 def test_an_unknown_choice_is_refused() -> None:

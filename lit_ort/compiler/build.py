@@ -6,6 +6,7 @@ cache needs none of it.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,10 +20,11 @@ from lit_ort.compiler.capture import capture
 from lit_ort.compiler.convert import convert
 from lit_ort.compiler.gradient import forward_only, fused_gradient, split_gradient
 from lit_ort.compiler.liveness import peak_bytes
+from lit_ort.compiler.passes.recompute import Recompute
 from lit_ort.compiler.regions import close_regions, mark_layers
 from lit_ort.compiler.signature import Compilation, StepSignature, TrainingModel, describe, tensors_of
 from lit_ort.compiler.support import require_independent_draws
-from lit_ort.inspect import GraphReport, count_operators, dump
+from lit_ort.inspect import GraphReport, PassReport, count_operators, dump
 from lit_ort.options import LAYERS, ORTOptions
 
 
@@ -40,8 +42,7 @@ def build(graph_module: fx.GraphModule, arguments: Sequence[Any], options: ORTOp
     dump(model, options.dump_dir, name, "1_forward")
     before = count_operators(model)
     kind = kind_of(model, signature)
-    if options.recompute == LAYERS:
-        mark_layers(model)
+    layers = mark_layers(model) if options.recompute == LAYERS else None
     precise = not signature.bf16
     forward = passes.FORWARD_PASSES if precise else (*passes.FORWARD_PASSES, *passes.FORWARD_PRECISION_PASSES)
     reports = passes.apply(forward, model, options.disable_passes)
@@ -52,6 +53,8 @@ def build(graph_module: fx.GraphModule, arguments: Sequence[Any], options: ORTOp
     after = passes.TRAINING_PASSES if precise else (*passes.TRAINING_PASSES, *passes.TRAINING_PRECISION_PASSES)
     reports += passes.apply((*after, *passes.FINAL_PASSES), training.model, options.disable_passes)
     dump(training.model, options.dump_dir, name, "4_training_passes")
+    if layers == 0:
+        reports = tuple(map(_without_layers, reports))
     require_independent_draws(training.model)
     report = GraphReport(
         name=name,
@@ -76,6 +79,12 @@ def kind_of(model: ir.Model, signature: StepSignature) -> str:
     differentiable = [k for k, wants in enumerate(signature.result_differentiable) if wants]
     shape = model.graph.outputs[differentiable[0]].shape
     return "fused" if len(differentiable) == 1 and shape is not None and len(shape) == 0 else "split"
+
+
+def _without_layers(report: PassReport) -> PassReport:
+    """Says why nothing is recomputed where `recompute="layers"` found none."""
+    reason = "recompute='layers': no operator belongs to a module in a list, such as encoder.layers.3"
+    return dataclasses.replace(report, declined=(*report.declined, reason)) if report.name == Recompute.name else report
 
 
 def _add_gradient(model: ir.Model, signature: StepSignature, kind: str) -> TrainingModel:

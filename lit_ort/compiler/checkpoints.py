@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from lit_ort.compiler.marks import mark
+from lit_ort.compiler import marks
 
 CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
 # Where an FX node keeps the number of the checkpoint that it is in, before capture.
-REGION = "lit_ort_region"
+INSIDE = "lit_ort_checkpoint"
 
 
 def inline_checkpoints(graph_module: fx.GraphModule) -> fx.GraphModule:
@@ -38,15 +38,17 @@ def inline_checkpoints(graph_module: fx.GraphModule) -> fx.GraphModule:
 
 
 def chooses_what_to_keep(graph_module: fx.GraphModule, node: fx.Node) -> bool:
-    """Whether a checkpoint has a `context_fn`."""
-    return "_checkpoint_context_fn" in _body(graph_module, node).meta
+    """Whether a checkpoint, or one inside it, has a `context_fn`."""
+    body = _body(graph_module, node)
+    inner = (node for node in body.graph.nodes if node.target is CHECKPOINT)
+    return "_checkpoint_context_fn" in body.meta or any(chooses_what_to_keep(body, node) for node in inner)
 
 
 def mark_checkpoints(graph: fx.Graph) -> None:
     """Marks the nodes of checkpoints so that the ONNX model has it too."""
     for node in graph.nodes:
-        if REGION in node.meta:
-            mark(node, "region", node.meta[REGION])
+        if INSIDE in node.meta:
+            marks.mark(node, marks.REGION, node.meta[INSIDE])
 
 
 class _Inliner:
@@ -94,7 +96,7 @@ class _Inliner:
             self._attributes += 1
             setattr(self._root, copied.target, _attribute(module, str(node.target)))
         elif region is not None and node.op != "placeholder":
-            copied.meta[REGION] = region
+            copied.meta[INSIDE] = region
         return copied
 
 

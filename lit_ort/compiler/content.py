@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch.fx.node import _get_qualified_name  # pyright: ignore[reportPrivateUsage] - knows torch's odd names
 
-from lit_ort.compiler.checkpoints import REGION
+from lit_ort.compiler.checkpoints import INSIDE
 
 # What is found in these by name is decided by the versions of torch and Python. Other code may change under its name.
 _KNOWN_PACKAGES = frozenset({"torch", "operator", "_operator", "builtins", "math"})
@@ -79,7 +79,7 @@ def _node(node: fx.Node, graph_module: fx.GraphModule, positions: Mapping[fx.Nod
         _value(node.args, positions),
         _value(node.kwargs, positions),
         _wants_gradient(node),
-        node.meta.get(REGION),
+        node.meta.get(INSIDE),
         _layers(node),
     ]
 

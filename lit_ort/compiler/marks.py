@@ -10,6 +10,8 @@ from torch import fx
 
 # A node's mark is kept in its ONNX metadata under this and its name.
 PREFIX = "lit_ort."
+# The mark of what a checkpoint or a layer may compute again.
+REGION = "region"
 _SEPARATOR = "\nlit_ort "
 _STACK_TRACE = "pkg.torch.onnx.stack_trace"
 

@@ -10,20 +10,23 @@ import re
 
 import onnx_ir as ir
 
+from lit_ort.compiler import marks
 from lit_ort.compiler.convert import module_of
 from lit_ort.compiler.marks import PREFIX
 
 # The mark of a node, and what a training model says of itself: the names of the forward's results.
-REGION, RESULTS = PREFIX + "region", PREFIX + "results"
+REGION, RESULTS = PREFIX + marks.REGION, PREFIX + "results"
 _IN_A_LIST = re.compile(r"(?P<layer>.*?\.\d+)(?:\.|$)")
 
 
-def mark_layers(model: ir.Model) -> None:
-    """Makes each layer a region, outside of checkpoints."""
+def mark_layers(model: ir.Model) -> int:
+    """Makes each layer a region, outside of checkpoints; returns the number of layers."""
+    layers = set()
     for node in model.graph:
         found = _IN_A_LIST.match(module_of(node) or "")
         if found:
-            node.metadata_props.setdefault(REGION, found["layer"])
+            layers.add(node.metadata_props.setdefault(REGION, found["layer"]))
+    return len(layers)
 
 
 def close_regions(model: ir.Model) -> None:
