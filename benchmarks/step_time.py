@@ -26,7 +26,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.workloads import RIVALS, WORKLOADS, Rival, Workload
+from benchmarks.workloads import CLIP, RIVALS, WORKLOADS, Rival, Workload
 from lit_ort import ORTBackend, ORTOptions
 from lit_ort.callbacks import peak_rss_bytes
 
@@ -34,7 +34,7 @@ WARM_UP = 3
 STEP = "step_ms"
 OWN_FIGURES = {"first_step_seconds": 1, "cached_first_step_seconds": 1, "peak_megabytes": 0}
 STEPS_FOR_MEMORY = 5
-OPTIMIZER = "Adam (fused), clip 0.5"
+OPTIMIZER = {None: "no optimizer", 0: "Adam (fused), no clip", CLIP: f"Adam (fused), clip {CLIP}"}
 PACKAGES = ("torch", "onnxruntime-training-cpu", "lightning", "onnx", "onnxscript")
 
 
@@ -42,14 +42,13 @@ def main() -> None:
     arguments = parse()
     workload = WORKLOADS[arguments.workload](**dict(arguments.shape))
     if arguments.alone:
-        print(json.dumps(alone(arguments.alone, workload, arguments.cache_dir, not arguments.no_optimizer)))
+        print(json.dumps(alone(arguments.alone, workload, arguments.cache_dir, clip_of(arguments))))
         return
     own = {r: {} if arguments.times_only else own_figures(r, arguments) for r in arguments.rivals}
-    first, times = interleaved(arguments.rivals, workload, arguments.rounds, not arguments.no_optimizer)
-    optimizer = "no optimizer" if arguments.no_optimizer else OPTIMIZER
+    first, times = interleaved(arguments.rivals, workload, arguments.rounds, clip_of(arguments))
     report = {
         "workload": workload.name,
-        "configuration": f"{workload.configuration}, {optimizer}, float32",
+        "configuration": f"{workload.configuration}, {OPTIMIZER[clip_of(arguments)]}, float32",
         "machine": machine(),
         "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
         "date": time.strftime("%Y-%m-%d"),
@@ -68,7 +67,7 @@ def parse() -> argparse.Namespace:
         "--rivals",
         nargs="+",
         default=list(RIVALS),
-        help="eager, inductor, ort, ort-PASS, ort+spinning; behind any of them +recompute, @bf16",
+        help="eager, inductor, ort, ort-PASS, ort+spinning, ort+updates; behind any of them +recompute, @bf16",
     )
     parser.add_argument(
         "--shape", nargs="*", type=figure, default=[], metavar="NAME=N", help="such as layers=12 batch=8 length=512"
@@ -76,9 +75,17 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--times-only", action="store_true", help="leave out memory and time to the first step")
     parser.add_argument("--no-optimizer", action="store_true", help="gradients alone, without clip and optimizer")
+    parser.add_argument("--no-clip", action="store_true", help="the optimizer without clip")
     parser.add_argument("--alone", help=argparse.SUPPRESS)
     parser.add_argument("--cache-dir", help=argparse.SUPPRESS)
     return parser.parse_args()
+
+
+def clip_of(arguments: argparse.Namespace) -> float | None:
+    """The limit of a gradient's norm, 0 for none, None without an optimizer."""
+    if arguments.no_optimizer:
+        return None
+    return 0 if arguments.no_clip else CLIP
 
 
 def figure(text: str) -> tuple[str, int]:
@@ -87,10 +94,10 @@ def figure(text: str) -> tuple[str, int]:
 
 
 def interleaved(
-    rivals: list[str], workload: Workload, rounds: int, optimizer: bool
+    rivals: list[str], workload: Workload, rounds: int, clip: float | None
 ) -> tuple[dict[str, float], dict[str, list[float]]]:
     """The first step's time and those of later ones in milliseconds, one of every rival in each round."""
-    runners = {rival: Rival(rival, workload, optimizer=optimizer) for rival in rivals}
+    runners = {rival: Rival(rival, workload, clip=clip) for rival in rivals}
     batch = workload.batch()
     first = {rival: runner.step(batch) for rival, runner in runners.items()}
     for _ in range(WARM_UP - 1):
@@ -104,13 +111,13 @@ def interleaved(
     return first, times
 
 
-def alone(rival: str, workload: Workload, cache_dir: str | None, optimizer: bool) -> dict[str, float]:
+def alone(rival: str, workload: Workload, cache_dir: str | None, clip: float | None) -> dict[str, float]:
     """Time to the first step, and peak resident memory above what module and imports take."""
     if not rival.startswith("eager"):
         # Imports are counted with the baseline, as a training script's are.
         backend = ORTBackend(ORTOptions(cache_dir=cache_dir)) if rival.startswith("ort") else "inductor"
         torch.compile(lambda x: x + 1, backend=backend)(torch.zeros(2))
-    runner = Rival(rival, workload, cache_dir, optimizer)
+    runner = Rival(rival, workload, cache_dir, clip)
     batch = workload.batch()
     resident = psutil.Process().memory_info().rss
     first = runner.step(batch) / 1e3
@@ -126,6 +133,7 @@ def own_figures(rival: str, arguments: argparse.Namespace) -> dict[str, float]:
     shape = [f"{name}={number}" for name, number in arguments.shape]
     given = ["--workload", arguments.workload, "--shape", *shape, "--alone", rival]
     given += ["--no-optimizer"] if arguments.no_optimizer else []
+    given += ["--no-clip"] if arguments.no_clip else []
     if not rival.startswith("ort"):
         return in_own_process(*given)
     with tempfile.TemporaryDirectory() as folder:

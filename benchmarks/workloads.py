@@ -12,6 +12,8 @@ from torch import nn
 from transformers import BertConfig, BertForPreTraining, GPT2Config, GPT2LMHeadModel
 
 from lit_ort import ORTBackend, ORTOptions
+from lit_ort.runtime.buffers import BufferPool
+from lit_ort.runtime.updates import Clipping, Updates
 from tasks.bert_pretrain import pretraining_figures
 from tasks.gpt2 import next_token_loss
 from tasks.transformer_lm import TransformerLM
@@ -121,27 +123,30 @@ class Rival:
     """One way to run a workload, with a module, optimizer and gradients of its own.
 
     Args:
-        name: `eager`, `inductor`, `ort`; `ort-PASS` is `ort` without that pass, `ort+spinning` with spinning threads.
-            `+recompute` behind any of them keeps less of each layer, `@bf16` computes in mixed precision.
+        name: `eager`, `inductor`, `ort`; `ort-PASS` is `ort` without that pass, `ort+spinning` with spinning threads,
+            `ort+updates` with the optimizer in the graph. `+recompute` behind any of them keeps less of each layer,
+            `@bf16` computes in mixed precision.
         workload: what to run.
         cache_dir: where `ort` keeps compiled graphs, or None.
-        optimizer: whether a step clips gradients and optimizes.
+        clip: the largest norm of all gradients; 0 for no clipping, None for gradients alone, without optimizer.
     """
 
-    def __init__(self, name: str, workload: Workload, cache_dir: str | None = None, optimizer: bool = True) -> None:
+    def __init__(self, name: str, workload: Workload, cache_dir: str | None = None, clip: float | None = CLIP) -> None:
         torch.manual_seed(0)
-        self._cache_dir = cache_dir
+        self._cache_dir, self._clipping = cache_dir, Clipping(clip or 0.0)
         engine, _, precision = name.partition("@")
         if precision not in ("", "bf16"):
             raise ValueError(f"rival {name!r} has the precision {precision!r}. Write {engine}, or {engine}@bf16.")
         self._bf16 = precision == "bf16"
         self._engine, *choices = engine.split("+")
-        self._recompute, self._spinning = (choice in choices for choice in ("recompute", "spinning"))
+        self._recompute, self._spinning, updates = (c in choices for c in ("recompute", "spinning", "updates"))
+        self._pool = BufferPool()
+        self._updates = Updates(self._pool) if updates else None
         self.module = workload.build()
         if self._recompute and not self.is_ort:
             self.module.activation_checkpointing_enable()
         parameters = self.module.parameters()
-        self.optimizer = torch.optim.Adam(parameters, lr=LEARNING_RATE, fused=True) if optimizer else None
+        self.optimizer = torch.optim.Adam(parameters, lr=LEARNING_RATE, fused=True) if clip is not None else None
         self._loss = self._compile(workload.loss)
 
     @property
@@ -158,10 +163,11 @@ class Rival:
             precision="bf16-mixed" if self._bf16 else "32-true",
             recompute="layers" if self._recompute else None,
             allow_spinning=self._spinning,
+            optimizer_in_graph=self._updates is not None,
             disable_passes=(without,) if without else (),
             cache_dir=self._cache_dir,
         )
-        return torch.compile(loss, backend=ORTBackend(options))
+        return torch.compile(loss, backend=ORTBackend(options, pool=self._pool, updates=self._updates))
 
     def step(self, batch: Any) -> float:
         """Loss, zero_grad, backward, clip, optimizer, as Lightning does; ORTStrategy frees gradients before the loss.
@@ -169,15 +175,24 @@ class Rival:
         Returns milliseconds.
         """
         start = time.perf_counter()
+        if self._updates is None or self.optimizer is None:
+            self._backward(batch)
+            updated = False
+        else:
+            with self._updates.step(self.optimizer, self._clipping) as step:
+                self._backward(batch)
+            updated = step.updated
+        if self.optimizer is not None and not updated:
+            self._clipping(list(self.module.parameters()))
+            self.optimizer.step()
+        return (time.perf_counter() - start) * 1e3
+
+    def _backward(self, batch: Any) -> None:
         if self.is_ort:
             self.module.zero_grad()
         loss = self._loss(self.module, batch)
         self.module.zero_grad()
         loss.backward()
-        if self.optimizer is not None:
-            torch.nn.utils.clip_grad_norm_(self.module.parameters(), CLIP)
-            self.optimizer.step()
-        return (time.perf_counter() - start) * 1e3
 
 
 def _in_bf16(loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

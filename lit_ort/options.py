@@ -32,6 +32,10 @@ class ORTOptions:
         recompute: `"layers"` keeps of each layer (of modules in a list, such as `encoder.layers.3`) its input, the
             results of attention and the masks of dropout, and computes the rest again in the backward: less memory,
             more time. None keeps everything outside of the module's own activation checkpoints.
+        optimizer_in_graph: the run of a step also clips and takes the optimizer's step, each parameter's as soon as its
+            gradient is there, so that not all gradients are held at a time; with clipping by norm, or an optimizer that
+            is not torch's own, when all are there. For steps whose loss and gradients are those of one graph, under
+            `ORTStrategy`, where nobody else reads gradients; anything else keeps its optimizer's step, with a warning.
         disable_passes: exact names of graph passes to leave out (`lit_ort.compiler.passes.names()` lists them).
         dump_dir: folder that receives the ONNX file of every stage of every graph; they are compiled anew for it, also
             where `cache_dir` has them.
@@ -50,6 +54,7 @@ class ORTOptions:
     verify_first_step: bool = False
     verify_tolerance: float = 1e-4
     recompute: str | None = None
+    optimizer_in_graph: bool = False
     disable_passes: tuple[str, ...] = ()
     dump_dir: str | None = None
     cache_dir: str | None = None
@@ -69,7 +74,7 @@ class ORTOptions:
                 f"Write disable_passes=({self.disable_passes!r},)."
             )
         object.__setattr__(self, "disable_passes", tuple(self.disable_passes))
-        for flag in ("verify_first_step", "allow_spinning"):
+        for flag in ("verify_first_step", "optimizer_in_graph", "allow_spinning"):
             if not isinstance(getattr(self, flag), bool):
                 raise OptionsError(f"{flag}={getattr(self, flag)!r} is not a bool. Pass True or False.")
         if self.cache_dir is not None:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import mmap
 import random
 import threading
 
+import psutil
 import pytest
 import torch
 
@@ -94,3 +96,18 @@ def test_several_threads() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+@pytest.mark.skipif(not hasattr(mmap.mmap, "madvise"), reason="the system takes no advice on memory")
+def test_trim_gives_free_memory_back_and_leaves_taken_memory() -> None:
+    pool, process = BufferPool(), psutil.Process()
+    kept = pool.empty(1000).fill_(3.0)
+    large = pool.empty(50_000_000).fill_(1.0)
+    before = process.memory_info().rss
+    pool.trim()
+    assert process.memory_info().rss > before - 50e6
+    del large
+    pool.trim()
+    assert process.memory_info().rss < before - 150e6
+    assert bool((kept == 3.0).all())
+    assert float(pool.empty(50_000_000).fill_(2.0).sum()) == 1e8

@@ -25,12 +25,13 @@ from lit_ort.compiler.kernels import KERNELS
 from lit_ort.compiler.numbers import settle_numbers
 from lit_ort.compiler.signature import Compilation, GraphOutput, StepSignature, describe, tensors_of
 from lit_ort.compiler.verify import require_agreement, without_dropout
-from lit_ort.errors import CompileError, LitOrtWarning, SessionError
+from lit_ort.errors import CompileError, LitOrtWarning, OptionsError, SessionError
 from lit_ort.inspect import CompileLog, GraphReport
 from lit_ort.options import ORTOptions
 from lit_ort.runtime.autograd import Call, forward_call, fused_call, split_call
 from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.session import Session, SessionOptions, SplitSession
+from lit_ort.runtime.updates import HAND_OVER, Updates
 
 # Compiling for this many signatures of one graph takes longer than most users expect of a run.
 MANY_SIGNATURES = 16
@@ -44,6 +45,10 @@ class ORTBackend:
         name: what its graphs are called in reports.
         compile_log: receives a report of every graph; a new one by default.
         pool: memory of torch kernels, shared by backends whose sessions run one after the other; its own by default.
+        updates: the optimizer of `optimizer_in_graph`, which a strategy knows.
+
+    Raises:
+        OptionsError: an unknown pass, or `optimizer_in_graph` without an optimizer.
     """
 
     def __init__(
@@ -52,14 +57,21 @@ class ORTBackend:
         name: str = "graph",
         compile_log: CompileLog | None = None,
         pool: BufferPool | None = None,
+        updates: Updates | None = None,
     ) -> None:
         _require_pass_names(options)
+        if options.optimizer_in_graph and updates is None:
+            raise OptionsError(
+                "optimizer_in_graph=True, and torch.compile knows of no optimizer. Leave it out, or train with "
+                "Trainer(strategy=lit_ort.ORTStrategy(optimizer_in_graph=True))."
+            )
         self.options = options
         self.name = name
         self.compile_log = CompileLog() if compile_log is None else compile_log
         self._numbers = itertools.count()
         self._cache = None if options.cache_dir is None else GraphCache(options)
         self._pool = BufferPool() if pool is None else pool
+        self._updates = updates
         # Dynamo compiles anew for guards that don't change the graph; equal graphs share their sessions.
         self._executables: WeakValueDictionary[Any, Executable] = WeakValueDictionary()
 
@@ -108,7 +120,7 @@ class ORTBackend:
         if self._cache is None or found is None:
             return None
         try:
-            call = bind(found, self.options, self._pool)
+            call = bind(found, self.options, self._pool, self._updates)
         except SessionError as error:
             self._cache.refuse(content, error)
             return None
@@ -121,7 +133,7 @@ class ORTBackend:
         from lit_ort.compiler.build import build
 
         compilation = build(graph_module, arguments, self.options, name)
-        call = bind(compilation, self.options, self._pool)
+        call = bind(compilation, self.options, self._pool, self._updates)
         if self._cache is not None:
             compilation = _reported(compilation, cache=self._cache.write(content, compilation))
         return compilation, call
@@ -205,13 +217,14 @@ def _value_of(output: GraphOutput, results: Sequence[torch.Tensor], tensors: Seq
     return tensors[output.value] if output.source == "input" else output.value
 
 
-def bind(compilation: Compilation, options: ORTOptions, pool: BufferPool) -> Call:
+def bind(compilation: Compilation, options: ORTOptions, pool: BufferPool, updates: Updates | None = None) -> Call:
     """Makes a model's session and wraps it for autograd."""
     signature, training = compilation.signature, compilation.training
+    updates = (updates or Updates(pool)) if options.optimizer_in_graph else None
     session_options = SessionOptions(
         threads=options.threads or torch.get_num_threads(),
         allow_spinning=options.allow_spinning,
-        kernels=KERNELS,
+        kernels=KERNELS if updates is None else {**KERNELS, HAND_OVER: updates.kernel},
         pool=pool,
     )
     if compilation.kind == "split":
@@ -228,7 +241,7 @@ def bind(compilation: Compilation, options: ORTOptions, pool: BufferPool) -> Cal
     if compilation.kind == "forward":
         return forward_call(session)
     loss = signature.result_differentiable.index(True)
-    return fused_call(session, signature.wants_gradient, training.gradient_positions, loss)
+    return fused_call(session, signature.wants_gradient, training.gradient_positions, loss, updates)
 
 
 def verify(

@@ -51,7 +51,9 @@ def build(graph_module: fx.GraphModule, arguments: Sequence[Any], options: ORTOp
     training = _add_gradient(model, signature, kind)
     dump(training.model, options.dump_dir, name, "3_gradient")
     after = passes.TRAINING_PASSES if precise else (*passes.TRAINING_PASSES, *passes.TRAINING_PRECISION_PASSES)
-    reports += passes.apply((*after, *passes.FINAL_PASSES), training.model, options.disable_passes)
+    updates = passes.UPDATE_PASSES if options.optimizer_in_graph and kind == "fused" else ()
+    last = (*passes.MEMORY_PASSES, *updates, *passes.ORDER_PASSES)
+    reports += passes.apply((*after, *last), training.model, options.disable_passes)
     dump(training.model, options.dump_dir, name, "4_training_passes")
     if layers == 0:
         reports = tuple(map(_without_layers, reports))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch._C import _autograd  # pyright: ignore[reportAttributeAccessIssue] - 
 
 from lit_ort.errors import SessionError
 from lit_ort.runtime.session import Session, SplitSession
+from lit_ort.runtime.updates import Updates, is_taken
 
 Tensors = Sequence[torch.Tensor]
 Call = Callable[[Tensors], "list[torch.Tensor]"]
@@ -25,7 +27,13 @@ def forward_call(session: Session) -> Call:
     return session.run
 
 
-def fused_call(session: Session, wanted: Sequence[int], positions: Sequence[int | None], differentiable: int) -> Call:
+def fused_call(
+    session: Session,
+    wanted: Sequence[int],
+    positions: Sequence[int | None],
+    differentiable: int,
+    updates: Updates | None = None,
+) -> Call:
     """One run gives the results and every gradient; backward only hands the gradients out.
 
     Args:
@@ -33,8 +41,10 @@ def fused_call(session: Session, wanted: Sequence[int], positions: Sequence[int 
         wanted: positions of the inputs that want gradients.
         positions: for each of them the position among the session's gradients, or None.
         differentiable: position of the loss among the results.
+        updates: the optimizer that may take gradients in the run.
     """
-    results = len(session.output_names) - sum(position is not None for position in positions)
+    count = sum(position is not None for position in positions)
+    results = len(session.output_names) - count
 
     class FusedStep(torch.autograd.Function):
         @staticmethod
@@ -58,12 +68,21 @@ def fused_call(session: Session, wanted: Sequence[int], positions: Sequence[int 
                 ctx.gradients = gradients
                 gradients = [gradient.clone() for gradient in gradients]
             scale = output_gradients[differentiable]
+            if updates is not None:
+                updates.require_unscaled(scale.item())
             if scale.item() != 1.0:
                 for gradient in gradients:
                     gradient.mul_(scale)
+            if updates is not None:
+                updates.hand_out(gradients)
+                gradients = [None if is_taken(gradient) else gradient for gradient in gradients]
             return _place(gradients, ctx.inputs, wanted, positions)
 
-    return lambda tensors: list(FusedStep.apply(*tensors))
+    def call(tensors: Tensors) -> list[torch.Tensor]:
+        with nullcontext() if updates is None else updates.run(session, tensors, count):
+            return list(FusedStep.apply(*tensors))
+
+    return call
 
 
 def split_call(
@@ -124,7 +143,7 @@ def _keeps_graph() -> bool:
 
 
 def _place(
-    gradients: list[torch.Tensor], inputs: int, wanted: Sequence[int], positions: Sequence[int | None]
+    gradients: list[Any], inputs: int, wanted: Sequence[int], positions: Sequence[int | None]
 ) -> tuple[torch.Tensor | None, ...]:
     """One entry for each input. `gradients` is emptied: AccumulateGrad keeps a buffer only if nobody else holds it."""
     placed: list[torch.Tensor | None] = [None] * inputs

@@ -48,6 +48,12 @@ class BufferPool:
         """The memory that was in use at most, summed over segments: what the process keeps."""
         return sum(segment.highest for segment in self._segments)
 
+    def trim(self) -> None:
+        """Gives the memory that nobody holds back to the system; its next use takes it anew, page by page."""
+        with self._lock:
+            for segment in self._segments:
+                segment.trim()
+
     def _take(self, size: int) -> np.ndarray:
         for segment in self._segments:
             memory = segment.take(size)
@@ -79,8 +85,7 @@ class _Segment:
 
     def take(self, size: int) -> np.ndarray | None:
         """Bytes that live as long as anyone holds them, or None where no free block is long enough."""
-        while self._returned:
-            self._give_back(self._returned.popleft())
+        self._collect()
         fitting = [(length, k) for k, length in enumerate(self._sizes) if length >= size]
         if not fitting:
             return None
@@ -95,6 +100,20 @@ class _Segment:
         returned = self._returned
         self._taken[start] = (weakref.ref(memory, lambda _: returned.append(start)), size)
         return memory
+
+    def trim(self) -> None:
+        self._collect()
+        if not hasattr(self._memory, "madvise"):
+            return
+        for start, size in zip(self._starts, self._sizes, strict=True):
+            # Pages that lie in the block as a whole, up to where memory was ever in use.
+            first, end = -(-start // mmap.PAGESIZE), min(start + size, self.highest) // mmap.PAGESIZE
+            if first < end:
+                self._memory.madvise(mmap.MADV_DONTNEED, first * mmap.PAGESIZE, (end - first) * mmap.PAGESIZE)
+
+    def _collect(self) -> None:
+        while self._returned:
+            self._give_back(self._returned.popleft())
 
     def _give_back(self, start: int) -> None:
         _, size = self._taken.pop(start)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -11,12 +12,14 @@ from typing import Any
 import torch
 
 from lit_ort.compiler.backend import ORTBackend
-from lit_ort.errors import UnsupportedError
+from lit_ort.errors import LitOrtWarning, UnsupportedError
 from lit_ort.inspect import CompileLog
 from lit_ort.options import BF16_MIXED, FLOAT32, ORTOptions
 from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.random import draw_from
+from lit_ort.runtime.updates import Updates
 from lit_ort.strategies.steps import CompiledSteps
+from lit_ort.strategies.updates import clipping_of, is_from_lightning, reason_against_updates
 
 # Stands before either package's SingleDeviceStrategy in the bases of a strategy.
 _Base: Any = object
@@ -99,6 +102,8 @@ class ORTMixin(CompiledMixin):
         self.compile_log = CompileLog()
         self._backends: dict[str, ORTBackend] = {}
         self._pool = BufferPool()
+        self._updates = Updates(self._pool)
+        self._warned_of_updates = False
         self._fail_on_recompile_limit = self.options.fallback == "error"
         # Made now, so that the name of a pass that doesn't exist is refused now.
         self._backend("training_step")
@@ -113,7 +118,7 @@ class ORTMixin(CompiledMixin):
 
     def _backend(self, step: str) -> ORTBackend:
         if step not in self._backends:
-            self._backends[step] = ORTBackend(self.options, step, self.compile_log, self._pool)
+            self._backends[step] = ORTBackend(self.options, step, self.compile_log, self._pool, self._updates)
         return self._backends[step]
 
     def _compute_in(self, precision: str) -> None:
@@ -151,6 +156,28 @@ class ORTMixin(CompiledMixin):
         if module.automatic_optimization and starts and not _listens_to_zero_grad(module, trainer.callbacks):
             for optimizer in self.optimizers:
                 optimizer.zero_grad()
+
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
+        trainer = self.lightning_module.trainer
+        if not self.options.optimizer_in_graph or self._warns_of_updates(trainer, optimizer):
+            return super().optimizer_step(optimizer, closure, *args, **kwargs)
+        with self._updates.step(optimizer, clipping_of(trainer)) as step:
+            loss = closure()
+        if not step.updated:
+            return super().optimizer_step(optimizer, lambda: loss, *args, **kwargs)
+        # With no gradients left there is nothing to clip, and a step would be counted all the same. Schedules look at
+        # this to know that one was taken.
+        optimizer._opt_called = True
+        return loss
+
+    def _warns_of_updates(self, trainer: Any, optimizer: Any) -> bool:
+        """Whether the optimizer can't step inside a run; says so once."""
+        reason = reason_against_updates(self.lightning_module, trainer, optimizer)
+        if reason is not None and not self._warned_of_updates:
+            self._warned_of_updates = True
+            message = f"optimizer_in_graph=True: the optimizer steps after the backward, because {reason}."
+            warnings.warn(message, LitOrtWarning, stacklevel=2)
+        return reason is not None
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
@@ -223,12 +250,8 @@ class ORTMixin(CompiledMixin):
 
 def _listens_to_zero_grad(module: Any, callbacks: Sequence[Any]) -> bool:
     hooks = ("on_before_zero_grad", "optimizer_zero_grad")
-    overridden = any(not _is_from_lightning(getattr(type(module), hook)) for hook in hooks)
-    return overridden or any(not _is_from_lightning(type(callback).on_before_zero_grad) for callback in callbacks)
-
-
-def _is_from_lightning(function: Any) -> bool:
-    return function.__module__.split(".")[0] in ("lightning", "pytorch_lightning")
+    overridden = any(not is_from_lightning(getattr(type(module), hook)) for hook in hooks)
+    return overridden or any(not is_from_lightning(type(callback).on_before_zero_grad) for callback in callbacks)
 
 
 def _plain(mixed: Any) -> Any:

@@ -24,6 +24,7 @@ from lit_ort.compiler.passes.large_gemm import LargeGemm
 from lit_ort.compiler.passes.linear_cross_entropy import LinearCrossEntropy
 from lit_ort.compiler.passes.linear_to_gemm import LinearToGemm
 from lit_ort.compiler.passes.memory_order import MemoryOrder
+from lit_ort.compiler.passes.optimizer_updates import OptimizerUpdates
 from lit_ort.compiler.passes.recompute import Recompute
 from lit_ort.compiler.passes.tall_gemm import TallGemm
 from lit_ort.compiler.passes.tied_embedding import TiedEmbedding
@@ -60,9 +61,20 @@ TRAINING_PASSES: tuple[GraphPass, ...] = (
 # After the others of each kind.
 FORWARD_PRECISION_PASSES: tuple[GraphPass, ...] = (Bf16Products(),)
 TRAINING_PRECISION_PASSES: tuple[GraphPass, ...] = (Bf16Gradients(), Bf16Values())
-# On what will run, when all its nodes are there.
-FINAL_PASSES: tuple[GraphPass, ...] = (Recompute(), MemoryOrder())
-_ALL = (*FORWARD_PASSES, *FORWARD_PRECISION_PASSES, *TRAINING_PASSES, *TRAINING_PRECISION_PASSES, *FINAL_PASSES)
+# On what will run, when all that computes is there.
+MEMORY_PASSES: tuple[GraphPass, ...] = (Recompute(),)
+# Where the optimizer steps inside a run.
+UPDATE_PASSES: tuple[GraphPass, ...] = (OptimizerUpdates(),)
+ORDER_PASSES: tuple[GraphPass, ...] = (MemoryOrder(),)
+_ALL = (
+    *FORWARD_PASSES,
+    *FORWARD_PRECISION_PASSES,
+    *TRAINING_PASSES,
+    *TRAINING_PRECISION_PASSES,
+    *MEMORY_PASSES,
+    *UPDATE_PASSES,
+    *ORDER_PASSES,
+)
 
 
 def names() -> tuple[str, ...]:

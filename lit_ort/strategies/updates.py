@@ -1,0 +1,59 @@
+"""Whether the optimizer of a Trainer can step inside a run, and how that Trainer clips."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from lit_ort.runtime.updates import Clipping
+
+# Where user code would look at gradients or change what a step does.
+_MODULE_HOOKS = (
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "configure_gradient_clipping",
+    "backward",
+    "optimizer_step",
+)
+_CALLBACK_HOOKS = ("on_after_backward", "on_before_optimizer_step")
+
+
+def is_from_lightning(function: Any) -> bool:
+    return function.__module__.split(".")[0] in ("lightning", "pytorch_lightning")
+
+
+def clipping_of(trainer: Any) -> Clipping:
+    by_value = str(getattr(trainer.gradient_clip_algorithm, "value", trainer.gradient_clip_algorithm)) == "value"
+    return Clipping(trainer.gradient_clip_val or 0.0, by_value)
+
+
+def reason_against_updates(module: Any, trainer: Any, optimizer: Optimizer) -> str | None:
+    """Why an optimizer has to step after the backward, or None."""
+    if not module.automatic_optimization:
+        return "the module optimizes by hand"
+    if trainer.accumulate_grad_batches != 1:
+        return f"accumulate_grad_batches is {trainer.accumulate_grad_batches}"
+    if isinstance(optimizer, torch.optim.LBFGS):
+        return "LBFGS runs the training step several times in a step"
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return f"{type(optimizer).__name__} has hooks on its step"
+    overridden = next(_overridden(module, trainer), None)
+    if overridden is not None:
+        return f"{overridden} may read gradients"
+    if any(_has_hooks(parameter) for parameter in module.parameters()):
+        return "a parameter has a hook on its gradient"
+    return None
+
+
+def _overridden(module: Any, trainer: Any) -> Iterator[str]:
+    for owner, hooks in ((module, _MODULE_HOOKS), *((callback, _CALLBACK_HOOKS) for callback in trainer.callbacks)):
+        for hook in hooks:
+            if not is_from_lightning(getattr(type(owner), hook)):
+                yield f"{type(owner).__name__}.{hook}"
+
+
+def _has_hooks(parameter: torch.nn.Parameter) -> bool:
+    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))

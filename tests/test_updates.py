@@ -1,0 +1,221 @@
+"""`optimizer_in_graph`: weights, state and checkpoints of torch's optimizer after the backward, and its refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, seed_everything
+from lightning.pytorch.callbacks import ModelCheckpoint
+from pytorch_optimizer import Lamb
+from torch import Tensor
+
+import lit_ort
+from lit_ort.errors import LitOrtWarning, OptionsError, SessionError
+from lit_ort.options import ORTOptions
+from lit_ort.runtime.buffers import BufferPool
+from lit_ort.runtime.updates import Clipping, Updates, step_alone
+from tests.lightning_models import Net, loader, trainer
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The '.*dataloader' does not have many workers:UserWarning",
+    "ignore:The number of training batches .* is smaller than the logging interval:UserWarning",
+    "ignore:Be aware that when using `ckpt_path`, callbacks used to create the checkpoint:UserWarning",
+)
+
+# Its own type is lost on methods.
+outside_of_graphs: Any = torch.compiler.disable
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adamw": lambda groups: torch.optim.AdamW(groups, 1e-2, weight_decay=0.1),
+    "fused adamw": lambda groups: torch.optim.AdamW(groups, 1e-2, fused=True),
+    "sgd": lambda groups: torch.optim.SGD(groups, 0.1, momentum=0.9),
+    "lamb": lambda groups: Lamb(groups, 1e-2),
+}
+CLIPPING: dict[str, dict[str, Any]] = {
+    "no clipping": {},
+    "by norm": {"gradient_clip_val": 0.05},
+    "by value": {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
+}
+
+
+class Optimized(Net):
+    """With an optimizer of two groups and a schedule that changes at every step."""
+
+    def __init__(self, optimizer: str = "adamw") -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+    def configure_optimizers(self) -> Any:
+        groups = [{"params": self.body.parameters()}, {"params": self.head.parameters(), "lr": 5e-3}]
+        optimizer = OPTIMIZERS[str(self.hparams["optimizer"])](groups)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def strategy(**options: Any) -> lit_ort.ORTStrategy:
+    return lit_ort.ORTStrategy(fallback="error", optimizer_in_graph=True, **options)
+
+
+def fit(engine: Any, module: Net, **settings: Any) -> Any:
+    runner = trainer(engine, **{"max_epochs": 10, **settings})
+    runner.fit(module, loader(), loader(batch=10))
+    return runner
+
+
+def seeded(make: Callable[[], Net] = Optimized) -> Net:
+    seed_everything(1, verbose=False)
+    return make()
+
+
+def state_of(runner: Any) -> dict[str, Tensor]:
+    """Weights and optimizer state, by name."""
+    found = dict(runner.lightning_module.state_dict())
+    for index, entry in runner.optimizers[0].state_dict()["state"].items():
+        found.update({f"{index} {name}": torch.as_tensor(value) for name, value in entry.items()})
+    return found
+
+
+def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-6) -> None:
+    assert actual.keys() == expected.keys()
+    for name, value in expected.items():
+        error = float((actual[name].double() - value.double()).norm())
+        assert error <= tolerance * float(value.double().norm().clamp_min(1e-3)), name
+
+
+def updated_in_run(engine: lit_ort.ORTStrategy) -> bool:
+    return any(p.fired for g in engine.compile_log.graphs for p in g.passes if p.name == "optimizer_updates")
+
+
+@pytest.mark.parametrize("clipping", CLIPPING.values(), ids=CLIPPING)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_as_torch_over_50_steps(optimizer: str, clipping: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = fit(lit_ort.ORTStrategy(fallback="error"), seeded(lambda: Optimized(optimizer)), **clipping)
+    steps = []
+    monkeypatch.setattr("lit_ort.runtime.updates.step_alone", lambda *given: steps.append(1) or step_alone(*given))
+    module = seeded(lambda: Optimized(optimizer))
+    runner = fit(strategy(), module, **clipping)
+    assert runner.global_step == 50
+    by_parameter = optimizer != "lamb" and clipping is not CLIPPING["by norm"]
+    # The first step's gradients leave the run, for torch's own step where that needs them all at a time.
+    assert len(steps) == (50 * len(list(module.parameters())) if by_parameter else 49)
+    assert_same(state_of(runner), state_of(expected))
+    torch.testing.assert_close(module.losses, expected.lightning_module.losses, rtol=1e-6, atol=1e-7)
+
+
+def test_checkpoints_are_torchs_own(tmp_path: Path) -> None:
+    whole = fit(lit_ort.ORTStrategy(fallback="error"), seeded(), max_epochs=4)
+    checkpoint = ModelCheckpoint(tmp_path, filename="half", every_n_epochs=2, save_top_k=1, monitor=None)
+    fit(strategy(), seeded(), max_epochs=2, callbacks=checkpoint, enable_checkpointing=True)
+    for engine in ("auto", strategy()):
+        resumed = trainer(engine, max_epochs=4)
+        resumed.fit(Optimized(), loader(), loader(batch=10), ckpt_path=str(tmp_path / "half.ckpt"))
+        assert_same(state_of(resumed), state_of(whole), 1e-5)
+
+
+class Scaled(Optimized):
+    """Scales its loss outside of the graph, from the third step on."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.scaled(super().training_step(batch, batch_idx))
+
+    @outside_of_graphs
+    def scaled(self, loss: Tensor) -> Tensor:
+        return loss if self.global_step < 2 else loss * 2
+
+
+class Regularized(Optimized):
+    """Adds a loss of eager code, from the third step on."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.more(super().training_step(batch, batch_idx))
+
+    @outside_of_graphs
+    def more(self, loss: Tensor) -> Tensor:
+        return loss if self.global_step < 2 else loss + self.head.weight.square().sum()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [(Scaled, "scaled by 2.0"), (Regularized, "code outside of it")],
+)
+def test_a_step_that_is_no_longer_one_graph_is_refused(make: Callable[[], Net], message: str) -> None:
+    with pytest.raises(SessionError, match=message) as raised:
+        fit(strategy(), seeded(make))
+    assert "go on from the last checkpoint, with optimizer_in_graph=False" in str(raised.value)
+
+
+class AlwaysScaled(Optimized):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.scaled(super().training_step(batch, batch_idx))
+
+    @outside_of_graphs
+    def scaled(self, loss: Tensor) -> Tensor:
+        return loss + self.head.weight.square().sum()
+
+
+def test_a_step_that_never_was_one_graph_trains_as_ever() -> None:
+    expected = fit("auto", seeded(AlwaysScaled))
+    assert_same(state_of(fit(strategy(), seeded(AlwaysScaled))), state_of(expected), 1e-4)
+
+
+class Reader(Callback):
+    def __init__(self) -> None:
+        self.norms: list[float] = []
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        self.norms.append(float(pl_module.head.weight.grad.norm()))
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"callbacks": Reader}, "Reader.on_before_optimizer_step may read gradients"),
+        ({"accumulate_grad_batches": 2}, "accumulate_grad_batches is 2"),
+    ],
+)
+def test_where_gradients_are_read_it_says_so_and_steps_later(settings: dict[str, Any], reason: str) -> None:
+    given = {name: value() if isinstance(value, type) else value for name, value in settings.items()}
+    expected = fit("auto", seeded(), **{**given, "max_epochs": 2})
+    with pytest.warns(LitOrtWarning, match=reason):
+        runner = fit(strategy(), seeded(), **{**given, "max_epochs": 2})
+    assert_same(state_of(runner), state_of(expected), 1e-4)
+
+
+def test_a_hook_on_a_gradient_is_called() -> None:
+    module, seen = seeded(), []
+    module.head.weight.register_hook(lambda gradient: seen.append(gradient.shape))
+    with pytest.warns(LitOrtWarning, match="a parameter has a hook"):
+        fit(strategy(), module, max_epochs=1)
+    assert len(seen) == 5
+
+
+def test_a_second_graph_after_an_update_is_refused() -> None:
+    updates, layer, x = Updates(BufferPool()), torch.nn.Linear(4, 1), torch.randn(2, 4)
+    engine = lit_ort.ORTBackend(ORTOptions(fallback="error", optimizer_in_graph=True), updates=updates)
+    first = torch.compile(lambda x: layer(x).square().mean(), backend=engine)
+    second = torch.compile(lambda x: layer(x).exp().mean(), backend=engine)
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+    with updates.step(optimizer, Clipping()):
+        first(x).backward()
+    optimizer.zero_grad()
+    with pytest.raises(SessionError, match="a second graph with gradients"), updates.step(optimizer, Clipping()):
+        (first(x) + second(x)).backward()
+
+
+def test_less_is_held() -> None:
+    def planned(options: dict[str, Any]) -> int:
+        engine = lit_ort.ORTBackend(ORTOptions(fallback="error", **options), updates=Updates(BufferPool()))
+        torch.compiler.reset()
+        stack = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))
+        torch.compile(lambda x: stack(x).square().mean(), backend=engine)(torch.randn(2, 64)).backward()
+        return engine.compile_log.graphs[0].peak_bytes
+
+    assert planned({"optimizer_in_graph": True}) < 0.5 * planned({})
+
+
+def test_without_an_optimizer_the_option_is_refused() -> None:
+    with pytest.raises(OptionsError, match="knows of no optimizer"):
+        lit_ort.ORTBackend(ORTOptions(optimizer_in_graph=True))
