@@ -46,6 +46,7 @@ class GraphReport:
         cache: with a `cache_dir`, whether the graph was `read` from it, was `written`, or was not kept and why.
         precision: what its nodes compute in.
         peak_bytes: the most that values of one run hold at a time beside its inputs, gradients included, as planned.
+        torch_operators: counts of the operators that run as torch's own, with autograd's gradients, each as one node.
     """
 
     name: str
@@ -61,6 +62,7 @@ class GraphReport:
     cache: str | None = None
     precision: str = "32-true"
     peak_bytes: int = 0
+    torch_operators: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
         counts = f"{self.inputs} inputs, {self.wants_gradient} gradients"
@@ -73,6 +75,8 @@ class GraphReport:
         lines.append(f"  memory   {self.peak_bytes / 1e6:.0f} MB at most, inputs aside, as planned")
         lines.append(f"  forward  {_counts(self.operators_before)}")
         lines.append(f"  runs     {_counts(self.operators_after)}")
+        if self.torch_operators:
+            lines.append(f"  by torch {_counts(self.torch_operators)}")
         for report in self.passes:
             lines.append(f"  pass     {report.name}: {report.fired} rewritten, {len(report.declined)} declined")
             lines.extend(f"             {reason}" for reason in report.declined[:MOST_REASONS])

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_ort.errors import CaptureError, CompileError, LitOrtWarning, OptionsError, SessionError, VerificationError
+from lit_ort.errors import LitOrtWarning, OptionsError, SessionError, VerificationError
 from lit_ort.inspect import explain
 from tests.compare import assert_same_step, backend, gradients, relative_error
 
@@ -339,29 +339,23 @@ def test_same_masks_in_forward_and_backward() -> None:
 
 
 def unsupported(x: Tensor) -> Tensor:
-    return x.cumsum(0).sum()
+    return torch.fft.rfft(x).abs().sum()
 
 
 def test_fallback_warns_once_and_runs_in_eager() -> None:
     engine = backend(fallback="warn")
     function = torch.compile(unsupported, backend=engine)
     x = torch.randn(4, requires_grad=True)
-    with pytest.warns(LitOrtWarning, match=r"runs in eager PyTorch.*CumSum.*test_backend\.py"):
+    with pytest.warns(LitOrtWarning, match=r"(?s)runs in eager PyTorch.*complex numbers.*test_backend\.py"):
         function(x).backward()
-    torch.testing.assert_close(x.grad, torch.tensor([4.0, 3.0, 2.0, 1.0]))
+    torch.testing.assert_close(x.grad, torch.autograd.grad(unsupported(x), x)[0])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         function(x)
     report = engine.compile_log.graphs[0]
     assert report.kind == "eager"
     assert report.fallback is not None
-    assert "CumSum" in report.fallback
-
-
-def test_in_place_updates_are_never_dropped_silently() -> None:
-    module = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
-    with pytest.raises(CaptureError, match="running_mean|num_batches_tracked"):
-        torch.compile(lambda m, x: m(x).sum(), backend=backend())(module, torch.randn(4, 3))
+    assert "complex numbers" in report.fallback
 
 
 def test_a_label_out_of_range_raises_as_in_eager() -> None:
@@ -426,10 +420,9 @@ def test_masks_of_one_step_are_independent() -> None:
     assert (masks[1:] * masks[:-1]).mean(0).square().mean().sqrt() < 1.3 / draws**0.5
 
 
-def test_several_draws_of_onnx_runtimes_own_are_refused() -> None:
-    x = torch.randn(4, 4, requires_grad=True)
-    once = torch.compile(lambda x: (x + torch.randn_like(x)).sum(), backend=backend())
-    once(x).backward()
-    twice = torch.compile(lambda x: (x + torch.randn_like(x) * torch.rand_like(x)).sum(), backend=backend())
-    with pytest.raises(CompileError, match="draws random numbers in 2 places"):
-        twice(x)
+def test_several_draws_of_one_step_are_independent() -> None:
+    compiled = torch.compile(lambda x: (x + torch.randn_like(x), x + torch.rand_like(x)), backend=backend())
+    x, draws = torch.zeros(16, 16), 400
+    normal, uniform = zip(*(compiled(x) for _ in range(draws)), strict=True)
+    correlation = (torch.stack(normal) * (torch.stack(uniform) - 0.5) * 12**0.5).mean(0)
+    assert correlation.square().mean().sqrt() < 1.3 / draws**0.5

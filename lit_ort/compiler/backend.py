@@ -22,6 +22,7 @@ from lit_ort.compiler.cache import GraphCache
 from lit_ort.compiler.checkpoints import inline_checkpoints
 from lit_ort.compiler.content import Content, content_of
 from lit_ort.compiler.kernels import KERNELS
+from lit_ort.compiler.kernels.torch_call import TorchCalls
 from lit_ort.compiler.numbers import settle_numbers
 from lit_ort.compiler.signature import Compilation, GraphOutput, StepSignature, describe, tensors_of
 from lit_ort.compiler.verify import require_agreement, without_dropout
@@ -197,6 +198,7 @@ class Executable:
 
     def __init__(self, signature: StepSignature | None, call: Call | None) -> None:
         self._outputs = () if signature is None else signature.outputs
+        self._changes = () if signature is None else signature.changes
         self._bf16 = signature is not None and signature.bf16
         self._call = call
 
@@ -207,6 +209,9 @@ class Executable:
     def __call__(self, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         assert self._call is not None
         results = self._call([float32_of(tensor) for tensor in tensors] if self._bf16 else tensors)
+        with torch.no_grad():
+            for position, result in self._changes:
+                tensors[position].copy_(results[result])
         return tuple(_value_of(output, results, tensors) for output in self._outputs)
 
 
@@ -214,7 +219,9 @@ def _value_of(output: GraphOutput, results: Sequence[torch.Tensor], tensors: Seq
     if output.source == "result":
         result = results[output.value]
         return result if output.dtype is None else result.to(output.dtype)
-    return tensors[output.value] if output.source == "input" else output.value
+    if output.source == "input":
+        return tensors[output.value]
+    return output.value.clone() if isinstance(output.value, torch.Tensor) else output.value
 
 
 def bind(compilation: Compilation, options: ORTOptions, pool: BufferPool, updates: Updates | None = None) -> Call:
@@ -224,7 +231,7 @@ def bind(compilation: Compilation, options: ORTOptions, pool: BufferPool, update
     session_options = SessionOptions(
         threads=options.threads or torch.get_num_threads(),
         allow_spinning=options.allow_spinning,
-        kernels=KERNELS if updates is None else {**KERNELS, HAND_OVER: updates.kernel},
+        kernels={**KERNELS, **TorchCalls().kernels, **({} if updates is None else {HAND_OVER: updates.kernel})},
         pool=pool,
     )
     if compilation.kind == "split":

@@ -13,6 +13,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 from torch import fx
+from torch.export import ExportedProgram
 
 from lit_ort.compiler import passes
 from lit_ort.compiler.autocast import ambient_precision
@@ -23,7 +24,9 @@ from lit_ort.compiler.liveness import peak_bytes
 from lit_ort.compiler.passes.recompute import Recompute
 from lit_ort.compiler.regions import close_regions, mark_layers
 from lit_ort.compiler.signature import Compilation, StepSignature, TrainingModel, describe, tensors_of
-from lit_ort.compiler.support import require_independent_draws
+from lit_ort.compiler.support import require_independent_draws, unproven
+from lit_ort.compiler.torch_calls import Target, count_calls, target_of, targets_of, untranslated
+from lit_ort.errors import ConvertError
 from lit_ort.inspect import GraphReport, PassReport, count_operators, dump
 from lit_ort.options import LAYERS, ORTOptions
 
@@ -34,19 +37,10 @@ def build(graph_module: fx.GraphModule, arguments: Sequence[Any], options: ORTOp
     Raises:
         CompileError: with the stage's own class, what keeps the graph from ONNX Runtime.
     """
-    precision = ambient_precision(options.precision)
-    with torch.autocast("cpu", enabled=False):
-        captured = capture(graph_module, arguments, precision)
-        model = convert(captured)
-    signature = captured.signature
-    dump(model, options.dump_dir, name, "1_forward")
-    before = count_operators(model)
+    found = _forward(graph_module, arguments, options, name)
+    model, signature, reports = found.model, found.signature, found.reports
     kind = kind_of(model, signature)
-    layers = mark_layers(model) if options.recompute == LAYERS else None
     precise = not signature.bf16
-    forward = passes.FORWARD_PASSES if precise else (*passes.FORWARD_PASSES, *passes.FORWARD_PRECISION_PASSES)
-    reports = passes.apply(forward, model, options.disable_passes)
-    dump(model, options.dump_dir, name, "2_forward_passes")
     close_regions(model)
     training = _add_gradient(model, signature, kind)
     dump(training.model, options.dump_dir, name, "3_gradient")
@@ -55,7 +49,7 @@ def build(graph_module: fx.GraphModule, arguments: Sequence[Any], options: ORTOp
     last = (*passes.MEMORY_PASSES, *updates, *passes.ORDER_PASSES)
     reports += passes.apply((*after, *last), training.model, options.disable_passes)
     dump(training.model, options.dump_dir, name, "4_training_passes")
-    if layers == 0:
+    if found.layers == 0:
         reports = tuple(map(_without_layers, reports))
     require_independent_draws(training.model)
     report = GraphReport(
@@ -64,14 +58,68 @@ def build(graph_module: fx.GraphModule, arguments: Sequence[Any], options: ORTOp
         inputs=len(signature.input_names),
         wants_gradient=len(signature.wants_gradient),
         shapes=_data_shapes(signature, tensors_of(arguments)),
-        operators_before=before,
+        operators_before=found.operators,
         operators_after=count_operators(training.model),
         passes=reports,
         seconds=0.0,
         precision=" and ".join(sorted(signature.precisions)),
         peak_bytes=peak_bytes(training.model.graph),
+        torch_operators=count_calls(training.model),
     )
     return Compilation(signature, kind, training, report)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Forward:
+    """A forward model whose gradients are proven, or are torch's."""
+
+    model: ir.Model
+    signature: StepSignature
+    reports: tuple[PassReport, ...]
+    operators: dict[str, int]
+    layers: int | None
+
+
+def _forward(graph_module: fx.GraphModule, arguments: Sequence[Any], options: ORTOptions, name: str) -> _Forward:
+    """Captures and converts a graph, again with torch's own operators where gradients turn out not to be proven."""
+    precision = ambient_precision(options.precision)
+    calls: frozenset[Target] = frozenset()
+    while True:
+        with torch.autocast("cpu", enabled=False):
+            captured = capture(graph_module, arguments, precision, calls)
+            try:
+                model = convert(captured)
+            except ConvertError:
+                more = untranslated(captured.program) - calls
+                if not more:
+                    raise
+                calls |= more
+                continue
+        signature = captured.signature
+        dump(model, options.dump_dir, name, "1_forward")
+        operators = count_operators(model)
+        layers = mark_layers(model) if options.recompute == LAYERS else None
+        chosen = passes.FORWARD_PASSES
+        chosen = (*chosen, *passes.FORWARD_PRECISION_PASSES) if signature.bf16 else chosen
+        reports = passes.apply(chosen, model, options.disable_passes)
+        dump(model, options.dump_dir, name, "2_forward_passes")
+        more = _needed_calls(captured.program, model, signature) - calls
+        if not more:
+            return _Forward(model, signature, reports, operators, layers)
+        calls |= more
+
+
+def _needed_calls(program: ExportedProgram, model: ir.Model, signature: StepSignature) -> frozenset[Target]:
+    """The operators of a program that have to be calls; where a node's own is none of them, it is part of one."""
+    nodes = [node for node, _ in unproven(model, signature)]
+    # Loops and branches, into which the gradient builder doesn't see.
+    nodes += [node for node in model.graph if any(a.type == ir.AttributeType.GRAPH for a in node.attributes.values())]
+    needed = {target_of(node) for node in nodes}
+    # The exporter may have taken another overload of an operator.
+    names = {None if target is None else target.rpartition(".")[0] for target in needed}
+    own = {target: str(target).rpartition(".")[0] for target in targets_of(program)}
+    known = frozenset(target for target, name in own.items() if name in names)
+    return known if names <= set(own.values()) else known | untranslated(program)
 
 
 def kind_of(model: ir.Model, signature: StepSignature) -> str:

@@ -8,24 +8,38 @@ from __future__ import annotations
 import dataclasses
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+from torch._export.verifier import SpecViolationError
 from torch.export import ExportedProgram
 
 from lit_ort.compiler.autocast import compute_in_float32, float32_of, settle_autocast
+from lit_ort.compiler.batch_statistics import settle_statistics
 from lit_ort.compiler.checkpoints import CHECKPOINT, mark_checkpoints
+from lit_ort.compiler.constants import constant_results
 from lit_ort.compiler.decompositions import decompose
 from lit_ort.compiler.numbers import copy_graph
+from lit_ort.compiler.quiet import ignore_torch_deprecation
 from lit_ort.compiler.signature import GraphOutput, StepSignature, tensors_of
 from lit_ort.compiler.stop_gradient import stop_gradient
+from lit_ort.compiler.torch_calls import Target
 from lit_ort.errors import CaptureError
 from lit_ort.options import BF16_MIXED, FLOAT32
 
 # torch.export documents no exception hierarchy of its own.
-_EXPORT_ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, NotImplementedError, AttributeError, KeyError)
+_EXPORT_ERRORS = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    AssertionError,
+    NotImplementedError,
+    AttributeError,
+    KeyError,
+    SpecViolationError,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,17 +48,23 @@ class CapturedGraph:
     signature: StepSignature
 
 
-def capture(graph_module: fx.GraphModule, arguments: Sequence[Any], precision: str = FLOAT32) -> CapturedGraph:
+def capture(
+    graph_module: fx.GraphModule,
+    arguments: Sequence[Any],
+    precision: str = FLOAT32,
+    calls: frozenset[Target] = frozenset(),
+) -> CapturedGraph:
     """Exports an FX graph at the shapes of `arguments`.
 
     Args:
         graph_module: what Dynamo hands to a backend; its parameters are placeholders.
         arguments: one call's inputs: tensors, and Python numbers where Dynamo kept a size or number symbolic.
         precision: of the nodes outside of the graph's own autocast regions.
+        calls: operators that run as torch's own.
 
     Raises:
-        CaptureError: autocast to another type than bfloat16, a higher-order operator in the graph, an input changed in
-            place, or a graph that torch.export refuses.
+        CaptureError: autocast to another type than bfloat16, a higher-order operator in the graph, or a graph that
+            torch.export refuses.
     """
     _refuse_higher_order(graph_module)
     graph = copy_graph(graph_module)
@@ -53,19 +73,28 @@ def capture(graph_module: fx.GraphModule, arguments: Sequence[Any], precision: s
     if BF16_MIXED in precisions:
         compute_in_float32(graph)
         arguments = [float32_of(argument) for argument in arguments]
-    outputs, results = _classify_outputs(graph, arguments)
+    # Only sessions with gradients can't do without this.
+    wants = any(_requires_grad(_example(node)) for node in next(reversed(graph.nodes)).all_input_nodes)
+    constants = constant_results(graph, graph_module) if wants else {}
+    outputs, results = _classify_outputs(graph, arguments, constants)
     _strip_grad_mode(graph, mark=any(results))
     names = _bind_inputs(graph, arguments)
+    settle_statistics(graph, any(results))
     graph.lint()
     tensors = tensors_of(arguments)
-    program = _export(fx.GraphModule(graph_module, graph), tuple(tensor.detach() for tensor in tensors))
-    _refuse_mutation(program, names)
+    detached = tuple(tensor.detach() for tensor in tensors)
+    program = _export(fx.GraphModule(graph_module, graph), detached, calls)
+    changed = _changed_inputs(program)
+    if changed:
+        _return_changes(graph, changed)
+        program = _export(fx.GraphModule(graph_module, graph), detached, calls)
     wants_gradient = tuple(k for k, tensor in enumerate(tensors) if tensor.requires_grad)
     signature = StepSignature(
         input_names=names,
         wants_gradient=wants_gradient if any(results) else (),
         outputs=outputs,
-        result_differentiable=results,
+        result_differentiable=(*results, *(False for _ in changed)),
+        changes=tuple((position, len(results) + k) for k, position in enumerate(changed)),
         precisions=precisions,
     )
     return CapturedGraph(program, signature)
@@ -132,8 +161,10 @@ def _strip_grad_mode(graph: fx.Graph, mark: bool) -> None:
             graph.erase_node(node)
 
 
-def _classify_outputs(graph: fx.Graph, arguments: Sequence[Any]) -> tuple[tuple[GraphOutput, ...], tuple[bool, ...]]:
-    """Leaves only computed tensors as outputs of `graph`; what is handed through is remembered instead."""
+def _classify_outputs(
+    graph: fx.Graph, arguments: Sequence[Any], constants: Mapping[fx.Node, torch.Tensor]
+) -> tuple[tuple[GraphOutput, ...], tuple[bool, ...]]:
+    """Leaves only computed tensors as outputs of `graph`; what is handed through or constant is remembered instead."""
     output = next(node for node in graph.nodes if node.op == "output")
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     returned = output.args[0]
@@ -143,6 +174,8 @@ def _classify_outputs(graph: fx.Graph, arguments: Sequence[Any]) -> tuple[tuple[
     for value in returned:
         if not isinstance(value, fx.Node):
             outputs.append(GraphOutput("constant", value))
+        elif value in constants:
+            outputs.append(GraphOutput("constant", constants[value]))
         elif value.op == "placeholder":
             position = placeholders.index(value)
             is_tensor = isinstance(arguments[position], torch.Tensor)
@@ -190,11 +223,13 @@ def readable_name(placeholder: str) -> str:
     return re.sub(r"(?:^|_)(?:modules|parameters|buffers)_", ".", match["path"]).lstrip(".")
 
 
-def _export(graph_module: fx.GraphModule, tensors: tuple[torch.Tensor, ...]) -> ExportedProgram:
+def _export(
+    graph_module: fx.GraphModule, tensors: tuple[torch.Tensor, ...], calls: frozenset[Target]
+) -> ExportedProgram:
     try:
         with torch.inference_mode(False), torch.enable_grad(), warnings.catch_warnings():
             ignore_torch_deprecation()
-            return decompose(torch.export.export(graph_module, tensors, strict=False))
+            return decompose(torch.export.export(graph_module, tensors, strict=False), calls)
     except _EXPORT_ERRORS as error:
         raise CaptureError(
             f"torch.export refused the graph: {_first_line(error)}",
@@ -202,28 +237,26 @@ def _export(graph_module: fx.GraphModule, tensors: tuple[torch.Tensor, ...]) -> 
         ) from error
 
 
-def ignore_torch_deprecation() -> None:
-    """Drops torch's warning about its own use of its own deprecated class, until `catch_warnings` ends."""
-    warnings.filterwarnings("ignore", category=FutureWarning, message=r".*isinstance\(treespec, LeafSpec\).*")
-
-
 def _first_line(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def _refuse_mutation(program: ExportedProgram, names: Sequence[str]) -> None:
+def _changed_inputs(program: ExportedProgram) -> list[int]:
+    """Positions of the inputs that the graph changes in place."""
     inputs = list(program.graph_signature.user_inputs)
-    changed = [
-        names[inputs.index(name)] if name in inputs else name
-        for name in program.graph_signature.user_inputs_to_mutate.values()
-    ]
-    for node in program.graph.nodes:
-        # batch_norm(input, weight, bias, running_mean, running_var, training, ...) changes its statistics unseen.
-        if node.target is torch.ops.aten.batch_norm.default and node.args[5] and node.args[3] is not None:
-            changed.append(str(node.args[3]))
-    if changed:
-        raise CaptureError(
-            f"the graph changes {changed[0]!r} in place, and sessions don't write to their inputs so far",
-            remedy="Freeze the layer's statistics (module.eval()), or use a normalisation without running statistics.",
-            operator="in-place update",
-        )
+    return [inputs.index(name) for name in program.graph_signature.user_inputs_to_mutate.values()]
+
+
+def _return_changes(graph: fx.Graph, positions: Sequence[int]) -> None:
+    """Lets the graph change copies of these inputs and return them, after its own results."""
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    output = next(node for node in graph.nodes if node.op == "output")
+    copies = []
+    with graph.inserting_after(placeholders[-1]):
+        for position in positions:
+            copy = graph.call_method("clone", (placeholders[position],))
+            placeholders[position].replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user is not copy)
+            copies.append(copy)
+    returned = output.args[0]
+    assert isinstance(returned, tuple)
+    output.args = ((*returned, *copies),)

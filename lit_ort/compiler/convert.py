@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import ast
-import logging
 import re
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import onnx_ir as ir
 import onnxscript.optimizer
@@ -15,8 +11,9 @@ import torch
 from onnx_ir.passes import common
 
 from lit_ort.compiler.autocast import mark_model
-from lit_ort.compiler.capture import CapturedGraph, ignore_torch_deprecation
+from lit_ort.compiler.capture import CapturedGraph
 from lit_ort.compiler.marks import move_marks
+from lit_ort.compiler.quiet import quiet_exporter
 from lit_ort.errors import ConvertError
 
 # Written by the exporter without conversion, known to ONNX Runtime 1.19 and to its gradient builder.
@@ -36,7 +33,7 @@ def convert(captured: CapturedGraph) -> ir.Model:
         ConvertError: an operator without an ONNX translation.
     """
     try:
-        with _quiet_exporter():
+        with quiet_exporter():
             exported = torch.onnx.export(
                 captured.program,
                 dynamo=True,
@@ -132,18 +129,3 @@ def _untranslated(error: BaseException) -> ConvertError:
         operator=operator.group() if operator else None,
         module=":".join(place[-1]) if place else None,
     )
-
-
-@contextmanager
-def _quiet_exporter() -> Iterator[None]:
-    """Keeps the exporter's progress notes (missing torchvision and the like) from the user; errors still raise."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            ignore_torch_deprecation()
-            warnings.filterwarnings("ignore", category=DeprecationWarning)
-            yield
-    finally:
-        logger.setLevel(level)

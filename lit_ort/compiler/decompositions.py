@@ -10,6 +10,7 @@ from torch.export import ExportedProgram
 
 from lit_ort.compiler.attention import attention
 from lit_ort.compiler.stop_gradient import stop_gradient
+from lit_ort.compiler.torch_calls import Target, as_call, better_called, changes_in_place, targets_of
 from lit_ort.errors import CaptureError
 
 aten = torch.ops.aten
@@ -122,11 +123,32 @@ DECOMPOSITIONS: dict[Any, tuple[Callable[[torch.fx.Node], bool], Callable[..., t
 }
 
 
-def decompose(program: ExportedProgram) -> ExportedProgram:
-    """Applies the table to the operators that are present and need it; a program without them comes back as it is."""
-    table = {}
+MOST_ROUNDS = 3
+
+
+def decompose(program: ExportedProgram, calls: frozenset[Target] = frozenset()) -> ExportedProgram:
+    """Applies the table to the operators that are present and need it, and makes calls of torch's own of others.
+
+    Args:
+        calls: which others, beside those that are better off so.
+    """
+    if changes_in_place(program):
+        # Only then is it known which inputs change.
+        program = program.run_decompositions({})
+    # What stands in place of an operator may itself have to go.
+    for _ in range(MOST_ROUNDS):
+        table = _table(program, calls)
+        if not table:
+            break
+        program = program.run_decompositions(table)
+    return program
+
+
+def _table(program: ExportedProgram, calls: frozenset[Target]) -> dict[Any, Any]:
+    table: dict[Any, Any] = {}
     for node in program.graph.nodes:
         needed, replacement = DECOMPOSITIONS.get(node.target, (None, None))
         if needed is not None and needed(node):
             table[node.target] = replacement
-    return program.run_decompositions(table) if table else program
+    called = (better_called(program) | (calls & targets_of(program))) - table.keys()
+    return table | {target: as_call(target) for target in called}

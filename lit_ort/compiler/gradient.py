@@ -15,12 +15,14 @@ import onnx_ir as ir
 import onnxruntime
 
 from lit_ort.compiler.convert import name_nodes
-from lit_ort.compiler.kernel_nodes import OPERATOR, operator_of
+from lit_ort.compiler.kernel_nodes import OPERATOR, call_at, operator_of
 from lit_ort.compiler.kernels import KERNELS
+from lit_ort.compiler.kernels.torch_call import BACKWARD, NAME
 from lit_ort.compiler.regions import copy_regions
 from lit_ort.compiler.signature import StepSignature, TrainingModel
 from lit_ort.compiler.stop_gradient import STOP_GRADIENT
-from lit_ort.compiler.support import gradient_names, is_stop_gradient, require_support
+from lit_ort.compiler.support import gradient_names, gradient_path, is_stop_gradient, require_support
+from lit_ort.compiler.torch_calls import prepare_gradients
 from lit_ort.errors import GradientError
 from lit_ort.runtime.aten import DOMAIN, NAMESPACE, Backward, Kernel
 from lit_ort.runtime.engine import ERROR_SEVERITY, ORT_ERRORS, C, quiet_onnxruntime
@@ -48,9 +50,11 @@ def fused_gradient(model: ir.Model, signature: StepSignature) -> TrainingModel:
     names = gradient_names(model, signature)
     loss = model.graph.outputs[signature.result_differentiable.index(True)].name
     assert loss is not None
-    data = _serialize(model)
     options = _session_options()
     _register_aten_gradients()
+    _register_torch_calls(model, signature)
+    _mark_inputs_twice(model.graph)
+    data = _serialize(model)
     try:
         with quiet_onnxruntime():
             data = C.get_optimized_model(data, set(names), options)
@@ -87,6 +91,8 @@ def split_gradient(model: ir.Model, signature: StepSignature) -> TrainingModel:
     transforms.enable_compute_optimizer = False
     builder = C.OrtModuleGraphBuilder()
     _register_aten_gradients()
+    _register_torch_calls(model, signature)
+    _mark_inputs_twice(model.graph)
     try:
         with quiet_onnxruntime():
             builder.initialize(_serialize(model), config)
@@ -129,8 +135,32 @@ def _register_aten_gradients() -> None:
             C.register_gradient_definition(_aten_key(NAMESPACE + kernel.name), [definition])
 
 
-def _aten_key(operator: str) -> str:
-    return f"{DOMAIN}::{OPERATOR}::{operator}::"
+def _register_torch_calls(model: ir.Model, signature: StepSignature) -> None:
+    """The same for calls of torch's operators, of which each has a gradient of its own."""
+    for node in prepare_gradients(model, gradient_path(model, signature)):
+        call = call_at(node)
+        assert call is not None
+        gradients = (f"GO({k})" for k in call.used)
+        kept = (*(f"I({k})" for k in range(len(node.inputs))), *(f"O({k})" for k in range(len(node.outputs))))
+        backward = _definition(NAMESPACE + BACKWARD, call.describe(), (*gradients, *kept), range(call.wants))
+        C.register_gradient_definition(_aten_key(NAMESPACE + NAME, call.describe()), [backward])
+
+
+def _mark_inputs_twice(graph: ir.Graph) -> None:
+    """Where a gradient ends at an input itself: the builders want a gradient of any node that reads an input that has
+    one, and look past the mark of an end to what stands before it.
+    """
+    for node in list(graph):
+        value = node.inputs[0] if is_stop_gradient(node) else None
+        if value is not None and value.is_graph_input():
+            first = ir.node(OPERATOR, [value], dict(node.attributes), domain=DOMAIN, version=1, name=f"{node.name}/end")
+            first.outputs[0].type, first.outputs[0].shape = value.type, value.shape
+            graph.insert_before(node, first)
+            node.replace_input_with(0, first.outputs[0])
+
+
+def _aten_key(operator: str, overload: str = "") -> str:
+    return f"{DOMAIN}::{OPERATOR}::{operator}::{overload}"
 
 
 def _placeholder(kernel: Kernel) -> Any:

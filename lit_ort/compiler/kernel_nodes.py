@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from lit_ort.compiler.kernels.torch_call import NAME, TorchCall, call_of
 from lit_ort.runtime.aten import DOMAIN, NAMESPACE
 
 OPERATOR = "ATen"
@@ -20,6 +21,11 @@ def kernel_of(node: ir.Node) -> str | None:
     """Name of the kernel that a node calls, such as `dropout`; None where it calls none."""
     operator = operator_of(node)
     return operator.removeprefix(NAMESPACE) if operator and operator.startswith(NAMESPACE) else None
+
+
+def call_at(node: ir.Node) -> TorchCall | None:
+    """The call of torch's operator that a node is; None of any other node."""
+    return call_of(node.attributes.get_string("overload_name", "")) if kernel_of(node) == NAME else None
 
 
 def set_kernel(node: ir.Node, kernel: str) -> None:

@@ -39,6 +39,7 @@ class StepSignature:
         wants_gradient: positions in `input_names` of the inputs that want gradients.
         outputs: every output of the FX graph, in order.
         result_differentiable: for every result of the session, whether a gradient can come back for it.
+        changes: inputs that the graph changes in place: position in `input_names`, and of the result to copy into it.
         precisions: those that its nodes compute in.
     """
 
@@ -46,6 +47,7 @@ class StepSignature:
     wants_gradient: tuple[int, ...]
     outputs: tuple[GraphOutput, ...]
     result_differentiable: tuple[bool, ...]
+    changes: tuple[tuple[int, int], ...] = ()
     precisions: frozenset[str] = frozenset({FLOAT32})
 
     @property

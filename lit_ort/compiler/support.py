@@ -7,15 +7,16 @@ that wants a gradient and an output that has one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import onnx_ir as ir
 
 from lit_ort.compiler.convert import place_of
 from lit_ort.compiler.kernel_nodes import kernel_of, operator_of
-from lit_ort.compiler.kernels import KERNELS
+from lit_ort.compiler.kernels import KERNELS, torch_call
 from lit_ort.compiler.signature import StepSignature
 from lit_ort.compiler.stop_gradient import STOP_GRADIENT
+from lit_ort.compiler.torch_calls import target_of
 from lit_ort.errors import GradientError
 from lit_ort.runtime.random import RANDOM_OPERATORS
 
@@ -72,6 +73,25 @@ def _every_output_read(node: ir.Node, differentiable: frozenset[int]) -> str | N
     return f"output {unread[0]} is not read, and the gradient needs every part" if unread else None
 
 
+def _between_floats(node: ir.Node, differentiable: frozenset[int]) -> str | None:
+    before, after = node.inputs[0], node.outputs[0]
+    wide = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+    types = [value.dtype for value in (before, after) if value is not None]
+    return None if all(dtype in wide for dtype in types) else f"it casts between {types[0]} and {types[-1]}"
+
+
+def _with_bias(node: ir.Node, differentiable: frozenset[int]) -> str | None:
+    return None if len(node.inputs) > 2 and node.inputs[2] is not None else "it has no bias, and the builder needs one"
+
+
+def _forwards(node: ir.Node, differentiable: frozenset[int]) -> str | None:
+    """A gradient for the data of a slice that goes forwards."""
+    steps = node.inputs[4] if len(node.inputs) > 4 else None
+    known = None if steps is None else ir.convenience.get_const_tensor(steps)
+    backwards = steps is not None and (known is None or bool((known.numpy() < 0).any()))
+    return "it goes backwards" if backwards else _only_input(0)(node, differentiable)
+
+
 def _plain_scatter(node: ir.Node, differentiable: frozenset[int]) -> str | None:
     reduction = node.attributes.get_string("reduction", "none")
     return f"reduction={reduction!r} gets wrong gradients" if reduction != "none" else None
@@ -106,7 +126,7 @@ SUPPORTED: dict[str, Check] = {
     "Unsqueeze": _only_input(0),
     "Flatten": _always,
     "Expand": _only_input(0),
-    "Slice": _only_input(0),
+    "Slice": _forwards,
     "Tile": _only_input(0),
     "Split": _every_output_read,
     "Concat": _always,
@@ -119,9 +139,10 @@ SUPPORTED: dict[str, Check] = {
     "ReduceMean": _only_input(0),
     "Softmax": _always,
     "LogSoftmax": _always,
-    "LayerNormalization": _only_input(0, 1, 2),
+    "LayerNormalization": _with_bias,
     "Dropout": _only_input(0),
     "SoftmaxCrossEntropyLoss": _only_input(0),
+    "Cast": _between_floats,
 }
 
 
@@ -131,13 +152,25 @@ def require_support(model: ir.Model, signature: StepSignature) -> None:
     Raises:
         GradientError: names the first node that is not proven, where it came from and why.
     """
+    for node, reason in unproven(model, signature):
+        raise GradientError(
+            f"the gradient of ONNX operator {node.op_type} is not proven right: {reason}",
+            remedy="This graph can run in eager (fallback='warn'); writing it with proven operators keeps it in ORT.",
+            operator=f"{node.op_type} ({target_of(node) or 'no torch operator known'})",
+            module=place_of(node),
+        )
+
+
+def unproven(model: ir.Model, signature: StepSignature) -> Iterator[tuple[ir.Node, str]]:
+    """The nodes on the way of a gradient whose gradient is not proven right, each with the reason."""
     path = gradient_path(model, signature)
     for node in model.graph:
         if is_stop_gradient(node) or not any(value in path for value in node.outputs):
             continue
         differentiable = frozenset(k for k, value in enumerate(node.inputs) if value in path)
-        if differentiable:
-            _require_node(node, differentiable)
+        reason = _reason_against(node, differentiable) if differentiable else None
+        if reason is not None:
+            yield node, reason
 
 
 def require_independent_draws(model: ir.Model) -> None:
@@ -153,7 +186,7 @@ def require_independent_draws(model: ir.Model) -> None:
             f"the graph draws random numbers in {len(drawing)} places, and ONNX Runtime's draws of one run depend on "
             "each other",
             remedy="Draw them outside of the compiled step and hand them in, or all at once; dropout is not concerned.",
-            operator=f"{node.op_type} ({_torch_operator(node)})",
+            operator=f"{node.op_type} ({target_of(node) or 'no torch operator known'})",
             module=place_of(node),
         )
 
@@ -180,18 +213,14 @@ def is_stop_gradient(node: ir.Node) -> bool:
     return operator_of(node) == STOP_GRADIENT
 
 
-def _require_node(node: ir.Node, differentiable: frozenset[int]) -> None:
+def _reason_against(node: ir.Node, differentiable: frozenset[int]) -> str | None:
+    if kernel_of(node) == torch_call.NAME:
+        # Its gradient is autograd's, in any type.
+        return None
     check = _check_of(node)
-    reason = "it is not on the list of proven operators" if check is None else check(node, differentiable)
-    if reason is None:
-        reason = _unproven_type(node, differentiable)
-    if reason is not None:
-        raise GradientError(
-            f"the gradient of ONNX operator {node.op_type} is not proven right: {reason}",
-            remedy="This graph can run in eager (fallback='warn'); writing it with proven operators keeps it in ORT.",
-            operator=f"{node.op_type} ({_torch_operator(node)})",
-            module=place_of(node),
-        )
+    if check is None:
+        return "it is not on the list of proven operators"
+    return check(node, differentiable) or _unproven_type(node, differentiable)
 
 
 def _check_of(node: ir.Node) -> Check | None:
@@ -201,13 +230,9 @@ def _check_of(node: ir.Node) -> Check | None:
     return _only_input(*kernel.differentiable) if kernel is not None and kernel.differentiable else None
 
 
-def _torch_operator(node: ir.Node) -> str:
-    text = node.metadata_props.get("pkg.torch.onnx.fx_node", "")
-    start = text.find("torch.ops.")
-    return text[start + len("torch.ops.") :].split("]")[0] if start >= 0 else "no torch operator known"
-
-
 def _unproven_type(node: ir.Node, differentiable: frozenset[int]) -> str | None:
+    if node.op_type == "Cast":
+        return None
     for position in sorted(differentiable):
         value = node.inputs[position]
         assert value is not None

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lit_ort.compiler.kernel_nodes import kernel_of
+from lit_ort.compiler.kernel_nodes import call_at, kernel_of
 from lit_ort.compiler.kernels.attention import RATIO_POSITIONS as ATTENTION_RATIOS
 from lit_ort.compiler.kernels.dropout import RATIO_POSITIONS as DROPOUT_RATIOS
 from lit_ort.compiler.signature import tensors_of
@@ -54,7 +54,7 @@ def without_dropout(model: ir.Model) -> ir.Model:
             node.replace_input_with(1, ratio)
         elif node.op_type == "DropoutGrad":
             node.replace_input_with(2, ratio)
-        elif node.op_type in RANDOM_OPERATORS:
+        elif node.op_type in RANDOM_OPERATORS or ((call := call_at(node)) is not None and call.draws):
             warnings.warn(
                 f"verify_first_step can't compare {node.op_type} ({node.name}): its draws differ from eager's",
                 LitOrtWarning,

@@ -41,7 +41,8 @@ class Kernel:
 
     Args:
         name: unique; the node's `operator` attribute is `lit_ort::<name>`.
-        run: from the pool and the node's inputs to its results, in memory of the pool where they are large.
+        run: from the pool and the node's inputs to its results, in memory of the pool where they are large; a node's
+            `overload_name`, where it has one, comes before them.
         gradients: for each input that has a gradient, the output that holds it, for a gradient of one of output 0; the
             other outputs are not for the graph to read.
         backward: how its gradients are computed where it doesn't hold them, or None.
@@ -137,7 +138,7 @@ def _is_tensor_argument(operator: bytes, overload: bytes, index: int, is_input: 
 )
 def _execute(operator: bytes, overload: bytes, input_count: int, inputs: Any, output_count: int, outputs: Any) -> None:
     tensors = [_from_dlpack(_new_capsule(inputs[k], _FRESH, None)) for k in range(input_count)]
-    results = _call(operator.decode(), tensors, output_count)
+    results = _call(operator.decode(), overload.decode(), tensors, output_count)
     for k, result in enumerate(results):
         capsule = _to_dlpack(result)
         outputs[k] = _capsule_pointer(capsule, _FRESH)
@@ -145,14 +146,15 @@ def _execute(operator: bytes, overload: bytes, input_count: int, inputs: Any, ou
         _rename_capsule(capsule, _USED)
 
 
-def _call(operator: str, tensors: Sequence[torch.Tensor], output_count: int) -> list[torch.Tensor]:
+def _call(operator: str, overload: str, tensors: Sequence[torch.Tensor], output_count: int) -> list[torch.Tensor]:
     """The kernel's results, or empty tensors after a failure: a missing one would crash the process."""
     if _current.failure is None:
         try:
             assert _current.pool is not None
             kernel = _current.kernels[operator.removeprefix(NAMESPACE)]
             with torch.no_grad():
-                results = kernel.run(_current.pool, *tensors)
+                described = (overload,) if overload else ()
+                results = kernel.run(*described, _current.pool, *tensors)
             results = (results,) if isinstance(results, torch.Tensor) else results
             assert len(results) == output_count
             return [result.contiguous() for result in results]

@@ -31,7 +31,12 @@ def current_generator() -> torch.Generator | None:
 
 def seed_from_torch() -> None:
     """Seeds ONNX Runtime for one run from the generator in use, torch's default one unless `draw_from` is active."""
-    C.set_seed(int(torch.randint(_SEEDS, (), generator=_generator.get()).item()))
+    C.set_seed(draw_seed())
+
+
+def draw_seed() -> int:
+    """A seed from the generator in use."""
+    return int(torch.randint(_SEEDS, (), generator=_generator.get()).item())
 
 
 @contextmanager

@@ -11,10 +11,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch._dynamo
 from torch._dynamo.exc import FailOnRecompileLimitHit
+from torch.nn.modules import transformer
 
 from lit_ort.errors import CaptureError, LitOrtWarning
 
@@ -109,12 +111,20 @@ def dynamo_settings(step: str, fail_on_recompile_limit: bool) -> Iterator[None]:
     logger = logging.getLogger("torch._dynamo.convert_frame")
     logger.addFilter(watch)
     try:
-        with torch._dynamo.config.patch(settings):
+        with torch._dynamo.config.patch(settings), patch.object(transformer, "_detect_is_causal_mask", _as_given):
             yield
     except FailOnRecompileLimitHit as error:
         raise CaptureError(_limit_message(step), remedy=_LIMIT_REMEDY, operator=None) from error
     finally:
         logger.removeFilter(watch)
+
+
+def _as_given(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+    """What `nn.Transformer` finds out from a mask's values, at which a graph would break: whether the mask is causal.
+
+    It may go without knowing: the mask is given in any case.
+    """
+    return is_causal is True
 
 
 _LIMIT_REMEDY = (

@@ -1,0 +1,38 @@
+"""Whole models beside eager: one graph a step, the same loss, gradients and statistics; dropout that drops."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tests.zoo import image_and_sound_models, operators, plain_models, text_models
+from tests.zoo.run import compare_steps, dropped_losses
+
+CASES = {**text_models.CASES, **image_and_sound_models.CASES, **plain_models.CASES}
+pytestmark = pytest.mark.usefixtures("one_thread")
+# They have no dropout of any kind.
+WITHOUT_DROPOUT = {"ConvNeXt"}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_graph_with_the_numbers_of_eager(name: str) -> None:
+    outcome = compare_steps(CASES[name])
+    assert [graph.kind for graph in outcome.graphs] == ["fused"]
+    worst, where = outcome.worst
+    assert worst <= CASES[name].tolerance, where
+
+
+@pytest.mark.parametrize("name", operators.GROUPS)
+def test_operators_have_the_numbers_of_eager(name: str) -> None:
+    outcome = compare_steps(operators.GROUPS[name])
+    assert [graph.kind for graph in outcome.graphs] == ["fused"]
+    wrong = {where: error for where, error in outcome.errors.items() if error > 1e-4}
+    assert not wrong
+
+
+@pytest.mark.parametrize("name", sorted(CASES.keys() - WITHOUT_DROPOUT))
+def test_dropout_is_drawn_anew_at_every_step(name: str) -> None:
+    losses = dropped_losses(CASES[name])
+    assert all(map(math.isfinite, losses))
+    assert len(set(losses)) == len(losses)

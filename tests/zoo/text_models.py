@@ -1,0 +1,102 @@
+"""Language models of the transformers library."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from tests.zoo.cases import Case, Made, own_loss
+
+WORDS, BATCH, LENGTH = 64, 2, 10
+WIDTH: dict[str, Any] = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
+
+
+def words(low: int = 3) -> Tensor:
+    return torch.randint(low, WORDS, (BATCH, LENGTH))
+
+
+def padding() -> Tensor:
+    """Attention to all words of the first text, and to some of the second."""
+    mask = torch.ones(BATCH, LENGTH, dtype=torch.int64)
+    mask[1, 7:] = 0
+    return mask
+
+
+def dropouts(config: Any, probability: float) -> Any:
+    """A configuration in which every dropout has one probability."""
+    for name in vars(config):
+        if "dropout" in name or name.endswith(("pdrop", "drop_prob", "dropout_prob", "path_rate")):
+            setattr(config, name, probability)
+    return config
+
+
+def causal(kind: str, **figures: Any) -> Case:
+    """A model that predicts the next word."""
+
+    def make(dropout: float) -> Made:
+        config = getattr(transformers, f"{kind}Config")(**(dict(vocab_size=WORDS, use_cache=False) | figures))
+        name = {"GPT2": "GPT2LMHeadModel"}.get(kind, f"{kind}ForCausalLM")
+        model = getattr(transformers, name)(dropouts(config, dropout))
+        ids = words()
+        return model, {"input_ids": ids, "attention_mask": padding(), "labels": ids}
+
+    return Case(make, own_loss)
+
+
+def masked(kind: str, **figures: Any) -> Case:
+    """A model that predicts masked words."""
+
+    def make(dropout: float) -> Made:
+        config = getattr(transformers, f"{kind}Config")(**(dict(vocab_size=WORDS) | WIDTH | figures))
+        model = getattr(transformers, f"{kind}ForMaskedLM")(dropouts(config, dropout))
+        ids = words()
+        labels = torch.where(torch.arange(LENGTH) % 3 == 0, ids, -100)
+        return model, {"input_ids": ids, "attention_mask": padding(), "labels": labels}
+
+    return Case(make, own_loss)
+
+
+def translating(kind: str, **figures: Any) -> Case:
+    """A model that reads one text and writes another."""
+
+    def make(dropout: float) -> Made:
+        config = getattr(transformers, f"{kind}Config")(**(dict(vocab_size=WORDS, use_cache=False) | figures))
+        model = getattr(transformers, f"{kind}ForConditionalGeneration")(dropouts(config, dropout))
+        return model, {"input_ids": words(), "attention_mask": padding(), "labels": words()}
+
+    return Case(make, own_loss)
+
+
+LLAMA: dict[str, Any] = dict(WIDTH, num_key_value_heads=2, max_position_embeddings=32, head_dim=8)
+BART: dict[str, Any] = dict(
+    d_model=32,
+    encoder_layers=2,
+    decoder_layers=2,
+    encoder_attention_heads=4,
+    decoder_attention_heads=4,
+    encoder_ffn_dim=48,
+    decoder_ffn_dim=48,
+    max_position_embeddings=32,
+)
+
+CASES: dict[str, Case] = {
+    "GPT-2": causal("GPT2", n_embd=32, n_layer=2, n_head=4, n_positions=32),
+    "OPT": causal(
+        "OPT", hidden_size=32, num_hidden_layers=2, num_attention_heads=4, ffn_dim=48, word_embed_proj_dim=32
+    ),
+    "GPT-NeoX": causal("GPTNeoX", **WIDTH, max_position_embeddings=32),
+    "Llama": causal("Llama", **LLAMA),
+    "Mistral": causal("Mistral", **LLAMA, sliding_window=4),
+    "Qwen2": causal("Qwen2", **{k: v for k, v in LLAMA.items() if k != "head_dim"}),
+    "BERT": masked("Bert"),
+    "RoBERTa": masked("Roberta", max_position_embeddings=32, pad_token_id=1),
+    "DistilBERT": masked("DistilBert", dim=32, n_layers=2, n_heads=4, hidden_dim=48),
+    "ALBERT": masked("Albert", embedding_size=16),
+    "ELECTRA": masked("Electra", embedding_size=16),
+    "DeBERTa-v2": masked("DebertaV2", relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=8),
+    "T5": translating("T5", d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=0),
+    "BART": translating("Bart", **BART),
+}
