@@ -79,6 +79,16 @@ def test_nothing_piles_up_over_many_steps() -> None:
     assert held[2] <= held[1] + 5
 
 
+def test_a_result_that_is_an_input_hands_its_gradient_on() -> None:
+    kernels, x = TorchCalls().kernels, torch.randn(3)
+    given: list[Tensor] = []
+    words = words_for([[x, torch.zeros(3)]], given)
+    call = TorchCall("aten.broadcast_tensors.default", words, {}, (0, 1)).reordered([0, 1], 1, [0])
+    *results, ticket = kernels[NAME].run(call.describe(), BufferPool(), *given)
+    (gradient,) = kernels[BACKWARD].run(call.describe(), BufferPool(), torch.full((3,), 2.0), *given, *results, ticket)
+    assert torch.equal(gradient, torch.full((3,), 2.0))
+
+
 def test_a_result_that_lies_in_an_input_gets_memory_of_its_own() -> None:
     calls, x = TorchCalls(), torch.randn(3, 3)
     call = TorchCall("aten.diagonal.default", [{"tensor": 0}], {})

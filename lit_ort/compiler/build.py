@@ -25,7 +25,7 @@ from lit_ort.compiler.passes.recompute import Recompute
 from lit_ort.compiler.regions import close_regions, mark_layers
 from lit_ort.compiler.signature import Compilation, StepSignature, TrainingModel, describe, tensors_of
 from lit_ort.compiler.support import require_independent_draws, unproven
-from lit_ort.compiler.torch_calls import Target, count_calls, target_of, targets_of, untranslated
+from lit_ort.compiler.torch_calls import Target, count_calls, family_of, target_of, targets_of, untranslated
 from lit_ort.errors import ConvertError
 from lit_ort.inspect import GraphReport, PassReport, count_operators, dump
 from lit_ort.options import LAYERS, ORTOptions
@@ -89,8 +89,9 @@ def _forward(graph_module: fx.GraphModule, arguments: Sequence[Any], options: OR
             captured = capture(graph_module, arguments, precision, calls)
             try:
                 model = convert(captured)
-            except ConvertError:
-                more = untranslated(captured.program) - calls
+            except ConvertError as error:
+                refused = {target for target in targets_of(captured.program) if str(target) == error.operator}
+                more = (refused or untranslated(captured.program)) - calls
                 if not more:
                     raise
                 calls |= more
@@ -115,9 +116,8 @@ def _needed_calls(program: ExportedProgram, model: ir.Model, signature: StepSign
     # Loops and branches, into which the gradient builder doesn't see.
     nodes += [node for node in model.graph if any(a.type == ir.AttributeType.GRAPH for a in node.attributes.values())]
     needed = {target_of(node) for node in nodes}
-    # The exporter may have taken another overload of an operator.
     names = {None if target is None else target.rpartition(".")[0] for target in needed}
-    own = {target: str(target).rpartition(".")[0] for target in targets_of(program)}
+    own = {target: family_of(target) for target in targets_of(program)}
     known = frozenset(target for target, name in own.items() if name in names)
     return known if names <= set(own.values()) else known | untranslated(program)
 

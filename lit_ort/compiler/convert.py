@@ -120,12 +120,12 @@ def _untranslated(error: BaseException) -> ConvertError:
         chain.append(str(cause))
         cause = cause.__cause__
     text = "\n".join(chain)
-    operator = re.search(r"\b(?:aten|prims|lit_ort|[a-z_]\w*)\.\w+\.\w+\b", text)
+    operator = re.search(r"target=torch\.ops\.([\w.]+)", text)
     place = re.findall(r'File "([^"]+)", line (\d+)', text)
     reason = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), type(error).__name__)
     return ConvertError(
         f"the graph has an operator without an ONNX form: {reason}",
         remedy="Write it with other operators, or keep it out of the step with torch.compiler.disable.",
-        operator=operator.group() if operator else None,
+        operator=operator[1] if operator else None,
         module=":".join(place[-1]) if place else None,
     )

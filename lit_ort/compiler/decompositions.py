@@ -132,13 +132,11 @@ def decompose(program: ExportedProgram, calls: frozenset[Target] = frozenset()) 
     Args:
         calls: which others, beside those that are better off so.
     """
-    if changes_in_place(program):
-        # Only then is it known which inputs change.
-        program = program.run_decompositions({})
-    # What stands in place of an operator may itself have to go.
+    # What stands in place of an operator may itself have to go; and only a program without changes in place tells which
+    # inputs change.
     for _ in range(MOST_ROUNDS):
         table = _table(program, calls)
-        if not table:
+        if not table and not changes_in_place(program):
             break
         program = program.run_decompositions(table)
     return program

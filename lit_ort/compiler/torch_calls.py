@@ -67,6 +67,12 @@ def target_of(node: ir.Node) -> str | None:
     return found[1] if found else None
 
 
+def family_of(target: Target) -> str:
+    """What an operator is called whichever overload the exporter takes, such as `aten.clamp_min`."""
+    name = str(target).rpartition(".")[0]
+    return "aten.convolution" if name.startswith("aten.conv_transpose") else name
+
+
 def as_call(target: Target) -> Callable[..., Any]:
     """What takes an operator's place in a decomposition: one node that calls it.
 
@@ -105,7 +111,9 @@ def as_call(target: Target) -> Callable[..., Any]:
             shapes=[results[k].shape for k in positions],
             version=1,
         )
-        made = [value.to(results[k].dtype) for k, value in zip(positions, made, strict=True)]
+        made = [
+            value != 0 if results[k].dtype == torch.bool else value for k, value in zip(positions, made, strict=True)
+        ]
         if single:
             return made[0]
         named = dict(zip(positions, made, strict=True))

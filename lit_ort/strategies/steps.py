@@ -106,6 +106,10 @@ def dynamo_settings(step: str, fail_on_recompile_limit: bool) -> Iterator[None]:
         "allow_unspec_int_on_nn_module": True,
         "recompile_limit": RECOMPILE_LIMIT,
         "fail_on_recompile_limit_hit": fail_on_recompile_limit,
+        # A line in a log is not worth a second graph.
+        "ignore_logging_functions": {
+            getattr(logging.Logger, name) for name in _LOGGING if hasattr(logging.Logger, name)
+        },
     }
     watch = _RecompileWatch(step, warns=not fail_on_recompile_limit)
     logger = logging.getLogger("torch._dynamo.convert_frame")
@@ -117,6 +121,10 @@ def dynamo_settings(step: str, fail_on_recompile_limit: bool) -> Iterator[None]:
         raise CaptureError(_limit_message(step), remedy=_LIMIT_REMEDY, operator=None) from error
     finally:
         logger.removeFilter(watch)
+
+
+# The last one is the transformers library's.
+_LOGGING = ("debug", "info", "warning", "error", "warning_once")
 
 
 def _as_given(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:

@@ -31,6 +31,12 @@ def test_operators_have_the_numbers_of_eager(name: str) -> None:
     assert not wrong
 
 
+def test_losses_that_look_at_values_run_in_several_graphs() -> None:
+    outcome = compare_steps(operators.LOOKING)
+    assert "eager" not in {graph.kind for graph in outcome.graphs}
+    assert outcome.worst[0] <= 1e-4
+
+
 @pytest.mark.parametrize("name", sorted(CASES.keys() - WITHOUT_DROPOUT))
 def test_dropout_is_drawn_anew_at_every_step(name: str) -> None:
     losses = dropped_losses(CASES[name])

@@ -165,7 +165,9 @@ class TorchCalls:
         """
         call = call_of(description)
         saved = self._saved.pop(int(given[-1]))
-        roots = [(result, gradient) for result, gradient in zip(saved.results, given, strict=False) if result.grad_fn]
+        pairs = zip(saved.results, given, strict=False)
+        # A result may be an input itself, which is a leaf.
+        roots = [(result, gradient) for result, gradient in pairs if result.requires_grad]
         found: Sequence[torch.Tensor | None] = [None] * call.wants
         if roots:
             results = [result for result, _ in roots]
