@@ -147,7 +147,17 @@ def test_a_step_that_is_no_longer_one_graph_is_refused(make: Callable[[], Net], 
     assert "go on from the last checkpoint, with optimizer_in_graph=False" in str(raised.value)
 
 
-class AlwaysScaled(Optimized):
+class AlwaysScaled(Scaled):
+    """Scales its loss outside of the graph at every step."""
+
+    @outside_of_graphs
+    def scaled(self, loss: Tensor) -> Tensor:
+        return loss * 2
+
+
+class AlwaysRegularized(Optimized):
+    """Adds a loss of eager code at every step."""
+
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return self.scaled(super().training_step(batch, batch_idx))
 
@@ -156,9 +166,10 @@ class AlwaysScaled(Optimized):
         return loss + self.head.weight.square().sum()
 
 
-def test_a_step_that_never_was_one_graph_trains_as_ever() -> None:
-    expected = fit("auto", seeded(AlwaysScaled))
-    assert_same(state_of(fit(strategy(), seeded(AlwaysScaled))), state_of(expected), 1e-4)
+@pytest.mark.parametrize("make", [AlwaysScaled, AlwaysRegularized])
+def test_a_step_that_never_was_one_graph_trains_as_ever(make: Callable[[], Net]) -> None:
+    expected = fit("auto", seeded(make))
+    assert_same(state_of(fit(strategy(), seeded(make))), state_of(expected), 1e-4)
 
 
 class Reader(Callback):

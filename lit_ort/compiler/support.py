@@ -37,6 +37,7 @@ def _only_input(*allowed: int) -> Check:
         beyond = sorted(differentiable - set(allowed))
         return f"its gradient is proven for input {allowed[0]}, and input {beyond[0]} wants one" if beyond else None
 
+    check.__doc__ = f"for input {', '.join(map(str, allowed))}"
     return check
 
 
@@ -51,10 +52,12 @@ def _same_shapes(*positions: int) -> Check:
                 return f"input {position} of shape {value.shape} is broadcast to {node.outputs[0].shape}"
         return None
 
+    check.__doc__ = "for inputs that are not broadcast"
     return check
 
 
 def _matrices(node: ir.Node, differentiable: frozenset[int]) -> str | None:
+    """For matrices, not vectors."""
     for position, value in enumerate(node.inputs):
         if value is None or value.shape is None or len(value.shape) < 2:
             return f"input {position} has fewer than two dimensions, and vectors are not proven"
@@ -62,11 +65,13 @@ def _matrices(node: ir.Node, differentiable: frozenset[int]) -> str | None:
 
 
 def _exact(node: ir.Node, differentiable: frozenset[int]) -> str | None:
+    """In its exact form, not the one by tanh."""
     approximate = node.attributes.get_string("approximate", "none")
     return f"approximate={approximate!r} gets gradients with an error of 4e-4" if approximate != "none" else None
 
 
 def _every_output_read(node: ir.Node, differentiable: frozenset[int]) -> str | None:
+    """Where every part is read."""
     if differentiable != {0}:
         return "its gradient is proven for input 0 only"
     unread = [k for k, value in enumerate(node.outputs) if not value.uses() and not value.is_graph_output()]
@@ -74,6 +79,7 @@ def _every_output_read(node: ir.Node, differentiable: frozenset[int]) -> str | N
 
 
 def _between_floats(node: ir.Node, differentiable: frozenset[int]) -> str | None:
+    """Between float32 and float64."""
     before, after = node.inputs[0], node.outputs[0]
     wide = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
     types = [value.dtype for value in (before, after) if value is not None]
@@ -81,11 +87,12 @@ def _between_floats(node: ir.Node, differentiable: frozenset[int]) -> str | None
 
 
 def _with_bias(node: ir.Node, differentiable: frozenset[int]) -> str | None:
+    """With a bias."""
     return None if len(node.inputs) > 2 and node.inputs[2] is not None else "it has no bias, and the builder needs one"
 
 
 def _forwards(node: ir.Node, differentiable: frozenset[int]) -> str | None:
-    """A gradient for the data of a slice that goes forwards."""
+    """For input 0, where it goes forwards."""
     steps = node.inputs[4] if len(node.inputs) > 4 else None
     known = None if steps is None else ir.convenience.get_const_tensor(steps)
     backwards = steps is not None and (known is None or bool((known.numpy() < 0).any()))
@@ -93,6 +100,7 @@ def _forwards(node: ir.Node, differentiable: frozenset[int]) -> str | None:
 
 
 def _plain_scatter(node: ir.Node, differentiable: frozenset[int]) -> str | None:
+    """Without reduction."""
     reduction = node.attributes.get_string("reduction", "none")
     return f"reduction={reduction!r} gets wrong gradients" if reduction != "none" else None
 

@@ -1,7 +1,6 @@
 """Which operators of an exported program run as torch's own, each as one node of the graph.
 
-Those without an ONNX form, those whose gradient ONNX Runtime is not proven to have, and convolutions and the like, for
-which torch has the faster kernels.
+Those without an ONNX form, those whose gradient ONNX Runtime is not proven to have, and those that draw random numbers.
 """
 
 from __future__ import annotations

@@ -69,12 +69,11 @@ def fused_call(
                 gradients = [gradient.clone() for gradient in gradients]
             scale = output_gradients[differentiable]
             if updates is not None:
-                updates.require_unscaled(scale.item())
+                updates.hand_out(gradients, scale.item())
             if scale.item() != 1.0:
                 for gradient in gradients:
                     gradient.mul_(scale)
             if updates is not None:
-                updates.hand_out(gradients)
                 gradients = [None if is_taken(gradient) else gradient for gradient in gradients]
             return _place(gradients, ctx.inputs, wanted, positions)
 

@@ -140,23 +140,24 @@ class Updates:
         finally:
             self._running = None
 
-    def hand_out(self, gradients: Iterable[torch.Tensor]) -> None:
-        """Notes what goes to autograd."""
-        if self._step is not None:
-            self._step.handed.update((gradient.data_ptr(), gradient._version) for gradient in gradients)
+    def hand_out(self, gradients: Iterable[torch.Tensor], scale: float) -> None:
+        """Notes what goes to autograd.
 
-    def require_unscaled(self, scale: float) -> None:
-        """Checks the gradient that comes back for the loss of a run that has updated.
+        Args:
+            scale: the gradient that came back for the loss; scaled by it, gradients are no longer what a run gave.
 
         Raises:
-            SessionError: it is not 1: something outside of the graph scales the loss.
+            SessionError: the run has updated, and something outside of the graph scales its loss.
         """
-        if self._step is not None and self._step.updated and scale != 1.0:
+        step = self._step
+        if step is not None and step.updated and scale != 1.0:
             raise SessionError(
                 f"optimizer_in_graph: the run of this step has updated its weights, and its loss is scaled by {scale} "
                 "outside of the graph",
                 remedy=_REMEDY,
             )
+        if step is not None:
+            step.handed.update((gradient.data_ptr(), gradient._version) for gradient in gradients)
 
     def _update_after_backward(self, step: Step) -> None:
         """Keeps a first step from setting the peak: its gradients make room for what the optimizer makes of them."""

@@ -43,12 +43,9 @@ def operators() -> str:
     """The support list, with the condition of each entry."""
     lines = []
     for name, check in support.SUPPORTED.items():
-        condition = inspect.getdoc(check) or CONDITIONS.get(check.__name__, "")
-        lines.append(f"- {name}{f': {condition}' if condition else ''}")
+        condition = (inspect.getdoc(check) or "").rstrip(".")
+        lines.append(f"- {name}{f', {condition[0].lower()}{condition[1:]}' if condition else ''}")
     return "\n".join(lines)
-
-
-CONDITIONS: dict[str, str] = {}
 
 
 def row(name: str, graphs: tuple[GraphReport, ...]) -> str:

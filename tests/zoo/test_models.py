@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tests.zoo import image_and_sound_models, operators, plain_models, text_models
+from tests.zoo import image_and_sound_models, operators, plain_models, report, text_models
 from tests.zoo.run import compare_steps, dropped_losses
 
 CASES = {**text_models.CASES, **image_and_sound_models.CASES, **plain_models.CASES}
@@ -21,6 +21,11 @@ def test_one_graph_with_the_numbers_of_eager(name: str) -> None:
     assert [graph.kind for graph in outcome.graphs] == ["fused"]
     worst, where = outcome.worst
     assert worst <= CASES[name].tolerance, where
+    assert report.row(name, outcome.graphs) in report.PATH.read_text(), "python -m tests.zoo.report writes it anew"
+
+
+def test_the_page_on_support_has_the_list_of_operators() -> None:
+    assert report.operators() in report.PATH.read_text(), "python -m tests.zoo.report writes it anew"
 
 
 @pytest.mark.parametrize("name", operators.GROUPS)
