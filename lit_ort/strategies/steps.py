@@ -107,9 +107,7 @@ def dynamo_settings(step: str, fail_on_recompile_limit: bool) -> Iterator[None]:
         "recompile_limit": RECOMPILE_LIMIT,
         "fail_on_recompile_limit_hit": fail_on_recompile_limit,
         # A line in a log is not worth a second graph.
-        "ignore_logging_functions": {
-            getattr(logging.Logger, name) for name in _LOGGING if hasattr(logging.Logger, name)
-        },
+        "ignore_logging_functions": _logging_functions(),
     }
     watch = _RecompileWatch(step, warns=not fail_on_recompile_limit)
     logger = logging.getLogger("torch._dynamo.convert_frame")
@@ -123,8 +121,10 @@ def dynamo_settings(step: str, fail_on_recompile_limit: bool) -> Iterator[None]:
         logger.removeFilter(watch)
 
 
-# The last one is the transformers library's.
-_LOGGING = ("debug", "info", "warning", "error", "warning_once")
+def _logging_functions() -> set[Callable[..., Any]]:
+    """Those of a logger; the last one is the transformers library's, there once that is imported."""
+    names = ("debug", "info", "warning", "error", "warning_once")
+    return {getattr(logging.Logger, name) for name in names if hasattr(logging.Logger, name)}
 
 
 def _as_given(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from tests.zoo.cases import Case, Made, own_loss
-from tests.zoo.text_models import WIDTH, dropouts
+from tests.zoo.text_models import WIDTH, configured, dropouts
 
 BATCH, SIZE, LABELS = 2, 16, 5
 
@@ -21,8 +21,8 @@ def classifying(kind: str, **figures: Any) -> Case:
     """A model that tells what an image shows."""
 
     def make(dropout: float) -> Made:
-        config = getattr(transformers, f"{kind}Config")(**(dict(image_size=SIZE, num_labels=LABELS) | figures))
-        model = getattr(transformers, f"{kind}ForImageClassification")(dropouts(config, dropout))
+        head = "ForImageClassification"
+        model = configured(kind, head, dropout, image_size=SIZE, num_labels=LABELS, **figures)
         return model, {"pixel_values": images(), "labels": torch.randint(LABELS, (BATCH,))}
 
     return Case(make, own_loss)

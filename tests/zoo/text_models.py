@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.zoo.cases import Case, Made, own_loss
 
@@ -33,13 +33,18 @@ def dropouts(config: Any, probability: float) -> Any:
     return config
 
 
+def configured(kind: str, head: str, dropout: float, **figures: Any) -> nn.Module:
+    """A random model of a kind and head, such as `Bert` and `ForMaskedLM`."""
+    config = getattr(transformers, f"{kind}Config")(**figures)
+    return getattr(transformers, f"{kind}{head}")(dropouts(config, dropout))
+
+
 def causal(kind: str, **figures: Any) -> Case:
     """A model that predicts the next word."""
 
     def make(dropout: float) -> Made:
-        config = getattr(transformers, f"{kind}Config")(**(dict(vocab_size=WORDS, use_cache=False) | figures))
-        name = {"GPT2": "GPT2LMHeadModel"}.get(kind, f"{kind}ForCausalLM")
-        model = getattr(transformers, name)(dropouts(config, dropout))
+        head = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
+        model = configured(kind, head, dropout, vocab_size=WORDS, use_cache=False, **figures)
         ids = words()
         return model, {"input_ids": ids, "attention_mask": padding(), "labels": ids}
 
@@ -50,8 +55,7 @@ def masked(kind: str, **figures: Any) -> Case:
     """A model that predicts masked words."""
 
     def make(dropout: float) -> Made:
-        config = getattr(transformers, f"{kind}Config")(**(dict(vocab_size=WORDS) | WIDTH | figures))
-        model = getattr(transformers, f"{kind}ForMaskedLM")(dropouts(config, dropout))
+        model = configured(kind, "ForMaskedLM", dropout, **(dict(vocab_size=WORDS) | WIDTH | figures))
         ids = words()
         labels = torch.where(torch.arange(LENGTH) % 3 == 0, ids, -100)
         return model, {"input_ids": ids, "attention_mask": padding(), "labels": labels}
@@ -63,8 +67,8 @@ def translating(kind: str, **figures: Any) -> Case:
     """A model that reads one text and writes another."""
 
     def make(dropout: float) -> Made:
-        config = getattr(transformers, f"{kind}Config")(**(dict(vocab_size=WORDS, use_cache=False) | figures))
-        model = getattr(transformers, f"{kind}ForConditionalGeneration")(dropouts(config, dropout))
+        head = "ForConditionalGeneration"
+        model = configured(kind, head, dropout, vocab_size=WORDS, use_cache=False, **figures)
         return model, {"input_ids": words(), "attention_mask": padding(), "labels": words()}
 
     return Case(make, own_loss)
