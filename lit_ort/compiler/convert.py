@@ -9,15 +9,15 @@ import onnx_ir as ir
 import onnxscript.optimizer
 import torch
 from onnx_ir.passes import common
+from torch.onnx._internal.exporter import _core
 
 from lit_ort.compiler.autocast import mark_model
 from lit_ort.compiler.capture import CapturedGraph
 from lit_ort.compiler.marks import move_marks
 from lit_ort.compiler.quiet import quiet_exporter
+from lit_ort.compiler.translations import OPSET, onnx_registry
 from lit_ort.errors import ConvertError
 
-# Written by the exporter without conversion, known to ONNX Runtime 1.19 and to its gradient builder.
-OPSET = 20
 IR_VERSION = 10
 FOLDED_ELEMENTS = 1024
 
@@ -34,16 +34,16 @@ def convert(captured: CapturedGraph) -> ir.Model:
     """
     try:
         with quiet_exporter():
-            exported = torch.onnx.export(
+            # What torch.onnx.export calls, which would build the registry anew: half a second.
+            exported = _core.export(
                 captured.program,
-                dynamo=True,
+                registry=onnx_registry(),
                 optimize=False,
                 verbose=False,
                 opset_version=OPSET,
             )
     except torch.onnx.errors.OnnxExporterError as error:
         raise _untranslated(error) from error
-    assert exported is not None
     model = exported.model
     _name_inputs(model, captured.signature.input_names)
     simplify(model)

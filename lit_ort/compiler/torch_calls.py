@@ -6,7 +6,6 @@ Those without an ONNX form, those whose gradient ONNX Runtime is not proven to h
 from __future__ import annotations
 
 import collections
-import functools
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -16,12 +15,11 @@ import torch
 import torch.onnx.ops
 from torch.export import ExportedProgram
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
-from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from lit_ort.compiler.kernel_nodes import call_at
 from lit_ort.compiler.kernels.torch_call import NAME, TorchCall, words_for
 from lit_ort.compiler.marks import copy_marks
-from lit_ort.compiler.quiet import quiet_exporter
+from lit_ort.compiler.translations import onnx_registry
 from lit_ort.errors import CaptureError
 from lit_ort.runtime.aten import DOMAIN, NAMESPACE
 
@@ -44,7 +42,7 @@ def better_called(program: ExportedProgram) -> frozenset[Target]:
 
 def untranslated(program: ExportedProgram) -> frozenset[Target]:
     """The operators of a program that the exporter takes apart, or refuses."""
-    return frozenset(t for t in targets_of(program) if not _registry().is_registered(t) and _takes_tensors(t))
+    return frozenset(t for t in targets_of(program) if not onnx_registry().is_registered(t) and _takes_tensors(t))
 
 
 def targets_of(program: ExportedProgram) -> frozenset[Target]:
@@ -183,9 +181,3 @@ def _takes_tensors(target: Target) -> bool:
 def _is_composite(target: Target) -> bool:
     """Whether torch itself computes an operator by others, which autograd then follows."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd")
-
-
-@functools.cache
-def _registry() -> ONNXRegistry:
-    with quiet_exporter():
-        return ONNXRegistry.from_torchlib()
