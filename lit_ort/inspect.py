@@ -47,6 +47,7 @@ class GraphReport:
         precision: what its nodes compute in.
         peak_bytes: the most that values of one run hold at a time beside its inputs, gradients included, as planned.
         torch_operators: counts of the operators that run as torch's own, with autograd's gradients, each as one node.
+        fixed_sizes: why the graph is compiled for these sizes only, where Dynamo left some open.
     """
 
     name: str
@@ -63,6 +64,7 @@ class GraphReport:
     precision: str = "32-true"
     peak_bytes: int = 0
     torch_operators: dict[str, int] = dataclasses.field(default_factory=dict)
+    fixed_sizes: str | None = None
 
     def __str__(self) -> str:
         counts = f"{self.inputs} inputs, {self.wants_gradient} gradients"
@@ -72,6 +74,8 @@ class GraphReport:
             return "\n".join([*lines, f"  fallback {self.fallback}"])
         if self.cache is not None:
             lines.append(f"  cache    {self.cache}")
+        if self.fixed_sizes is not None:
+            lines.append(f"  sizes    these only: {self.fixed_sizes}")
         lines.append(f"  memory   {self.peak_bytes / 1e6:.0f} MB at most, inputs aside, as planned")
         lines.append(f"  forward  {_counts(self.operators_before)}")
         lines.append(f"  runs     {_counts(self.operators_after)}")

@@ -14,6 +14,8 @@ FALLBACKS = ("warn", "error")
 FLOAT32, BF16_MIXED = "32-true", "bf16-mixed"
 PRECISIONS = (FLOAT32, BF16_MIXED)
 LAYERS = "layers"
+AUTO, NEVER = "auto", "never"
+SIZES = (AUTO, NEVER)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +38,8 @@ class ORTOptions:
             gradient is there, so that not all gradients are held at a time; with clipping by norm, or an optimizer that
             is not torch's own, when all are there. For steps whose loss and gradients are those of one graph, under
             `ORTStrategy`, where nobody else reads gradients; anything else keeps its optimizer's step, with a warning.
+        dynamic: `"auto"` compiles the first batch for its sizes, and the first one of another size for any size of the
+            dimensions that changed; `"never"` compiles every size by itself, which is faster where there are few.
         disable_passes: exact names of graph passes to leave out (`lit_ort.compiler.passes.names()` lists them).
         dump_dir: folder that receives the ONNX file of every stage of every graph; they are compiled anew for it, also
             where `cache_dir` has them.
@@ -55,6 +59,7 @@ class ORTOptions:
     verify_tolerance: float = 1e-4
     recompute: str | None = None
     optimizer_in_graph: bool = False
+    dynamic: str = AUTO
     disable_passes: tuple[str, ...] = ()
     dump_dir: str | None = None
     cache_dir: str | None = None
@@ -68,6 +73,8 @@ class ORTOptions:
             raise OptionsError(f"fallback={self.fallback!r} is not one of {FALLBACKS}. Choose one of them.")
         if self.recompute not in (None, LAYERS):
             raise OptionsError(f"recompute={self.recompute!r} is neither None nor {LAYERS!r}. Choose one of them.")
+        if self.dynamic not in SIZES:
+            raise OptionsError(f"dynamic={self.dynamic!r} is not one of {SIZES}. Choose one of them.")
         if isinstance(self.disable_passes, str):
             raise OptionsError(
                 f"disable_passes={self.disable_passes!r} is one string, and a sequence of names is needed. "

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -20,15 +19,16 @@ from torch import fx
 from lit_ort.compiler.autocast import float32_of, in_float32, run_in_eager
 from lit_ort.compiler.cache import GraphCache
 from lit_ort.compiler.checkpoints import inline_checkpoints
+from lit_ort.compiler.conditions import hold
 from lit_ort.compiler.content import Content, content_of
 from lit_ort.compiler.kernels import KERNELS
 from lit_ort.compiler.kernels.torch_call import TorchCalls
-from lit_ort.compiler.numbers import settle_numbers
+from lit_ort.compiler.numbers import settle_numbers, size_symbols
 from lit_ort.compiler.signature import Compilation, GraphOutput, StepSignature, describe, tensors_of
 from lit_ort.compiler.verify import require_agreement, without_dropout
 from lit_ort.errors import CompileError, LitOrtWarning, OptionsError, SessionError
 from lit_ort.inspect import CompileLog, GraphReport
-from lit_ort.options import ORTOptions
+from lit_ort.options import AUTO, ORTOptions
 from lit_ort.runtime.autograd import Call, forward_call, fused_call, split_call
 from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.session import Session, SessionOptions, SplitSession
@@ -69,7 +69,7 @@ class ORTBackend:
         self.options = options
         self.name = name
         self.compile_log = CompileLog() if compile_log is None else compile_log
-        self._numbers = itertools.count()
+        self._count = 0
         self._cache = None if options.cache_dir is None else GraphCache(options)
         self._pool = BufferPool() if pool is None else pool
         self._updates = updates
@@ -83,42 +83,64 @@ class ORTBackend:
         # torch.compile copies the backend of a module it wraps; sessions and reports stay with this one.
         return self
 
-    def executable(self, graph_module: fx.GraphModule, arguments: Sequence[Any]) -> Executable:
+    def executable(self, graph_module: fx.GraphModule, arguments: Sequence[Any], any_sizes: bool = False) -> Executable:
         """Compiles a graph for one call's sizes, or finds it compiled.
+
+        Args:
+            any_sizes: for as many other sizes as it can be right for; where that fails, for this call's.
 
         Raises:
             CompileError: under `fallback="error"`, what keeps the graph from ONNX Runtime.
         """
-        content = content_of(graph_module, arguments)
-        found = None if content.digest is None else self._executables.get(content.digest)
-        if found is None:
-            found = self._compile(graph_module, arguments, content)
-            if content.digest is not None:
-                self._executables[content.digest] = found
-        return found
-
-    def _compile(self, graph_module: fx.GraphModule, arguments: Sequence[Any], content: Content) -> Executable:
-        name = f"{self.name}_{next(self._numbers)}"
-        start = time.perf_counter()
+        start, reason = time.perf_counter(), None
+        if any_sizes:
+            try:
+                return self._found_or_made(graph_module, arguments, start, any_sizes=True)
+            except CompileError as error:
+                reason = str(error)
         try:
-            compilation, call = self._cached(content) or self._built(graph_module, arguments, name, content)
+            return self._found_or_made(graph_module, arguments, start, fixed_sizes=reason)
         except CompileError as error:
             if self.options.fallback == "error":
                 raise
-            seconds = time.perf_counter() - start
-            report = _fallback_report(name, arguments, seconds, str(error), self.options.precision)
-            self.compile_log.graphs.append(report)
-            warnings.warn(f"{name} runs in eager PyTorch: {error}", LitOrtWarning, stacklevel=2)
-            return Executable(None, None)
-        seconds = time.perf_counter() - start
-        self.compile_log.graphs.append(dataclasses.replace(compilation.report, name=name, seconds=seconds))
+            return self._in_eager(arguments, start, str(error))
+
+    def _found_or_made(
+        self,
+        graph_module: fx.GraphModule,
+        arguments: Sequence[Any],
+        start: float,
+        any_sizes: bool = False,
+        fixed_sizes: str | None = None,
+    ) -> Executable:
+        content = content_of(graph_module, arguments, any_sizes)
+        found = None if content.digest is None else self._executables.get(content.digest)
+        if found is not None and found.serves(tensors_of(arguments)):
+            return found
+        name = f"{self.name}_{self._count}"
+        made = self._cached(content, arguments) or self._built(graph_module, arguments, name, content, any_sizes)
+        compilation, call = made
+        self._report(dataclasses.replace(compilation.report, name=name, fixed_sizes=fixed_sizes), start)
         if self.options.verify_first_step:
             verify(compilation, graph_module, arguments, self.options, name)
-        return Executable(compilation.signature, call)
+        executable = Executable(compilation.signature, call)
+        if content.digest is not None:
+            self._executables[content.digest] = executable
+        return executable
 
-    def _cached(self, content: Content) -> tuple[Compilation, Call] | None:
+    def _in_eager(self, arguments: Sequence[Any], start: float, reason: str) -> Executable:
+        name = f"{self.name}_{self._count}"
+        self._report(_fallback_report(name, arguments, reason, self.options.precision), start)
+        warnings.warn(f"{name} runs in eager PyTorch: {reason}", LitOrtWarning, stacklevel=2)
+        return Executable(None, None)
+
+    def _report(self, report: GraphReport, start: float) -> None:
+        self._count += 1
+        self.compile_log.graphs.append(dataclasses.replace(report, seconds=time.perf_counter() - start))
+
+    def _cached(self, content: Content, arguments: Sequence[Any]) -> tuple[Compilation, Call] | None:
         found = None if self._cache is None else self._cache.read(content)
-        if self._cache is None or found is None:
+        if self._cache is None or found is None or not is_for(found.signature, tensors_of(arguments)):
             return None
         try:
             call = bind(found, self.options, self._pool, self._updates)
@@ -128,12 +150,12 @@ class ORTBackend:
         return _reported(found, cache="read"), call
 
     def _built(
-        self, graph_module: fx.GraphModule, arguments: Sequence[Any], name: str, content: Content
+        self, graph_module: fx.GraphModule, arguments: Sequence[Any], name: str, content: Content, any_sizes: bool
     ) -> tuple[Compilation, Call]:
         # What building imports takes as long as a small graph, and a cached graph needs none of it.
         from lit_ort.compiler.build import build
 
-        compilation = build(graph_module, arguments, self.options, name)
+        compilation = build(graph_module, arguments, self.options, name, any_sizes)
         call = bind(compilation, self.options, self._pool, self._updates)
         if self._cache is not None:
             compilation = _reported(compilation, cache=self._cache.write(content, compilation))
@@ -148,10 +170,12 @@ class CompiledGraph:
         self._original = graph_module
         self._graph = settle_numbers(inline_checkpoints(graph_module))
         placeholders = [node for node in self._graph.module.graph.nodes if node.op == "placeholder"]
+        sizes = size_symbols(placeholders) if backend.options.dynamic == AUTO else {}
         self._numbers = [
             position
             for position, node in enumerate(placeholders)
             if node.users and not isinstance(node.meta.get("example_value"), torch.Tensor)
+            if str(node.meta.get("example_value")) not in sizes
         ]
         self._tensors = [
             position
@@ -159,29 +183,45 @@ class CompiledGraph:
             if isinstance(node.meta.get("example_value"), torch.Tensor)
         ]
         self._resized = [position for position in self._tensors if _has_symbolic_sizes(placeholders[position])]
+        self._any_sizes = bool(sizes)
+        self._compiled = 0
         self._executables: dict[tuple[Any, ...], Executable] = {}
 
     def __call__(self, *arguments: Any) -> Any:
         given = self._graph.convert(arguments) if self._graph.conversions else arguments
-        shapes = (given[position].shape for position in self._resized)
-        key = (*(given[position] for position in self._numbers), *shapes)
+        numbers = tuple(given[position] for position in self._numbers)
+        tensors = [given[position] for position in self._tensors]
+        key = (numbers, tuple(given[position].shape for position in self._resized))
         executable = self._executables.get(key)
         if executable is None:
-            executable = self._executables[key] = self._backend.executable(self._graph.module, given)
-            if len(self._executables) == MANY_SIGNATURES:
-                self._warn_of_many(key)
+            executable = self._executables[key] = self._find(numbers, tensors) or self._compile(given, key)
         if executable.eager:
             return run_in_eager(self._original, arguments, self._backend.options.precision)
-        outputs = executable([given[position] for position in self._tensors])
+        outputs = executable(tensors)
         if self._graph.returns is None:
             return outputs
         numbers = dict(zip(self._graph.returned, self._graph.returns(*arguments), strict=True))
         return tuple(numbers.get(position, output) for position, output in enumerate(outputs))
 
+    def _find(self, numbers: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> Executable | None:
+        """What was compiled for other sizes, and serves these."""
+        known = ((key, found) for key, found in self._executables.items() if key[0] == numbers)
+        return next((found for _, found in known if found.changes_size and found.serves(tensors)), None)
+
+    def _compile(self, given: Sequence[Any], key: tuple[Any, ...]) -> Executable:
+        executable = self._backend.executable(self._graph.module, given, self._any_sizes)
+        # Where one size fails to be any, the next one would.
+        self._any_sizes = self._any_sizes and executable.changes_size
+        self._compiled += 1
+        if self._compiled == MANY_SIGNATURES:
+            self._warn_of_many(key)
+        return executable
+
     def _warn_of_many(self, latest: tuple[Any, ...]) -> None:
+        described = (str(part) for group in latest for part in group)
         warnings.warn(
             f"{self._backend.name} was compiled for {MANY_SIGNATURES} different sizes or numbers, the latest "
-            f"{', '.join(map(str, latest))}, and each takes a second or more. Pad or bucket batches to fewer sizes, "
+            f"{', '.join(described)}, and each takes a second or more. Pad or bucket batches to fewer sizes, "
             "and pass changing numbers as tensors.",
             LitOrtWarning,
             stacklevel=2,
@@ -200,11 +240,21 @@ class Executable:
         self._outputs = () if signature is None else signature.outputs
         self._changes = () if signature is None else signature.changes
         self._bf16 = signature is not None and signature.bf16
+        self._signature = signature
         self._call = call
 
     @property
     def eager(self) -> bool:
         return self._call is None
+
+    @property
+    def changes_size(self) -> bool:
+        """Whether it may serve other sizes than those that it was compiled at."""
+        return self._signature is not None and self._signature.sizes is not None
+
+    def serves(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether it is right for inputs of these sizes, as far as they may change."""
+        return self._signature is None or is_for(self._signature, tensors)
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         assert self._call is not None
@@ -222,6 +272,11 @@ def _value_of(output: GraphOutput, results: Sequence[torch.Tensor], tensors: Seq
     if output.source == "input":
         return tensors[output.value]
     return output.value.clone() if isinstance(output.value, torch.Tensor) else output.value
+
+
+def is_for(signature: StepSignature, tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether inputs meet the conditions on sizes under which a graph is right."""
+    return signature.sizes is None or hold(signature.sizes, [tensor.shape for tensor in tensors])
 
 
 def bind(compilation: Compilation, options: ORTOptions, pool: BufferPool, updates: Updates | None = None) -> Call:
@@ -316,8 +371,8 @@ def _has_symbolic_sizes(placeholder: fx.Node) -> bool:
     return any(isinstance(size, torch.SymInt) for size in placeholder.meta["example_value"].shape)
 
 
-def _fallback_report(name: str, arguments: Sequence[Any], seconds: float, reason: str, precision: str) -> GraphReport:
+def _fallback_report(name: str, arguments: Sequence[Any], reason: str, precision: str) -> GraphReport:
     tensors = tensors_of(arguments)
     wants = sum(tensor.requires_grad for tensor in tensors)
     shapes = tuple(describe(f"input {k}", t) for k, t in enumerate(tensors) if not isinstance(t, torch.nn.Parameter))
-    return GraphReport(name, "eager", len(tensors), wants, shapes, {}, {}, (), seconds, reason, precision=precision)
+    return GraphReport(name, "eager", len(tensors), wants, shapes, {}, {}, (), 0.0, reason, precision=precision)

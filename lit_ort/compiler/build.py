@@ -24,6 +24,7 @@ from lit_ort.compiler.liveness import peak_bytes
 from lit_ort.compiler.passes.recompute import Recompute
 from lit_ort.compiler.regions import close_regions, mark_layers
 from lit_ort.compiler.signature import Compilation, StepSignature, TrainingModel, describe, tensors_of
+from lit_ort.compiler.sizes import conditions_of, remember_examples
 from lit_ort.compiler.support import require_independent_draws, unproven
 from lit_ort.compiler.torch_calls import Target, count_calls, family_of, target_of, targets_of, untranslated
 from lit_ort.errors import ConvertError
@@ -31,13 +32,18 @@ from lit_ort.inspect import GraphReport, PassReport, count_operators, dump
 from lit_ort.options import LAYERS, ORTOptions
 
 
-def build(graph_module: fx.GraphModule, arguments: Sequence[Any], options: ORTOptions, name: str) -> Compilation:
+def build(
+    graph_module: fx.GraphModule, arguments: Sequence[Any], options: ORTOptions, name: str, any_sizes: bool = False
+) -> Compilation:
     """Takes a graph through capture, convert, gradient and passes.
+
+    Args:
+        any_sizes: for whatever sizes the conditions of its signature allow, instead of those of `arguments`.
 
     Raises:
         CompileError: with the stage's own class, what keeps the graph from ONNX Runtime.
     """
-    found = _forward(graph_module, arguments, options, name)
+    found = _forward(graph_module, arguments, options, name, any_sizes)
     model, signature, reports = found.model, found.signature, found.reports
     kind = kind_of(model, signature)
     precise = not signature.bf16
@@ -57,7 +63,7 @@ def build(graph_module: fx.GraphModule, arguments: Sequence[Any], options: ORTOp
         kind=kind,
         inputs=len(signature.input_names),
         wants_gradient=len(signature.wants_gradient),
-        shapes=_data_shapes(signature, tensors_of(arguments)),
+        shapes=_data_shapes(signature, tensors_of(arguments), training.model),
         operators_before=found.operators,
         operators_after=count_operators(training.model),
         passes=reports,
@@ -80,13 +86,15 @@ class _Forward:
     layers: int | None
 
 
-def _forward(graph_module: fx.GraphModule, arguments: Sequence[Any], options: ORTOptions, name: str) -> _Forward:
+def _forward(
+    graph_module: fx.GraphModule, arguments: Sequence[Any], options: ORTOptions, name: str, any_sizes: bool
+) -> _Forward:
     """Captures and converts a graph, again with torch's own operators where gradients turn out not to be proven."""
     precision = ambient_precision(options.precision)
     calls: frozenset[Target] = frozenset()
     while True:
         with torch.autocast("cpu", enabled=False):
-            captured = capture(graph_module, arguments, precision, calls)
+            captured = capture(graph_module, arguments, precision, calls, any_sizes)
             try:
                 model = convert(captured)
             except ConvertError as error:
@@ -97,6 +105,9 @@ def _forward(graph_module: fx.GraphModule, arguments: Sequence[Any], options: OR
                 calls |= more
                 continue
         signature = captured.signature
+        if any_sizes:
+            signature = dataclasses.replace(signature, sizes=conditions_of(captured.program))
+            remember_examples(model.graph, captured.sizes)
         dump(model, options.dump_dir, name, "1_forward")
         operators = count_operators(model)
         layers = mark_layers(model) if options.recompute == LAYERS else None
@@ -143,10 +154,11 @@ def _add_gradient(model: ir.Model, signature: StepSignature, kind: str) -> Train
     return fused_gradient(model, signature) if kind == "fused" else split_gradient(model, signature)
 
 
-def _data_shapes(signature: StepSignature, tensors: Sequence[torch.Tensor]) -> tuple[str, ...]:
+def _data_shapes(signature: StepSignature, tensors: Sequence[torch.Tensor], model: ir.Model) -> tuple[str, ...]:
     """The inputs that are neither parameters nor buffers, whose names are paths."""
+    shapes = {value.name: value.shape for value in model.graph.inputs}
     return tuple(
-        describe(name, tensor)
+        describe(name, tensor, shapes.get(name))
         for k, (name, tensor) in enumerate(zip(signature.input_names, tensors, strict=True))
         if k not in signature.wants_gradient and "." not in name
     )

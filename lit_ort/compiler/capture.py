@@ -14,16 +14,17 @@ from typing import Any
 import torch
 from torch import fx
 from torch._export.verifier import SpecViolationError
-from torch.export import ExportedProgram
+from torch.export import Dim, ExportedProgram
 
 from lit_ort.compiler.autocast import compute_in_float32, float32_of, settle_autocast
 from lit_ort.compiler.batch_statistics import settle_statistics
 from lit_ort.compiler.checkpoints import CHECKPOINT, mark_checkpoints
 from lit_ort.compiler.constants import constant_results
 from lit_ort.compiler.decompositions import decompose
-from lit_ort.compiler.numbers import copy_graph
+from lit_ort.compiler.numbers import copy_graph, size_symbols
 from lit_ort.compiler.quiet import ignore_torch_deprecation
 from lit_ort.compiler.signature import GraphOutput, StepSignature, tensors_of
+from lit_ort.compiler.sizes import example_sizes, shape_environment
 from lit_ort.compiler.stop_gradient import stop_gradient
 from lit_ort.compiler.torch_calls import Target
 from lit_ort.errors import CaptureError
@@ -44,8 +45,16 @@ _EXPORT_ERRORS = (
 
 @dataclasses.dataclass(frozen=True)
 class CapturedGraph:
+    """An exported graph.
+
+    Args:
+        program, signature: the graph and what goes in and out.
+        sizes: one call's examples of the sizes that may change, by name.
+    """
+
     program: ExportedProgram
     signature: StepSignature
+    sizes: dict[str, int]
 
 
 def capture(
@@ -53,14 +62,16 @@ def capture(
     arguments: Sequence[Any],
     precision: str = FLOAT32,
     calls: frozenset[Target] = frozenset(),
+    any_sizes: bool = False,
 ) -> CapturedGraph:
-    """Exports an FX graph at the shapes of `arguments`.
+    """Exports an FX graph at the shapes of `arguments`, or for any sizes where Dynamo left them symbolic.
 
     Args:
         graph_module: what Dynamo hands to a backend; its parameters are placeholders.
         arguments: one call's inputs: tensors, and Python numbers where Dynamo kept a size or number symbolic.
         precision: of the nodes outside of the graph's own autocast regions.
         calls: operators that run as torch's own.
+        any_sizes: leave symbolic sizes symbolic. `sizes.conditions_of` tells, when all is done, for which it is right.
 
     Raises:
         CaptureError: autocast to another type than bfloat16, a higher-order operator in the graph, or a graph that
@@ -78,16 +89,17 @@ def capture(
     constants = constant_results(graph, graph_module) if wants else {}
     outputs, results = _classify_outputs(graph, arguments, constants)
     _strip_grad_mode(graph, mark=any(results))
-    names = _bind_inputs(graph, arguments)
+    dimensions = _symbolic_dimensions(graph) if any_sizes else None
+    names = _bind_inputs(graph, arguments, any_sizes)
     settle_statistics(graph, any(results))
     graph.lint()
     tensors = tensors_of(arguments)
     detached = tuple(tensor.detach() for tensor in tensors)
-    program = _export(fx.GraphModule(graph_module, graph), detached, calls)
+    program = _export(fx.GraphModule(graph_module, graph), detached, calls, dimensions)
     changed = _changed_inputs(program)
     if changed:
         _return_changes(graph, changed)
-        program = _export(fx.GraphModule(graph_module, graph), detached, calls)
+        program = _export(fx.GraphModule(graph_module, graph), detached, calls, dimensions)
     wants_gradient = tuple(k for k, tensor in enumerate(tensors) if tensor.requires_grad)
     signature = StepSignature(
         input_names=names,
@@ -97,7 +109,7 @@ def capture(
         changes=tuple((position, len(results) + k) for k, position in enumerate(changed)),
         precisions=precisions,
     )
-    return CapturedGraph(program, signature)
+    return CapturedGraph(program, signature, example_sizes(program, tensors) if any_sizes else {})
 
 
 def source_line(node: fx.Node) -> str | None:
@@ -198,8 +210,31 @@ def _classify_outputs(
     return tuple(outputs), tuple(_requires_grad(_example(node)) for node in results)
 
 
-def _bind_inputs(graph: fx.Graph, arguments: Sequence[Any]) -> tuple[str, ...]:
+def _symbolic_dimensions(graph: fx.Graph) -> tuple[dict[int, Any] | None, ...]:
+    """For each tensor input, which of its dimensions Dynamo left symbolic, as torch.export wants it."""
+    values = (_example(node) for node in graph.nodes if node.op == "placeholder")
+    shapes = (value.shape for value in values if isinstance(value, torch.Tensor))
+    found = ([k for k, size in enumerate(shape) if isinstance(size, torch.SymInt)] for shape in shapes)
+    return tuple({k: Dim.DYNAMIC for k in symbolic} or None for symbolic in found)
+
+
+def _read_sizes(graph: fx.Graph) -> None:
+    """Lets the graph read the sizes that it is given as numbers from the tensors that have them."""
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    places = size_symbols(placeholders)
+    for node in placeholders:
+        place = None if isinstance(_example(node), torch.Tensor) else places.get(str(_example(node)))
+        if place is not None and node.users:
+            with graph.inserting_after(placeholders[-1]):
+                size = graph.call_function(torch.ops.aten.sym_size.int, place)
+            size.meta["example_value"] = _example(node)
+            node.replace_all_uses_with(size)
+
+
+def _bind_inputs(graph: fx.Graph, arguments: Sequence[Any], any_sizes: bool) -> tuple[str, ...]:
     """Writes Python numbers into the graph as constants and names the tensors that stay."""
+    if any_sizes:
+        _read_sizes(graph)
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     assert len(placeholders) == len(arguments)
     names: list[str] = []
@@ -224,12 +259,20 @@ def readable_name(placeholder: str) -> str:
 
 
 def _export(
-    graph_module: fx.GraphModule, tensors: tuple[torch.Tensor, ...], calls: frozenset[Target]
+    graph_module: fx.GraphModule,
+    tensors: tuple[torch.Tensor, ...],
+    calls: frozenset[Target],
+    dimensions: tuple[dict[int, Any] | None, ...] | None,
 ) -> ExportedProgram:
     try:
         with torch.inference_mode(False), torch.enable_grad(), warnings.catch_warnings():
             ignore_torch_deprecation()
-            return decompose(torch.export.export(graph_module, tensors, strict=False), calls)
+            program = torch.export.export(graph_module, tensors, dynamic_shapes=dimensions, strict=False)
+            environment = shape_environment(program)
+            if environment is not None:
+                # What decompositions decide by the examples has to be known, too.
+                environment.frozen = False
+            return decompose(program, calls)
     except _EXPORT_ERRORS as error:
         raise CaptureError(
             f"torch.export refused the graph: {_first_line(error)}",

@@ -7,7 +7,7 @@ import functools
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import fx
 from torch.fx.node import _get_qualified_name  # pyright: ignore[reportPrivateUsage] - knows torch's odd names
 
 from lit_ort.compiler.checkpoints import INSIDE
+from lit_ort.compiler.numbers import size_symbols
 
 # What is found in these by name is decided by the versions of torch and Python. Other code may change under its name.
 _KNOWN_PACKAGES = frozenset({"torch", "operator", "_operator", "builtins", "math"})
@@ -35,12 +36,13 @@ class Content:
     obstacle: str | None = None
 
 
-def content_of(graph_module: fx.GraphModule, arguments: Sequence[Any]) -> Content:
+def content_of(graph_module: fx.GraphModule, arguments: Sequence[Any], any_sizes: bool = False) -> Content:
     """Digests a graph's operations and constants, the types of one call's inputs and the settings that export reads.
 
     Args:
         graph_module: Dynamo's graph, its numbers settled.
         arguments: one call's inputs: tensors, and Python numbers where Dynamo kept a size or number symbolic.
+        any_sizes: symbolic sizes count by name, and not by their value in this call.
     """
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     # Dynamo hands over sizes that no operation reads.
@@ -48,7 +50,8 @@ def content_of(graph_module: fx.GraphModule, arguments: Sequence[Any]) -> Conten
     operations = [node for node in graph_module.graph.nodes if node.op != "placeholder"]
     positions = {node: position for position, node in enumerate((*given, *operations))}
     try:
-        inputs = [_input(node, argument) for node, argument in given.items()]
+        open_sizes = size_symbols(placeholders) if any_sizes else {}
+        inputs = [_input(node, argument, open_sizes) for node, argument in given.items()]
         nodes = [_node(node, graph_module, positions) for node in operations]
     except _Obstacle as obstacle:
         return Content(None, str(obstacle))
@@ -65,11 +68,12 @@ def _settings() -> list[str]:
     return [str(setting) for setting in (torch.get_default_dtype(), torch.get_default_device(), *autocast)]
 
 
-def _input(node: fx.Node, argument: Any) -> Any:
-    name = str(node.target)
+def _input(node: fx.Node, argument: Any, open_sizes: Container[str]) -> Any:
+    name, example = str(node.target), node.meta.get("example_value")
     if isinstance(argument, torch.Tensor):
-        return [name, *_tensor_type(argument)]
-    return [name, _value(argument, {})]
+        sized = example if open_sizes and isinstance(example, torch.Tensor) else argument
+        return [name, *_tensor_type(argument, sized)]
+    return [name, str(example) if str(example) in open_sizes else _value(argument, {})]
 
 
 def _node(node: fx.Node, graph_module: fx.GraphModule, positions: Mapping[fx.Node, int]) -> Any:
@@ -125,15 +129,16 @@ def _function(function: Any) -> str:
 def _constant(name: str, value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         raise _Obstacle(f"its attribute {name} is a {type(value).__name__}, and tensors are told by value")
-    described = _tensor_type(value)
+    described = _tensor_type(value, value)
     data = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return [*described, hashlib.sha256(data).hexdigest()]
 
 
-def _tensor_type(tensor: torch.Tensor) -> list[Any]:
+def _tensor_type(tensor: torch.Tensor, sized: torch.Tensor) -> list[Any]:
+    """Args: sized: what has its sizes, as numbers or names."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
         raise _Obstacle(f"it takes a {type(tensor).__name__} with the layout {tensor.layout}")
-    described = (tensor.dtype, tensor.device.type, tuple(tensor.shape), tensor.stride(), tensor.requires_grad)
+    described = (tensor.dtype, tensor.device.type, tuple(sized.shape), sized.stride(), tensor.requires_grad)
     return [str(part) for part in described]
 
 

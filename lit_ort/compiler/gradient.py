@@ -20,6 +20,7 @@ from lit_ort.compiler.kernels import KERNELS
 from lit_ort.compiler.kernels.torch_call import BACKWARD, NAME
 from lit_ort.compiler.regions import copy_regions
 from lit_ort.compiler.signature import StepSignature, TrainingModel
+from lit_ort.compiler.sizes import copy_examples, sizes_of
 from lit_ort.compiler.stop_gradient import STOP_GRADIENT
 from lit_ort.compiler.support import gradient_names, gradient_path, is_stop_gradient, require_support
 from lit_ort.compiler.torch_calls import prepare_gradients
@@ -205,12 +206,19 @@ def _expand(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _restore(training: ir.Model, model: ir.Model) -> None:
-    """Regions, and types of the forward's values: the builder drops those of outputs, and ATen nodes infer none."""
+    """Regions, and types of the forward's values: the builder drops those of outputs, and ATen nodes infer none. A
+    gradient has the type of its value; where sizes change, inference doesn't see that.
+    """
     copy_regions(model, training)
-    known = {value.name: value for node in model.graph for value in node.outputs}
+    copy_examples(model.graph, training.graph)
+    forward = (*model.graph.inputs, *(value for node in model.graph for value in node.outputs))
+    known = {str(value.name): value for value in forward}
     for value in (value for node in training.graph for value in node.outputs):
-        if value.type is None and value.name in known:
-            value.type, value.shape = known[value.name].type, known[value.name].shape
+        like = known.get(str(value.name)) or known.get(str(value.name).removesuffix("_grad"))
+        if like is not None and value.type is None:
+            value.type = like.type
+        if like is not None and sizes_of(value) is None:
+            value.shape = like.shape
 
 
 def _finish(training: ir.Model) -> None:

@@ -13,6 +13,7 @@ from lit_ort.compiler.kernels import linear_cross_entropy
 from lit_ort.compiler.kernels.bf16 import BF16
 from lit_ort.compiler.kernels.embedding import ONTO
 from lit_ort.compiler.kernels.ordering import AFTER
+from lit_ort.compiler.sizes import sizes_of
 
 # Their result lies in the memory of their first input.
 ALIASES = frozenset({"Reshape", "Identity", "Squeeze", "Unsqueeze", "Flatten"})
@@ -28,10 +29,9 @@ def home(value: ir.Value) -> ir.Value:
 
 
 def size_bytes(value: ir.Value) -> int:
-    """Bytes of a value of known shape; 0 of another."""
-    if value.dtype is None or value.shape is None or not all(isinstance(size, int) for size in value.shape):
-        return 0
-    return math.ceil(math.prod(int(size) for size in value.shape) * value.dtype.itemsize)  # type: ignore[arg-type]
+    """Bytes of a value of known shape, or of an example where sizes change; 0 of another."""
+    sizes = sizes_of(value)
+    return 0 if value.dtype is None or sizes is None else math.ceil(math.prod(sizes) * value.dtype.itemsize)
 
 
 class Liveness:
@@ -90,12 +90,12 @@ def workspace_bytes(node: ir.Node) -> int:
     if not kernel.startswith(linear_cross_entropy.NAME):
         return 0
     hidden, weight = (node.inputs[k] for k in (linear_cross_entropy.HIDDEN, linear_cross_entropy.WEIGHT))
-    assert hidden is not None
-    assert weight is not None
     itemsize = 2 if kernel.endswith(BF16) else 4
-    if not all(value.shape is not None and value.shape.is_static() for value in (hidden, weight)):
+    shapes = [sizes_of(value) for value in (hidden, weight)]
+    known = [shape for shape in shapes if shape is not None]
+    if len(known) < len(shapes):
         return 0
-    rows, classes = (int(value.shape[0]) for value in (hidden, weight) if value.shape is not None)  # type: ignore[arg-type]
+    rows, classes = (int(shape[0]) for shape in known)
     return linear_cross_entropy.chunk_rows(rows, classes, itemsize) * classes * itemsize
 
 

@@ -51,7 +51,7 @@ def settle_numbers(graph_module: fx.GraphModule) -> NumberedGraph:
     graph = copy_graph(graph_module)
     returned, returns = _take_returned_numbers(graph_module, graph)
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    sizes = _size_symbols(placeholders)
+    sizes = size_symbols(placeholders)
     conversions: dict[int, Callable[[Any], Any]] = {}
     for position, node in enumerate(placeholders):
         value = node.meta.get("example_value")
@@ -140,9 +140,15 @@ def _is_number_in_tensor(node: fx.Node) -> bool:
     )
 
 
-def _size_symbols(placeholders: Sequence[fx.Node]) -> set[str]:
-    values = [node.meta.get("example_value") for node in placeholders]
-    return {str(size) for value in values if isinstance(value, torch.Tensor) for size in value.shape}
+def size_symbols(placeholders: Sequence[fx.Node]) -> dict[str, tuple[fx.Node, int]]:
+    """The symbols that are sizes of inputs: input and dimension of each."""
+    found: dict[str, tuple[fx.Node, int]] = {}
+    for node in placeholders:
+        value = node.meta.get("example_value")
+        for dimension, size in enumerate(value.shape) if isinstance(value, torch.Tensor) else ():
+            if isinstance(size, torch.SymInt):
+                found.setdefault(str(size), (node, dimension))
+    return found
 
 
 def _only_arithmetic(node: fx.Node) -> bool:

@@ -41,6 +41,7 @@ class StepSignature:
         result_differentiable: for every result of the session, whether a gradient can come back for it.
         changes: inputs that the graph changes in place: position in `input_names`, and of the result to copy into it.
         precisions: those that its nodes compute in.
+        sizes: None for one set of sizes; else the conditions on sizes (terms of `conditions`) under which it is right.
     """
 
     input_names: tuple[str, ...]
@@ -49,6 +50,7 @@ class StepSignature:
     result_differentiable: tuple[bool, ...]
     changes: tuple[tuple[int, int], ...] = ()
     precisions: frozenset[str] = frozenset({FLOAT32})
+    sizes: tuple[Any, ...] | None = None
 
     @property
     def bf16(self) -> bool:
@@ -94,6 +96,7 @@ def tensors_of(arguments: Sequence[Any]) -> list[torch.Tensor]:
     return [argument for argument in arguments if isinstance(argument, torch.Tensor)]
 
 
-def describe(name: str, tensor: torch.Tensor) -> str:
-    """Name, type and shape of an input, for reports."""
-    return f"{name} {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+def describe(name: str, tensor: torch.Tensor, shape: ir.Shape | None = None) -> str:
+    """Name, type and shape of an input, for reports; `any` for the sizes that change in a model's `shape`."""
+    sizes = tensor.shape if shape is None else [size if isinstance(size, int) else "any" for size in shape]
+    return f"{name} {str(tensor.dtype).removeprefix('torch.')}[{', '.join(map(str, sizes))}]"

@@ -15,6 +15,7 @@ from lit_ort.compiler.convert import place_of
 from lit_ort.compiler.kernel_nodes import kernel_of, operator_of
 from lit_ort.compiler.kernels import KERNELS, torch_call
 from lit_ort.compiler.signature import StepSignature
+from lit_ort.compiler.sizes import sizes_of
 from lit_ort.compiler.stop_gradient import STOP_GRADIENT
 from lit_ort.compiler.torch_calls import target_of
 from lit_ort.errors import GradientError
@@ -48,7 +49,8 @@ def _same_shapes(*positions: int) -> Check:
         for position in sorted(differentiable & set(positions)):
             value = node.inputs[position]
             assert value is not None
-            if value.shape is None or value.shape != node.outputs[0].shape:
+            sizes = sizes_of(value)
+            if sizes is None or sizes != sizes_of(node.outputs[0]):
                 return f"input {position} of shape {value.shape} is broadcast to {node.outputs[0].shape}"
         return None
 

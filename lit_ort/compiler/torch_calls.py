@@ -15,6 +15,7 @@ import torch
 import torch.onnx.ops
 from torch.export import ExportedProgram
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+from torch.utils._pytree import tree_leaves
 
 from lit_ort.compiler.kernel_nodes import call_at
 from lit_ort.compiler.kernels.torch_call import NAME, TorchCall, words_for
@@ -77,8 +78,11 @@ def as_call(target: Target) -> Callable[..., Any]:
         CaptureError: an argument or a result that a node can't have.
     """
 
+    # Read now: while a program is decomposed, the caller's replacement stands there.
+    in_python = target.py_kernels.get(_COMPOSITE)
+
     def call(*args: Any, **kwargs: Any) -> Any:
-        example = _example(target, args, kwargs)
+        example = _example(target, in_python, args, kwargs)
         single = isinstance(example, torch.Tensor)
         results = (example,) if single else example
         if any(isinstance(result, torch.Tensor) and result.is_complex() for result in results):
@@ -119,11 +123,19 @@ def as_call(target: Target) -> Callable[..., Any]:
     return call
 
 
-def _example(target: Target, args: Any, kwargs: Any) -> Any:
-    """An operator's result for tensors without data, outside of the trace."""
+def _example(target: Target, in_python: Callable[..., Any] | None, args: Any, kwargs: Any) -> Any:
+    """An operator's result for tensors without data, outside of the trace.
+
+    Args:
+        in_python: how torch computes it by others, where that is written in Python.
+    """
     with disable_proxy_modes_tracing():
         if _is_composite(target):
             # By its own name it would be taken for the one that is being replaced.
+            resized = any(isinstance(leaf, torch.SymInt) for leaf in tree_leaves((args, kwargs)))
+            if resized and in_python is not None:
+                # What is not written in Python takes no sizes that change.
+                return in_python(*args, **kwargs)
             return target._op_dk(_COMPOSITE, *args, **kwargs)
         return target(*args, **kwargs)
 

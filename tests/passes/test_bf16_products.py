@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from lit_ort.compiler.autocast import BY_NODE, PRECISION
-from lit_ort.compiler.passes.base import shape_of
 from lit_ort.compiler.passes.bf16_products import Bf16Products
+from lit_ort.compiler.sizes import sizes_of
 from lit_ort.errors import ConvertError
 from lit_ort.options import BF16_MIXED, FLOAT32
 from tests.compare import relative_error
@@ -67,7 +67,7 @@ def test_precision_decides_node_by_node() -> None:
 @pytest.mark.parametrize("text", [GEMM, ROWS, STACKS])
 def test_numbers_are_those_of_rounded_factors(text: str) -> None:
     graph = made(text)
-    given = {str(v.name): torch.randn(shape_of(v) or ()) for v in graph.graph.inputs}
+    given = {str(v.name): torch.randn(sizes_of(v) or ()) for v in graph.graph.inputs}
     (expected,) = run(made(text), {name: tensor.bfloat16().float() for name, tensor in given.items()})
     Bf16Products().apply(graph)
     (actual,) = run(graph, given)

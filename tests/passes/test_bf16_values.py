@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from lit_ort.compiler.kernel_nodes import kernel_of
-from lit_ort.compiler.passes.base import shape_of
 from lit_ort.compiler.passes.bf16_values import Bf16Values
+from lit_ort.compiler.sizes import sizes_of
 from tests.passes.models import model, run
 
 
@@ -85,7 +85,7 @@ def test_must_not_fire_where_float32_is_read(text: str, kept: str) -> None:
 @pytest.mark.parametrize("text", [LAYERS, SHARED, READ_IN_FULL, GELU_OF_FLOATS, SUMMED])
 def test_numbers_move_by_rounding_alone(text: str) -> None:
     plain, graph = model(text), model(text)
-    given = {str(v.name): torch.randn(shape_of(v) or ()) for v in graph.graph.inputs}
+    given = {str(v.name): torch.randn(sizes_of(v) or ()) for v in graph.graph.inputs}
     Bf16Values().apply(graph)
     for actual, expected in zip(run(graph, given), run(plain, given), strict=True):
         torch.testing.assert_close(actual, expected, rtol=2e-2, atol=6e-2)

@@ -24,6 +24,8 @@ from lit_ort.runtime.random import draw_seed
 
 NAME, BACKWARD = "torch_call", "torch_call_backward"
 _TYPES = (torch.dtype, torch.memory_format)
+# Words that say which of the node's inputs an argument is.
+_PLACES = frozenset({"tensor", "number"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +34,8 @@ class TorchCall:
 
     Args:
         target: the operator, such as `aten.elu.default`.
-        arguments, keywords: what it is called with, in plain words; a tensor is its position among the node's inputs.
+        arguments, keywords: what it is called with, in plain words; a tensor, or a size that changes, is its position
+            among the node's inputs.
         results: which of its results the node has; the first and only one of most.
         wants: how many of the inputs want a gradient, the first ones.
         used: positions among the node's outputs of those that a gradient comes back for.
@@ -101,14 +104,18 @@ def words_for(value: Any, tensors: list[torch.Tensor]) -> Any:
         return None
     if isinstance(value, (list, tuple)):
         return [words_for(part, tensors) for part in value]
-    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return words_for(value.node.guard_int("", 0), tensors)
+    if isinstance(value, torch.SymInt):
+        # A size that changes is given to the node as a tensor.
+        tensors.append(torch.scalar_tensor(value, dtype=torch.int64))  # type: ignore[arg-type]
+        return {"number": len(tensors) - 1}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise TypeError(f"an argument is a {type(value).__name__}, which a kernel can't be told")
 
 
 def _given(word: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    if isinstance(word, dict) and "number" in word:
+        return int(tensors[word["number"]])
     if isinstance(word, dict) and "tensor" in word:
         given = tensors[word["tensor"]]
         # ONNX Runtime hands truth values over as bytes.
@@ -119,8 +126,8 @@ def _given(word: Any, tensors: Sequence[torch.Tensor]) -> Any:
 
 
 def _moved(word: Any, place: dict[int, int]) -> Any:
-    if isinstance(word, dict) and "tensor" in word:
-        return {**word, "tensor": place[word["tensor"]]}
+    if isinstance(word, dict) and not word.keys().isdisjoint(_PLACES):
+        return {name: place[part] if name in _PLACES else part for name, part in word.items()}
     return [_moved(part, place) for part in word] if isinstance(word, list) else word
 
 

@@ -15,7 +15,8 @@ from lit_ort.compiler.attention import CAUSAL, DROPOUT, SCALE
 from lit_ort.compiler.kernel_nodes import call_kernel
 from lit_ort.compiler.kernels.attention import MASKED, NAME
 from lit_ort.compiler.passes.attention_expansion import attention_pattern
-from lit_ort.compiler.passes.base import RewritePass, shape_of
+from lit_ort.compiler.passes.base import RewritePass
+from lit_ort.compiler.sizes import sizes_of
 
 
 class _Plain(pattern.RewriteRuleClassBase):
@@ -42,7 +43,7 @@ class _Masked(pattern.RewriteRuleClassBase):
 
 def _check(query: ir.Value, key: ir.Value, value: ir.Value, mask: ir.Value | None) -> pattern.MatchResult:
     result = pattern.MatchResult()
-    shapes = [shape_of(given) for given in (query, key, value)]
+    shapes = [sizes_of(given) for given in (query, key, value)]
     if any(shape is None or len(shape) != 4 for shape in shapes):
         return result.fail(f"shapes {shapes}: [batch, heads, length, width], all known, is needed")
     if len({shape[:2] for shape in shapes if shape is not None}) != 1:

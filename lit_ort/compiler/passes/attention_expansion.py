@@ -14,6 +14,7 @@ from onnxscript.rewriter import pattern
 
 from lit_ort.compiler.attention import CAUSAL, DOMAIN, DROPOUT, OPERATOR, SCALE
 from lit_ort.compiler.passes.base import RewritePass
+from lit_ort.compiler.sizes import changes, sizes_of
 
 
 class _Plain(pattern.RewriteRuleClassBase):
@@ -47,8 +48,7 @@ def _expanded(op, query, key, value, mask, result: ir.Value):  # type: ignore[no
     scores = op.MatMul(query, op.Transpose(key, perm=[*axes[:-2], axes[-1], axes[-2]]))
     scores = op.Mul(scores, _scalar(op, node.attributes.get_float(SCALE, 1.0), dtype))
     if causal:
-        seen = np.tril(np.ones((query.shape[-2], key.shape[-2]), dtype=bool))
-        mask = op.Constant(value=ir.tensor(seen))
+        mask = _causal(op, query, key)
     if causal or (mask is not None and mask.dtype == ir.DataType.BOOL):
         scores = op.Where(op.Not(mask), _scalar(op, float("-inf"), dtype), scores)
     elif mask is not None:
@@ -58,6 +58,17 @@ def _expanded(op, query, key, value, mask, result: ir.Value):  # type: ignore[no
         ratio = _scalar(op, dropped, ir.DataType.FLOAT)
         weights = op.Dropout(weights, ratio, op.Constant(value=ir.tensor(True)))
     return op.MatMul(weights, value)
+
+
+def _causal(op, query: ir.Value, key: ir.Value):  # type: ignore[no-untyped-def]
+    """Which keys each query sees."""
+    shapes = [sizes_of(value) for value in (query, key)]
+    lengths = [shape[-2] for shape in shapes if shape is not None]
+    if len(lengths) == 2 and not any(map(changes, lengths)):
+        return op.Constant(value=ir.tensor(np.tril(np.ones(lengths, dtype=bool))))
+    shape = op.Concat(*(op.Shape(value, start=-2, end=-1) for value in (query, key)), axis=0)
+    ones = op.Expand(_scalar(op, 1.0, ir.DataType.FLOAT), shape)
+    return op.Cast(op.Trilu(ones, upper=0), to=ir.DataType.BOOL.value)
 
 
 def _scalar(op, number: float, dtype: ir.DataType | None):  # type: ignore[no-untyped-def]

@@ -90,10 +90,3 @@ def put_in_place(graph: ir.Graph, old: ir.Node, new: ir.Node, *before: ir.Node) 
     nodes = [*before, new]
     copy_marks(old, *nodes)
     ir.convenience.replace_nodes_and_values(graph, old, [old], nodes, values, new.outputs[: len(values)])
-
-
-def shape_of(value: ir.Value | None) -> tuple[int, ...] | None:
-    """The shape of a value where every dimension is known, else None."""
-    if value is None or value.shape is None or not all(isinstance(size, int) for size in value.shape):
-        return None
-    return tuple(int(size) for size in value.shape)  # type: ignore[arg-type]

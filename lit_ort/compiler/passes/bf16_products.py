@@ -18,7 +18,8 @@ from lit_ort.compiler.convert import place_of
 from lit_ort.compiler.kernel_nodes import kernel_node, kernel_of, set_kernel
 from lit_ort.compiler.kernels import attention, linear_cross_entropy
 from lit_ort.compiler.kernels.bf16 import BF16, gemm_name, matmul_name
-from lit_ort.compiler.passes.base import NodePass, put_in_place, shape_of
+from lit_ort.compiler.passes.base import NodePass, put_in_place
+from lit_ort.compiler.sizes import changes, product_of, sizes_of
 from lit_ort.errors import ConvertError
 from lit_ort.options import BF16_MIXED
 
@@ -40,9 +41,11 @@ class Bf16Products(NodePass):
         a, b = node.inputs[:2]
         assert a is not None
         assert b is not None
-        left, right = shape_of(a), shape_of(b)
+        left, right = sizes_of(a), sizes_of(b)
         if left is None or right is None or min(len(left), len(right)) < 2:
             return f"shapes {a.shape} and {b.shape}: two or more known dimensions are needed"
+        if len(right) == 2 and sum(map(changes, left[:-1])) > 1:
+            return f"several sizes of {a.shape} change"
         if ir.DataType.FLOAT not in (a.dtype, node.outputs[0].dtype):
             return f"it computes in {a.dtype}, and float32 is proven"
         if a is b:
@@ -53,8 +56,8 @@ class Bf16Products(NodePass):
         bias = node.inputs[2] if len(node.inputs) > 2 else None
         if any(attributes.get_float(name, 1.0) != 1.0 for name in ("alpha", "beta")):
             return "alpha or beta is not 1"
-        result = shape_of(node.outputs[0])
-        if result is None or (bias is not None and shape_of(bias) != result[-1:]):
+        result = sizes_of(node.outputs[0])
+        if result is None or (bias is not None and sizes_of(bias) != result[-1:]):
             return f"the result has shape {node.outputs[0].shape}" + (f", the bias {bias.shape}" if bias else "")
         operations = 2.0 * math.prod(result) * left[0 if attributes.get_int("transA", 0) else -1]
         return f"{operations:.1e} operations are fewer than {LARGE:.0e}" if operations < LARGE else None
@@ -65,7 +68,7 @@ class Bf16Products(NodePass):
             set_kernel(node, kernel + BF16)
             return
         a, b = node.inputs[:2]
-        left, right = shape_of(a), shape_of(b)
+        left, right = sizes_of(a), sizes_of(b)
         assert left is not None
         assert right is not None
         transposes = [bool(node.attributes.get_int(name, 0)) for name in ("transA", "transB")]
@@ -105,8 +108,10 @@ def _has_bias(node: ir.Node) -> bool:
 def _replace_rows(graph: ir.Graph, node: ir.Node, left: tuple[int, ...], right: tuple[int, ...]) -> None:
     """A stack times one matrix is one matrix of all its rows times the other."""
     a, b = node.inputs
-    rows, columns = math.prod(left[:-1]), right[1]
-    flat = _reshape(graph, a, (rows, left[-1]), f"{node.name}/rows")
+    assert a is not None
+    assert a.shape is not None
+    rows, columns = product_of(a.shape[:-1]), right[1]
+    flat = _reshape(graph, a, (-1, left[-1]), ir.Shape([rows, left[-1]]), f"{node.name}/rows")
     product = kernel_node(
         gemm_name(False, False),
         [flat.outputs[0], b],
@@ -114,15 +119,17 @@ def _replace_rows(graph: ir.Graph, node: ir.Node, left: tuple[int, ...], right: 
         f"{node.name}/product",
     )
     product.outputs[0].name = f"{node.outputs[0].name}__rows"
-    back = _reshape(graph, product.outputs[0], (*left[:-1], columns), str(node.name))
+    sizes = tuple(-1 if changes(size) else size for size in left[:-1])
+    shape = ir.Shape([*a.shape[:-1], columns])
+    back = _reshape(graph, product.outputs[0], (*sizes, columns), shape, str(node.name))
     put_in_place(graph, node, back, flat, product)
 
 
-def _reshape(graph: ir.Graph, data: ir.Value | None, shape: tuple[int, ...], name: str) -> ir.Node:
-    sizes = ir.Value(name=f"{name}__shape", const_value=ir.tensor(list(shape), dtype=ir.DataType.INT64))
-    sizes.dtype, sizes.shape = ir.DataType.INT64, ir.Shape([len(shape)])
-    graph.register_initializer(sizes)
-    node = ir.node("Reshape", [data, sizes], name=name)
+def _reshape(graph: ir.Graph, data: ir.Value, sizes: tuple[int, ...], shape: ir.Shape, name: str) -> ir.Node:
+    wanted = ir.Value(name=f"{name}__shape", const_value=ir.tensor(list(sizes), dtype=ir.DataType.INT64))
+    wanted.dtype, wanted.shape = ir.DataType.INT64, ir.Shape([len(sizes)])
+    graph.register_initializer(wanted)
+    node = ir.node("Reshape", [data, wanted], name=name)
     value = node.outputs[0]
-    value.name, value.dtype, value.shape = f"{name}__value", ir.DataType.FLOAT, ir.Shape(shape)
+    value.name, value.dtype, value.shape = f"{name}__value", ir.DataType.FLOAT, shape
     return node

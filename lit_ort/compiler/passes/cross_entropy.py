@@ -12,7 +12,8 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnxscript.rewriter import pattern
 
-from lit_ort.compiler.passes.base import RewritePass, shape_of
+from lit_ort.compiler.passes.base import RewritePass
+from lit_ort.compiler.sizes import changes, sizes_of
 
 
 class _Unweighted(pattern.RewriteRuleClassBase):
@@ -39,16 +40,18 @@ class _Weighted(pattern.RewriteRuleClassBase):
 
 def _check(scores: ir.Value) -> pattern.MatchResult:
     result = pattern.MatchResult()
-    shape = shape_of(scores)
+    shape = sizes_of(scores)
     if shape is None or len(shape) != 2:
         return result.fail(f"scores have shape {scores.shape}, and [batch, classes] is needed")
+    if changes(shape[1]):
+        return result.fail("the number of classes changes")
     if scores.dtype != ir.DataType.FLOAT:
         return result.fail(f"scores are {scores.dtype}, and float32 is proven")
     return result
 
 
 def _log_softmax_and_gather(op, scores, labels, weights, node):  # type: ignore[no-untyped-def]
-    shape = shape_of(scores)
+    shape = sizes_of(scores)
     assert shape is not None
     ignored = node.attributes.get_int("ignore_index", -100)
     reduction = node.attributes.get_string("reduction", "mean")

@@ -12,7 +12,8 @@ import numpy as np
 import onnx_ir as ir
 from onnxscript.rewriter import pattern
 
-from lit_ort.compiler.passes.base import MICROSOFT, RewritePass, shape_of
+from lit_ort.compiler.passes.base import MICROSOFT, RewritePass
+from lit_ort.compiler.sizes import changes, sizes_of
 
 
 class _LogSoftmaxGather(pattern.RewriteRuleClassBase):
@@ -26,9 +27,11 @@ class _LogSoftmaxGather(pattern.RewriteRuleClassBase):
 
     def check(self, context, index, log_probability, scattered, result, **_) -> pattern.MatchResult:  # type: ignore[no-untyped-def]
         outcome = pattern.MatchResult()
-        columns, classes = shape_of(index), shape_of(log_probability)
+        columns, classes = sizes_of(index), sizes_of(log_probability)
         if columns is None or classes is None or len(classes) != 2:
             return outcome.fail(f"shapes {index.shape} and {log_probability.shape}: two known dimensions are needed")
+        if changes(columns[0]):
+            return outcome.fail("the number of rows changes")
         if columns != (classes[0], 1):
             return outcome.fail(f"the index has shape {columns}, and one entry a row is needed")
         for value in (scattered, result):
@@ -37,7 +40,7 @@ class _LogSoftmaxGather(pattern.RewriteRuleClassBase):
         return outcome
 
     def rewrite(self, op, gradient, index, log_probability, **_):  # type: ignore[no-untyped-def]
-        columns = shape_of(index)
+        columns = sizes_of(index)
         assert columns is not None
         less_one = op.Constant(value=ir.tensor(np.full(columns, -1.0, dtype=np.float32)))
         difference = op.ScatterElements(op.Exp(log_probability), index, less_one, axis=1, reduction="add")

@@ -15,7 +15,8 @@ from onnxscript.rewriter import pattern
 
 from lit_ort.compiler.kernel_nodes import call_kernel
 from lit_ort.compiler.kernels.embedding import NAME
-from lit_ort.compiler.passes.base import MICROSOFT, RewritePass, shape_of
+from lit_ort.compiler.passes.base import MICROSOFT, RewritePass
+from lit_ort.compiler.sizes import changes, sizes_of
 
 # Below, calling the kernel takes longer than it saves.
 LARGE = 2**15
@@ -33,9 +34,11 @@ class _GatherGrad(pattern.RewriteRuleClassBase):
         table = _table(shape)
         if table is None or len(table) != 2:
             return outcome.fail(f"the table has shape {table}, and two known dimensions are needed")
+        if any(map(changes, table)):
+            return outcome.fail("the table's shape changes")
         if node.attributes.get_int("axis", 0) != 0:
             return outcome.fail("it gathers along another axis than 0")
-        read = shape_of(indices)
+        read = sizes_of(indices)
         elements = max(table[0], math.prod(read) if read is not None else 0) * table[1]
         if elements < LARGE:
             return outcome.fail(f"table {table[0]} x {table[1]} and gradient are smaller than {LARGE} elements")
@@ -55,7 +58,7 @@ def _table(shape: ir.Value) -> tuple[int, ...] | None:
     if constant is not None:
         return tuple(int(size) for size in constant.numpy().tolist())
     node = shape.producer()
-    return shape_of(node.inputs[0]) if node is not None and node.op_type == "Shape" else None
+    return sizes_of(node.inputs[0]) if node is not None and node.op_type == "Shape" else None
 
 
 class EmbeddingGradient(RewritePass):

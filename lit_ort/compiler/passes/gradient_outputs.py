@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from lit_ort.compiler.passes.base import GraphPass, shape_of
+from lit_ort.compiler.passes.base import GraphPass
 from lit_ort.inspect import PassReport
 
 OUTPUTS = {"SoftmaxCrossEntropyLoss": 2, "Dropout": 2, "LayerNormalization": 3}
@@ -38,16 +38,15 @@ def _describe(node: ir.Node, position: int) -> None:
     output.name = f"{node.outputs[0].name}__{position}"
     data = node.inputs[0]
     assert data is not None
-    shape = shape_of(data)
     if node.op_type == "Dropout":
         output.dtype = ir.DataType.BOOL
         output.shape = data.shape
     elif node.op_type == "LayerNormalization":
         output.dtype = ir.DataType.FLOAT
         axis = node.attributes.get_int("axis", -1)
-        if shape is not None:
-            kept = axis % len(shape)
-            output.shape = ir.Shape([*shape[:kept], *(1 for _ in shape[kept:])])
+        if data.shape is not None:
+            kept = axis % len(data.shape)
+            output.shape = ir.Shape([*data.shape[:kept], *(1 for _ in data.shape[kept:])])
     else:
         output.dtype = data.dtype or ir.DataType.FLOAT
         output.shape = data.shape

@@ -12,7 +12,8 @@ from onnxscript.rewriter import pattern
 
 from lit_ort.compiler.kernel_nodes import call_kernel
 from lit_ort.compiler.kernels.gemm import gemm_name
-from lit_ort.compiler.passes.base import RewritePass, shape_of
+from lit_ort.compiler.passes.base import RewritePass
+from lit_ort.compiler.sizes import sizes_of
 
 # Below, calling the kernel takes longer than it saves.
 LARGE = 2e7
@@ -44,7 +45,7 @@ def _check(a: ir.Value, b: ir.Value, c: ir.Value | None, product: ir.Value) -> p
     result = pattern.MatchResult()
     node = product.producer()
     assert node is not None
-    left, right = shape_of(a), shape_of(b)
+    left, right = sizes_of(a), sizes_of(b)
     if left is None or right is None or len(left) != 2 or len(right) != 2:
         return result.fail(f"shapes {a.shape} and {b.shape}: two known dimensions are needed")
     if a.dtype != ir.DataType.FLOAT:

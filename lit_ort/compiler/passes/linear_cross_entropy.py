@@ -15,7 +15,8 @@ from onnxscript.rewriter import pattern
 from lit_ort.compiler.autocast import same_precision
 from lit_ort.compiler.kernel_nodes import call_kernel
 from lit_ort.compiler.kernels.linear_cross_entropy import kernel_name, settings
-from lit_ort.compiler.passes.base import RewritePass, shape_of
+from lit_ort.compiler.passes.base import RewritePass
+from lit_ort.compiler.sizes import sizes_of
 
 # Below, calling the kernel takes longer than it saves.
 LARGE = 2**17
@@ -45,7 +46,7 @@ class _Weighted(pattern.RewriteRuleClassBase):
 
 def _check(scores: ir.Value, loss: ir.Value) -> pattern.MatchResult:
     result = pattern.MatchResult()
-    shape = shape_of(scores)
+    shape = sizes_of(scores)
     node = loss.producer()
     assert node is not None
     if shape is None or len(shape) != 2:
@@ -73,10 +74,10 @@ def _check_layer(layer: ir.Node, scores: tuple[int, ...]) -> pattern.MatchResult
     hidden, weight = layer.inputs[:2]
     if hidden is None or hidden.dtype != ir.DataType.FLOAT:
         return result.fail(f"{layer.name} computes in another type than float32")
-    if shape_of(layer.outputs[0]) != scores:
+    if sizes_of(layer.outputs[0]) != scores:
         return result.fail(f"the layer gives {layer.outputs[0].shape}, and the loss reads {list(scores)}")
     bias = layer.inputs[2] if len(layer.inputs) > 2 else None
-    if shape_of(weight) is None or (bias is not None and shape_of(bias) != scores[1:]):
+    if sizes_of(weight) is None or (bias is not None and sizes_of(bias) != scores[1:]):
         return result.fail(f"{layer.name} has a weight or bias of unexpected shape")
     return result
 

@@ -12,7 +12,8 @@ import onnx_ir as ir
 from onnxscript.rewriter import pattern
 
 from lit_ort.compiler.autocast import same_precision
-from lit_ort.compiler.passes.base import RewritePass, shape_of
+from lit_ort.compiler.passes.base import RewritePass
+from lit_ort.compiler.sizes import changes, product_of, sizes_of
 
 
 class _MatMulTransposedWeight(pattern.RewriteRuleClassBase):
@@ -33,8 +34,8 @@ class _MatMulTransposedWeightBias(pattern.RewriteRuleClassBase):
 
     def check(self, context, x, weight, perm, bias, product, total, **_) -> pattern.MatchResult:  # type: ignore[no-untyped-def]
         result = _check(x, weight, perm)
-        shape = shape_of(weight)
-        if result and shape is not None and shape_of(bias) != (shape[0],):
+        shape = sizes_of(weight)
+        if result and shape is not None and sizes_of(bias) != (shape[0],):
             return result.fail(f"the added value has shape {bias.shape}, and a bias has [{shape[0]}]")
         if result and not same_precision(product.producer(), total.producer()):
             return result.fail("the bias is added in another precision than that of the product")
@@ -46,9 +47,11 @@ class _MatMulTransposedWeightBias(pattern.RewriteRuleClassBase):
 
 def _check(x: ir.Value, weight: ir.Value, perm: ir.Attr) -> pattern.MatchResult:
     result = pattern.MatchResult()
-    data, matrix = shape_of(x), shape_of(weight)
+    data, matrix = sizes_of(x), sizes_of(weight)
     if data is None or matrix is None:
         return result.fail(f"shapes {x.shape} and {weight.shape} are not all known")
+    if changes(data[-1]) or any(map(changes, matrix)):
+        return result.fail(f"the width of {x.shape} or {weight.shape} changes")
     if len(matrix) != 2 or list(perm.as_ints()) != [1, 0]:
         return result.fail(f"the second factor is {matrix} transposed by {list(perm.as_ints())}, and no matrix")
     if len(data) < 2:
@@ -59,16 +62,28 @@ def _check(x: ir.Value, weight: ir.Value, perm: ir.Attr) -> pattern.MatchResult:
 
 
 def _gemm(op, x: ir.Value, weight: ir.Value, bias: ir.Value | None):  # type: ignore[no-untyped-def]
-    data, matrix = shape_of(x), shape_of(weight)
+    data, matrix = sizes_of(x), sizes_of(weight)
     assert data is not None
     assert matrix is not None
     inputs = (weight,) if bias is None else (weight, bias)
     if len(data) == 2:
         return op.Gemm(x, *inputs, transB=1)
+    assert x.shape is not None
+    count = product_of(x.shape[:-1])
     rows = op.Reshape(x, op.Constant(value=ir.tensor([-1, data[-1]], dtype=ir.DataType.INT64)))
     product = op.Gemm(rows, *inputs, transB=1)
-    shape = ir.tensor([*data[:-1], matrix[0]], dtype=ir.DataType.INT64)
-    return op.Reshape(product, op.Constant(value=shape))
+    for value, width in ((rows, data[-1]), (product, matrix[0])):
+        value.dtype, value.shape = x.dtype, ir.Shape([count, width])
+    return op.Reshape(product, _leading(op, x, data, matrix[0]))
+
+
+def _leading(op, x: ir.Value, data: tuple[int, ...], last: int):  # type: ignore[no-untyped-def]
+    """The sizes of `x` but for the last one, which is `last`."""
+    if sum(map(changes, data[:-1])) < 2:
+        sizes = [-1 if changes(size) else size for size in (*data[:-1], last)]
+        return op.Constant(value=ir.tensor(sizes, dtype=ir.DataType.INT64))
+    width = op.Constant(value=ir.tensor([last], dtype=ir.DataType.INT64))
+    return op.Concat(op.Shape(x, start=0, end=-1), width, axis=0)
 
 
 class LinearToGemm(RewritePass):

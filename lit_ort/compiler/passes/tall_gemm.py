@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from onnxscript.rewriter import pattern
 
-from lit_ort.compiler.passes.base import RewritePass, shape_of
+from lit_ort.compiler.passes.base import RewritePass
+from lit_ort.compiler.sizes import sizes_of
 
 TALL = 4
 LARGE = 4096
@@ -23,7 +24,7 @@ class _TransposedLeft(pattern.RewriteRuleClassBase):
     def check(self, context, a, b, product, **_) -> pattern.MatchResult:  # type: ignore[no-untyped-def]
         result = pattern.MatchResult()
         attributes = product.producer().attributes
-        left, right = shape_of(a), shape_of(b)
+        left, right = sizes_of(a), sizes_of(b)
         if left is None or right is None:
             return result.fail(f"shapes {a.shape} and {b.shape} are not all known")
         if attributes.get_int("transB", 0) or attributes.get_float("alpha", 1.0) != 1.0:

@@ -14,7 +14,8 @@ import onnx_ir as ir
 
 from lit_ort.compiler.kernel_nodes import kernel_node
 from lit_ort.compiler.kernels.gelu import EXACT, TANH, gelu_name
-from lit_ort.compiler.passes.base import MICROSOFT, NodePass, put_in_place, shape_of
+from lit_ort.compiler.passes.base import MICROSOFT, NodePass, put_in_place
+from lit_ort.compiler.sizes import sizes_of
 
 KERNELS = {
     "Gelu": gelu_name(EXACT),
@@ -41,7 +42,7 @@ class TorchGelu(NodePass):
             return "it is approximate, and is translated for its gradient elsewhere"
         if x.dtype != ir.DataType.FLOAT:
             return f"its data is {x.dtype}, and float32 is proven"
-        shape = shape_of(x)
+        shape = sizes_of(x)
         if shape is None or math.prod(shape) < LARGE:
             return f"its data of shape {x.shape} is smaller than {LARGE} elements"
         return None

@@ -15,7 +15,8 @@ import onnx_ir as ir
 
 from lit_ort.compiler.kernel_nodes import kernel_node
 from lit_ort.compiler.kernels.layer_norm import LAYER_NORM, LAYER_NORM_GRADIENT
-from lit_ort.compiler.passes.base import NodePass, put_in_place, shape_of
+from lit_ort.compiler.passes.base import NodePass, put_in_place
+from lit_ort.compiler.sizes import sizes_of
 
 FORWARD, GRADIENT = "LayerNormalization", "LayerNormalizationGrad"
 # Below, calling the kernel takes longer than it saves.
@@ -30,7 +31,7 @@ class TorchLayerNorm(NodePass):
 
     def unproven(self, node: ir.Node) -> str | None:
         x = _data(node)
-        shape = shape_of(x)
+        shape = sizes_of(x)
         if shape is None or math.prod(shape) < LARGE:
             return f"its data of shape {x.shape} is smaller than {LARGE} elements"
         if node.attributes.get_int("axis", -1) not in (-1, len(shape) - 1):
