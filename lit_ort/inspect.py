@@ -47,6 +47,8 @@ class GraphReport:
         precision: what its nodes compute in.
         peak_bytes: the most that values of one run hold at a time beside its inputs, gradients included, as planned.
         torch_operators: counts of the operators that run as torch's own, with autograd's gradients, each as one node.
+        verified: how many of its runs were compared with eager.
+        worst: the largest relative errors of the last comparison, as `gradient of head.weight 2.1e-07`.
         fixed_sizes: why the graph is compiled for these sizes only, where Dynamo left some open.
     """
 
@@ -65,6 +67,8 @@ class GraphReport:
     peak_bytes: int = 0
     torch_operators: dict[str, int] = dataclasses.field(default_factory=dict)
     fixed_sizes: str | None = None
+    verified: int = 0
+    worst: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         counts = f"{self.inputs} inputs, {self.wants_gradient} gradients"
@@ -74,6 +78,8 @@ class GraphReport:
             return "\n".join([*lines, f"  fallback {self.fallback}"])
         if self.cache is not None:
             lines.append(f"  cache    {self.cache}")
+        if self.verified:
+            lines.append(f"  verified {self.verified} times; errors at most {', '.join(self.worst)}")
         if self.fixed_sizes is not None:
             lines.append(f"  sizes    these only: {self.fixed_sizes}")
         lines.append(f"  memory   {self.peak_bytes / 1e6:.0f} MB at most, inputs aside, as planned")
@@ -116,6 +122,12 @@ class CompileLog:
     def __init__(self) -> None:
         self.graphs: list[GraphReport] = []
         _LOGS.add(self)
+
+    def note_verification(self, graph: str, worst: tuple[str, ...]) -> None:
+        """Counts a comparison with eager in a graph's report."""
+        for k, report in enumerate(self.graphs):
+            if report.name == graph:
+                self.graphs[k] = dataclasses.replace(report, verified=report.verified + 1, worst=worst)
 
 
 # Dynamo's own cache of compiled code belongs to the process, so what was compiled into it does too.

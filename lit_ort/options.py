@@ -29,6 +29,8 @@ class ORTOptions:
             graph in eager PyTorch with one warning that names operator, place and reason; `"error"` raises.
         verify_first_step: compare loss and every gradient of each graph's first run with eager, dropout off, and raise
             `VerificationError` with the worst offenders.
+        verify_every_n_steps: the same at each graph's first run and every n-th one from then on, with weights as they
+            are by then; `explain()` shows the largest errors. Costs a second copy of each session.
         verify_tolerance: largest relative error, in the 2-norm of each tensor, that verification accepts. Where a graph
             computes in bfloat16, what eager autocast itself errs by is added, several times.
         recompute: `"layers"` keeps of each layer (of modules in a list, such as `encoder.layers.3`) its input, the
@@ -56,6 +58,7 @@ class ORTOptions:
     precision: str = FLOAT32
     fallback: str = "warn"
     verify_first_step: bool = False
+    verify_every_n_steps: int | None = None
     verify_tolerance: float = 1e-4
     recompute: str | None = None
     optimizer_in_graph: bool = False
@@ -88,8 +91,14 @@ class ORTOptions:
             object.__setattr__(self, "cache_dir", _folder("cache_dir", self.cache_dir))
         if not self.verify_tolerance > 0:
             raise OptionsError(f"verify_tolerance={self.verify_tolerance!r} must be above 0. The default is 1e-4.")
-        if self.threads is not None and (not isinstance(self.threads, int) or self.threads < 1):
-            raise OptionsError(f"threads={self.threads!r} must be a whole number above 0, or None for torch's own.")
+        for option, otherwise in (("threads", "torch's own"), ("verify_every_n_steps", "none after the first")):
+            number = getattr(self, option)
+            if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
+                raise OptionsError(f"{option}={number!r} must be a whole number above 0, or None for {otherwise}.")
+
+    @property
+    def verifies(self) -> bool:
+        return self.verify_first_step or self.verify_every_n_steps is not None
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any] | None) -> ORTOptions:

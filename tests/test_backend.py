@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -279,7 +280,7 @@ def test_several_shapes_are_each_served() -> None:
     for rows in (7, 5, 3, 7, 5):
         x, y = classes(rows)
         torch.testing.assert_close(loss(module, x, y), module.loss(x, y))
-    assert len(engine.compile_log.graphs) == 3
+    assert len(engine.compile_log.graphs) == 2
     assert not [graph for graph in engine.compile_log.graphs if graph.fallback]
 
 
@@ -287,7 +288,7 @@ def test_many_shapes_are_not_compiled_in_silence(monkeypatch: pytest.MonkeyPatch
     from lit_ort.compiler import backend as module_under_test
 
     monkeypatch.setattr(module_under_test, "MANY_SIGNATURES", 3)
-    compiled = torch.compile(lambda x: (x * 2).sum(), backend=backend())
+    compiled = torch.compile(lambda x: (x * 2).sum(), backend=backend(dynamic="never"))
     for rows in (4, 5, 6):
         compiled(torch.ones(rows, requires_grad=True))
     with pytest.warns(LitOrtWarning, match="compiled for 3 different sizes"):
@@ -389,6 +390,41 @@ def test_verification_names_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> No
     loss = torch.compile(Classifier.loss, backend=backend(verify_first_step=True))
     with pytest.raises(VerificationError, match=r"gradient of head\.weight 5\.0e-01"):
         loss(Classifier(), *classes(7))
+
+
+def test_every_nth_run_is_verified_and_reported() -> None:
+    engine = backend(verify_every_n_steps=3)
+    module = Classifier(dropout=0.3)
+    loss = torch.compile(Classifier.loss, backend=engine)
+    for _ in range(7):
+        loss(module, *classes(7)).backward()
+    (report,) = engine.compile_log.graphs
+    assert report.verified == 3
+    assert all(float(line.rpartition(" ")[2]) < 1e-5 for line in report.worst)
+    assert "verified 3 times; errors at most " in str(report)
+
+
+def test_a_run_that_disagrees_later_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lit_ort.compiler import backend as module_under_test
+
+    engine = backend(verify_every_n_steps=2)
+    module = Classifier()
+    loss = torch.compile(Classifier.loss, backend=engine)
+    loss(module, *classes(7))
+    loss(module, *classes(7))
+    monkeypatch.setattr(module_under_test, "run_in_eager", lambda graph, given, precision: [given[0].new_zeros(())])
+    with pytest.raises(VerificationError, match="disagrees"):
+        loss(module, *classes(7))
+
+
+def test_verification_uses_up_no_random_numbers() -> None:
+    def masks(**options: Any) -> list[Tensor]:
+        torch.manual_seed(3)
+        loss = torch.compile(Classifier.loss, backend=backend(**options))
+        module = Classifier(dropout=0.5)
+        return [loss(module, *classes(7)).detach() for _ in range(4)]
+
+    assert torch.equal(torch.stack(masks()), torch.stack(masks(verify_every_n_steps=1)))
 
 
 def test_explain_and_dump(tmp_path) -> None:  # type: ignore[no-untyped-def]

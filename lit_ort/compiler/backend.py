@@ -31,6 +31,7 @@ from lit_ort.inspect import CompileLog, GraphReport
 from lit_ort.options import AUTO, ORTOptions
 from lit_ort.runtime.autograd import Call, forward_call, fused_call, split_call
 from lit_ort.runtime.buffers import BufferPool
+from lit_ort.runtime.random import draw_from
 from lit_ort.runtime.session import Session, SessionOptions, SplitSession
 from lit_ort.runtime.updates import HAND_OVER, Updates
 
@@ -121,9 +122,10 @@ class ORTBackend:
         made = self._cached(content, arguments) or self._built(graph_module, arguments, name, content, any_sizes)
         compilation, call = made
         self._report(dataclasses.replace(compilation.report, name=name, fixed_sizes=fixed_sizes), start)
-        if self.options.verify_first_step:
-            verify(compilation, graph_module, arguments, self.options, name)
-        executable = Executable(compilation.signature, call)
+        check = (
+            Check(compilation, graph_module, name, self.options, self.compile_log) if self.options.verifies else None
+        )
+        executable = Executable(compilation.signature, call, check)
         if content.digest is not None:
             self._executables[content.digest] = executable
         return executable
@@ -197,6 +199,8 @@ class CompiledGraph:
             executable = self._executables[key] = self._find(numbers, tensors) or self._compile(given, key)
         if executable.eager:
             return run_in_eager(self._original, arguments, self._backend.options.precision)
+        if executable.check is not None:
+            executable.check.before_run(given)
         outputs = executable(tensors)
         if self._graph.returns is None:
             return outputs
@@ -234,9 +238,11 @@ class Executable:
     Args:
         signature: None for a graph that runs in eager.
         call: the session.
+        check: what compares its runs with eager; None where nothing does.
     """
 
-    def __init__(self, signature: StepSignature | None, call: Call | None) -> None:
+    def __init__(self, signature: StepSignature | None, call: Call | None, check: Check | None = None) -> None:
+        self.check = check
         self._outputs = () if signature is None else signature.outputs
         self._changes = () if signature is None else signature.changes
         self._bf16 = signature is not None and signature.bf16
@@ -306,25 +312,65 @@ def bind(compilation: Compilation, options: ORTOptions, pool: BufferPool, update
     return fused_call(session, signature.wants_gradient, training.gradient_positions, loss, updates)
 
 
-def verify(
-    compilation: Compilation, graph_module: fx.GraphModule, arguments: Sequence[Any], options: ORTOptions, name: str
-) -> None:
-    """Runs a graph with dropout off, in eager and through its own training model, and compares.
+class Check:
+    """Compares runs of a graph with eager, dropout off in both: the first one, and every n-th where that is asked for.
 
-    Raises:
-        VerificationError: with the worst offenders.
+    Args:
+        compilation, graph_module: the graph, compiled and as it was.
+        name: of the graph, for messages.
+        options: which runs, and what tolerance.
+        compile_log: keeps the outcome.
     """
-    training = dataclasses.replace(compilation.training, model=without_dropout(compilation.training.model))
-    call = bind(dataclasses.replace(compilation, training=training), options, BufferPool())
-    require_agreement(
-        lambda *given: run_in_eager(graph_module, given, options.precision),
-        lambda *given: Executable(compilation.signature, call)(tensors_of(given)),
-        arguments,
-        names=compilation.signature.input_names,
-        tolerance=options.verify_tolerance,
-        graph=name,
-        exact=(lambda *given: in_float32(graph_module, given)) if compilation.signature.bf16 else None,
-    )
+
+    def __init__(
+        self,
+        compilation: Compilation,
+        graph_module: fx.GraphModule,
+        name: str,
+        options: ORTOptions,
+        compile_log: CompileLog,
+    ) -> None:
+        self._compilation = compilation
+        self._graph_module = graph_module
+        self._name = name
+        self._options = options
+        self._compile_log = compile_log
+        self._runs = 0
+        self._twin: Executable | None = None
+
+    def before_run(self, arguments: Sequence[Any]) -> None:
+        """Counts a run, and compares where its turn has come. Nobody's random numbers are used up.
+
+        Raises:
+            VerificationError: with the worst offenders.
+        """
+        every = self._options.verify_every_n_steps
+        if self._runs == 0 or (every is not None and self._runs % every == 0):
+            with torch.random.fork_rng(devices=[]), draw_from(torch.Generator()):
+                worst = self._compare(arguments)
+            self._compile_log.note_verification(self._name, worst)
+        self._runs += 1
+
+    def _compare(self, arguments: Sequence[Any]) -> tuple[str, ...]:
+        graph, precision, signature = self._graph_module, self._options.precision, self._compilation.signature
+        twin = self._twin or self._without_dropout()
+        if self._options.verify_every_n_steps is not None:
+            self._twin = twin
+        return require_agreement(
+            lambda *given: run_in_eager(graph, given, precision),
+            lambda *given: twin(tensors_of(given)),
+            arguments,
+            names=signature.input_names,
+            tolerance=self._options.verify_tolerance,
+            graph=self._name,
+            exact=(lambda *given: in_float32(graph, given)) if signature.bf16 else None,
+        )
+
+    def _without_dropout(self) -> Executable:
+        training = self._compilation.training
+        training = dataclasses.replace(training, model=without_dropout(training.model))
+        call = bind(dataclasses.replace(self._compilation, training=training), self._options, BufferPool())
+        return Executable(self._compilation.signature, call)
 
 
 def ort(

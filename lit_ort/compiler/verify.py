@@ -56,7 +56,7 @@ def without_dropout(model: ir.Model) -> ir.Model:
             node.replace_input_with(2, ratio)
         elif node.op_type in RANDOM_OPERATORS or ((call := call_at(node)) is not None and call.draws):
             warnings.warn(
-                f"verify_first_step can't compare {node.op_type} ({node.name}): its draws differ from eager's",
+                f"verification can't compare {node.op_type} ({node.name}): its draws differ from eager's",
                 LitOrtWarning,
                 stacklevel=2,
             )
@@ -72,8 +72,8 @@ def require_agreement(
     tolerance: float,
     graph: str,
     exact: Callable[..., Any] | None = None,
-) -> None:
-    """Compares outputs and gradients.
+) -> tuple[str, ...]:
+    """Compares outputs and gradients; returns the worst, each with its error.
 
     Args:
         eager, compiled: two ways to run one graph.
@@ -98,13 +98,15 @@ def require_agreement(
 
     errors = {name: error_of(actual, name) for name in expected}
     allowed = {name: tolerance + SLACK * error_of(rounded, name) for name in expected}
-    wrong = sorted((name for name in errors if not errors[name] <= allowed[name]), key=lambda name: -errors[name])
+    ordered = sorted(errors, key=lambda name: -errors[name])
+    wrong = [name for name in ordered if not errors[name] <= allowed[name]]
     if wrong:
         listed = "; ".join(f"{name} {errors[name]:.1e}" for name in wrong[:WORST])
         raise VerificationError(
             f"{graph} disagrees with eager in {len(wrong)} of {len(errors)} values beyond {tolerance:.0e}: {listed}. "
             "Don't train on; report the graph (dump_dir keeps its stages) and use strategy='auto' meanwhile."
         )
+    return tuple(f"{name} {errors[name]:.1e}" for name in ordered[:WORST])
 
 
 def _outputs_and_gradients(
