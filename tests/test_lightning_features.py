@@ -259,6 +259,7 @@ class Autocast(Net):
 
 
 MODULES: dict[str, Make] = {
+    "a gradient of its own": OwnGradient,
     "clipping of its own": Clipping,
     "hooks": Hooks,
     "unused, frozen and thawed parameters": Unused,

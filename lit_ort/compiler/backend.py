@@ -292,7 +292,11 @@ def bind(compilation: Compilation, options: ORTOptions, pool: BufferPool, update
     session_options = SessionOptions(
         threads=options.threads or torch.get_num_threads(),
         allow_spinning=options.allow_spinning,
-        kernels={**KERNELS, **TorchCalls().kernels, **({} if updates is None else {HAND_OVER: updates.kernel})},
+        kernels={
+            **KERNELS,
+            **TorchCalls(signature.functions).kernels,
+            **({} if updates is None else {HAND_OVER: updates.kernel}),
+        },
         pool=pool,
     )
     if compilation.kind == "split":

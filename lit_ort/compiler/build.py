@@ -7,7 +7,7 @@ cache needs none of it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -126,11 +126,22 @@ def _needed_calls(program: ExportedProgram, model: ir.Model, signature: StepSign
     nodes = [node for node, _ in unproven(model, signature)]
     # Loops and branches, into which the gradient builder doesn't see.
     nodes += [node for node in model.graph if any(a.type == ir.AttributeType.GRAPH for a in node.attributes.values())]
-    needed = {target_of(node) for node in nodes}
-    names = {None if target is None else target.rpartition(".")[0] for target in needed}
     own = {target: family_of(target) for target in targets_of(program)}
+    names = {name for node in nodes for name in _families(node, own.values())}
     known = frozenset(target for target, name in own.items() if name in names)
     return known if names <= set(own.values()) else known | untranslated(program)
+
+
+# Nodes that the exporter's optimizer makes of several, and which forgot where they come from.
+_MERGED = {"Split": frozenset({"aten.split", "aten.split_with_sizes", "aten.chunk", "aten.unbind"})}
+
+
+def _families(node: ir.Node, present: Collection[str]) -> Iterable[str | None]:
+    """What the operator is called that a node was translated from; None where nothing tells."""
+    target = target_of(node)
+    if target is not None:
+        return (target.rpartition(".")[0],)
+    return _MERGED.get(node.op_type, frozenset()).intersection(present) or (None,)
 
 
 def kind_of(model: ir.Model, signature: StepSignature) -> str:

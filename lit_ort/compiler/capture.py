@@ -21,6 +21,7 @@ from lit_ort.compiler.batch_statistics import settle_statistics
 from lit_ort.compiler.checkpoints import CHECKPOINT, mark_checkpoints
 from lit_ort.compiler.constants import constant_results
 from lit_ort.compiler.decompositions import decompose
+from lit_ort.compiler.functions import settle_functions
 from lit_ort.compiler.numbers import copy_graph, size_symbols
 from lit_ort.compiler.quiet import ignore_torch_deprecation
 from lit_ort.compiler.signature import GraphOutput, StepSignature, tensors_of
@@ -77,8 +78,9 @@ def capture(
         CaptureError: autocast to another type than bfloat16, a higher-order operator in the graph, or a graph that
             torch.export refuses.
     """
-    _refuse_higher_order(graph_module)
     graph = copy_graph(graph_module)
+    functions = settle_functions(graph, graph_module)
+    _refuse_higher_order(graph)
     mark_checkpoints(graph)
     precisions = settle_autocast(graph, precision)
     if BF16_MIXED in precisions:
@@ -108,6 +110,7 @@ def capture(
         result_differentiable=(*results, *(False for _ in changed)),
         changes=tuple((position, len(results) + k) for k, position in enumerate(changed)),
         precisions=precisions,
+        functions=functions,
     )
     return CapturedGraph(program, signature, example_sizes(program, tensors) if any_sizes else {})
 
@@ -122,8 +125,8 @@ def source_line(node: fx.Node) -> str | None:
     return f"{match['file']}:{match['line']}" if match else None
 
 
-def _refuse_higher_order(graph_module: fx.GraphModule) -> None:
-    for node in graph_module.graph.nodes:
+def _refuse_higher_order(graph: fx.Graph) -> None:
+    for node in graph.nodes:
         if node.target is CHECKPOINT:
             raise CaptureError(
                 "the graph has a checkpoint with a context_fn, which decides by torch's operators what is kept",

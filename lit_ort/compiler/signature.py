@@ -42,6 +42,7 @@ class StepSignature:
         changes: inputs that the graph changes in place: position in `input_names`, and of the result to copy into it.
         precisions: those that its nodes compute in.
         sizes: None for one set of sizes; else the conditions on sizes (terms of `conditions`) under which it is right.
+        functions: what its nodes call that is no operator of torch's.
     """
 
     input_names: tuple[str, ...]
@@ -51,6 +52,7 @@ class StepSignature:
     changes: tuple[tuple[int, int], ...] = ()
     precisions: frozenset[str] = frozenset({FLOAT32})
     sizes: tuple[Any, ...] | None = None
+    functions: tuple[Any, ...] = ()
 
     @property
     def bf16(self) -> bool:

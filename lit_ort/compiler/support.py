@@ -7,6 +7,7 @@ that wants a gradient and an output that has one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 
 import onnx_ir as ir
@@ -88,9 +89,14 @@ def _between_floats(node: ir.Node, differentiable: frozenset[int]) -> str | None
     return None if all(dtype in wide for dtype in types) else f"it casts between {types[0]} and {types[-1]}"
 
 
-def _with_bias(node: ir.Node, differentiable: frozenset[int]) -> str | None:
-    """With a bias."""
-    return None if len(node.inputs) > 2 and node.inputs[2] is not None else "it has no bias, and the builder needs one"
+def _normalises(node: ir.Node, differentiable: frozenset[int]) -> str | None:
+    """With a bias, over more than one element."""
+    if len(node.inputs) < 3 or node.inputs[2] is None:
+        return "it has no bias, and the builder needs one"
+    sizes = sizes_of(node.inputs[0])
+    if sizes is None or math.prod(sizes[node.attributes.get_int("axis", -1) :]) < 2:
+        return "it normalises one element, which its gradient refuses in a run"
+    return None
 
 
 def _forwards(node: ir.Node, differentiable: frozenset[int]) -> str | None:
@@ -114,7 +120,6 @@ SUPPORTED: dict[str, Check] = {
     "Div": _always,
     "Neg": _always,
     "Abs": _always,
-    "Sqrt": _always,
     "Exp": _always,
     "Log": _always,
     "Pow": _only_input(0),
@@ -149,7 +154,7 @@ SUPPORTED: dict[str, Check] = {
     "ReduceMean": _only_input(0),
     "Softmax": _always,
     "LogSoftmax": _always,
-    "LayerNormalization": _with_bias,
+    "LayerNormalization": _normalises,
     "Dropout": _only_input(0),
     "SoftmaxCrossEntropyLoss": _only_input(0),
     "Cast": _between_floats,

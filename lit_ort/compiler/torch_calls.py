@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import collections
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -99,28 +99,34 @@ def as_call(target: Target) -> Callable[..., Any]:
         except TypeError as error:
             remedy = "Run this operation outside of the step."
             raise CaptureError(str(error), remedy=remedy, operator=str(target)) from error
-        made = torch.onnx.ops.symbolic_multi_out(
-            f"{DOMAIN}::ATen",
-            # A node has an input, also where nobody reads it.
-            tensors or [torch.zeros(1)],
-            {
-                "operator": NAMESPACE + NAME,
-                "overload_name": TorchCall(str(target), arguments, keywords, positions).describe(),
-            },
-            # Truth values travel as bytes.
-            dtypes=[torch.uint8 if results[k].dtype == torch.bool else results[k].dtype for k in positions],
-            shapes=[results[k].shape for k in positions],
-            version=1,
-        )
-        made = [
-            value != 0 if results[k].dtype == torch.bool else value for k, value in zip(positions, made, strict=True)
-        ]
+        made = emit(TorchCall(str(target), arguments, keywords, positions), tensors, [results[k] for k in positions])
         if single:
             return made[0]
         named = dict(zip(positions, made, strict=True))
         return tuple(named.get(k) for k in range(len(results)))
 
     return call
+
+
+def emit(call: TorchCall, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The node of a call, while a graph is exported.
+
+    Args:
+        tensors: its inputs.
+        results: tensors of the types and shapes that it gives.
+    """
+    made = torch.onnx.ops.symbolic_multi_out(
+        f"{DOMAIN}::ATen",
+        # A node has an input, also where nobody reads it.
+        tensors or [torch.zeros(1)],
+        {"operator": NAMESPACE + NAME, "overload_name": call.describe()},
+        # Truth values travel as bytes.
+        dtypes=[torch.uint8 if result.dtype == torch.bool else result.dtype for result in results],
+        shapes=[result.shape for result in results],
+        version=1,
+    )
+    pairs = zip(results, made, strict=True)
+    return [value != 0 if result.dtype == torch.bool else value for result, value in pairs]
 
 
 def _example(target: Target, in_python: Callable[..., Any] | None, args: Any, kwargs: Any) -> Any:

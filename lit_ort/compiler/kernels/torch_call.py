@@ -11,7 +11,7 @@ import functools
 import itertools
 import json
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -23,6 +23,8 @@ from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.random import draw_seed
 
 NAME, BACKWARD = "torch_call", "torch_call_backward"
+FUNCTION = "function."
+Functions = Sequence[Callable[..., Any]]
 _TYPES = (torch.dtype, torch.memory_format)
 # Words that say which of the node's inputs an argument is.
 _PLACES = frozenset({"tensor", "number"})
@@ -33,7 +35,7 @@ class TorchCall:
     """A call of an operator.
 
     Args:
-        target: the operator, such as `aten.elu.default`.
+        target: the operator, such as `aten.elu.default`; `function.0` for the first of the graph's own functions.
         arguments, keywords: what it is called with, in plain words; a tensor, or a size that changes, is its position
             among the node's inputs.
         results: which of its results the node has; the first and only one of most.
@@ -55,16 +57,18 @@ class TorchCall:
     @property
     def draws(self) -> bool:
         """Whether it draws random numbers."""
-        return torch.Tag.nondeterministic_seeded in self.operator.tags
+        return not self.target.startswith(FUNCTION) and torch.Tag.nondeterministic_seeded in self.operator.tags
 
     def describe(self) -> str:
         """What a node says of it."""
         return json.dumps(dataclasses.asdict(self))
 
-    def apply(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def apply(self, tensors: Sequence[torch.Tensor], functions: Functions = ()) -> list[torch.Tensor]:
         """The node's results."""
+        own = self.target.startswith(FUNCTION)
+        operator = functions[int(self.target.removeprefix(FUNCTION))] if own else self.operator
         given = [_given(word, tensors) for word in self.arguments]
-        found = self.operator(*given, **{name: _given(word, tensors) for name, word in self.keywords.items()})
+        found = operator(*given, **{name: _given(word, tensors) for name, word in self.keywords.items()})
         results = (found,) if isinstance(found, torch.Tensor) else found
         return [results[k] for k in self.results]
 
@@ -142,9 +146,13 @@ class TorchCalls:
 
     A forward hands out a ticket, a number in memory of its own; what autograd has kept goes with the backward that
     brings it back, or with that memory where none comes.
+
+    Args:
+        functions: what a graph calls that is no operator of torch's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, functions: Functions = ()) -> None:
+        self._functions = functions
         self._saved: dict[int, _Saved] = {}
         self._numbers = itertools.count()
 
@@ -156,10 +164,10 @@ class TorchCalls:
         call = call_of(description)
         with _seeded() if call.draws else nullcontext():
             if not call.used:
-                return tuple(_apart(result, tensors) for result in call.apply(tensors))
+                return tuple(_apart(result, tensors) for result in call.apply(tensors, self._functions))
             leaves = [tensor.detach().requires_grad_() for tensor in tensors[: call.wants]]
             with torch.enable_grad():
-                results = call.apply([*leaves, *tensors[call.wants :]])
+                results = call.apply([*leaves, *tensors[call.wants :]], self._functions)
         ticket = self._ticket(_Saved(leaves, [results[k] for k in call.used]))
         return (*(_apart(result.detach(), tensors) for result in results), ticket)
 
