@@ -12,7 +12,6 @@ from hypothesis import given as drawn_from
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lit_ort.compiler.passes import optional_names
 from tests.compare import backend
 
 # Where gradients jump, vanish or are not finite.
@@ -189,8 +188,8 @@ cases = st.one_of(unary(), binary(), reduction(), normalisation(), product(), mo
     phases=[Phase.generate],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-@drawn_from(st.lists(cases, min_size=6, max_size=6), st.booleans())
-def test_drawn_operators_agree_with_eager(drawn: list[Case], passes: bool) -> None:
+@drawn_from(st.lists(cases, min_size=6, max_size=6))
+def test_drawn_operators_agree_with_eager(drawn: list[Case]) -> None:
     leaves = [tensor for _, _, given in drawn for tensor in given]
 
     def step(*flat: Tensor) -> Tensor:
@@ -203,7 +202,7 @@ def test_drawn_operators_agree_with_eager(drawn: list[Case], passes: bool) -> No
 
     torch._dynamo.reset()
     expected = torch.autograd.grad(step(*leaves), leaves)
-    engine = backend(disable_passes=() if passes else optional_names())
+    engine = backend()
     actual = torch.autograd.grad(torch.compile(step, backend=engine)(*leaves), leaves)
     owners = [name for name, _, given in drawn for _ in given]
     for name, tensor, found, wanted in zip(owners, leaves, actual, expected, strict=True):

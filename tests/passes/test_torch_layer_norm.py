@@ -6,7 +6,7 @@ import torch
 from lit_ort.compiler.passes.torch_layer_norm import TorchLayerNorm
 from tests.passes.models import model, operators, run
 
-FORWARD = """g (float[{rows}, 50] x, float[50] w, float[50] b) => (float[{rows}, 50] y) {{
+FORWARD = """g (float[400, 50] x, float[50] w, float[50] b) => (float[400, 50] y) {{
     y = LayerNormalization<axis = {axis}, epsilon = 1e-3>({given})
 }}"""
 BOTH = """g (float[400, 50] x, float[50] w, float[50] b, float[400, 50] g) =>
@@ -21,8 +21,8 @@ def inputs() -> dict[str, torch.Tensor]:
     return {"x": wide["x"], "w": torch.randn(50), "b": torch.randn(50), "g": wide["g"]}
 
 
-def forward(given: str = "x, w, b", rows: int = 400, axis: int = -1) -> str:
-    return FORWARD.format(given=given, rows=rows, axis=axis)
+def forward(given: str = "x, w, b", axis: int = -1) -> str:
+    return FORWARD.format(given=given, axis=axis)
 
 
 def test_fires() -> None:
@@ -44,7 +44,11 @@ def test_fires_where_nobody_wants_gradients(given: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "reason"), [(forward(rows=10), "smaller than"), (forward(axis=0), "more than the last dimension")]
+    ("source", "reason"),
+    [
+        (forward().replace("float[400, 50] x", "float[some, 50] x"), "known dimensions"),
+        (forward(axis=0), "more than the last dimension"),
+    ],
 )
 def test_must_not_fire(source: str, reason: str) -> None:
     made = model(source)
@@ -61,6 +65,17 @@ def test_same_numbers() -> None:
     TorchLayerNorm().apply(made)
     for actual, reference in zip(run(made, given), expected, strict=True):
         torch.testing.assert_close(actual, reference, rtol=1e-4, atol=1e-4)
+
+
+def test_keeps_its_digits_far_from_zero() -> None:
+    given = {**inputs(), "x": torch.randn(400, 50) + 1000}
+    made = model(BOTH)
+    TorchLayerNorm().apply(made)
+    x = given["x"].double()
+    exact = torch.nn.functional.layer_norm(x, (50,), given["w"].double(), given["b"].double(), 1e-3)
+    errors = [float((y - exact).norm() / exact.norm()) for y in (run(made, given)[0], run(model(BOTH), given)[0])]
+    assert errors[0] < 1e-4
+    assert errors[0] < errors[1] / 10, errors
 
 
 def test_as_eager() -> None:

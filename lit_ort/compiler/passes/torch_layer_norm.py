@@ -1,15 +1,14 @@
 """Computes layer normalisation and its gradient with torch kernels.
 
 In:  `LayerNormalization(x, scale (, bias))`, `LayerNormalizationGrad(dy, x, scale, mean, inverse_std)` over the last
-     dimension, float32, of at least `LARGE` elements
+     dimension, float32
 Out: `ATen(x, scale, epsilon (, bias), operator="lit_ort::layer_norm") -> y, mean, inverse_std`,
      `ATen(dy, x, scale, mean, inverse_std, operator="lit_ort::layer_norm_gradient") -> dx, dscale, dbias`
-Saves more than half of its time.
+Saves more than half of its time, and at any size the digits that ONNX Runtime loses where the mean is far from zero: its
+variance is that of one visit.
 """
 
 from __future__ import annotations
-
-import math
 
 import onnx_ir as ir
 
@@ -19,8 +18,6 @@ from lit_ort.compiler.passes.base import NodePass, put_in_place
 from lit_ort.compiler.sizes import sizes_of
 
 FORWARD, GRADIENT = "LayerNormalization", "LayerNormalizationGrad"
-# Below, calling the kernel takes longer than it saves.
-LARGE = 2**14
 
 
 class TorchLayerNorm(NodePass):
@@ -32,8 +29,8 @@ class TorchLayerNorm(NodePass):
     def unproven(self, node: ir.Node) -> str | None:
         x = _data(node)
         shape = sizes_of(x)
-        if shape is None or math.prod(shape) < LARGE:
-            return f"its data of shape {x.shape} is smaller than {LARGE} elements"
+        if shape is None:
+            return f"its data has the shape {x.shape}, and known dimensions are needed"
         if node.attributes.get_int("axis", -1) not in (-1, len(shape) - 1):
             return "it normalises over more than the last dimension"
         if x.dtype != ir.DataType.FLOAT:
