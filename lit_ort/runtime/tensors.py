@@ -17,10 +17,10 @@ def to_ort(tensors: Iterable[torch.Tensor]) -> Any:
     """Wraps CPU tensors; only a non-contiguous one is copied. The values borrow the tensors' memory."""
     values = C.OrtValueVector()
     for tensor in tensors:
-        detached = tensor.detach().contiguous()
-        is_bool = detached.dtype == torch.bool
+        data = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
+        is_bool = data.dtype == torch.bool
         # ONNX Runtime knows booleans as bytes with a flag beside them.
-        values.push_back(_to_dlpack(detached.view(torch.uint8) if is_bool else detached), is_bool)
+        values.push_back(_to_dlpack(data.view(torch.uint8) if is_bool else data), is_bool)
     return values
 
 

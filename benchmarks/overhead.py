@@ -1,0 +1,123 @@
+"""What the engine adds to a session's run: a module of 100 small parameters, one fused graph.
+
+    python benchmarks/overhead.py
+
+Prints a table and one line of JSON. `engine` is the compiled graph's call with its backward, less the bare run of the
+same session on values that are ready, less autograd alone: a function of as many inputs that hands ready gradients out.
+What Dynamo does around the graph, guards above all, is the same for any backend and stands by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_ort import ORTOptions
+from lit_ort.compiler.backend import CompiledGraph, ORTBackend
+from lit_ort.runtime.engine import C
+from lit_ort.runtime.session import Session
+from lit_ort.runtime.tensors import to_ort
+
+LAYERS, WIDTH = 50, 8
+
+
+class Kept(ORTBackend):
+    """Keeps the graph that Dynamo hands over, and what it is called with."""
+
+    graph: CompiledGraph
+    given: tuple[Any, ...]
+
+    def __call__(self, graph_module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        self.graph = CompiledGraph(self, graph_module)
+
+        def run(*given: Any) -> Any:
+            self.given = given
+            return self.graph(*given)
+
+        return run
+
+
+def main() -> None:
+    arguments = parse()
+    module, x = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))), torch.randn(4, WIDTH)
+    parameters = list(module.parameters())
+    backend = Kept(ORTOptions(fallback="error"))
+
+    def step(x: Tensor) -> Tensor:
+        return module(x).square().mean()
+
+    compiled = torch.compile(step, backend=backend)
+    compiled(x).backward()
+    ways: dict[str, Callable[[], Any]] = {
+        "eager": lambda: step(x).backward(),
+        "compiled": lambda: compiled(x).backward(),
+        "graph": lambda: backend.graph(*backend.given)[0].backward(),
+        "bare run": bare_run(backend),
+        "autograd alone": autograd_alone(parameters),
+    }
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(arguments.rounds):
+        for name, way in ways.items():
+            for parameter in parameters:
+                parameter.grad = None
+            start = time.perf_counter()
+            way()
+            times[name].append(time.perf_counter() - start)
+    medians = {name: 1e3 * statistics.median(found) for name, found in times.items()}
+    medians["engine"] = medians["graph"] - medians["bare run"] - medians["autograd alone"]
+    medians["Dynamo"] = medians["compiled"] - medians["graph"]
+    print("| | ms |\n|---|---|")
+    for name, value in medians.items():
+        print(f"| {name} | {value:.3f} |")
+    print(f"\n{json.dumps({'parameters': len(parameters), 'rounds': arguments.rounds, 'ms': medians})}")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=500)
+    return parser.parse_args()
+
+
+def bare_run(backend: Kept) -> Callable[[], Any]:
+    """The session's run alone, its inputs ready."""
+    sessions: list[tuple[Session, Any]] = []
+    run = Session.run
+
+    def watched(session: Session, tensors: Sequence[Tensor]) -> list[Tensor]:
+        sessions.append((session, to_ort(tensors)))
+        return run(session, tensors)
+
+    Session.run = watched  # type: ignore[method-assign]
+    backend.graph(*backend.given)
+    Session.run = run  # type: ignore[method-assign]
+    session, feeds = sessions[0]
+    return lambda: session._run(
+        C.RunOptions(), session._inputs, feeds, session.output_names, C.OrtValueVector(), session._devices
+    )
+
+
+def autograd_alone(parameters: Sequence[Tensor]) -> Callable[[], Any]:
+    """A function of these parameters whose gradients are there."""
+    gradients = [torch.zeros_like(parameter) for parameter in parameters]
+
+    class Ready(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *given: Tensor) -> Tensor:
+            return torch.zeros(())
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+            return tuple(gradients)
+
+    return lambda: Ready.apply(*parameters).backward()  # type: ignore[union-attr]
+
+
+if __name__ == "__main__":
+    main()
