@@ -14,6 +14,7 @@ from lit_ort.compiler import build
 from lit_ort.compiler.backend import ORTBackend
 from lit_ort.compiler.conditions import hold
 from lit_ort.errors import CaptureError, OptionsError
+from lit_ort.strategies.steps import dynamo_settings
 from tests.compare import TOLERANCE, backend, gradients, relative_error
 
 WORDS, WIDTH, HEADS = 50, 16, 2
@@ -147,6 +148,25 @@ def test_operators_of_torch_take_changing_sizes() -> None:
     graphs = engine.compile_log.graphs
     assert len(graphs) == 2, [(graph.shapes, graph.fixed_sizes) for graph in graphs]
     assert graphs[-1].torch_operators
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer = getattr(nn, kind)(3, 4, num_layers=2, bidirectional=True, batch_first=kind != "RNN")
+
+    def forward(self, x: Tensor) -> Tensor:
+        output, state = self.layer(x)
+        last = state[1] if isinstance(state, tuple) else state
+        return (output.cumsum(1) * torch.linspace(0, 1, 8)).square().mean() + last.sum()
+
+
+@pytest.mark.parametrize("kind", ["GRU", "LSTM", "RNN"])
+def test_recurrent_layers_under_a_strategy(kind: str) -> None:
+    engine = backend()
+    with dynamo_settings("training_step", True):
+        assert_equal_steps(Recurrent(kind), engine, *((torch.randn(length, 5, 3),) for length in (4, 6, 9, 7)))
+    assert len(engine.compile_log.graphs) == 2
 
 
 def test_what_needs_its_sizes_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from lit_ort.compiler.decompositions import decompose
 from lit_ort.compiler.functions import settle_functions
 from lit_ort.compiler.numbers import copy_graph, size_symbols
 from lit_ort.compiler.quiet import ignore_torch_deprecation
+from lit_ort.compiler.recurrent_calls import settle_recurrent
 from lit_ort.compiler.signature import GraphOutput, StepSignature, tensors_of
 from lit_ort.compiler.sizes import example_sizes, shape_environment
 from lit_ort.compiler.stop_gradient import stop_gradient
@@ -94,6 +95,7 @@ def capture(
     dimensions = _symbolic_dimensions(graph) if any_sizes else None
     names = _bind_inputs(graph, arguments, any_sizes)
     settle_statistics(graph, any(results))
+    settle_recurrent(graph)
     graph.lint()
     tensors = tensors_of(arguments)
     detached = tuple(tensor.detach() for tensor in tensors)

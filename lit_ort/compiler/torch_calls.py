@@ -71,8 +71,12 @@ def family_of(target: Target) -> str:
     return "aten.convolution" if name.startswith("aten.conv_transpose") else name
 
 
-def as_call(target: Target) -> Callable[..., Any]:
+def as_call(target: Target, example_of: Callable[..., Any] | None = None) -> Callable[..., Any]:
     """What takes an operator's place in a decomposition: one node that calls it.
+
+    Args:
+        target: the operator.
+        example_of: from its arguments to tensors of its results' types and shapes; torch is asked by default.
 
     Raises:
         CaptureError: an argument or a result that a node can't have.
@@ -82,7 +86,10 @@ def as_call(target: Target) -> Callable[..., Any]:
     in_python = target.py_kernels.get(_COMPOSITE)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        example = _example(target, in_python, args, kwargs)
+        if example_of is not None:
+            example = example_of(*args, **kwargs)
+        else:
+            example = _example(target, in_python, args, kwargs)
         single = isinstance(example, torch.Tensor)
         results = (example,) if single else example
         if any(isinstance(result, torch.Tensor) and result.is_complex() for result in results):

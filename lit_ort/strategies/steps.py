@@ -18,6 +18,7 @@ import torch._dynamo
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch.nn.modules import transformer
 
+from lit_ort.compiler.recurrent import shapes_without_steps
 from lit_ort.errors import CaptureError, LitOrtWarning
 
 STEPS = ("training_step", "validation_step", "test_step", "predict_step")
@@ -113,7 +114,11 @@ def dynamo_settings(step: str, fail_on_recompile_limit: bool) -> Iterator[None]:
     logger = logging.getLogger("torch._dynamo.convert_frame")
     logger.addFilter(watch)
     try:
-        with torch._dynamo.config.patch(settings), patch.object(transformer, "_detect_is_causal_mask", _as_given):
+        with (
+            torch._dynamo.config.patch(settings),
+            patch.object(transformer, "_detect_is_causal_mask", _as_given),
+            shapes_without_steps(),
+        ):
             yield
     except FailOnRecompileLimitHit as error:
         raise CaptureError(_limit_message(step), remedy=_LIMIT_REMEDY, operator=None) from error

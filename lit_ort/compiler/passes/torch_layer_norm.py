@@ -4,8 +4,8 @@ In:  `LayerNormalization(x, scale (, bias))`, `LayerNormalizationGrad(dy, x, sca
      dimension, float32
 Out: `ATen(x, scale, epsilon (, bias), operator="lit_ort::layer_norm") -> y, mean, inverse_std`,
      `ATen(dy, x, scale, mean, inverse_std, operator="lit_ort::layer_norm_gradient") -> dx, dscale, dbias`
-Saves more than half of its time, and at any size the digits that ONNX Runtime loses where the mean is far from zero: its
-variance is that of one visit.
+Saves more than half of its time, and at any size the digits that ONNX Runtime loses where the mean is far from zero, as
+it computes the variance in one visit.
 """
 
 from __future__ import annotations
