@@ -150,6 +150,24 @@ def test_operators_of_torch_take_changing_sizes() -> None:
     assert graphs[-1].torch_operators
 
 
+class Idle(nn.Module):
+    """Permutations that leave every axis where it is, which an optimizer of ONNX Runtime's takes for others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear((x * 2).permute(0, 1))
+        return (y * torch.linspace(0.5, 2.0, 4)).square().mean()
+
+
+def test_permutations_that_change_nothing() -> None:
+    engine = backend()
+    assert_equal_steps(Idle(), engine, *((torch.randn(rows, 4),) for rows in (4, 5, 4, 7)))
+    assert len(engine.compile_log.graphs) == 2
+
+
 class Recurrent(nn.Module):
     def __init__(self, kind: str) -> None:
         super().__init__()

@@ -56,9 +56,11 @@ def convert(captured: CapturedGraph) -> ir.Model:
 def simplify(model: ir.Model) -> None:
     """Inlines functions, folds small constants, drops what nobody reads and names every node.
 
-    Unnamed nodes would break ONNX Runtime's GatherSliceToSplitFusion, which makes two of one name.
+    Unnamed nodes would break ONNX Runtime's GatherSliceToSplitFusion, which makes two of one name; and its
+    GemmTransposeFusion takes any Transpose for one that swaps.
     """
     common.InlinePass()(model)
+    _drop_idle_transposes(model.graph)
     onnxscript.optimizer.fold_constants(model, input_size_limit=FOLDED_ELEMENTS, output_size_limit=FOLDED_ELEMENTS**2)
     ir.passes.Sequential(
         common.RemoveUnusedNodesPass(),
@@ -70,6 +72,15 @@ def simplify(model: ir.Model) -> None:
         common.NameFixPass(),
     )(model)
     name_nodes(model)
+
+
+def _drop_idle_transposes(graph: ir.Graph) -> None:
+    """Those that leave every axis where it is."""
+    for node in graph:
+        order = node.attributes.get_ints("perm", ()) if node.op_type == "Transpose" else ()
+        if order and list(order) == sorted(order):
+            node.op_type = "Identity"
+            node.attributes.clear()
 
 
 def name_nodes(model: ir.Model) -> None:
