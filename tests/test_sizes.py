@@ -98,6 +98,34 @@ def test_bf16() -> None:
     assert len(engine.compile_log.graphs) == 2
 
 
+class Distances(nn.Module):
+    """Products of which the second factor changes its size, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = nn.Parameter(torch.randn(96, 64))
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        place = self.place[: x.size(1)]
+        scores = self.linear(x) @ place.transpose(0, 1)
+        return (scores.softmax(-1) @ (place * 2)).square().mean()
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_products_of_two_changing_sizes(precision: str) -> None:
+    torch.manual_seed(0)
+    engine, module = backend(precision=precision), Distances()
+    batches = [(torch.randn(8, length, 64),) for length in (60, 72, 80, 65)]
+    if precision == "32-true":
+        assert_equal_steps(module, engine, *batches)
+    compiled = torch.compile(module, backend=engine)
+    for batch in batches:
+        loss, expected = compiled(*batch), module(*batch)
+        assert relative_error(loss.detach(), expected.detach()) <= 2e-2
+    assert len(engine.compile_log.graphs) == 2
+
+
 def test_causal_attention_without_its_kernel() -> None:
     engine = backend(disable_passes=("attention",))
     assert_equal_steps(Block(), engine, *(text(3, length) for length in (5, 8, 13)))

@@ -44,8 +44,8 @@ class Bf16Products(NodePass):
         left, right = sizes_of(a), sizes_of(b)
         if left is None or right is None or min(len(left), len(right)) < 2:
             return f"shapes {a.shape} and {b.shape}: two or more known dimensions are needed"
-        if len(right) == 2 and sum(map(changes, left[:-1])) > 1:
-            return f"several sizes of {a.shape} change"
+        if len(right) == 2 < len(left) and (sum(map(changes, left[:-1])) > 1 or any(map(changes, right))):
+            return f"several sizes of {a.shape} and {b.shape} change"
         if ir.DataType.FLOAT not in (a.dtype, node.outputs[0].dtype):
             return f"it computes in {a.dtype}, and float32 is proven"
         if a is b:
