@@ -78,6 +78,12 @@ def test_batch_and_length_change_by_themselves() -> None:
     assert len(engine.compile_log.graphs) == 3
 
 
+def test_parts_of_a_longer_batch() -> None:
+    engine, (words, labels) = backend(), text(3, 40)
+    assert_equal_steps(Block(), engine, *((words[:, :n], labels[:, :n].contiguous()) for n in (7, 12, 19, 30)))
+    assert len(engine.compile_log.graphs) == 2
+
+
 def test_the_same_passes_fire_as_for_one_size() -> None:
     engine, module = backend(), Block(words=6000)
     assert_equal_steps(module, engine, text(4, 60), text(5, 64), text(6, 50))

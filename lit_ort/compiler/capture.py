@@ -98,7 +98,8 @@ def capture(
     settle_recurrent(graph)
     graph.lint()
     tensors = tensors_of(arguments)
-    detached = tuple(tensor.detach() for tensor in tensors)
+    # As sessions take them: strides of their own would be sizes that change, too.
+    detached = tuple(tensor.detach().contiguous() for tensor in tensors)
     program = _export(fx.GraphModule(graph_module, graph), detached, calls, dimensions)
     changed = _changed_inputs(program)
     if changed:
