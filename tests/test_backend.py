@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -146,6 +147,40 @@ def test_tied_and_frozen_parameters() -> None:
     assert_same_step(module, step, torch.randint(11, (3, 4)))
     assert module.mix.weight.grad is None
     assert module.mix.bias.grad is not None
+
+
+class Matrix(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(5, 5))
+
+
+TWICE: dict[str, Callable[[Tensor], Tensor]] = {
+    "square": lambda x: x * x,
+    "product": lambda x: x @ x,
+    "product with its transpose": lambda x: x @ x.T,
+    "linear": lambda x: F.linear(x, x),
+    "sum and product": lambda x: torch.addmm(x, x, x),
+    "concatenation": lambda x: torch.cat([x, x]),
+}
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("operator", TWICE)
+def test_one_operator_that_reads_a_parameter_twice(operator: str, split: bool) -> None:
+    twice = TWICE[operator]
+    module, twin = Matrix(), Matrix()
+    engine = backend()
+
+    def step(weight: Tensor) -> Tensor:
+        value = twice(weight).tanh()
+        return value if split else value.sum()
+
+    torch.compile(step, backend=engine)(module.weight).sum().backward()
+    step(twin.weight).sum().backward()
+    assert relative_error(gradients(module)["weight"], gradients(twin)["weight"]) < 1e-5
+    assert [graph.kind for graph in engine.compile_log.graphs] == ["split" if split else "fused"]
 
 
 def test_a_parameter_that_the_loss_does_not_reach_gets_no_gradient() -> None:

@@ -29,6 +29,7 @@ from lit_ort.runtime.aten import DOMAIN, NAMESPACE, Backward, Kernel
 from lit_ort.runtime.engine import ERROR_SEVERITY, ORT_ERRORS, C, quiet_onnxruntime
 
 _HELD_GRADIENTS = "lit_ort::held_gradients"
+_SAME = "lit_ort::same"
 
 
 def forward_only(model: ir.Model) -> TrainingModel:
@@ -55,6 +56,7 @@ def fused_gradient(model: ir.Model, signature: StepSignature) -> TrainingModel:
     _register_aten_gradients()
     _register_torch_calls(model, signature)
     _mark_inputs_twice(model.graph)
+    _mark_inputs_read_twice(model.graph)
     data = _serialize(model)
     try:
         with quiet_onnxruntime():
@@ -94,6 +96,7 @@ def split_gradient(model: ir.Model, signature: StepSignature) -> TrainingModel:
     _register_aten_gradients()
     _register_torch_calls(model, signature)
     _mark_inputs_twice(model.graph)
+    _mark_inputs_read_twice(model.graph)
     try:
         with quiet_onnxruntime():
             builder.initialize(_serialize(model), config)
@@ -130,6 +133,7 @@ def _session_options() -> onnxruntime.SessionOptions:
 def _register_aten_gradients() -> None:
     """Tells the builders of the gradients of ATen nodes; registering twice is harmless."""
     C.register_custom_stop_gradient_edges(_aten_key(STOP_GRADIENT), {0})
+    C.register_gradient_definition(_aten_key(_SAME), [_definition(_SAME, "", ["GO(0)"], [0])])
     for kernel in KERNELS.values():
         if kernel.differentiable:
             definition = _placeholder(kernel) if kernel.backward is None else _backward_node(kernel.backward)
@@ -154,10 +158,38 @@ def _mark_inputs_twice(graph: ir.Graph) -> None:
     for node in list(graph):
         value = node.inputs[0] if is_stop_gradient(node) else None
         if value is not None and value.is_graph_input():
-            first = ir.node(OPERATOR, [value], dict(node.attributes), domain=DOMAIN, version=1, name=f"{node.name}/end")
-            first.outputs[0].type, first.outputs[0].shape = value.type, value.shape
+            first = _marker(value, node.attributes.get_string("operator", ""), f"{node.name}/end")
             graph.insert_before(node, first)
             node.replace_input_with(0, first.outputs[0])
+
+
+def _mark_inputs_read_twice(graph: ir.Graph) -> None:
+    """Where one node reads an input in two places: the builders would give two gradients the input's one name."""
+    for value in dict.fromkeys(value for node in graph for value in _read_twice(node)):
+        readers = tuple(value.uses())
+        first = _marker(value, _SAME, f"{value.name}/same")
+        for node, position in readers:
+            node.replace_input_with(position, first.outputs[0])
+        graph.insert_before(graph[0], first)
+
+
+def _read_twice(node: ir.Node) -> list[ir.Value]:
+    """Inputs of the graph; transposed ones too, as a product takes the transposition into itself."""
+    read = [_before_transpose(value) for value in node.inputs if value is not None]
+    return [value for value in read if value.is_graph_input() and read.count(value) > 1]
+
+
+def _before_transpose(value: ir.Value) -> ir.Value:
+    node = value.producer()
+    read = node.inputs[0] if node is not None and node.op_type == "Transpose" else None
+    return value if read is None else read
+
+
+def _marker(value: ir.Value, operator: str, name: str) -> ir.Node:
+    """A node that hands `value` on and that no optimizer takes away; `_finish` turns it into an Identity."""
+    node = ir.node(OPERATOR, [value], {"operator": operator}, domain=DOMAIN, version=1, name=name)
+    node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
+    return node
 
 
 def _aten_key(operator: str, overload: str = "") -> str:
@@ -226,7 +258,7 @@ def _finish(training: ir.Model) -> None:
     for node in training.graph:
         if operator_of(node) == _HELD_GRADIENTS:
             _expand(training.graph, node)
-        elif is_stop_gradient(node):
+        elif is_stop_gradient(node) or operator_of(node) == _SAME:
             node.domain, node.op_type, node.overload = "", "Identity", ""
             node.attributes.clear()
     name_nodes(training)
