@@ -41,7 +41,7 @@ class ORTOptions:
             is not torch's own, when all are there. For steps whose loss and gradients are those of one graph, under
             `ORTStrategy`, where nobody else reads gradients; anything else keeps its optimizer's step, with a warning.
         dynamic: `"auto"` compiles the first batch for its sizes, and the first one of another size for any size of the
-            dimensions that changed; `"never"` compiles every size by itself, which is faster where there are few.
+            dimensions that changed; `"never"` compiles every size by itself.
         disable_passes: exact names of graph passes to leave out (`lit_ort.compiler.passes.names()` lists them).
         dump_dir: folder that receives the ONNX file of every stage of every graph; they are compiled anew for it, also
             where `cache_dir` has them.

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lit_ort import ORTStrategy, explain
-from tests.lightning_models import BATCH, Net, loader, trainer
+from tests.lightning_models import BATCH, Net, assert_same_weights, loader, trainer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The '.*dataloader' does not have many workers:UserWarning"),
@@ -61,11 +61,6 @@ def assert_same_run(make: Make = Net, loaders: Callable[[], Any] = loader, **set
     assert_same_weights(found, expected)
     assert getattr(found, "seen", []) == pytest.approx(getattr(expected, "seen", []), rel=1e-4)
     return found
-
-
-def assert_same_weights(found: nn.Module, expected: nn.Module) -> None:
-    for (name, a), b in zip(found.state_dict().items(), expected.state_dict().values(), strict=True):
-        assert float((a - b).norm()) <= 1e-5 * float(b.norm().clamp_min(1e-3)), name
 
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import lit_ort
 from lit_ort.errors import CaptureError, LitOrtWarning, OptionsError, UnsupportedError
-from tests.lightning_models import Branching, Net, constant_loader, loader, trainer
+from tests.lightning_models import Branching, Net, assert_same_weights, constant_loader, loader, trainer
 
 pytestmark = pytest.mark.filterwarnings(
     # Lightning's advice on data loaders, and its own use of a deprecated checkpoint flag.
@@ -40,11 +40,6 @@ def fit(
 
 def dropping() -> Net:
     return Net(dropout=0.5)
-
-
-def assert_same_weights(a: torch.nn.Module, b: torch.nn.Module, tolerance: float = 1e-5) -> None:
-    for (name, x), y in zip(a.state_dict().items(), b.state_dict().values(), strict=True):
-        assert float((x - y).norm()) <= tolerance * float(y.norm().clamp_min(1e-3)), name
 
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -204,13 +204,15 @@ class CompiledGraph:
         outputs = executable(tensors)
         if self._graph.returns is None:
             return outputs
-        numbers = dict(zip(self._graph.returned, self._graph.returns(*arguments), strict=True))
-        return tuple(numbers.get(position, output) for position, output in enumerate(outputs))
+        returned = dict(zip(self._graph.returned, self._graph.returns(*arguments), strict=True))
+        return tuple(returned.get(position, output) for position, output in enumerate(outputs))
 
     def _find(self, numbers: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> Executable | None:
         """What was compiled for other sizes, and serves these."""
-        known = ((key, found) for key, found in self._executables.items() if key[0] == numbers)
-        return next((found for _, found in known if found.changes_size and found.serves(tensors)), None)
+        for (same_numbers, _), found in self._executables.items():
+            if same_numbers == numbers and found.changes_size and found.serves(tensors):
+                return found
+        return None
 
     def _compile(self, given: Sequence[Any], key: tuple[Any, ...]) -> Executable:
         executable = self._backend.executable(self._graph.module, given, self._any_sizes)

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 from torch._functorch.autograd_function import autograd_function_apply
 
-from lit_ort.compiler.kernels.torch_call import FUNCTION, TorchCall
+from lit_ort.compiler.kernels.torch_call import FUNCTION, TorchCall, words_for
 from lit_ort.compiler.torch_calls import emit
 from lit_ort.errors import CaptureError
 
@@ -56,8 +56,9 @@ def _call_of(position: int, node: fx.Node) -> Callable[..., Any]:
     results = (example,) if isinstance(example, torch.Tensor) else tuple(example)
 
     def call(*tensors: torch.Tensor) -> Any:
-        words = [{"tensor": k, "bool": tensor.dtype == torch.bool} for k, tensor in enumerate(tensors)]
-        made = emit(TorchCall(f"{FUNCTION}{position}", words, {}, tuple(range(len(results)))), tensors, results)
+        inputs: list[torch.Tensor] = []
+        words = words_for(tensors, inputs)
+        made = emit(TorchCall(f"{FUNCTION}{position}", words, {}, tuple(range(len(results)))), inputs, results)
         return made[0] if isinstance(example, torch.Tensor) else tuple(made)
 
     return call

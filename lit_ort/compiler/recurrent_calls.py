@@ -1,4 +1,8 @@
-"""Recurrent layers, each as one call of torch's own."""
+"""Recurrent layers, each as one call of torch's own.
+
+Apart from `recurrent`, which Dynamo's settings need in every process: calls bring the exporter with them, and a graph
+from the cache runs without it.
+"""
 
 from __future__ import annotations
 

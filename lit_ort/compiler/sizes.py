@@ -63,6 +63,11 @@ def changes(size: int) -> bool:
     return isinstance(size, Size)
 
 
+def reshape_to(sizes: Sequence[int]) -> list[int]:
+    """What a Reshape is told for sizes of which at most one changes."""
+    return [-1 if changes(size) else size for size in sizes]
+
+
 def _size(dimension: int | ir.SymbolicDim, examples: Mapping[str, int]) -> int | None:
     if isinstance(dimension, int):
         return dimension

@@ -19,7 +19,7 @@ from lit_ort.compiler.kernel_nodes import kernel_node, kernel_of, set_kernel
 from lit_ort.compiler.kernels import attention, linear_cross_entropy
 from lit_ort.compiler.kernels.bf16 import BF16, gemm_name, matmul_name
 from lit_ort.compiler.passes.base import NodePass, put_in_place
-from lit_ort.compiler.sizes import changes, product_of, sizes_of
+from lit_ort.compiler.sizes import changes, product_of, reshape_to, sizes_of
 from lit_ort.errors import ConvertError
 from lit_ort.options import BF16_MIXED
 
@@ -111,7 +111,7 @@ def _replace_rows(graph: ir.Graph, node: ir.Node, left: tuple[int, ...], right: 
     assert a is not None
     assert a.shape is not None
     rows, columns = product_of(a.shape[:-1]), right[1]
-    flat = _reshape(graph, a, (-1, left[-1]), ir.Shape([rows, left[-1]]), f"{node.name}/rows")
+    flat = _reshape(graph, a, [-1, left[-1]], ir.Shape([rows, left[-1]]), f"{node.name}/rows")
     product = kernel_node(
         gemm_name(False, False),
         [flat.outputs[0], b],
@@ -119,14 +119,13 @@ def _replace_rows(graph: ir.Graph, node: ir.Node, left: tuple[int, ...], right: 
         f"{node.name}/product",
     )
     product.outputs[0].name = f"{node.outputs[0].name}__rows"
-    sizes = tuple(-1 if changes(size) else size for size in left[:-1])
     shape = ir.Shape([*a.shape[:-1], columns])
-    back = _reshape(graph, product.outputs[0], (*sizes, columns), shape, str(node.name))
+    back = _reshape(graph, product.outputs[0], reshape_to((*left[:-1], columns)), shape, str(node.name))
     put_in_place(graph, node, back, flat, product)
 
 
-def _reshape(graph: ir.Graph, data: ir.Value, sizes: tuple[int, ...], shape: ir.Shape, name: str) -> ir.Node:
-    wanted = ir.Value(name=f"{name}__shape", const_value=ir.tensor(list(sizes), dtype=ir.DataType.INT64))
+def _reshape(graph: ir.Graph, data: ir.Value, sizes: list[int], shape: ir.Shape, name: str) -> ir.Node:
+    wanted = ir.Value(name=f"{name}__shape", const_value=ir.tensor(sizes, dtype=ir.DataType.INT64))
     wanted.dtype, wanted.shape = ir.DataType.INT64, ir.Shape([len(sizes)])
     graph.register_initializer(wanted)
     node = ir.node("Reshape", [data, wanted], name=name)

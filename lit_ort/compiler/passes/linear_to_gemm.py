@@ -13,7 +13,7 @@ from onnxscript.rewriter import pattern
 
 from lit_ort.compiler.autocast import same_precision
 from lit_ort.compiler.passes.base import RewritePass
-from lit_ort.compiler.sizes import changes, product_of, sizes_of
+from lit_ort.compiler.sizes import changes, product_of, reshape_to, sizes_of
 
 
 class _MatMulTransposedWeight(pattern.RewriteRuleClassBase):
@@ -80,8 +80,7 @@ def _gemm(op, x: ir.Value, weight: ir.Value, bias: ir.Value | None):  # type: ig
 def _leading(op, x: ir.Value, data: tuple[int, ...], last: int):  # type: ignore[no-untyped-def]
     """The sizes of `x` but for the last one, which is `last`."""
     if sum(map(changes, data[:-1])) < 2:
-        sizes = [-1 if changes(size) else size for size in (*data[:-1], last)]
-        return op.Constant(value=ir.tensor(sizes, dtype=ir.DataType.INT64))
+        return op.Constant(value=ir.tensor(reshape_to((*data[:-1], last)), dtype=ir.DataType.INT64))
     width = op.Constant(value=ir.tensor([last], dtype=ir.DataType.INT64))
     return op.Concat(op.Shape(x, start=0, end=-1), width, axis=0)
 
