@@ -11,6 +11,7 @@ from lit_ort.errors import (
     LitOrtError,
     LitOrtWarning,
     OptionsError,
+    RankError,
     SessionError,
     UnsupportedError,
     VerificationError,
@@ -19,7 +20,7 @@ from lit_ort.inspect import explain
 from lit_ort.options import ORTOptions
 from lit_ort.plan import MemoryPlan, plan_memory
 from lit_ort.precision import ORTPrecision
-from lit_ort.strategies import CompiledStrategy, ORTStrategy, register
+from lit_ort.strategies import CompiledStrategy, ORTDDPStrategy, ORTStrategy, ORTZero1Strategy, register
 
 __all__ = [
     "CaptureError",
@@ -31,10 +32,13 @@ __all__ = [
     "LitOrtWarning",
     "MemoryPlan",
     "ORTBackend",
+    "ORTDDPStrategy",
     "ORTOptions",
     "ORTPrecision",
     "ORTStrategy",
+    "ORTZero1Strategy",
     "OptionsError",
+    "RankError",
     "SessionError",
     "UnsupportedError",
     "VerificationError",

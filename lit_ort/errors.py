@@ -15,6 +15,10 @@ class UnsupportedError(LitOrtError, ValueError):
     """A setting of Lightning that the strategy can't serve yet."""
 
 
+class RankError(LitOrtError):
+    """A process of several could not join the others, or lost them."""
+
+
 class VerificationError(LitOrtError):
     """The first step through ONNX Runtime disagrees with eager."""
 

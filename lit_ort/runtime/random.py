@@ -21,12 +21,11 @@ RANDOM_OPERATORS = frozenset(
 )
 _SEEDS = 2**31 - 1
 
-_generator: ContextVar[torch.Generator | None] = ContextVar("lit_ort_generator", default=None)
+# Far from multiples of each other, whatever the ranks.
+_BETWEEN_STREAMS = 0x9E3779B97F4A7C15
 
-
-def current_generator() -> torch.Generator | None:
-    """The generator in use; None is torch's default one."""
-    return _generator.get()
+# The generator, None for torch's default one, and the stream.
+_source: ContextVar[tuple[torch.Generator | None, int]] = ContextVar("lit_ort_source", default=(None, 0))
 
 
 def seed_from_torch() -> None:
@@ -34,16 +33,20 @@ def seed_from_torch() -> None:
     C.set_seed(draw_seed())
 
 
-def draw_seed() -> int:
-    """A seed from the generator in use."""
-    return int(torch.randint(_SEEDS, (), generator=_generator.get()).item())
+def draw_seed(below: int = _SEEDS) -> int:
+    """A seed from the generator in use, of its stream."""
+    generator, stream = _source.get()
+    return (int(torch.randint(below, (), generator=generator).item()) + stream * _BETWEEN_STREAMS) % below
 
 
 @contextmanager
-def draw_from(generator: torch.Generator) -> Iterator[None]:
-    """Lets the sessions run inside draw their seeds from `generator`, whatever else draws from torch's default one."""
-    token = _generator.set(generator)
+def draw_from(generator: torch.Generator, stream: int = 0) -> Iterator[None]:
+    """Lets the sessions run inside draw their seeds from `generator`, whatever else draws from torch's default one.
+
+    Streams of one generator differ: ranks that have the same generator, and save it as one, each take their own.
+    """
+    token = _source.set((generator, stream))
     try:
         yield
     finally:
-        _generator.reset(token)
+        _source.reset(token)

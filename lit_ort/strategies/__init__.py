@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from typing import Any
 
 from lit_ort.strategies.compiled import CompiledStrategy
+from lit_ort.strategies.ddp import ORTDDPStrategy
 from lit_ort.strategies.single import ORTStrategy
+from lit_ort.strategies.zero1 import ORTZero1Strategy
 
-DESCRIPTION = "One device, steps through ONNX Runtime"
+_DESCRIPTIONS = {
+    "ORTStrategy": "One device, steps through ONNX Runtime",
+    "ORTDDPStrategy": "Several processes, steps through ONNX Runtime, gradients combined by DistributedDataParallel",
+    "ORTZero1Strategy": "As ort_ddp, with the optimizer's state shared out among the processes",
+}
 
 
 def register() -> None:
-    """Makes `Trainer(strategy="ort")` known to `lightning.pytorch` and, where installed, to `pytorch_lightning`."""
+    """Makes the strategies' names known to `lightning.pytorch` and, where installed, to `pytorch_lightning`."""
     from lightning.pytorch.strategies import StrategyRegistry
 
-    StrategyRegistry.register("ort", ORTStrategy, description=DESCRIPTION, override=True)
+    _register(StrategyRegistry, importlib.import_module(__name__))
     if importlib.util.find_spec("pytorch_lightning") is not None:
-        module = importlib.import_module("lit_ort.strategies.single_pytorch_lightning")
         registry = importlib.import_module("pytorch_lightning.strategies").StrategyRegistry
-        registry.register("ort", module.ORTStrategy, description=DESCRIPTION, override=True)
+        _register(registry, importlib.import_module("lit_ort.strategies.on_pytorch_lightning"))
 
 
-__all__ = ["CompiledStrategy", "ORTStrategy", "register"]
+def _register(registry: Any, classes: Any) -> None:
+    for name, description in _DESCRIPTIONS.items():
+        strategy = getattr(classes, name)
+        registry.register(strategy.strategy_name, strategy, description=description, override=True)
+
+
+__all__ = ["CompiledStrategy", "ORTDDPStrategy", "ORTStrategy", "ORTZero1Strategy", "register"]

@@ -1,10 +1,10 @@
-"""What the strategies add to Lightning's single-device strategy, whichever of its two packages that comes from."""
+"""What the strategies add to those of Lightning, whichever of its two packages these come from."""
 
 from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from lit_ort.runtime.updates import Updates
 from lit_ort.strategies.steps import CompiledSteps
 from lit_ort.strategies.updates import clipping_of, is_from_lightning, reason_against_updates
 
-# Stands before either package's SingleDeviceStrategy in the bases of a strategy.
+# Stands before a strategy of either package in the bases of a strategy.
 _Base: Any = object
 
 # What Lightning's plugins call the precisions that options have.
@@ -29,7 +29,7 @@ PRECISIONS = {"32-true": FLOAT32, "32": FLOAT32, 32: FLOAT32, "bf16-mixed": BF16
 
 
 class CompiledMixin(_Base):
-    """A single-device strategy whose training, validation, test and predict steps run through `torch.compile`."""
+    """A strategy whose training, validation, test and predict steps run through `torch.compile`."""
 
     _steps: CompiledSteps | None = None
     _fail_on_recompile_limit = False
@@ -95,22 +95,16 @@ class ORTMixin(CompiledMixin):
     """Steps through ONNX Runtime; refuses at once what it can't serve.
 
     Args:
-        device, accelerator, checkpoint_io, precision_plugin: as in Lightning's `SingleDeviceStrategy`.
         options: those of `ORTOptions`, by name.
+        arguments: of Lightning's strategy.
     """
 
+    strategy_name: str
     compile_log: CompileLog
     _generator: torch.Generator | None = None
     _resumed_state: torch.Tensor | None = None
 
-    def __init__(
-        self,
-        device: Any = "cpu",
-        accelerator: Any | None = None,
-        checkpoint_io: Any | None = None,
-        precision_plugin: Any | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, options: Mapping[str, Any], **arguments: Any) -> None:
         self.options = ORTOptions.from_mapping(options)
         self.compile_log = CompileLog()
         self._backends: dict[str, ORTBackend] = {}
@@ -120,7 +114,7 @@ class ORTMixin(CompiledMixin):
         self._fail_on_recompile_limit = self.options.fallback == "error"
         # Made now, so that the name of a pass that doesn't exist is refused now.
         self._backend("training_step")
-        super().__init__(device, accelerator, checkpoint_io, precision_plugin)
+        super().__init__(**arguments)
 
     def backend_of(self, step: str) -> ORTBackend:
         return self._backend(step)
@@ -140,7 +134,8 @@ class ORTMixin(CompiledMixin):
             self.options = dataclasses.replace(self.options, precision=precision)
             self._backends.clear()
 
-    # Randomness: one stream of seeds for sessions, apart from torch's default generator, which data loaders draw from.
+    # Randomness: seeds of sessions come from a generator apart from torch's default one, which data loaders draw from.
+    # It is the same in every process, and each rank takes a stream of its own.
 
     def on_train_start(self) -> None:
         super().on_train_start()
@@ -157,8 +152,13 @@ class ORTMixin(CompiledMixin):
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         assert self._generator is not None, "the Trainer calls on_train_start() before any training step"
         self._free_old_gradients()
-        with draw_from(self._generator):
+        with draw_from(self._generator, self.rank):
             return super().training_step(*args, **kwargs)
+
+    @property
+    def rank(self) -> int:
+        """Of this process among those that train together."""
+        return 0
 
     def _free_old_gradients(self) -> None:
         """Does before the step what Lightning does between step and backward.
@@ -217,8 +217,9 @@ class ORTMixin(CompiledMixin):
     def accelerator(self, accelerator: Any) -> None:
         if accelerator is not None and type(accelerator).__name__ != "CPUAccelerator":
             raise UnsupportedError(
-                f"accelerator is {type(accelerator).__name__}, and strategy='ort' runs on the CPU so far. "
-                "Use Trainer(accelerator='cpu', strategy='ort'), or strategy='auto' on this accelerator."
+                f"accelerator is {type(accelerator).__name__}, and strategy={self.strategy_name!r} runs on the CPU so "
+                f"far. Use Trainer(accelerator='cpu', strategy={self.strategy_name!r}), or Lightning's own strategies "
+                "on this accelerator."
             )
         _fset("accelerator", self, accelerator)
 
@@ -231,37 +232,12 @@ class ORTMixin(CompiledMixin):
         precision = getattr(precision_plugin, "precision", precision_plugin)
         if precision is not None and precision not in PRECISIONS:
             raise UnsupportedError(
-                f"precision={precision!r} is not built for strategy='ort' yet; it computes in '32-true' or "
-                "'bf16-mixed'. Use one of them, or strategy='auto' with this precision."
+                f"precision={precision!r} is not built for strategy={self.strategy_name!r} yet; it computes in "
+                "'32-true' or 'bf16-mixed'. Use one of them, or Lightning's own strategies with this precision."
             )
         mixed = type(precision_plugin).__name__ == "MixedPrecision"
         _fset("precision_plugin", self, _plain(precision_plugin) if mixed else precision_plugin)
         self._compute_in(PRECISIONS.get(precision, FLOAT32))
-
-    @property
-    def parallel_devices(self) -> Sequence[Any]:
-        """Empty: it is here so that Lightning says how many devices were asked for."""
-        return ()
-
-    @parallel_devices.setter
-    def parallel_devices(self, devices: Sequence[Any] | None) -> None:
-        if devices is not None and len(devices) > 1:
-            raise UnsupportedError(
-                f"devices={len(devices)}, and strategy='ort' trains on one. Use devices=1, or strategy='ddp' with "
-                "eager steps for several."
-            )
-
-    @property
-    def num_nodes(self) -> int:
-        return 1
-
-    @num_nodes.setter
-    def num_nodes(self, nodes: int) -> None:
-        if nodes != 1:
-            raise UnsupportedError(
-                f"num_nodes={nodes}, and strategy='ort' trains on one. Use num_nodes=1, or strategy='ddp' with eager "
-                "steps for several."
-            )
 
 
 @torch.compiler.disable

@@ -15,9 +15,10 @@ from collections.abc import Iterator
 import torch
 
 from lit_ort.compiler.kernels.bf16 import BF16, ROUNDED
-from lit_ort.compiler.kernels.masks import Draws, draw_seed, scale_of, smallest_kept
+from lit_ort.compiler.kernels.masks import SEEDS, Draws, scale_of, smallest_kept
 from lit_ort.runtime.aten import Backward, Kernel
 from lit_ort.runtime.buffers import BufferPool
+from lit_ort.runtime.random import draw_seed
 
 NAME, MASKED, GRADIENT, MASKED_GRADIENT = (
     "attention",
@@ -186,7 +187,7 @@ def attention(
     Returns:
         float[batch, heads, length, value width], and the seed of the masks, int64[1].
     """
-    seed = torch.tensor([draw_seed() if float(ratio) > 0 else 0])
+    seed = torch.tensor([draw_seed(SEEDS) if float(ratio) > 0 else 0])
     shape = (*query.shape[:3], value.shape[3])
     query, key, value = (_rows(pool.cast(tensor, products), mask) for tensor in (query, key, value))
     call = _call(query, key, ratio, settings, mask, int(seed))

@@ -11,9 +11,10 @@ import functools
 import torch
 
 from lit_ort.compiler.kernels.bf16 import ROUNDED
-from lit_ort.compiler.kernels.masks import LEVELS, Draws, draw_seed, scale_of, smallest_kept
+from lit_ort.compiler.kernels.masks import LEVELS, SEEDS, Draws, scale_of, smallest_kept
 from lit_ort.runtime.aten import Kernel
 from lit_ort.runtime.buffers import BufferPool
+from lit_ort.runtime.random import draw_seed
 
 DROPOUT, DROPOUT_GRADIENT = "dropout", "dropout_gradient"
 # Where each of the two takes the share of elements to drop.
@@ -37,7 +38,7 @@ def dropout(
     """
     share = float(ratio)
     mask = pool.empty(*data.shape, dtype=torch.uint8)
-    draw_mask(mask.view(-1), share, draw_seed())
+    draw_mask(mask.view(-1), share, draw_seed(SEEDS))
     return _masked(pool, data, mask, share, result), mask
 
 

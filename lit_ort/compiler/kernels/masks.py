@@ -11,10 +11,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from lit_ort.runtime.random import current_generator
-
 LEVELS = 2**16
-_SEEDS = 2**63 - 1
+# The seeds of masks are below this.
+SEEDS = 2**63 - 1
 
 
 class Draws:
@@ -27,11 +26,6 @@ class Draws:
         """The next `count` numbers, int16[count]."""
         drawn = self._generator.integers(0, 2**64, -(-count // 4), dtype=np.uint64)
         return torch.from_numpy(drawn.view(np.int16))[:count]
-
-
-def draw_seed() -> int:
-    """A seed from the generator in use."""
-    return int(torch.empty((), dtype=torch.int64).random_(_SEEDS, generator=current_generator()))
 
 
 def smallest_kept(share: float) -> int:

@@ -1,0 +1,1 @@
+"""What several processes do together, on torch.distributed: how gradients are combined and optimizers are shared."""

@@ -1,0 +1,264 @@
+"""`ort_ddp` and `ort_zero1` on two ranks beside one process that sees the whole of each batch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_optimizer
+import torch
+import torch.distributed as dist
+from lightning.pytorch import LightningModule, seed_everything
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, DistributedSampler
+
+import lit_ort
+from lit_ort import ORTDDPStrategy, ORTZero1Strategy
+from lit_ort.errors import LitOrtError, OptionsError
+from tests.lightning_models import Net, loader, trainer
+from tests.ranks import run_on_ranks
+
+pytestmark = pytest.mark.slow
+
+RANKS = 2
+BATCH = 8
+ROWS = 80
+Weights = dict[str, Tensor]
+
+
+class Partial(Net):
+    """Leaves one parameter out of the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Parameter(torch.ones(3))
+
+
+class ByHand(Net):
+    """Steps its optimizer by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        optimizer: Any = self.optimizers()
+        loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        return loss
+
+
+class Statistics(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.GELU())
+
+
+class WithLamb(Net):
+    def configure_optimizers(self) -> Any:
+        return pytorch_optimizer.Lamb(self.parameters(), lr=1e-2, weight_decay=0.01)
+
+
+class WithAdam(Net):
+    def configure_optimizers(self) -> Any:
+        groups = [{"params": self.body.parameters()}, {"params": self.head.parameters(), "weight_decay": 0.1}]
+        optimizer = torch.optim.AdamW(groups, 1e-2, eps=1e-3)
+        return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5)]
+
+
+def fit(
+    strategy: Any, make: Callable[[], LightningModule], rows: int = ROWS, batch: int = BATCH, **settings: Any
+) -> Any:
+    seed_everything(1, verbose=False)
+    module = make()
+    checkpoint = settings.pop("ckpt_path", None)
+    made = trainer(
+        strategy, **{"devices": RANKS if dist.is_torchelastic_launched() else 1, "limit_val_batches": 1, **settings}
+    )
+    made.fit(module, part_of(loader(rows, batch)), loader(), ckpt_path=checkpoint, weights_only=False)
+    return made
+
+
+def part_of(whole: DataLoader[Any]) -> DataLoader[Any]:
+    """Every second row of the data on each of two ranks, in order: together their batches are those of one process."""
+    if not dist.is_torchelastic_launched():
+        return whole
+    dataset: Any = whole.dataset
+    sampler = DistributedSampler(dataset, RANKS, int(os.environ["RANK"]), shuffle=False)
+    return DataLoader(dataset, whole.batch_size, sampler=sampler)
+
+
+def weights(made: Any) -> Weights:
+    return {name: value.clone() for name, value in made.lightning_module.state_dict().items()}
+
+
+def strict(**arguments: Any) -> ORTDDPStrategy:
+    return ORTDDPStrategy(fallback="error", **arguments)
+
+
+def sharded(**arguments: Any) -> ORTZero1Strategy:
+    return ORTZero1Strategy(fallback="error", **arguments)
+
+
+# What runs on both ranks, with the module and the settings that one process has for the same weights.
+RUNS: dict[str, tuple[Callable[[], Any], Callable[[], LightningModule], dict[str, Any]]] = {
+    "ddp": (strict, Net, {}),
+    "overlap": (lambda: strict(overlap=True, bucket_cap_mb=1e-4), Net, {}),
+    "gradients in buckets": (lambda: strict(gradient_as_bucket_view=True), Net, {}),
+    "accumulation": (strict, Net, {"accumulate_grad_batches": 2}),
+    "clip": (strict, Net, {"gradient_clip_val": 0.05}),
+    "an optimizer by hand": (strict, ByHand, {}),
+    "zero1": (sharded, Net, {}),
+    "zero1 with AdamW": (sharded, WithAdam, {}),
+    "zero1 with LAMB": (sharded, WithLamb, {}),
+    "zero1 with accumulation": (sharded, WithAdam, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.05}),
+}
+# What differs from one process in eager too, so that eager's two ranks are the measure.
+EAGER_RUNS: dict[str, tuple[dict[str, Any], Callable[[], LightningModule], int]] = {
+    "a shorter last batch": ({}, Net, 76),
+    "an unused parameter": ({"find_unused_parameters": True}, Partial, ROWS),
+    "batch statistics": ({}, Statistics, ROWS),
+}
+
+
+def all_runs(folder: Path) -> dict[str, Any]:
+    results: dict[str, Any] = {name: weights(fit(make(), net, **s)) for name, (make, net, s) in RUNS.items()}
+    for name, (arguments, net, rows) in EAGER_RUNS.items():
+        results[name] = weights(fit(strict(**arguments), net, rows))
+        results[f"eager: {name}"] = weights(fit(DDPStrategy(**arguments), net, rows))
+    results["kinds"] = kinds(strict()), kinds(strict(overlap=True, bucket_cap_mb=1e-4))
+    results["dropout"] = dropped()
+    results["adasum"] = weights(fit(strict(adasum=True), Net))
+    results["state"] = state_sizes()
+    results["refused"] = refusals()
+    whole = fit(sharded(), WithAdam, max_epochs=1)
+    whole.save_checkpoint(folder / "one.ckpt", weights_only=False)
+    results["resumed"] = weights(fit(sharded(), WithAdam, ckpt_path=folder / "one.ckpt"))
+    return results
+
+
+def kinds(strategy: ORTDDPStrategy) -> list[str]:
+    made = fit(strategy, Net, max_epochs=1)
+    return [graph.kind for graph in lit_ort.explain(made).graphs if graph.name.startswith("training")]
+
+
+def dropped() -> list[float]:
+    """Losses of a rank on the same data as the other one has."""
+    module = Net(dropout=0.5, learning_rate=0.0)
+    trainer(strict(), devices=RANKS, max_epochs=1, use_distributed_sampler=False).fit(module, loader(), loader())
+    return module.losses
+
+
+def state_sizes() -> tuple[int, int]:
+    """Elements of the optimizer's state on this rank, and those of all parameters."""
+    made = fit(sharded(), WithAdam, max_epochs=1)
+    held = made.optimizers[0].optim.state.values()
+    moments = sum(value.numel() for state in held for value in state.values() if value.dim())
+    return moments, sum(value.numel() for value in made.lightning_module.parameters())
+
+
+def refusals() -> dict[str, str]:
+    tried: dict[str, Callable[[], Any]] = {
+        "sync": lambda: fit(strict(), Net, sync_batchnorm=True),
+        "static": lambda: fit(strict(static_graph=True), Net, accumulate_grad_batches=2),
+        "world": lambda: fit(strict(), Net, devices=3),
+    }
+    return {name: message_of(function) for name, function in tried.items()}
+
+
+def message_of(function: Callable[[], Any]) -> str:
+    try:
+        function()
+    except (LitOrtError, ValueError) as error:
+        return str(error)
+    return "nothing was raised"
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], Path]:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    return run_on_ranks(all_runs, RANKS, folder), folder
+
+
+Results = tuple[list[dict[str, Any]], Path]
+
+
+def assert_equal(found: Weights, expected: Weights, tolerance: float = 1e-5) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        error = float((found[name] - value).float().norm())
+        assert error <= tolerance * max(float(value.float().norm()), 1e-3), name
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_weights_are_those_of_one_process(name: str, results: Results) -> None:
+    _, net, settings = RUNS[name]
+    expected = weights(fit("auto", net, batch=RANKS * BATCH, **settings))
+    for rank in range(RANKS):
+        assert_equal(results[0][rank][name], expected)
+
+
+@pytest.mark.parametrize("name", EAGER_RUNS)
+def test_weights_are_those_of_eager_ranks(name: str, results: Results) -> None:
+    for found in results[0]:
+        assert_equal(found[name], found[f"eager: {name}"])
+
+
+def test_a_step_is_one_graph_or_one_for_each_bucket(results: Results) -> None:
+    fused, by_bucket = results[0][0]["kinds"]
+    assert set(fused) == {"fused"}
+    assert "split" in by_bucket
+    assert len(by_bucket) > len(fused)
+
+
+def test_ranks_drop_different_elements(results: Results) -> None:
+    first, second = (found["dropout"] for found in results[0])
+    assert all(a != b for a, b in zip(first, second, strict=True))
+
+
+def test_adasum_reaches_the_gradients(results: Results) -> None:
+    (first, second), averaged = (found["adasum"] for found in results[0]), results[0][0]["ddp"]
+    assert_equal(first, second)
+    assert any(not torch.allclose(first[name], averaged[name], rtol=1e-3) for name in averaged)
+
+
+def test_each_rank_holds_its_part_of_the_optimizer(results: Results) -> None:
+    held = [found["state"][0] for found in results[0]]
+    assert sum(held) == 2 * results[0][0]["state"][1]
+    assert max(held) < 0.7 * sum(held)
+
+
+def test_a_sharded_checkpoint_resumes_on_two_ranks_and_on_one(results: Results) -> None:
+    found, folder = results
+    expected = weights(fit("auto", WithAdam, batch=RANKS * BATCH))
+    assert_equal(found[0]["resumed"], expected)
+    alone = fit(lit_ort.ORTStrategy(fallback="error"), WithAdam, batch=RANKS * BATCH, ckpt_path=folder / "one.ckpt")
+    assert_equal(weights(alone), expected)
+
+
+def test_what_cannot_work_is_refused_with_a_sentence(results: Results) -> None:
+    refused = results[0][0]["refused"]
+    assert "SyncBatchNorm has no kernel for the CPU" in refused["sync"]
+    assert "static_graph=True with accumulate_grad_batches=2" in refused["static"]
+    assert "3" in refused["world"]
+    assert "2" in refused["world"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"bucket_cap": 5}, "Unknown argument 'bucket_cap'. There are overlap"),
+        ({"adasum": 1}, "adasum=1 is not a bool"),
+        ({"optimizer_in_graph": True}, "before strategy='ort_ddp' has combined gradients"),
+        ({"adasum": True, "ddp_comm_hook": print}, "adasum=True is a ddp_comm_hook"),
+    ],
+)
+def test_wrong_arguments_raise_at_once(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionsError, match=message):
+        ORTDDPStrategy(**arguments)

@@ -1,0 +1,32 @@
+"""Runs a function in several processes that torch.distributed joins over gloo on 127.0.0.1."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+T = TypeVar("T")
+
+
+def run_on_ranks(function: Callable[..., T], ranks: int, *args: Any) -> list[T]:
+    """What `function(*args)`, importable by name, returns on each rank. As `torchrun --nproc-per-node=<ranks>`.
+
+    Raises:
+        ChildFailedError: a rank raised; its message has the traceback of the first one that did.
+    """
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=ranks,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        max_restarts=0,
+        monitor_interval=0.1,
+        start_method="spawn",
+    )
+    results = elastic_launch(config, function)(*args)
+    return [results[rank] for rank in range(ranks)]
