@@ -14,6 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
+from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
@@ -101,6 +102,12 @@ def planned_mib(trainer: Trainer) -> float | None:
     return max(planned) / MIB if planned else None
 
 
+@rank_zero_only
+def report(results: dict[str, Any], folder: Path) -> None:
+    (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    show(results)
+
+
 def show(results: dict[str, Any]) -> None:
     metrics, steps = results["metrics"], results["steps"]
     console = Console(soft_wrap=True, highlight=False)
@@ -129,8 +136,7 @@ def main(config: DictConfig) -> None:
             if isinstance(link, (InputError, LitOrtError)):
                 sys.exit(f"error: {link}")
         raise
-    (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    show(results)
+    report(results, folder)
 
 
 if __name__ == "__main__":

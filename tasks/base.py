@@ -116,9 +116,10 @@ class Task(LightningModule):
     def _log(self, split: str, means: Mapping[str, Tensor], shown: bool) -> None:
         derived = self.derived(means)
         for name, value in means.items():
-            self.log(f"{split}/{name}", value, prog_bar=shown or (name != "loss"), batch_size=1)
+            bar = shown or name != "loss"
+            self.log(f"{split}/{name}", value, prog_bar=bar, batch_size=1, sync_dist=split != "train")
         for name, value in derived.items():
-            self.log(f"{split}/{name}", value, prog_bar=True, batch_size=1)
+            self.log(f"{split}/{name}", value, prog_bar=True, batch_size=1, sync_dist=split != "train")
 
 
 class LanguageModel(Task):

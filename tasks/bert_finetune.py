@@ -105,7 +105,7 @@ class BertFinetune(HuggingFaceTask, Task):
 
     def _log_evaluation(self, split: str) -> None:
         super()._log_evaluation(split)
-        self.log(f"{split}/macro_f1", self.f1.compute(), prog_bar=True)
+        self.log(f"{split}/macro_f1", self.f1.compute(), prog_bar=True, sync_dist=True)
         self._draw_confusion(split)
         self.f1.reset()
         self.confusion.reset()

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from transformers import PreTrainedTokenizerFast
 
 from tasks.data.batches import Batch
@@ -47,28 +47,58 @@ class BatchSource(Dataset[Batch]):
     def __getitem__(self, key: BatchKey) -> Batch: ...
 
 
-class FixedBatches(Sampler[BatchKey]):
-    """The same batches at every epoch; the last one is shorter where the items don't divide."""
+@dataclass(frozen=True)
+class Share:
+    """Which batches a process takes: of `ranks` processes, number `rank` takes every `ranks`-th from its own number on.
 
-    def __init__(self, items: int, batch_size: int) -> None:
+    All take as many.
+    """
+
+    ranks: int = 1
+    rank: int = 0
+
+
+ALL = Share()
+
+
+class FixedBatches(DistributedSampler[BatchKey]):
+    """The same batches at every epoch; the last one is shorter where the items don't divide. Where the batches don't
+    divide by the processes, the first ones are read again.
+    """
+
+    def __init__(self, items: int, batch_size: int, share: Share = ALL) -> None:
+        # Lightning leaves a sampler of this class as it is.
+        super().__init__(range(items), share.ranks, share.rank, shuffle=False)  # type: ignore[arg-type]
         self.items = items
         self.batch_size = batch_size
+        self.share = share
         self.epoch = 0
 
+    def set_epoch(self, epoch: int) -> None:
+        """Nothing: they are the same."""
+
     def __len__(self) -> int:
-        return -(-self.items // self.batch_size)
+        return -(-self._batches_of_all() // self.share.ranks)
 
     def __iter__(self) -> Iterator[BatchKey]:
-        for start in range(0, len(self) * self.batch_size, self.batch_size):
+        for batch in range(len(self)):
+            start = self._place(batch) % self._batches_of_all() * self.batch_size
             yield BatchKey(self.epoch, start, min(start + self.batch_size, self.items))
+
+    def _batches_of_all(self) -> int:
+        return -(-self.items // self.batch_size)
+
+    def _place(self, batch: int) -> int:
+        """Among the batches of all processes, of this one's batch."""
+        return batch * self.share.ranks + self.share.rank
 
 
 class EpochBatches(FixedBatches):
     """Full batches of the epoch that was set last. Lightning sets it on the sampler of a loader before each epoch."""
 
-    def __init__(self, items: int, batch_size: int) -> None:
-        super().__init__(items, batch_size)
-        # The epoch as Lightning numbers it, and its batches so far.
+    def __init__(self, items: int, batch_size: int, share: Share = ALL) -> None:
+        super().__init__(items, batch_size, share)
+        # The epoch as Lightning numbers it, and its batches so far, of all processes together.
         self._epoch, self._batches = 0, 0
         # By how much Lightning's number is too high.
         self._ahead = 0
@@ -87,21 +117,22 @@ class EpochBatches(FixedBatches):
         self._resuming = True
 
     def __len__(self) -> int:
-        return self.items // self.batch_size
+        return self.items // self.batch_size // self.share.ranks
 
     def __iter__(self) -> Iterator[BatchKey]:
         first = 0
         if self._resuming:
             self._resuming = False
             if self.epoch == self._epoch:
-                first = self._batches
+                first = self._batches // self.share.ranks
             else:
                 # By 0, but Lightning counts one too many where max_steps is set and the state is from an epoch's end.
                 self._ahead += self.epoch - (self._epoch + 1)
         epoch = self.epoch - self._ahead
         for batch in range(first, len(self)):
-            self._epoch, self._batches = self.epoch, batch + 1
-            yield BatchKey(epoch, batch * self.batch_size, (batch + 1) * self.batch_size)
+            self._epoch, self._batches = self.epoch, (batch + 1) * self.share.ranks
+            start = self._place(batch) * self.batch_size
+            yield BatchKey(epoch, start, start + self.batch_size)
 
 
 class BatchLoader(DataLoader[Batch]):
@@ -182,16 +213,28 @@ class PretrainingData(LightningDataModule):
         }
 
     def setup(self, stage: str) -> None:
-        _ = self.splits
+        items, ranks = len(self.splits.train), self._share.ranks
+        require(
+            items >= self.batch_size * ranks,
+            f"data.batch_size={self.batch_size}: training has only {items} items, and no full batch for each of "
+            f"{ranks} processes. Give a smaller one, fewer processes, or more data.",
+        )
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        return EpochLoader(self.splits.train, EpochBatches(len(self.splits.train), self.batch_size))
+        return EpochLoader(self.splits.train, EpochBatches(len(self.splits.train), self.batch_size, self._share))
 
     def val_dataloader(self) -> DataLoader[Batch]:
-        return BatchLoader(self.splits.valid, FixedBatches(len(self.splits.valid), self.eval_batch_size))
+        return self._evaluation(self.splits.valid)
 
     def test_dataloader(self) -> DataLoader[Batch]:
-        return BatchLoader(self.splits.test, FixedBatches(len(self.splits.test), self.eval_batch_size))
+        return self._evaluation(self.splits.test)
+
+    def _evaluation(self, source: BatchSource) -> DataLoader[Batch]:
+        return BatchLoader(source, FixedBatches(len(source), self.eval_batch_size, self._share))
+
+    @property
+    def _share(self) -> Share:
+        return ALL if self.trainer is None else Share(self.trainer.world_size, self.trainer.global_rank)
 
     def state_dict(self) -> dict[str, Any]:
         tokenizer = self.splits.tokenizer
