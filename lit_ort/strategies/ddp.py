@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -22,6 +23,8 @@ from lit_ort.errors import OptionsError, RankError, UnsupportedError
 from lit_ort.options import ORTOptions
 from lit_ort.strategies.mixins import ORTMixin
 
+# What gloo says when another process has gone or doesn't answer.
+_LOST = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "Broken pipe")
 _FIRST_BUCKET = "_DEFAULT_FIRST_BUCKET_BYTES"
 # What the strategy itself hands to DistributedDataParallel.
 _OWN_ARGUMENTS = frozenset({"self", "kwargs", "module", "device_ids", "output_device", "dim"})
@@ -116,9 +119,14 @@ class DDPMixin(ORTMixin):
 
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
-        if dist.is_initialized():
-            cause = f"{type(exception).__name__}: {str(exception).splitlines()[0] if str(exception) else ''}"
-            print(f"lit_ort: rank {self.global_rank} of {self.world_size} stops: {cause}", file=sys.stderr, flush=True)
+        if not dist.is_initialized():
+            return
+        step = self.lightning_module.trainer.global_step
+        head = f"lit_ort: rank {self.global_rank} of {self.world_size} stops at step {step}: "
+        print(head + _cause(exception), file=sys.stderr, flush=True)
+        if self.launcher is not None:
+            # Lightning leaves those that it started running, and one that waits for this rank waits long.
+            self.launcher.kill(signal.SIGKILL)
 
 
 class ORTDDPStrategy(DDPMixin, DDPStrategy):
@@ -152,6 +160,17 @@ def _graphs_by_bucket(wrapper: DistributedDataParallel) -> Iterator[None]:
     first = min(getattr(dist, _FIRST_BUCKET), wrapper.bucket_bytes_cap)
     with torch._dynamo.config.patch(optimize_ddp=True), patch.object(dist, _FIRST_BUCKET, first):
         yield
+
+
+def _cause(exception: BaseException) -> str:
+    """One line on what went wrong; another rank's fault is told from one's own."""
+    said = f"{type(exception).__name__}: {exception}".strip().splitlines()[0]
+    if any(sign in str(exception) for sign in _LOST):
+        return (
+            f"it lost another rank, or waited for it longer than the timeout ({said}). That rank's own line says why; "
+            "one that has no line hangs, or died without a word."
+        )
+    return said
 
 
 def _flag(name: str, value: object) -> bool:

@@ -1,0 +1,41 @@
+"""A training run on two ranks of which one fails: `python failing.py <how>`, or under torchrun."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+from typing import Any
+
+from torch import Tensor
+
+from lit_ort import ORTDDPStrategy
+from tests.lightning_models import Net, loader, trainer
+
+WAIT_S = 8
+
+
+class Failing(Net):
+    def on_train_batch_start(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        if self.global_rank == 1 and batch_idx == 2:
+            _fail(sys.argv[1])
+
+
+def _fail(how: str) -> None:
+    if how == "raises":
+        raise ValueError("row 17 of the data is broken")
+    if how == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "hangs":
+        time.sleep(600)
+
+
+def main() -> None:
+    strategy: Any = ORTDDPStrategy(timeout=timedelta(seconds=WAIT_S))
+    trainer(strategy, devices=2).fit(Failing(), loader(), loader())
+
+
+if __name__ == "__main__":
+    main()

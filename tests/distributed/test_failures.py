@@ -1,0 +1,57 @@
+"""A rank that raises, dies or hangs ends the whole job soon, says which and why, and leaves no process behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.distributed.failing import WAIT_S
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = Path(__file__).with_name("failing.py")
+LAUNCHERS = {
+    "lightning": [sys.executable],
+    "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"],
+}
+# Of imports, compilation and the watch of the processes.
+START_S = 90
+CAUSES = {
+    "raises": "rank 1 of 2 stops at step 2: ValueError: row 17 of the data is broken",
+    "dies": "rank 0 of 2 stops at step 2: it lost another rank",
+    "hangs": "rank 0 of 2 stops at step 2: it lost another rank, or waited for it longer than the timeout",
+}
+
+
+def processes_of(mark: str) -> list[psutil.Process]:
+    return [process for process in psutil.process_iter() if _mark_of(process) == mark]
+
+
+def _mark_of(process: psutil.Process) -> str | None:
+    try:
+        return process.environ().get("LIT_ORT_TEST")
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return None
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("how", CAUSES)
+def test_one_failing_rank_ends_the_job(how: str, launcher: str) -> None:
+    mark = uuid.uuid4().hex
+    environment = {**os.environ, "LIT_ORT_TEST": mark, "PYTHONPATH": str(SCRIPT.parents[2])}
+    command = [*LAUNCHERS[launcher], str(SCRIPT), how]
+    job = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=START_S + 2 * WAIT_S)
+    assert job.returncode != 0
+    if launcher == "lightning" or how != "dies":  # torchrun may stop the other rank before it has noticed
+        assert CAUSES[how] in job.stderr
+    until = time.monotonic() + 10
+    while processes_of(mark) and time.monotonic() < until:
+        time.sleep(0.2)
+    assert not processes_of(mark)
