@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lit_ort.compiler.backend import ORTBackend
+from lit_ort.distributed.pipeline import Pipeline
 from lit_ort.errors import (
     CaptureError,
     CompileError,
@@ -20,7 +21,14 @@ from lit_ort.inspect import explain
 from lit_ort.options import ORTOptions
 from lit_ort.plan import MemoryPlan, plan_memory
 from lit_ort.precision import ORTPrecision
-from lit_ort.strategies import CompiledStrategy, ORTDDPStrategy, ORTStrategy, ORTZero1Strategy, register
+from lit_ort.strategies import (
+    CompiledStrategy,
+    ORTDDPStrategy,
+    ORTPipelineStrategy,
+    ORTStrategy,
+    ORTZero1Strategy,
+    register,
+)
 
 __all__ = [
     "CaptureError",
@@ -34,10 +42,12 @@ __all__ = [
     "ORTBackend",
     "ORTDDPStrategy",
     "ORTOptions",
+    "ORTPipelineStrategy",
     "ORTPrecision",
     "ORTStrategy",
     "ORTZero1Strategy",
     "OptionsError",
+    "Pipeline",
     "RankError",
     "SessionError",
     "UnsupportedError",

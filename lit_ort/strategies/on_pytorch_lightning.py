@@ -5,6 +5,8 @@ from __future__ import annotations
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 
 from lit_ort.strategies.ddp import DDPMixin
+from lit_ort.strategies.pipeline import PipelineMixin
+from lit_ort.strategies.processes import Unwrapped
 from lit_ort.strategies.single import SingleDeviceMixin
 from lit_ort.strategies.zero1 import Zero1Mixin
 
@@ -19,3 +21,7 @@ class ORTDDPStrategy(DDPMixin, DDPStrategy):
 
 class ORTZero1Strategy(Zero1Mixin, DDPStrategy):
     """As `lit_ort.ORTZero1Strategy`, on `pytorch_lightning`'s classes."""
+
+
+class ORTPipelineStrategy(PipelineMixin, Unwrapped, DDPStrategy):
+    """As `lit_ort.ORTPipelineStrategy`, on `pytorch_lightning`'s classes."""

@@ -1,0 +1,170 @@
+"""`strategy="ort_pipeline"`: a model in stages, each on a process of its own; micro-batches go through them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch.strategies import DDPStrategy
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.optim import Optimizer
+
+from lit_ort.distributed import merged_state
+from lit_ort.distributed.clipping import SharedNormPrecision
+from lit_ort.distributed.pipeline import ONE_FORWARD_ONE_BACKWARD, Pipeline, Placement, placed, require_schedule
+from lit_ort.errors import OptionsError, UnsupportedError
+from lit_ort.strategies.processes import ProcessesMixin, Unwrapped
+from lit_ort.strategies.steps import dynamo_settings
+
+
+class PipelineMixin(ProcessesMixin):
+    """Everything of `ORTPipelineStrategy` but the package of Lightning's that it comes on."""
+
+    strategy_name = "ort_pipeline"
+    _placement: Placement | None = None
+
+    def __init__(
+        self,
+        *,
+        schedule: str = ONE_FORWARD_ONE_BACKWARD,
+        micro_batches: int = 8,
+        pipeline_size: int | None = None,
+        **arguments: Any,
+    ) -> None:
+        require_schedule(schedule)
+        self._schedule = schedule
+        self._micro_batches = _whole("micro_batches", micro_batches)
+        self._pipeline_size = None if pipeline_size is None else _whole("pipeline_size", pipeline_size)
+        super().__init__(arguments, ("schedule", "micro_batches", "pipeline_size"))
+
+    # Who has what.
+
+    def setup_distributed(self) -> None:
+        ranks = self.num_nodes * self.num_processes
+        size = self._pipeline_size or ranks
+        if ranks % size:
+            raise UnsupportedError(
+                f"pipeline_size={size} doesn't divide the {ranks} processes into pipelines. Give a number that does."
+            )
+        super().setup_distributed()
+        mesh = init_device_mesh("cpu", (ranks // size, size), mesh_dim_names=("replicas", "stages"))
+        self._placement = Placement(
+            mesh.get_group("stages"), mesh.get_group("replicas"), self._schedule, self._micro_batches, self._compiled
+        )
+
+    @property
+    def placement(self) -> Placement:
+        assert self._placement is not None, "the Trainer calls setup_environment() first"
+        return self._placement
+
+    @contextmanager
+    def model_sharded_context(self) -> Iterator[None]:
+        with placed(self.placement), super().model_sharded_context():
+            yield
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        replicas = self.placement.replicas
+        return {"num_replicas": replicas.size(), "rank": replicas.rank()}
+
+    def setup(self, trainer: Any) -> None:
+        _require_stages(self.lightning_module)
+        if self.placement.replicas.size() == 1:
+            # Every process reads the same batches, those of one process.
+            trainer._accelerator_connector.use_distributed_sampler = False
+        super().setup(trainer)
+        self._precision_plugin = SharedNormPrecision(self.precision_plugin.precision, self.placement.group)
+        self._agree()
+
+    def _agree(self) -> None:
+        """Replicas begin with the weights of the first one."""
+        replicas = self.placement.replicas
+        for tensor in (*self.lightning_module.parameters(), *self.lightning_module.buffers()):
+            dist.broadcast(tensor.detach(), dist.get_global_rank(replicas, 0), group=replicas)
+
+    # A step itself is plain Python; what it calls of a pipeline is compiled, stage by stage.
+
+    def _run(self, step: str, *args: Any, **kwargs: Any) -> Any:
+        with dynamo_settings(step, self._fail_on_recompile_limit):
+            return getattr(self.lightning_module, step)(*args, **kwargs)
+
+    def _compiled(self, stage: nn.Module, name: str) -> Callable[..., Any]:
+        return torch.compile(stage, backend=self._backend(name))
+
+    # Checkpoints are those of one process.
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        own = super().lightning_module_state_dict()
+        parts = merged_state.gathered(own, self.placement.group)
+        return merged_state.merged_weights(parts) if self.is_global_zero else own
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        own = self.lightning_module.state_dict()
+        part = {name: value for name, value in checkpoint["state_dict"].items() if name in own}
+        super().load_model_state_dict({"state_dict": part}, strict)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        optimizer = getattr(optimizer, "_optimizer", optimizer)
+        names = merged_state.names_by_group(optimizer, self.lightning_module)
+        parts = merged_state.gathered((optimizer.state_dict(), names), self.placement.group)
+        if not self.is_global_zero:
+            return {}
+        states, names_of_all = zip(*parts, strict=True)
+        return merged_state.merged_optimizer(states, names_of_all)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        own = [merged_state.names_by_group(optimizer, self.lightning_module) for optimizer in self.optimizers]
+        of_all: list[Any] = [None] * self.placement.size
+        dist.all_gather_object(of_all, own, group=self.placement.group)
+        states = [
+            merged_state.part_of_optimizer(state, merged_state.merged_names([names[k] for names in of_all]), own[k])
+            for k, state in enumerate(checkpoint["optimizer_states"])
+        ]
+        super().load_optimizer_state_dict({"optimizer_states": states})
+
+
+class ORTPipelineStrategy(PipelineMixin, Unwrapped, DDPStrategy):
+    """Trains a module whose `configure_model` makes a `lit_ort.Pipeline`: each process keeps some of its stages.
+
+    With more processes than a pipeline has, there are several pipelines, whose gradients are averaged. Checkpoints are
+    those of one process, and are read by any strategy. Every process of a pipeline reads the same batches.
+
+    Args:
+        schedule: "1f1b" (one forward and one backward in turn, which keeps the least), "gpipe" (all forwards, then all
+            backwards), or "interleaved" (1f1b with several stages a process).
+        micro_batches: parts of a batch that go through the stages one after the other.
+        pipeline_size: processes of one pipeline; None takes all.
+        arguments: options of `lit_ort.ORTOptions` and arguments of Lightning's `DDPStrategy`, by name.
+
+    Raises:
+        OptionsError: an unknown argument, or a value outside its rule.
+        UnsupportedError: stages that the processes can't share, parameters outside of stages ...
+        RankError: a process that could not join the others.
+    """
+
+
+def _whole(name: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise OptionsError(f"{name}={value!r} must be a whole number above 0. Give such a number.")
+    return value
+
+
+def _require_stages(module: nn.Module) -> None:
+    pipelines = [(name, part) for name, part in module.named_modules() if isinstance(part, Pipeline)]
+    inside = tuple(f"{name}." for name, _ in pipelines)
+    outside = [name for name, _ in module.named_parameters() if not name.startswith(inside)]
+    if not pipelines or outside:
+        problem = f"{outside[0]} is outside of its stages" if pipelines else "it makes none"
+        raise UnsupportedError(
+            f"strategy='ort_pipeline' trains the stages of a lit_ort.Pipeline that {type(module).__name__} makes in "
+            f"configure_model, and {problem}. Put all parameters into stages, or use strategy='ort_ddp'."
+        )
+    if any(part._placement is None for _, part in pipelines):
+        raise UnsupportedError(
+            f"{type(module).__name__} makes its lit_ort.Pipeline outside of configure_model, so that every process has "
+            "all stages. Make it there."
+        )

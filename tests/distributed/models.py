@@ -1,0 +1,51 @@
+"""A small module in stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+
+from lit_ort import Pipeline
+
+
+def hidden_stage(inputs: int, outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(inputs, outputs), nn.GELU(), nn.LayerNorm(outputs))
+
+
+class Staged(LightningModule):
+    """A classifier in so many stages."""
+
+    def __init__(self, stages: int = 2, optimizer: Callable[..., torch.optim.Optimizer] | None = None) -> None:
+        super().__init__()
+        self.count = stages
+        self.optimizer = optimizer or partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+        self.pipeline: Pipeline | None = None
+        self.losses: list[float] = []
+
+    def configure_model(self) -> None:
+        if self.pipeline is None:
+            middle = [partial(hidden_stage, 16, 16)] * (self.count - 2)
+            stages = [partial(hidden_stage, 6, 16), *middle, partial(nn.Linear, 16, 4)]
+            self.pipeline = Pipeline(stages, F.cross_entropy)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        assert self.pipeline is not None
+        loss = self.pipeline(*batch)
+        self.losses.append(loss.item())
+        return loss
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        assert self.pipeline is not None
+        self.log("val_loss", self.pipeline(*batch), sync_dist=True)
+
+    def configure_optimizers(self) -> Any:
+        decayed = [p for p in self.parameters() if p.dim() > 1]
+        plain = [p for p in self.parameters() if p.dim() < 2]
+        optimizer = self.optimizer([{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}])
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.8)]
