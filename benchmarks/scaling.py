@@ -1,89 +1,216 @@
-"""Step and compile time against layers, batch and length, as a table and a picture.
+"""Steps and memory of one and more processes on this machine, eager beside ONNX Runtime.
 
-    python benchmarks/scaling.py --workload gpt2 --picture scaling.png
+    python benchmarks/scaling.py --workload gpt2 --ranks 1 2
 
-Each point is a run of `step_time.py` in a process of its own, its rivals interleaved. Prints one line of JSON a point.
+Each process has the workload's whole batch, and an equal part of the cores. Times are interleaved in one group of
+processes for each number of them, memory is taken in groups of their own. Prints a table, then one line of JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
-import subprocess
+import os
+import statistics
 import sys
+import time
+import uuid
 from pathlib import Path
 from typing import Any
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+import psutil
+import torch
+import torch._dynamo
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.nn.parallel import DistributedDataParallel
 
-STEP_TIME = Path(__file__).with_name("step_time.py")
-RIVALS = ("eager", "inductor", "ort")
-# What else holds while one of them changes is the workload's own.
-AXES = {"layers": (4, 12, 24), "batch": (1, 2, 4, 8), "length": (64, 128, 256, 512)}
-FIGURES = {"step_ms": "step, ms", "compile_seconds": "first step less a later one, s"}
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.step_time import PACKAGES, STEPS_FOR_MEMORY, WARM_UP, figure, machine
+from benchmarks.workloads import LEARNING_RATE, WORKLOADS, Workload
+from lit_ort import ORTBackend, ORTOptions
+from lit_ort.callbacks import MIB, peak_rss_bytes
+from lit_ort.distributed.adasum import AdaSum, adasum_hook
+
+RIVALS = ("eager", "ort")
+SUFFIXES = ("apart", "overlap", "views", "zero1", "adasum")
+
+
+class Step(nn.Module):
+    """The loss of a workload as a forward, which DistributedDataParallel wraps."""
+
+    def __init__(self, workload: Workload, compiled: bool) -> None:
+        super().__init__()
+        self.module = workload.build()
+        backend = ORTBackend(ORTOptions(fallback="error"))
+        self._loss = torch.compile(workload.loss, backend=backend) if compiled else workload.loss
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        return self._loss(self.module, batch)
+
+
+class Rival:
+    """One way to take a step: `eager` or `ort`, with `+overlap`, `+views` (gradients as bucket views), `+zero1`,
+    `+adasum`; `+apart` exchanges nothing, and so shows what computing at the same time takes by itself.
+    """
+
+    def __init__(self, name: str, workload: Workload) -> None:
+        torch.manual_seed(0)
+        engine, *choices = name.split("+")
+        self._overlap = "overlap" in choices
+        step = Step(workload, engine == "ort")
+        self._step: nn.Module = step
+        if dist.get_world_size() > 1 and "apart" not in choices:
+            wrapped = DistributedDataParallel(step, gradient_as_bucket_view="views" in choices)
+            if "adasum" in choices:
+                wrapped.register_comm_hook(AdaSum(), adasum_hook)
+            self._step = wrapped
+        self._optimizer: torch.optim.Optimizer = torch.optim.Adam(step.parameters(), lr=LEARNING_RATE, fused=True)
+        if "zero1" in choices:
+            from lit_ort.distributed.sharding import ShardedOptimizer
+
+            self._optimizer = ShardedOptimizer(self._optimizer)
+
+    def step(self, batch: Any) -> float:
+        """Milliseconds of a step: zero_grad, loss, backward, optimizer."""
+        start = time.perf_counter()
+        self._optimizer.zero_grad()
+        with torch._dynamo.config.patch(optimize_ddp=self._overlap):
+            loss = self._step(batch)
+        loss.backward()
+        self._optimizer.step()
+        return (time.perf_counter() - start) * 1e3
+
+    def optimizer_bytes(self) -> int:
+        held = getattr(self._optimizer, "optim", self._optimizer).state.values()
+        return sum(v.numel() * v.element_size() for state in held for v in state.values() if torch.is_tensor(v))
 
 
 def main() -> None:
     arguments = parse()
-    points: dict[str, dict[int, dict[str, Any]]] = {}
-    for axis in arguments.axes:
-        for number in AXES[axis]:
-            found = point(arguments.workload, axis, number, arguments.rounds)
-            points.setdefault(axis, {})[number] = found
-            print(json.dumps({"workload": arguments.workload, axis: number, "rivals": found}), flush=True)
-    for axis, values in points.items():
-        print(f"\n{table(axis, values)}")
-    draw(points, arguments.workload).savefig(arguments.picture, dpi=120)
+    report = {
+        "workload": arguments.workload,
+        "configuration": WORKLOADS[arguments.workload](**dict(arguments.shape)).configuration,
+        "machine": machine(),
+        "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
+        "date": time.strftime("%Y-%m-%d"),
+        "rounds": arguments.rounds,
+        "ranks": {ranks: of_ranks(ranks, arguments) for ranks in arguments.ranks},
+    }
+    print(table(report))
+    print(json.dumps(report))
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workload", choices=("bert", "gpt2"), default="gpt2")
-    parser.add_argument("--axes", nargs="+", choices=tuple(AXES), default=list(AXES))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--picture", default="scaling.png")
+    parser.add_argument("--workload", choices=sorted(WORKLOADS), default="transformer_lm")
+    parser.add_argument("--shape", nargs="*", type=figure, default=[], metavar="NAME=N", help="such as layers=2")
+    parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--rivals", nargs="+", type=rival, default=list(RIVALS), help="eager, ort, ort+overlap ...")
+    parser.add_argument("--threads", type=int, help="of each process; by default its part of the cores of the most")
+    parser.add_argument("--rounds", type=int, default=8)
     return parser.parse_args()
 
 
-def point(workload: str, axis: str, number: int, rounds: int) -> dict[str, Any]:
-    """The rivals' figures at one value of an axis."""
-    command = [sys.executable, str(STEP_TIME), "--workload", workload, "--times-only", "--rounds", str(rounds)]
-    command += ["--shape", f"{axis}={number}", "--rivals", *RIVALS]
-    result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    rivals = json.loads(result.stdout.splitlines()[-1])["rivals"]
-    return {name: {figure: rivals[name][figure] for figure in FIGURES} for name in RIVALS}
+def rival(name: str) -> str:
+    engine, *choices = name.split("+")
+    if engine not in RIVALS or not set(choices) <= set(SUFFIXES):
+        raise argparse.ArgumentTypeError(f"{name!r} is none of {RIVALS} with +{', +'.join(SUFFIXES)}")
+    return name
 
 
-def table(axis: str, values: dict[int, dict[str, Any]]) -> str:
-    titles = [axis, *(f"{name} ms" for name in RIVALS), "to eager", "to inductor", "compile s: inductor, ort"]
-    lines = [f"| {' | '.join(titles)} |"]
-    lines.append("|" + "---|" * len(titles))
-    for number, rivals in values.items():
-        step = [rivals[name]["step_ms"] for name in RIVALS]
-        ratios = (step[-1] / step[0], step[-1] / step[1])
-        compiled = ", ".join(f"{rivals[name]['compile_seconds']:.1f}" for name in RIVALS[1:])
-        cells = [str(number), *(f"{ms:.0f}" for ms in step), *(f"{ratio:.2f}" for ratio in ratios), compiled]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+def of_ranks(ranks: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The rivals' figures with so many processes."""
+    threads = arguments.threads or max(1, (os.cpu_count() or 1) // max(arguments.ranks))
+    given = (arguments.workload, dict(arguments.shape), threads)
+    times = launched(ranks, timed, *given, list(arguments.rivals), arguments.rounds)
+    memory = {name: launched(ranks, measured, *given, name) for name in arguments.rivals}
+    # A step is over when its slowest process is.
+    slowest = {name: map(max, zip(*(part[name] for part in times), strict=True)) for name in arguments.rivals}
+    step_ms = {name: statistics.median(values) for name, values in slowest.items()}
+    return {
+        name: {
+            "step_ms": step_ms[name],
+            "to_eager": step_ms[name] / step_ms.get("eager", step_ms[name]),
+            "peak_mib": max(part["peak_mib"] for part in memory[name]),
+            "optimizer_mib": max(part["optimizer_mib"] for part in memory[name]),
+        }
+        for name in arguments.rivals
+    }
 
 
-def draw(points: dict[str, dict[int, dict[str, Any]]], workload: str) -> Figure:
-    figure = Figure(figsize=(4 * len(points), 7), layout="constrained")
-    grid = figure.subplots(len(FIGURES), len(points), squeeze=False)
-    for column, (axis, values) in enumerate(points.items()):
-        for row, (name, title) in enumerate(FIGURES.items()):
-            _lines(grid[row][column], values, name)
-            grid[row][column].set(xlabel=axis, ylabel=title, ylim=(0, None), xticks=list(values))
-    grid[0][0].legend()
-    figure.suptitle(workload)
-    return figure
+def launched(ranks: int, function: Any, *given: Any) -> list[Any]:
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=ranks,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        max_restarts=0,
+        monitor_interval=0.1,
+    )
+    results = elastic_launch(config, function)(*given)
+    return [results[rank] for rank in range(ranks)]
 
 
-def _lines(axes: Axes, values: dict[int, dict[str, Any]], figure: str) -> None:
-    for name in RIVALS:
-        axes.plot(list(values), [rivals[name][figure] for rivals in values.values()], marker="o", label=name)
-    axes.grid(alpha=0.3)
+def timed(workload: str, shape: dict[str, int], threads: int, rivals: list[str], rounds: int) -> dict[str, list[float]]:
+    """On each process: its steps, one of every rival in each round."""
+    made, batch = begin(workload, shape, threads)
+    runners = {name: Rival(name, made) for name in rivals}
+    for _ in range(WARM_UP):
+        for runner in runners.values():
+            runner.step(batch)
+    times: dict[str, list[float]] = {name: [] for name in rivals}
+    for k in range(rounds):
+        for name in rivals[k % len(rivals) :] + rivals[: k % len(rivals)]:
+            dist.barrier()
+            times[name].append(runners[name].step(batch))
+    dist.destroy_process_group()
+    return times
+
+
+def measured(workload: str, shape: dict[str, int], threads: int, name: str) -> dict[str, float]:
+    """On each process: its peak memory above module and imports, and what its optimizer keeps."""
+    made, batch = begin(workload, shape, threads)
+    if name.startswith("ort"):
+        torch.compile(lambda x: x + 1, backend=ORTBackend(ORTOptions()))(torch.zeros(2))
+    runner = Rival(name, made)
+    resident = psutil.Process().memory_info().rss
+    for _ in range(STEPS_FOR_MEMORY):
+        runner.step(batch)
+    peak = peak_rss_bytes()
+    assert peak is not None, "benchmarks run on Linux, which tells"
+    optimizer = runner.optimizer_bytes()
+    dist.destroy_process_group()
+    return {"peak_mib": (peak - resident) / MIB, "optimizer_mib": optimizer / MIB}
+
+
+def begin(workload: str, shape: dict[str, int], threads: int) -> tuple[Workload, Any]:
+    torch.set_num_threads(threads)
+    dist.init_process_group("gloo")
+    made = WORKLOADS[workload](**shape)
+    torch.manual_seed(dist.get_rank())
+    return made, made.batch()
+
+
+def table(report: dict[str, Any]) -> str:
+    lines = [
+        f"{report['workload']}: {report['configuration']}, Adam (fused), no clip",
+        f"{report['machine']}; medians of {report['rounds']} rounds",
+        "",
+        "| processes | | ms a step | to eager | peak MiB above module | optimizer MiB |",
+        "|---|---|---|---|---|---|",
+    ]
+    for ranks, rivals in report["ranks"].items():
+        for name, row in rivals.items():
+            cells = [f"{row['step_ms']:.0f}", f"{row['to_eager']:.2f}"]
+            cells += [f"{row['peak_mib']:.0f}", f"{row['optimizer_mib']:.0f}"]
+            lines.append(f"| {ranks} | {name} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

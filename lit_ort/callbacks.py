@@ -58,7 +58,8 @@ class StepStatistics(Callback):
 
     window: batches behind the logged median and rate.
     item: the name of what `count_items` counts, such as "tokens".
-    count_items: items of a batch; `first_dimension` counts samples. Of several processes each has as many.
+    count_items: items of a batch; `first_dimension` counts samples. Where several processes have batches of their
+        own, each has as many.
 
     Logs speed/step_ms and speed/<item>_per_s (medians over the window), speed/first_step_s (once) and memory/peak_mib.
     Reads clocks and one line of /proc, never a tensor.
@@ -111,7 +112,9 @@ class StepStatistics(Callback):
         else:
             step_s = now_s - self._batch_start_s
             self._step_s.append(step_s)
-            self._rates.append(self.count_items(batch) * trainer.world_size / step_s)
+            # Processes with batches of their own; those of one pipeline have the same ones.
+            replicas = (trainer.distributed_sampler_kwargs or {}).get("num_replicas", 1)
+            self._rates.append(self.count_items(batch) * replicas / step_s)
         # Between the logger's steps the bar is brought up to date too, seldom enough to cost nothing.
         every = trainer.log_every_n_steps  # pyright: ignore[reportAttributeAccessIssue] (set by a connector)
         if self._step_s and (trainer.global_step % every == 0 or self._steps % 10 == 0):

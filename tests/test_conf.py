@@ -50,7 +50,10 @@ def composed(folder: Path, *overrides: str, name: str = "train") -> DictConfig:
 
 def data_arguments(target: str) -> dict[str, Any]:
     """What the data would decide about a task."""
-    words = {"tasks.transformer_lm.TransformerLM": {"vocabulary_size": 11}}
+    words = {
+        "tasks.transformer_lm.TransformerLM": {"vocabulary_size": 11},
+        "tasks.pipeline_lm.PipelineLM": {"vocabulary_size": 11},
+    }
     bert = train_wordpiece(["a few words"], 30)
     subwords = {
         "tasks.gpt2.GPT2": {"tokenizer": train_byte_level_bpe(["a few words"], 260)},
@@ -69,6 +72,7 @@ def make(config: DictConfig, group: str) -> Any:
     if group in ("optimizer", "scheduler"):
         task = make(config, "task")
         task.trainer = Trainer(max_steps=10, logger=False)
+        task.configure_model()
         return task.configure_optimizers()
     if group in ("precision", "trainer"):
         return instantiate(config.trainer, logger=False)
@@ -96,8 +100,9 @@ def test_every_choice_composes_and_instantiates(
 @pytest.mark.parametrize("experiment", choices("experiment"))
 def test_every_experiment_composes_and_instantiates(experiment: str, tmp_path: Path) -> None:
     # A model of the hub, or of its size, is for another test than this one.
-    small = ["model.pretrained=null", "model.layers=1", "model.width=32"] if not experiment.startswith("trans") else []
-    config = composed(tmp_path, f"experiment={experiment}", *small)
+    smaller = {"transformer": [], "pipeline": ["task.layers=2", "task.width=32"]}
+    others = ["model.pretrained=null", "model.layers=1", "model.width=32"]
+    config = composed(tmp_path, f"experiment={experiment}", *smaller.get(experiment.split("_")[0], others))
     for group in ("task", "data", "optimizer", "trainer", "callbacks"):
         assert make(config, group)
 

@@ -18,11 +18,9 @@ class SharedNormPrecision(ORTPrecision):
         self._group = group
 
     def clip_grad_by_norm(self, optimizer: torch.optim.Optimizer, clip_val: float) -> None:
-        gradients = [p.grad for p in self.main_params(optimizer) if p.grad is not None]
-        squares = [gradient.double().square().sum() for gradient in gradients]
-        total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
-        dist.all_reduce(total, group=self._group)
-        # As torch.nn.utils.clip_grad_norm_ has it.
-        factor = (clip_val / (total.sqrt() + 1e-6)).clamp(max=1.0).float()
-        for gradient in gradients:
-            gradient.mul_(factor)
+        parameters = list(self.main_params(optimizer))
+        # By torch's own norm of each tensor: its rounding is that of a single process.
+        own = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        square = own.double().square()
+        dist.all_reduce(square, group=self._group)
+        torch.nn.utils.clip_grads_with_norm_(parameters, clip_val, square.sqrt().float())
