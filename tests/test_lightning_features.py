@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from lightning.fabric import Fabric
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, seed_everything
 from lightning.pytorch.callbacks import (
+    BaseFinetuning,
     BasePredictionWriter,
     EMAWeightAveraging,
     GradientAccumulationScheduler,
@@ -215,6 +216,39 @@ class Unused(Net):
         self.body[0].weight.requires_grad_(self.current_epoch > 0)
 
 
+class Growing(Net):
+    """Gets one more layer in its second epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tail: nn.Module = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tail(super().forward(x))
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.tail = nn.Linear(4, 4)
+            optimizer: Any = self.optimizers()
+            optimizer.add_param_group({"params": list(self.tail.parameters())})
+
+
+class Thawing(BaseFinetuning):
+    """Trains the body from the second epoch on."""
+
+    def freeze_before_training(self, pl_module: LightningModule) -> None:
+        self.freeze(pl_module.body)  # type: ignore[arg-type]
+
+    def finetune_function(self, pl_module: LightningModule, epoch: int, optimizer: torch.optim.Optimizer) -> None:
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.body, optimizer, lr=0.05)  # type: ignore[arg-type]
+
+
+class Headed(Net):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], 0.1)
+
+
 class Double(torch.autograd.Function):
     """The gradient is not that of what it computes."""
 
@@ -257,6 +291,7 @@ MODULES: dict[str, Make] = {
     "a gradient of its own": OwnGradient,
     "clipping of its own": Clipping,
     "hooks": Hooks,
+    "parameters that come later": Growing,
     "unused, frozen and thawed parameters": Unused,
     "shared modules, hooks, no_grad": Shared,
 }
@@ -267,6 +302,11 @@ MODULES: dict[str, Make] = {
 @pytest.mark.parametrize("make", MODULES.values(), ids=MODULES)
 def test_same_run_of(make: Make) -> None:
     assert_same_run(make)
+
+
+def test_a_finetuning_callback() -> None:
+    found = assert_same_run(Headed, callbacks=lambda: [Thawing()])
+    assert all(parameter.requires_grad for parameter in found.parameters())
 
 
 def test_two_optimizers_by_hand() -> None:

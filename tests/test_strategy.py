@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -156,6 +157,15 @@ def test_the_module_is_plain_again() -> None:
     assert module(torch.zeros(2, 6)).grad_fn.name() == "AddmmBackward0"
     assert list(module.state_dict()) == list(Net().state_dict())
     del runner
+
+
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_names_are_known_to_both_packages(package: str) -> None:
+    registry = importlib.import_module(f"{package}.strategies").StrategyRegistry
+    for name in ("ort", "ort_ddp", "ort_zero1", "ort_pipeline"):
+        made = registry.get(name)
+        assert made.strategy_name == name
+        assert any(base.__module__.startswith(package.split(".")[0] + ".") for base in type(made).__mro__)
 
 
 def test_pytorch_lightning_too() -> None:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lit_ort.errors import OptionsError, UnsupportedError
+from lit_ort.errors import OptionsError, SessionError, UnsupportedError
 
 Compile = Callable[[nn.Module, str], Callable[..., Any]]
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -143,15 +143,22 @@ class _Computed(torch.autograd.Function):
     """A loss whose gradients are there already."""
 
     @staticmethod
-    def forward(ctx: Any, loss: Tensor, gradients: Sequence[Tensor | None], *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, loss: Tensor, gradients: list[Tensor | None], *parameters: Tensor) -> Tensor:
         ctx.gradients = gradients
         return loss.clone()
 
     @staticmethod
     def backward(ctx: Any, *outputs: Any) -> Any:
         (scale,) = outputs
+        if not ctx.gradients:
+            raise SessionError(
+                "a pipeline's loss was run backward a second time, and its gradients are given away",
+                remedy="Run the forward again.",
+            )
         factor = scale.item()
-        scaled = (g if g is None or factor == 1 else g * scale for g in ctx.gradients)
+        scaled = [g if g is None or factor == 1 else g.mul_(scale) for g in ctx.gradients]
+        # Nobody else holds them, so that parameters take them over without a copy.
+        ctx.gradients.clear()
         return None, None, *scaled
 
 
