@@ -26,6 +26,7 @@ from lit_ort.strategies import (
     ORTDDPStrategy,
     ORTPipelineStrategy,
     ORTStrategy,
+    ORTTensorStrategy,
     ORTZero1Strategy,
     register,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "ORTPipelineStrategy",
     "ORTPrecision",
     "ORTStrategy",
+    "ORTTensorStrategy",
     "ORTZero1Strategy",
     "OptionsError",
     "Pipeline",

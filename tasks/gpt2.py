@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
+from lit_ort.distributed.tensor_parallel import is_shared_out
 from tasks.base import Figures, LanguageModel
 from tasks.data.batches import IGNORED, Batch
 from tasks.data.text_blocks import count_targets
@@ -19,15 +21,16 @@ from tasks.huggingface import HuggingFaceTask, load_model, require_figures, requ
 from tasks.optimization import ScheduleFactory
 
 ADAMW = partial(torch.optim.AdamW, lr=1e-3)
+LOSS = partial(F.cross_entropy, ignore_index=IGNORED)
 
 
-def next_token_loss(model: Any, batch: Batch) -> Tensor:
+def next_token_loss(model: Any, batch: Batch, cross_entropy: Callable[[Tensor, Tensor], Tensor] = LOSS) -> Tensor:
     """The mean cross entropy of the targets, float32[].
 
     batch: input_ids and targets, int64[batch, block]; a target of -100 doesn't count.
     """
     logits = model(batch["input_ids"], use_cache=False).logits
-    return F.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten(), ignore_index=IGNORED)
+    return cross_entropy(logits.flatten(0, 1), batch["targets"].flatten())
 
 
 class GPT2(HuggingFaceTask, LanguageModel):
@@ -38,7 +41,8 @@ class GPT2(HuggingFaceTask, LanguageModel):
     pretrained: a folder that `save_pretrained` wrote, or a name on the hub; None makes a random model of `layers`,
         `heads` and `width`.
     dropout: of embeddings, attention and residuals; None keeps that of the pre-trained model (0.1 in a random one).
-    sample_prompt, sample_tokens: after each validation so many tokens are generated and logged as text.
+    sample_prompt, sample_tokens: after each validation so many tokens are generated and logged as text, but for
+        `strategy=ort_tensor`.
 
     Raises InputError for a figure that no model can have, and for a tokenizer or length beyond the pre-trained model's.
     """
@@ -63,6 +67,7 @@ class GPT2(HuggingFaceTask, LanguageModel):
         self.save_hyperparameters(
             dict(pretrained=pretrained, layers=layers, heads=heads, width=width, dropout=dropout), logger=False
         )
+        self.cross_entropy = nn.CrossEntropyLoss(ignore_index=IGNORED)
         self.tokenizer = tokenizer
         self.sample_prompt = sample_prompt
         self.sample_tokens = sample_tokens
@@ -91,14 +96,26 @@ class GPT2(HuggingFaceTask, LanguageModel):
         )
 
     def figures(self, batch: Batch) -> Figures:
-        return {"loss": next_token_loss(self.model, batch)}
+        return {"loss": next_token_loss(self.model, batch, self.cross_entropy)}
+
+    def tensor_plan(self) -> dict[str, str]:
+        """Which layers `strategy=ort_tensor` shares out, and how."""
+        return {
+            "model.transformer.wte": "embedding",
+            "model.transformer.h.*.attn": "gpt2_attention",
+            "model.transformer.h.*.mlp.c_fc": "column",
+            "model.transformer.h.*.mlp.c_proj": "row",
+            "model.lm_head": "output",
+            "cross_entropy": "cross_entropy",
+        }
 
     def counts(self, batch: Batch) -> dict[str, int]:
         return {"loss": count_targets(batch)}
 
     def on_validation_epoch_end(self) -> None:
         super().on_validation_epoch_end()
-        if self.trainer.sanity_checking or self.sample_tokens < 1:
+        # Generation wants the logits of all words, and a process of several may have some of them.
+        if self.trainer.sanity_checking or self.sample_tokens < 1 or is_shared_out(self):
             return
         text = self.sample(self.sample_prompt, self.sample_tokens, seed=self.trainer.current_epoch)
         for logger in self.loggers:

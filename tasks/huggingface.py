@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from tokenizers import Tokenizer
+from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils import logging
 
+from lit_ort.distributed.tensor_parallel import is_shared_out
 from tasks.errors import InputError, require, require_whole
 
 # Where a Lightning checkpoint holds what belongs to the Hugging Face library.
@@ -167,11 +169,16 @@ class HuggingFaceTask(LightningModule):
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(folder)
 
-    def save_pretrained(self, folder: Path) -> None:
-        """Writes a folder from which `from_pretrained` loads model and tokenizer."""
+    def save_pretrained(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        """Writes a folder from which `from_pretrained` loads model and tokenizer.
+
+        weights: of the task, where this process has a part of them only.
+        """
         # Its bar for the one file of a small model would be all that is seen of it.
         logging.disable_progress_bar()
-        self.model.save_pretrained(folder)
+        prefix = "model."
+        given = {name.removeprefix(prefix): w for name, w in (weights or {}).items() if name.startswith(prefix)}
+        self.model.save_pretrained(folder, state_dict=given or None)
         self.save_tokenizer(folder)
 
 
@@ -189,8 +196,10 @@ class SavePretrained(Callback):
             _task(pl_module).save_tokenizer(self.folder)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Made by all processes together.
+        weights = trainer.strategy.lightning_module_state_dict()
         if trainer.is_global_zero:
-            _task(pl_module).save_pretrained(self.folder)
+            _task(pl_module).save_pretrained(self.folder, weights if is_shared_out(pl_module) else None)
 
 
 def _task(pl_module: LightningModule) -> HuggingFaceTask:

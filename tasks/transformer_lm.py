@@ -11,7 +11,6 @@ from functools import partial
 from typing import TypeAlias
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -117,6 +116,7 @@ class TransformerLM(LanguageModel):
             f"task.dropout={dropout!r}: must be at least 0 and below 1. Give such a share, 0 for none.",
         )
         self.save_hyperparameters(dict(vocabulary_size=vocabulary_size, dropout=dropout, **figures), logger=False)
+        self.cross_entropy = nn.CrossEntropyLoss()
         self.model = TransformerModel(vocabulary_size, layers, heads, width, feed_forward, dropout, max_length)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -126,7 +126,18 @@ class TransformerLM(LanguageModel):
     def figures(self, batch: Batch) -> Figures:
         """batch: inputs and targets, int64[seq, batch] each. Returns the mean cross entropy, float32[], as "loss"."""
         inputs, targets = batch
-        return {"loss": F.cross_entropy(self(inputs).flatten(0, 1), targets.flatten())}
+        return {"loss": self.cross_entropy(self(inputs).flatten(0, 1), targets.flatten())}
+
+    def tensor_plan(self) -> dict[str, str]:
+        """Which layers `strategy=ort_tensor` shares out, and how."""
+        return {
+            "model.embedding": "embedding",
+            "model.encoder.layers.*.self_attn": "attention",
+            "model.encoder.layers.*.linear1": "column",
+            "model.encoder.layers.*.linear2": "row",
+            "model.decoder": "output",
+            "cross_entropy": "cross_entropy",
+        }
 
     def counts(self, batch: Batch) -> dict[str, int]:
         return {"loss": batch[1].numel()}

@@ -162,7 +162,7 @@ def test_the_module_is_plain_again() -> None:
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
 def test_names_are_known_to_both_packages(package: str) -> None:
     registry = importlib.import_module(f"{package}.strategies").StrategyRegistry
-    for name in ("ort", "ort_ddp", "ort_zero1", "ort_pipeline"):
+    for name in ("ort", "ort_ddp", "ort_zero1", "ort_pipeline", "ort_tensor"):
         made = registry.get(name)
         assert made.strategy_name == name
         assert any(base.__module__.startswith(package.split(".")[0] + ".") for base in type(made).__mro__)

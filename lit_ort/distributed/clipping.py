@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,16 +12,27 @@ from lit_ort.precision import ORTPrecision
 
 
 class SharedNormPrecision(ORTPrecision):
-    """As `ORTPrecision`; clips by the norm over the gradients of all processes of a group, which share no parameter."""
+    """As `ORTPrecision`; clips by the norm over the gradients of all processes of a group.
 
-    def __init__(self, precision: Any, group: dist.ProcessGroup) -> None:
+    is_part: whether a parameter is this process's alone; others have the rest of what is cut, and the same of the rest.
+    """
+
+    def __init__(
+        self, precision: Any, group: dist.ProcessGroup, is_part: Callable[[torch.Tensor], bool] = lambda _: True
+    ) -> None:
         super().__init__(precision)
         self._group = group
+        self._is_part = is_part
 
     def clip_grad_by_norm(self, optimizer: torch.optim.Optimizer, clip_val: float) -> None:
         parameters = list(self.main_params(optimizer))
-        # By torch's own norm of each tensor: its rounding is that of a single process.
-        own = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-        square = own.double().square()
+        square = _square([parameter for parameter in parameters if self._is_part(parameter)])
         dist.all_reduce(square, group=self._group)
+        square += _square([parameter for parameter in parameters if not self._is_part(parameter)])
         torch.nn.utils.clip_grads_with_norm_(parameters, clip_val, square.sqrt().float())
+
+
+def _square(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Of their gradients' norm, by torch's own norm of each tensor: its rounding is that of a single process."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return torch.nn.utils.get_total_norm(gradients).double().square()

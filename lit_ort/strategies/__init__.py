@@ -10,12 +10,14 @@ from lit_ort.strategies.compiled import CompiledStrategy
 from lit_ort.strategies.ddp import ORTDDPStrategy
 from lit_ort.strategies.pipeline import ORTPipelineStrategy
 from lit_ort.strategies.single import ORTStrategy
+from lit_ort.strategies.tensor import ORTTensorStrategy
 from lit_ort.strategies.zero1 import ORTZero1Strategy
 
 _DESCRIPTIONS = {
     "ORTStrategy": "One device, steps through ONNX Runtime",
     "ORTDDPStrategy": "Several processes, steps through ONNX Runtime, gradients combined by DistributedDataParallel",
     "ORTPipelineStrategy": "A model in stages on several processes, each stage through ONNX Runtime",
+    "ORTTensorStrategy": "Parts of every large layer on several processes, steps through ONNX Runtime",
     "ORTZero1Strategy": "As ort_ddp, with the optimizer's state shared out among the processes",
 }
 
@@ -36,4 +38,12 @@ def _register(registry: Any, classes: Any) -> None:
         registry.register(strategy.strategy_name, strategy, description=description, override=True)
 
 
-__all__ = ["CompiledStrategy", "ORTDDPStrategy", "ORTPipelineStrategy", "ORTStrategy", "ORTZero1Strategy", "register"]
+__all__ = [
+    "CompiledStrategy",
+    "ORTDDPStrategy",
+    "ORTPipelineStrategy",
+    "ORTStrategy",
+    "ORTTensorStrategy",
+    "ORTZero1Strategy",
+    "register",
+]

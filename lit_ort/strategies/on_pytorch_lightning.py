@@ -8,6 +8,7 @@ from lit_ort.strategies.ddp import DDPMixin
 from lit_ort.strategies.pipeline import PipelineMixin
 from lit_ort.strategies.processes import Unwrapped
 from lit_ort.strategies.single import SingleDeviceMixin
+from lit_ort.strategies.tensor import TensorMixin
 from lit_ort.strategies.zero1 import Zero1Mixin
 
 
@@ -25,3 +26,7 @@ class ORTZero1Strategy(Zero1Mixin, DDPStrategy):
 
 class ORTPipelineStrategy(PipelineMixin, Unwrapped, DDPStrategy):
     """As `lit_ort.ORTPipelineStrategy`, on `pytorch_lightning`'s classes."""
+
+
+class ORTTensorStrategy(TensorMixin, Unwrapped, DDPStrategy):
+    """As `lit_ort.ORTTensorStrategy`, on `pytorch_lightning`'s classes."""

@@ -121,8 +121,7 @@ def _sorted(
     unknown = sorted(arguments.keys() - options - others)
     if unknown:
         raise OptionsError(
-            f"Unknown argument {unknown[0]!r}. There are {', '.join(own)}, the options {', '.join(sorted(options))}, "
-            f"and {', '.join(sorted(others))}."
+            f"Unknown argument {unknown[0]!r}. There are {', '.join([*own, *sorted(options), *sorted(others)])}."
         )
     given = {name: value for name, value in arguments.items() if name in options}
     return given, {name: value for name, value in arguments.items() if name in others}

@@ -1,0 +1,206 @@
+"""`ort_tensor` on two ranks beside one process: the transformer LM and GPT-2, with a vocabulary that doesn't divide."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from lightning.pytorch import LightningModule, seed_everything
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import lit_ort
+from lit_ort import ORTTensorStrategy
+from lit_ort.distributed.tensor_parallel import Cut, Shard, shard
+from lit_ort.errors import LitOrtError, OptionsError, UnsupportedError
+from tasks.data.tokenization import train_byte_level_bpe
+from tasks.gpt2 import GPT2
+from tasks.transformer_lm import TransformerLM
+from tests.lightning_models import Net, trainer
+from tests.ranks import run_on_ranks
+
+WORDS, LENGTH, COLUMNS = 51, 12, 10
+SGD = partial(torch.optim.SGD, lr=0.2)
+ADAM = partial(torch.optim.AdamW, lr=1e-2, eps=1e-3)
+Weights = dict[str, Tensor]
+
+
+def transformer(optimizer: Any = SGD, **figures: Any) -> TransformerLM:
+    shape = {"width": 16, "feed_forward": 24, "dropout": 0.0, **figures}
+    return TransformerLM(WORDS, optimizer, **shape)
+
+
+def gpt2() -> GPT2:
+    tokenizer = train_byte_level_bpe(["a few words"], 261)
+    return GPT2(tokenizer, SGD, layers=2, heads=2, width=16, dropout=0.0, max_length=LENGTH, sample_tokens=0)
+
+
+def streams(words: int) -> Tensor:
+    return torch.randint(words, (5, LENGTH + 1, COLUMNS), generator=torch.Generator().manual_seed(3))
+
+
+def text() -> DataLoader[Any]:
+    tokens = streams(WORDS)
+    return DataLoader(TensorDataset(tokens[:, :-1], tokens[:, 1:]), batch_size=None)
+
+
+def blocks() -> DataLoader[Any]:
+    rows = streams(200).transpose(1, 2)
+    data = [{"input_ids": row[:, :-1].contiguous(), "targets": row[:, 1:].contiguous()} for row in rows]
+    data[0]["targets"][:, :3] = -100
+    return DataLoader(data, batch_size=None)  # type: ignore[arg-type]
+
+
+RUNS: dict[str, tuple[Callable[[], LightningModule], Callable[[], Any], dict[str, Any]]] = {
+    "transformer LM": (transformer, text, {}),
+    "clipping": (transformer, text, {"gradient_clip_val": 0.3}),
+    "AdamW": (partial(transformer, ADAM), text, {"accumulate_grad_batches": 2}),
+    "GPT-2": (gpt2, blocks, {"gradient_clip_val": 0.5}),
+}
+
+
+def fit(strategy: Any, module: LightningModule, data: Any, **settings: Any) -> Any:
+    seed_everything(1, verbose=False)
+    checkpoint = settings.pop("ckpt_path", None)
+    devices = int(os.environ["WORLD_SIZE"]) if dist.is_torchelastic_launched() else 1
+    made = trainer(strategy, **{"devices": devices, **settings})
+    made.fit(module, data, data, ckpt_path=checkpoint, weights_only=False)
+    return made
+
+
+def run(strategy: Any, name: str) -> Any:
+    make, data, settings = RUNS[name]
+    seed_everything(1, verbose=False)
+    return fit(strategy, make(), data(), **settings)
+
+
+def strict() -> ORTTensorStrategy:
+    return ORTTensorStrategy(fallback="error")
+
+
+def weights(made: Any) -> Weights:
+    return {name: value.clone() for name, value in made.strategy.lightning_module_state_dict().items()}
+
+
+def adam(seed: int = 1) -> TransformerLM:
+    seed_everything(seed, verbose=False)
+    return transformer(ADAM)
+
+
+def all_runs(folder: Path) -> dict[str, Any]:
+    results: dict[str, Any] = {}
+    for name in RUNS:
+        made = run(strict(), name)
+        log = lit_ort.explain(made)
+        kinds = {graph.kind for graph in log.graphs if graph.name.startswith("training")}
+        own = sum(parameter.numel() for parameter in made.lightning_module.parameters())
+        loss = float(made.callback_metrics["val/loss"])
+        results[name] = {"weights": weights(made), "kinds": kinds, "own": own, "loss": loss}
+    half = fit(strict(), adam(), text(), max_epochs=1)
+    half.save_checkpoint(folder / "tensor.ckpt", weights_only=False)
+    results["resumed"] = weights(fit(strict(), adam(seed=2), text(), ckpt_path=folder / "alone.ckpt"))
+    results["refused"] = {name: message_of(function) for name, function in refusals().items()}
+    return results
+
+
+def refusals() -> dict[str, Callable[[], Any]]:
+    return {
+        "no plan": lambda: fit(strict(), Net(), text()),
+        "heads": lambda: fit(strict(), transformer(width=15, heads=3), text()),
+        "columns": lambda: fit(strict(), transformer(feed_forward=25), text()),
+    }
+
+
+def message_of(function: Callable[[], Any]) -> str:
+    try:
+        function()
+    except LitOrtError as error:
+        return str(error)
+    return "nothing was raised"
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    fit("auto", adam(), text(), max_epochs=1).save_checkpoint(folder / "alone.ckpt", weights_only=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def results(alone: Path) -> list[dict[str, Any]]:
+    return run_on_ranks(all_runs, 2, alone)
+
+
+def assert_equal(found: Weights, expected: Weights) -> None:
+    assert list(found) == list(expected)
+    for name, value in expected.items():
+        assert float((found[name] - value).norm()) <= 1e-5 * max(float(value.norm()), 1e-2), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_weights_and_losses_are_those_of_one_process(name: str, results: list[dict[str, Any]]) -> None:
+    expected = run("auto", name)
+    assert_equal(results[0][name]["weights"], weights(expected))
+    for found in results:
+        assert found[name]["loss"] == pytest.approx(float(expected.callback_metrics["val/loss"]), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_step_is_one_graph_of_a_part_of_the_model(results: list[dict[str, Any]]) -> None:
+    for found in results:
+        assert all(found[name]["kinds"] == {"fused"} for name in RUNS)
+    whole = sum(parameter.numel() for parameter in transformer().parameters())
+    assert whole / 2 < results[0]["transformer LM"]["own"] < 0.6 * whole
+
+
+@pytest.mark.slow
+def test_checkpoints_are_those_of_one_process(results: list[dict[str, Any]], alone: Path) -> None:
+    whole = fit("auto", adam(), text())
+    assert_equal(results[0]["resumed"], weights(whole))
+    assert_equal(weights(fit("auto", adam(seed=2), text(), ckpt_path=alone / "tensor.ckpt")), weights(whole))
+
+
+@pytest.mark.slow
+def test_what_cannot_work_is_refused_with_a_sentence(results: list[dict[str, Any]]) -> None:
+    refused = results[0]["refused"]
+    assert "the layers that Net.tensor_plan() names, and it has none" in refused["no plan"]
+    assert "3 attention heads don't divide into equal parts for 2 processes" in refused["heads"]
+    assert "25 outputs of model.encoder.layers.0.linear1 don't divide" in refused["columns"]
+
+
+@pytest.mark.parametrize(("cut", "size"), [(Cut(0), 3), (Cut(1), 2), (Cut(0, 3), 2), (Cut(1, 2), 3)])
+def test_parts_make_the_whole(cut: Cut, size: int) -> None:
+    whole = torch.arange(12.0 * 12).view(12, 12)
+    parts = [cut.part(whole, rank, size) for rank in range(size)]
+    assert torch.equal(cut.whole(parts), whole)
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ({"head": "columns"}, "tensor_plan has 'columns' for 'head', and there are column, row"),
+        ({"heads": "column"}, "tensor_plan has 'heads', and Net has no such layer"),
+    ],
+)
+def test_wrong_plans_raise(plan: dict[str, str], message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        shard(Net(), plan, Shard("none", 0, 2))
+
+
+@pytest.mark.parametrize("layer", [nn.CrossEntropyLoss(label_smoothing=0.1), nn.CrossEntropyLoss(reduction="sum")])
+def test_a_loss_that_is_no_plain_mean_is_refused(layer: nn.Module) -> None:
+    module = nn.ModuleDict({"loss": layer})
+    with pytest.raises(UnsupportedError, match="the loss by words is the plain mean"):
+        shard(module, {"loss": "cross_entropy"}, Shard("none", 0, 2))
+
+
+def test_wrong_arguments_raise_at_once() -> None:
+    with pytest.raises(OptionsError, match="Unknown argument 'plan'"):
+        ORTTensorStrategy(plan={})
