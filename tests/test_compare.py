@@ -26,6 +26,9 @@ STEPS |= dict(item="tokens")
 METRICS = {"train/loss": 6.5, "val/ppl": 600.0, "test/ppl": 500.0}
 
 
+pytestmark = pytest.mark.xdist_group("compare")
+
+
 @pytest.fixture(scope="module")
 def compare() -> Iterator[ModuleType]:
     """The program as a module, by its path: a test folder may hold another of its name."""

@@ -69,8 +69,9 @@ class ProcessesMixin(ORTMixin):
         super().on_exception(exception)
         if not dist.is_initialized():
             return
-        step = self.lightning_module.trainer.global_step
-        head = f"lit_ort: rank {self.global_rank} of {self.world_size} stops at step {step}: "
+        trainer = self.lightning_module._trainer  # none before it has begun
+        when = "before training" if trainer is None else f"at step {trainer.global_step}"
+        head = f"lit_ort: rank {self.global_rank} of {self.world_size} stops {when}: "
         print(head + _cause(exception), file=sys.stderr, flush=True)
         if self.launcher is not None:
             # Lightning leaves those that it started running, and one that waits for this rank waits long.

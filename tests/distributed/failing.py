@@ -14,7 +14,7 @@ from torch import Tensor
 from lit_ort import ORTDDPStrategy
 from tests.lightning_models import Net, loader, trainer
 
-WAIT_S = 8
+WAIT_S = 40
 
 
 class Failing(Net):

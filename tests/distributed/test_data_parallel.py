@@ -22,7 +22,8 @@ from lit_ort.errors import LitOrtError, OptionsError
 from tests.lightning_models import Net, loader, trainer
 from tests.ranks import run_on_ranks
 
-pytestmark = pytest.mark.slow
+# One launch serves all tests of the file.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("data_parallel")]
 
 RANKS = 2
 BATCH = 8

@@ -22,7 +22,7 @@ LAUNCHERS = {
     "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"],
 }
 # Of imports, compilation and the watch of the processes.
-START_S = 90
+START_S = 150
 CAUSES = {
     "raises": "rank 1 of 2 stops at step 2: ValueError: row 17 of the data is broken",
     "dies": "rank 0 of 2 stops at step 2: it lost another rank",

@@ -22,7 +22,8 @@ from tests.distributed.models import Staged
 from tests.lightning_models import Net, loader, trainer
 from tests.ranks import run_on_ranks
 
-pytestmark = pytest.mark.slow
+# One launch serves all tests of the file.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pipeline")]
 
 # The last batch has 8 rows, so that neither divides into 4 micro-batches and one of them into 3.
 ROWS, BATCH = 38, 10

@@ -25,6 +25,9 @@ from tasks.transformer_lm import TransformerLM
 from tests.lightning_models import Net, trainer
 from tests.ranks import run_on_ranks
 
+# One launch serves all tests of the file.
+pytestmark = pytest.mark.xdist_group("tensor_parallel")
+
 WORDS, LENGTH, COLUMNS = 51, 12, 10
 SGD = partial(torch.optim.SGD, lr=0.2)
 ADAM = partial(torch.optim.AdamW, lr=1e-2, eps=1e-3)
