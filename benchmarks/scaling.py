@@ -15,7 +15,6 @@ import os
 import statistics
 import sys
 import time
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ import torch
 import torch._dynamo
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -34,6 +32,7 @@ from benchmarks.workloads import LEARNING_RATE, WORKLOADS, Workload
 from lit_ort import ORTBackend, ORTOptions
 from lit_ort.callbacks import MIB, peak_rss_bytes
 from lit_ort.distributed.adasum import AdaSum, adasum_hook
+from tests.ranks import run_on_ranks
 
 RIVALS = ("eager", "ort")
 SUFFIXES = ("apart", "overlap", "views", "zero1", "adasum")
@@ -126,8 +125,8 @@ def of_ranks(ranks: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """The rivals' figures with so many processes."""
     threads = arguments.threads or max(1, (os.cpu_count() or 1) // max(arguments.ranks))
     given = (arguments.workload, dict(arguments.shape), threads)
-    times = launched(ranks, timed, *given, list(arguments.rivals), arguments.rounds)
-    memory = {name: launched(ranks, measured, *given, name) for name in arguments.rivals}
+    times = run_on_ranks(timed, ranks, *given, list(arguments.rivals), arguments.rounds)
+    memory = {name: run_on_ranks(measured, ranks, *given, name) for name in arguments.rivals}
     # A step is over when its slowest process is.
     slowest = {name: map(max, zip(*(part[name] for part in times), strict=True)) for name in arguments.rivals}
     step_ms = {name: statistics.median(values) for name, values in slowest.items()}
@@ -140,21 +139,6 @@ def of_ranks(ranks: int, arguments: argparse.Namespace) -> dict[str, Any]:
         }
         for name in arguments.rivals
     }
-
-
-def launched(ranks: int, function: Any, *given: Any) -> list[Any]:
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=ranks,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
-        max_restarts=0,
-        monitor_interval=0.1,
-    )
-    results = elastic_launch(config, function)(*given)
-    return [results[rank] for rank in range(ranks)]
 
 
 def timed(workload: str, shape: dict[str, int], threads: int, rivals: list[str], rounds: int) -> dict[str, list[float]]:

@@ -23,3 +23,12 @@ def require_whole(group: str, least: int = 1, /, **options: object) -> None:
             isinstance(value, int) and value >= least,
             f"{group}.{name}={value!r}: must be a whole number of at least {least}. Give one, or leave it out.",
         )
+
+
+def require_heads(group: str, width: int, heads: int) -> None:
+    """Refuses a width that attention's heads don't divide. group: of the configuration, such as "task"."""
+    require(
+        width % heads == 0,
+        f"{group}.width={width}: not divisible by {group}.heads={heads}. Each head takes an equal part of the width: "
+        f"try {group}.width={-(-width // heads) * heads}.",
+    )

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from lit_ort.distributed.tensor_parallel import is_shared_out
-from tasks.errors import InputError, require, require_whole
+from tasks.errors import InputError, require, require_heads, require_whole
 
 # Where a Lightning checkpoint holds what belongs to the Hugging Face library.
 CHECKPOINT_KEY = "huggingface"
@@ -216,11 +216,7 @@ def require_figures(**figures: Any) -> None:
     dropout = figures.pop("dropout", None)
     require_whole("model", **figures)
     width, heads = figures["width"], figures["heads"]
-    require(
-        width % heads == 0,
-        f"model.width={width}: not divisible by model.heads={heads}. Each head takes an equal part of the width: try "
-        f"model.width={-(-width // heads) * heads}.",
-    )
+    require_heads("model", width, heads)
     require(
         dropout is None or (isinstance(dropout, (int, float)) and 0 <= dropout < 1),
         f"model.dropout={dropout!r}: must be at least 0 and below 1. Give such a share, 0 for none.",

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from lit_ort import Pipeline
 from tasks.base import Figures, LanguageModel
-from tasks.errors import require, require_whole
+from tasks.errors import require, require_heads, require_whole
 from tasks.optimization import ScheduleFactory
 from tasks.transformer_lm import PositionalEncoding
 
@@ -103,11 +103,7 @@ class PipelineLM(LanguageModel):
             stages=stages, layers=layers, heads=heads, width=width, feed_forward=feed_forward, max_length=max_length
         )
         require_whole("task", **figures)
-        require(
-            width % heads == 0,
-            f"task.width={width}: not divisible by task.heads={heads}. Each head takes an equal part of the width: "
-            f"try task.width={-(-width // heads) * heads}.",
-        )
+        require_heads("task", width, heads)
         require(
             layers % stages == 0,
             f"task.layers={layers}: not divisible by task.stages={stages}. Each stage has as many layers: try "

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tasks.base import Figures, LanguageModel
-from tasks.errors import require, require_whole
+from tasks.errors import require, require_heads, require_whole
 from tasks.optimization import ScheduleFactory
 
 Batch: TypeAlias = tuple[Tensor, Tensor]
@@ -106,11 +106,7 @@ class TransformerLM(LanguageModel):
         super().__init__(optimizer, scheduler, decay_all=True)
         figures = dict(layers=layers, heads=heads, width=width, feed_forward=feed_forward, max_length=max_length)
         require_whole("task", **figures)
-        require(
-            width % heads == 0,
-            f"task.width={width}: not divisible by task.heads={heads}. Each head takes an equal part of the width: "
-            f"try task.width={-(-width // heads) * heads}.",
-        )
+        require_heads("task", width, heads)
         require(
             isinstance(dropout, (int, float)) and 0 <= dropout < 1,
             f"task.dropout={dropout!r}: must be at least 0 and below 1. Give such a share, 0 for none.",

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from lit_ort.errors import LitOrtError
+
 T = TypeVar("T")
 
 
@@ -30,3 +32,12 @@ def run_on_ranks(function: Callable[..., T], ranks: int, *args: Any) -> list[T]:
     )
     results = elastic_launch(config, function)(*args)
     return [results[rank] for rank in range(ranks)]
+
+
+def message_of(function: Callable[[], Any]) -> str:
+    """What a function is refused with, for a rank to hand back."""
+    try:
+        function()
+    except (LitOrtError, ValueError) as error:
+        return str(error)
+    return "nothing was raised"

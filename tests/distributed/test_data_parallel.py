@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import lit_ort
 from lit_ort import ORTDDPStrategy, ORTZero1Strategy
-from lit_ort.errors import LitOrtError, OptionsError
+from lit_ort.errors import OptionsError
 from tests.lightning_models import Net, loader, trainer
-from tests.ranks import run_on_ranks
+from tests.ranks import message_of, run_on_ranks
 
 # One launch serves all tests of the file.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("data_parallel")]
@@ -171,14 +171,6 @@ def refusals() -> dict[str, str]:
         "world": lambda: fit(strict(), Net, devices=3),
     }
     return {name: message_of(function) for name, function in tried.items()}
-
-
-def message_of(function: Callable[[], Any]) -> str:
-    try:
-        function()
-    except (LitOrtError, ValueError) as error:
-        return str(error)
-    return "nothing was raised"
 
 
 @pytest.fixture(scope="module")

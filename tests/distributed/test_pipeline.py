@@ -17,10 +17,10 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import lit_ort
 from lit_ort import ORTPipelineStrategy
-from lit_ort.errors import LitOrtError, OptionsError
+from lit_ort.errors import OptionsError
 from tests.distributed.models import Staged
 from tests.lightning_models import Net, loader, trainer
-from tests.ranks import run_on_ranks
+from tests.ranks import message_of, run_on_ranks
 
 # One launch serves all tests of the file.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pipeline")]
@@ -100,14 +100,6 @@ def refusals() -> dict[str, str]:
         "size": lambda: fit(strict(pipeline_size=3), Staged()),
     }
     return {name: message_of(function) for name, function in tried.items()}
-
-
-def message_of(function: Callable[[], Any]) -> str:
-    try:
-        function()
-    except LitOrtError as error:
-        return str(error)
-    return "nothing was raised"
 
 
 @pytest.fixture(scope="module")

@@ -18,12 +18,12 @@ from torch.utils.data import DataLoader, TensorDataset
 import lit_ort
 from lit_ort import ORTTensorStrategy
 from lit_ort.distributed.tensor_parallel import Cut, Shard, shard
-from lit_ort.errors import LitOrtError, OptionsError, UnsupportedError
+from lit_ort.errors import OptionsError, UnsupportedError
 from tasks.data.tokenization import train_byte_level_bpe
 from tasks.gpt2 import GPT2
 from tasks.transformer_lm import TransformerLM
 from tests.lightning_models import Net, trainer
-from tests.ranks import run_on_ranks
+from tests.ranks import message_of, run_on_ranks
 
 # One launch serves all tests of the file.
 pytestmark = pytest.mark.xdist_group("tensor_parallel")
@@ -118,14 +118,6 @@ def refusals() -> dict[str, Callable[[], Any]]:
         "heads": lambda: fit(strict(), transformer(width=15, heads=3), text()),
         "columns": lambda: fit(strict(), transformer(feed_forward=25), text()),
     }
-
-
-def message_of(function: Callable[[], Any]) -> str:
-    try:
-        function()
-    except LitOrtError as error:
-        return str(error)
-    return "nothing was raised"
 
 
 @pytest.fixture(scope="module")
