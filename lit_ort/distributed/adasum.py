@@ -34,35 +34,31 @@ class AdaSum:
     def combine(self, tensors: Sequence[torch.Tensor]) -> None:
         """Replaces each tensor by the sum over the ranks, in place. Every rank gives tensors of the same sizes."""
         sizes = [tensor.numel() for tensor in tensors]
-        owners = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
-        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        flat = self._combined(flat, owners, 0, len(sizes))
+        flat = self._combined(torch.cat([tensor.reshape(-1) for tensor in tensors]), sizes, 0)
         for tensor, part in zip(tensors, flat.split(sizes), strict=True):
             tensor.copy_(part.view_as(tensor))
 
-    def _combined(self, mine: torch.Tensor, owners: torch.Tensor, level: int, count: int) -> torch.Tensor:
+    def _combined(self, mine: torch.Tensor, sizes: list[int], level: int) -> torch.Tensor:
         """The sum over the ranks of a block, from the sums over its two halves.
 
         Args:
-            mine: a part of the sum over the half that this rank is in, float[n].
-            owners: which tensor each element belongs to, int64[n].
+            mine: a part of the sum over the half that this rank is in, float[n]; is overwritten.
+            sizes: how many of its elements belong to each tensor.
             level: of the halving.
-            count: of tensors.
         """
         if level == len(self._groups):
             return mine
-        distance = 2**level
-        partner = dist.get_rank() ^ distance
+        partner = dist.get_rank() ^ 2**level
+        is_first = dist.get_rank() < partner
         middle = mine.numel() // 2
-        first = dist.get_rank() < partner
-        kept, sent = (slice(middle), slice(middle, None)) if first else (slice(middle, None), slice(middle))
-        theirs = _exchange(mine[sent], torch.empty_like(mine[kept]), partner)
-        a, b = (mine[kept], theirs) if first else (theirs, mine[kept])
-        scales = _scales(a, b, owners[kept], count, self._groups[level])
-        part = a * scales[0][owners[kept]] + b * scales[1][owners[kept]]
-        part = self._combined(part.to(mine.dtype), owners[kept], level + 1, count)
-        other = _exchange(part, torch.empty_like(mine[sent]), partner)
-        return torch.cat([part, other] if first else [other, part])
+        halves, sizes_of_halves = (mine[:middle], mine[middle:]), _halved(sizes, middle)
+        kept, sent = halves if is_first else halves[::-1]
+        sizes = sizes_of_halves[0 if is_first else 1]
+        theirs = _exchange(sent, torch.empty_like(kept), partner)
+        _add_up(kept, theirs, sizes, is_first, self._groups[level])
+        part = self._combined(kept, sizes, level + 1)
+        other = _exchange(part, torch.empty_like(sent), partner)
+        return torch.cat([part, other] if is_first else [other, part])
 
 
 # DistributedDataParallel compares a hook's annotations with classes, which those of this file are not yet.
@@ -99,19 +95,33 @@ def _exchange(sent: torch.Tensor, received: torch.Tensor, partner: int) -> torch
     return received
 
 
-def _scales(
-    a: torch.Tensor, b: torch.Tensor, owners: torch.Tensor, count: int, group: dist.ProcessGroup
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a and b are multiplied with, by tensor, from dot products in float64 over all ranks of the block."""
-    a, b = a.double(), b.double()
-    products = torch.zeros(3, count, dtype=torch.float64)
-    for row, product in zip(products, (a * b, a * a, b * b), strict=True):
-        row.index_add_(0, owners, product)
+def _halved(sizes: Sequence[int], middle: int) -> tuple[list[int], list[int]]:
+    """How many elements of each tensor lie before a place and behind it."""
+    ends = [sum(sizes[: k + 1]) for k in range(len(sizes))]
+    before = [min(size, max(0, middle - (end - size))) for size, end in zip(sizes, ends, strict=True)]
+    return before, [size - first for size, first in zip(sizes, before, strict=True)]
+
+
+def _add_up(
+    kept: torch.Tensor, theirs: torch.Tensor, sizes: list[int], is_first: bool, group: dist.ProcessGroup
+) -> None:
+    """Adds to a part what the partner has of it, each tensor scaled, in place.
+
+    The dot products are in float64, over all ranks of the block; a is of its first half, whichever rank asks.
+    """
+    pairs = list(zip(kept.split(sizes), theirs.split(sizes), strict=True))
+    products = torch.tensor([_products(*(pair if is_first else pair[::-1])) for pair in pairs], dtype=torch.float64)
     dist.all_reduce(products, group=group)
-    dot, of_a, of_b = products
-    return 1 - _share(dot, of_a), 1 - _share(dot, of_b)
+    for (own, other), (dot, of_a, of_b) in zip(pairs, products.tolist(), strict=True):
+        a, b = 1 - _share(dot, of_a), 1 - _share(dot, of_b)
+        own.mul_(a if is_first else b).add_(other, alpha=b if is_first else a)
 
 
-def _share(dot: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
+def _products(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float, float]:
+    a, b = a.double(), b.double()
+    return float(a @ b), float(a @ a), float(b @ b)
+
+
+def _share(dot: float, square: float) -> float:
     """Half of the dot product's share of a squared norm; a gradient of zeros leaves the other as it is."""
-    return torch.where(square > 0, dot / (2 * square), torch.zeros_like(dot))
+    return dot / (2 * square) if square > 0 else 0.0
