@@ -49,8 +49,10 @@ def test_one_failing_rank_ends_the_job(how: str, launcher: str) -> None:
     command = [*LAUNCHERS[launcher], str(SCRIPT), how]
     job = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=START_S + 2 * WAIT_S)
     assert job.returncode != 0
-    if launcher == "lightning" or how != "dies":  # torchrun may stop the other rank before it has noticed
+    if how != "dies":
         assert CAUSES[how] in job.stderr
+    elif launcher == "lightning":  # Lightning's watch may be first; torchrun stops the other rank before it notices
+        assert CAUSES[how] in job.stderr or "terminated with code -9" in job.stderr
     until = time.monotonic() + 10
     while processes_of(mark) and time.monotonic() < until:
         time.sleep(0.2)
