@@ -16,7 +16,7 @@ class UnsupportedError(LitOrtError, ValueError):
 
 
 class RankError(LitOrtError):
-    """A process of several could not join the others, or lost them."""
+    """A process of several could not join the others."""
 
 
 class VerificationError(LitOrtError):

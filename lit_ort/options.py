@@ -84,17 +84,14 @@ class ORTOptions:
                 f"Write disable_passes=({self.disable_passes!r},)."
             )
         object.__setattr__(self, "disable_passes", tuple(self.disable_passes))
-        for flag in ("verify_first_step", "optimizer_in_graph", "allow_spinning"):
-            if not isinstance(getattr(self, flag), bool):
-                raise OptionsError(f"{flag}={getattr(self, flag)!r} is not a bool. Pass True or False.")
+        for option in ("verify_first_step", "optimizer_in_graph", "allow_spinning"):
+            require_bool(option, getattr(self, option))
         if self.cache_dir is not None:
             object.__setattr__(self, "cache_dir", _folder("cache_dir", self.cache_dir))
         if not self.verify_tolerance > 0:
             raise OptionsError(f"verify_tolerance={self.verify_tolerance!r} must be above 0. The default is 1e-4.")
         for option, otherwise in (("threads", "torch's own"), ("verify_every_n_steps", "none after the first")):
-            number = getattr(self, option)
-            if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
-                raise OptionsError(f"{option}={number!r} must be a whole number above 0, or None for {otherwise}.")
+            require_count(option, getattr(self, option), or_none_for=otherwise)
 
     @property
     def verifies(self) -> bool:
@@ -109,6 +106,21 @@ class ORTOptions:
         if unknown:
             raise OptionsError(f"Unknown option {unknown[0]!r}. The options are {', '.join(known)}.")
         return cls(**given)
+
+
+def require_bool(option: str, value: object) -> None:
+    """Raises OptionsError for anything but True and False."""
+    if not isinstance(value, bool):
+        raise OptionsError(f"{option}={value!r} is not a bool. Pass True or False.")
+
+
+def require_count(option: str, value: object, or_none_for: str | None = None) -> None:
+    """Raises OptionsError for anything but a whole number above 0, or None where that means something."""
+    if value is None and or_none_for is not None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        otherwise = "" if or_none_for is None else f", or None for {or_none_for}"
+        raise OptionsError(f"{option}={value!r} must be a whole number above 0{otherwise}.")
 
 
 def _folder(option: str, given: Any) -> str:

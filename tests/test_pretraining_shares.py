@@ -13,12 +13,16 @@ def of_ranks(kind: type[FixedBatches], ranks: int) -> list[list[BatchKey]]:
     return [list(kind(ITEMS, SIZE, Share(ranks, rank))) for rank in range(ranks)]
 
 
+def taken_in_turn(shares: list[list[BatchKey]]) -> list[BatchKey]:
+    return [key for keys in zip(*shares, strict=True) for key in keys]
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_training_batches_are_those_of_one_process_in_turn(ranks: int) -> None:
     (alone,) = of_ranks(EpochBatches, 1)
     shares = of_ranks(EpochBatches, ranks)
     assert len({len(share) for share in shares}) == 1
-    in_turn = [key for keys in zip(*shares, strict=True) for key in keys]
+    in_turn = taken_in_turn(shares)
     assert in_turn == alone[: len(in_turn)]
     assert len(alone) - len(in_turn) < ranks
 
@@ -28,7 +32,7 @@ def test_validation_batches_are_all_read_and_as_many_by_each(ranks: int) -> None
     (alone,) = of_ranks(FixedBatches, 1)
     shares = of_ranks(FixedBatches, ranks)
     assert len({len(share) for share in shares}) == 1
-    in_turn = [key for keys in zip(*shares, strict=True) for key in keys]
+    in_turn = taken_in_turn(shares)
     assert in_turn[: len(alone)] == alone
     assert in_turn[len(alone) :] == alone[: len(in_turn) - len(alone)]
 

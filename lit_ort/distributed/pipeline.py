@@ -95,8 +95,8 @@ class Pipeline(nn.Module):
         super().__init__()
         self.count = len(stages)
         self.loss = loss
-        self._placement = _placement.get()
-        own = range(self.count) if self._placement is None else _own_stages(self.count, self._placement)
+        self.placement = _placement.get()
+        own = range(self.count) if self.placement is None else _own_stages(self.count, self.placement)
         self.stages = nn.ModuleDict({str(number): _made(stages[number], number) for number in own})
         # By sizes of a batch; each schedule has buffers for its own.
         self._schedules: dict[tuple[Any, ...], _Schedule] = {}
@@ -108,7 +108,7 @@ class Pipeline(nn.Module):
 
         In training the gradients are computed here, and reach the parameters in the loss's backward.
         """
-        if self._placement is None:
+        if self.placement is None:
             for stage in self.stages.values():
                 inputs = stage(inputs)
             return self.loss(inputs, targets)
@@ -116,7 +116,7 @@ class Pipeline(nn.Module):
         key = (inputs.shape, targets.shape, backward)
         schedule = self._schedules.get(key)
         if schedule is None:
-            schedule = self._schedules[key] = _Schedule(self, self._placement, len(inputs), backward)
+            schedule = self._schedules[key] = _Schedule(self, self.placement, len(inputs), backward)
         if not backward:
             return schedule.evaluate(inputs, targets)
         parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
@@ -125,12 +125,12 @@ class Pipeline(nn.Module):
 
     def runner(self, number: int) -> Callable[..., Any]:
         """Runs a stage; the last one takes targets too and gives the loss."""
-        assert self._placement is not None
+        assert self.placement is not None
         if number not in self._runners:
             stage = self.stages[str(number)]
-            held = self._placement.schedule == GPIPE
+            held = self.placement.schedule == GPIPE
             part = _StageWithLoss(stage, self.loss, held) if number == self.count - 1 else stage
-            self._runners[number] = self._placement.compile(part, f"stage_{number}")
+            self._runners[number] = self.placement.compile(part, f"stage_{number}")
         return self._runners[number]
 
     @property
@@ -239,7 +239,9 @@ class _Schedule:
             loss_fn=_share if backward else None,
             scale_grads=False,
         )
-        self._rows = _balanced(batch, placement.micro_batches)
+        rows = _balanced(batch, placement.micro_batches)
+        self._rows = torch.tensor(rows)
+        self._order = _places(rows)
 
     @property
     def in_flight(self) -> int:
@@ -273,9 +275,8 @@ class _Schedule:
 
     def _arguments(self, inputs: Tensor, targets: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         """What this process hands to its stages: the first one takes the inputs, the last one the targets."""
-        order = _places(self._rows)
-        args = (inputs[order],) if self._is_first else ()
-        return args, {"targets": targets[order], "rows": torch.tensor(self._rows)} if self._is_last else {}
+        args = (inputs[self._order],) if self._is_first else ()
+        return args, {"targets": targets[self._order], "rows": self._rows} if self._is_last else {}
 
     def _shared(self, losses: Sequence[Tensor]) -> Tensor:
         """The batch's loss, which the process of the last stage knows, on every process of the pipeline; averaged over

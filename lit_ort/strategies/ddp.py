@@ -14,7 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lit_ort.distributed.adasum import AdaSum, adasum_hook, require_power_of_two
 from lit_ort.errors import OptionsError, UnsupportedError
-from lit_ort.strategies.processes import ProcessesMixin, flag
+from lit_ort.options import require_bool
+from lit_ort.strategies.processes import ProcessesMixin
 
 _FIRST_BUCKET = "_DEFAULT_FIRST_BUCKET_BYTES"
 
@@ -25,8 +26,10 @@ class DDPMixin(ProcessesMixin):
     strategy_name = "ort_ddp"
 
     def __init__(self, *, overlap: bool = False, adasum: bool = False, **arguments: Any) -> None:
-        self._overlap = flag("overlap", overlap)
-        self._adasum = flag("adasum", adasum)
+        require_bool("overlap", overlap)
+        require_bool("adasum", adasum)
+        self._overlap = overlap
+        self._adasum = adasum
         if self._adasum and arguments.get("ddp_comm_hook") is not None:
             raise OptionsError("adasum=True is a ddp_comm_hook, and another one is given. Leave one of them out.")
         super().__init__(arguments, ("overlap", "adasum"), (DistributedDataParallel.__init__,))

@@ -16,8 +16,9 @@ from torch.optim import Optimizer
 from lit_ort.distributed import merged_state
 from lit_ort.distributed.clipping import SharedNormPrecision
 from lit_ort.distributed.pipeline import ONE_FORWARD_ONE_BACKWARD, Pipeline, Placement, placed, require_schedule
-from lit_ort.errors import OptionsError, UnsupportedError
-from lit_ort.strategies.processes import ProcessesMixin, Unwrapped
+from lit_ort.errors import UnsupportedError
+from lit_ort.options import require_count
+from lit_ort.strategies.processes import ProcessesMixin, Unwrapped, take_from_first
 from lit_ort.strategies.steps import dynamo_settings
 
 
@@ -37,8 +38,10 @@ class PipelineMixin(ProcessesMixin):
     ) -> None:
         require_schedule(schedule)
         self._schedule = schedule
-        self._micro_batches = _whole("micro_batches", micro_batches)
-        self._pipeline_size = None if pipeline_size is None else _whole("pipeline_size", pipeline_size)
+        require_count("micro_batches", micro_batches)
+        require_count("pipeline_size", pipeline_size, or_none_for="all processes")
+        self._micro_batches = micro_batches
+        self._pipeline_size = pipeline_size
         super().__init__(arguments, ("schedule", "micro_batches", "pipeline_size"))
 
     # Who has what.
@@ -73,18 +76,9 @@ class PipelineMixin(ProcessesMixin):
 
     def setup(self, trainer: Any) -> None:
         _require_stages(self.lightning_module)
-        if self.placement.replicas.size() == 1:
-            # Every process reads the same batches, those of one process.
-            trainer._accelerator_connector.use_distributed_sampler = False
         super().setup(trainer)
         self._precision_plugin = SharedNormPrecision(self.precision_plugin.precision, self.placement.group)
-        self._agree()
-
-    def _agree(self) -> None:
-        """Replicas begin with the weights of the first one."""
-        replicas = self.placement.replicas
-        for tensor in (*self.lightning_module.parameters(), *self.lightning_module.buffers()):
-            dist.broadcast(tensor.detach(), dist.get_global_rank(replicas, 0), group=replicas)
+        take_from_first(self.lightning_module, self.placement.replicas)
 
     # A step itself is plain Python; what it calls of a pipeline is compiled, stage by stage.
 
@@ -147,12 +141,6 @@ class ORTPipelineStrategy(PipelineMixin, Unwrapped, DDPStrategy):
     """
 
 
-def _whole(name: str, value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise OptionsError(f"{name}={value!r} must be a whole number above 0. Give such a number.")
-    return value
-
-
 def _require_stages(module: nn.Module) -> None:
     pipelines = [(name, part) for name, part in module.named_modules() if isinstance(part, Pipeline)]
     inside = tuple(f"{name}." for name, _ in pipelines)
@@ -163,7 +151,7 @@ def _require_stages(module: nn.Module) -> None:
             f"strategy='ort_pipeline' trains the stages of a lit_ort.Pipeline that {type(module).__name__} makes in "
             f"configure_model, and {problem}. Put all parameters into stages, or use strategy='ort_ddp'."
         )
-    if any(part._placement is None for _, part in pipelines):
+    if any(part.placement is None for _, part in pipelines):
         raise UnsupportedError(
             f"{type(module).__name__} makes its lit_ort.Pipeline outside of configure_model, so that every process has "
             "all stages. Make it there."

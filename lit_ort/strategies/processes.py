@@ -83,17 +83,21 @@ class Unwrapped:
     have different parts of it.
     """
 
-    def setup(self, trainer: Any) -> None:
+    def setup(self: Any, trainer: Any) -> None:
         super(_lightning_strategy(type(self)), self).setup(trainer)  # type: ignore[misc]
+        if self.distributed_sampler_kwargs["num_replicas"] == 1:
+            # Every process reads the same batches, those of one process.
+            trainer._accelerator_connector.use_distributed_sampler = False
 
     def _setup_model(self, model: Any) -> Any:
         return model
 
 
-def flag(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise OptionsError(f"{name}={value!r} is not a bool. Pass True or False.")
-    return value
+def take_from_first(module: torch.nn.Module, group: dist.ProcessGroup) -> None:
+    """All of a group begin with the parameters and buffers of its first process."""
+    first = dist.get_global_rank(group, 0)
+    for tensor in (*module.parameters(), *module.buffers()):
+        dist.broadcast(tensor.detach(), first, group=group)
 
 
 def _cause(exception: BaseException) -> str:

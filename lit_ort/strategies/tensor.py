@@ -5,17 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor
 from torch.optim import Optimizer
 
 from lit_ort.distributed import merged_state
 from lit_ort.distributed.clipping import SharedNormPrecision
 from lit_ort.distributed.tensor_parallel import Shard, cut_of, cuts, shard
 from lit_ort.errors import UnsupportedError
-from lit_ort.strategies.processes import ProcessesMixin, Unwrapped
+from lit_ort.strategies.processes import ProcessesMixin, Unwrapped, take_from_first
 
 _MARK = "_lit_ort_shard"
+
+# Optimizers that update an element by its own gradient and state alone, so that a part of a parameter is updated as it
+# would be in the whole.
+_ELEMENTWISE = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.RMSprop,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.ASGD,
+    torch.optim.Rprop,
+)
 
 
 class TensorMixin(ProcessesMixin):
@@ -37,15 +55,11 @@ class TensorMixin(ProcessesMixin):
 
     def setup(self, trainer: Any) -> None:
         module = self.lightning_module
-        # Every process reads the same batches, those of one process.
-        trainer._accelerator_connector.use_distributed_sampler = False
         if _MARK not in module.__dict__:
             self._share_out(module)
         super().setup(trainer)
-        group = dist.group.WORLD
-        assert group is not None
         self._precision_plugin = SharedNormPrecision(
-            self.precision_plugin.precision, group, lambda parameter: cut_of(parameter) is not None
+            self.precision_plugin.precision, _world(), lambda parameter: cut_of(parameter) is not None
         )
 
     def _share_out(self, module: Any) -> None:
@@ -55,13 +69,16 @@ class TensorMixin(ProcessesMixin):
                 f"strategy='ort_tensor' shares out the layers that {type(module).__name__}.tensor_plan() names, and it "
                 "has none. Add one (docs/scaling.md), or use strategy='ort_ddp'."
             )
-        for tensor in (*module.parameters(), *module.buffers()):
-            dist.broadcast(tensor.detach(), 0)
-        group = dist.group.WORLD
-        assert group is not None
+        group = _world()
+        take_from_first(module, group)
         part = Shard(group.group_name, group.rank(), group.size())
         shard(module, plan(), part)
         module.__dict__[_MARK] = part
+
+    def setup_optimizers(self, trainer: Any) -> None:
+        super().setup_optimizers(trainer)
+        for optimizer in self.optimizers:
+            _require_elementwise(optimizer)
 
     # Checkpoints are those of one process.
 
@@ -124,6 +141,16 @@ def _world() -> dist.ProcessGroup:
     return group
 
 
+def _require_elementwise(optimizer: Optimizer) -> None:
+    known = isinstance(optimizer, _ELEMENTWISE) or getattr(optimizer, "elementwise", False)
+    if not known and any(cut is not None for cut, _ in _cuts_by_place(optimizer)):
+        raise UnsupportedError(
+            f"strategy='ort_tensor' lets each process update its parts of parameters, and {type(optimizer).__name__} "
+            f"may look at whole ones (as LAMB and Adafactor do). Use {', '.join(c.__name__ for c in _ELEMENTWISE)}, "
+            "or set its attribute elementwise = True if it updates each element by its own gradient and state alone."
+        )
+
+
 def _whole(cut: Any, parts: list[Any]) -> Any:
     return parts[0] if cut is None else cut.whole(parts)
 
@@ -147,7 +174,7 @@ def _own(how: tuple[Any, Any], values: dict[str, Any], part: Shard) -> dict[str,
     cut, shape = how
     return {
         name: cut.part(value, part.rank, part.size)
-        if cut is not None and getattr(value, "dim", int)() == len(shape)
+        if cut is not None and isinstance(value, Tensor) and value.dim() == len(shape)
         else value
         for name, value in values.items()
     }

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytorch_optimizer
 import torch
 import torch.distributed as dist
 from lightning.pytorch import LightningModule, seed_everything
@@ -30,6 +31,7 @@ pytestmark = pytest.mark.xdist_group("tensor_parallel")
 
 WORDS, LENGTH, COLUMNS = 51, 12, 10
 SGD = partial(torch.optim.SGD, lr=0.2)
+LAMB = partial(pytorch_optimizer.Lamb, lr=1e-2)
 ADAM = partial(torch.optim.AdamW, lr=1e-2, eps=1e-3)
 Weights = dict[str, Tensor]
 
@@ -116,6 +118,7 @@ def refusals() -> dict[str, Callable[[], Any]]:
     return {
         "no plan": lambda: fit(strict(), Net(), text()),
         "heads": lambda: fit(strict(), transformer(width=15, heads=3), text()),
+        "LAMB": lambda: fit(strict(), transformer(LAMB), text()),
         "columns": lambda: fit(strict(), transformer(feed_forward=25), text()),
     }
 
@@ -167,6 +170,7 @@ def test_what_cannot_work_is_refused_with_a_sentence(results: list[dict[str, Any
     refused = results[0]["refused"]
     assert "the layers that Net.tensor_plan() names, and it has none" in refused["no plan"]
     assert "3 attention heads don't divide into equal parts for 2 processes" in refused["heads"]
+    assert "Lamb may look at whole ones (as LAMB and Adafactor do)" in refused["LAMB"]
     assert "25 outputs of model.encoder.layers.0.linear1 don't divide" in refused["columns"]
 
 
