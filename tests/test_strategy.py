@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import copy
 import importlib
+import mmap
 import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import seed_everything
+from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.pytorch import Callback, LightningModule, seed_everything
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import lit_ort
 from lit_ort.errors import CaptureError, LitOrtWarning, OptionsError, UnsupportedError
@@ -365,3 +369,51 @@ def test_old_gradients_are_freed_before_a_run_unless_somebody_listens(
     strategy = _Watching(fallback="error")
     fit(strategy, make, max_steps=4 // accumulate, accumulate_grad_batches=accumulate, max_epochs=1)
     assert list(strategy.seen[:4]) == seen
+
+
+class ManyClasses(LightningModule):
+    """Its logits take 80 MB."""
+
+    CLASSES, ROWS = 50_000, 400
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, self.CLASSES)
+
+    def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(self.head(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+class MemoryOfSteps(Callback):
+    """Notes the process's memory, bytes, after each step."""
+
+    def __init__(self) -> None:
+        self.resident: list[int] = []
+
+    def on_train_batch_end(self, *_: Any, **__: Any) -> None:
+        self.resident.append(psutil.Process().memory_info().rss)
+
+
+class MemoryOfSaving(TorchCheckpointIO):
+    """Notes it when a checkpoint is written."""
+
+    def __init__(self) -> None:
+        self.resident: list[int] = []
+
+    def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        self.resident.append(psutil.Process().memory_info().rss)
+        super().save_checkpoint(*args, **kwargs)
+
+
+@pytest.mark.skipif(not hasattr(mmap.mmap, "madvise"), reason="the system takes no advice on memory")
+def test_steps_keep_no_memory_while_a_checkpoint_is_written(tmp_path: Path) -> None:
+    module, steps, saving = ManyClasses(), MemoryOfSteps(), MemoryOfSaving()
+    rows = torch.randn(2 * module.ROWS, 6), torch.randint(module.CLASSES, (2 * module.ROWS,))
+    data = DataLoader(TensorDataset(*rows), module.ROWS)
+    runner = trainer("ort", max_epochs=1, callbacks=[steps], plugins=[saving])
+    runner.fit(module, data)
+    runner.save_checkpoint(tmp_path / "last.ckpt")
+    assert saving.resident[-1] < steps.resident[-1] - 70e6

@@ -200,6 +200,8 @@ class ORTMixin(CompiledMixin):
     ) -> None:
         if self._generator is not None:
             checkpoint = {**checkpoint, "lit_ort": {"generator": self._generator.get_state()}}
+        # Lightning builds the whole file in memory, and no step runs meanwhile.
+        self._pool.trim()
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
