@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from lit_ort.compiler.kernels.product import product
 from lit_ort.runtime.aten import Kernel
 from lit_ort.runtime.buffers import BufferPool
 
@@ -17,10 +18,7 @@ def _kernel(transpose_a: bool, transpose_b: bool, bias: bool) -> Kernel:
     def run(pool: BufferPool, a: torch.Tensor, b: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
         left = a.t() if transpose_a else a
         right = b.t() if transpose_b else b
-        result = pool.empty(left.shape[0], right.shape[1])
-        if added is None:
-            return torch.mm(left, right, out=result)
-        return torch.addmm(added, left, right, out=result)
+        return product(left, right, pool.empty(left.shape[0], right.shape[1]), added)
 
     return Kernel(gemm_name(transpose_a, transpose_b, bias), run)
 

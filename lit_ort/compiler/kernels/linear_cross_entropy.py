@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 
 from lit_ort.compiler.kernels.bf16 import BF16
+from lit_ort.compiler.kernels.product import product
 from lit_ort.runtime.aten import Kernel
 from lit_ort.runtime.buffers import BufferPool
 
@@ -115,7 +116,7 @@ class _Gradients:
         of_hidden, of_weight, of_bias = self._wanted
         kept = float(self._started)
         if of_hidden:
-            torch.mm(difference, self._weight, out=self.of_hidden[chunk]).mul_(scale[:, None])
+            product(difference, self._weight, self.of_hidden[chunk]).mul_(scale[:, None])
         if of_weight:
             scaled = self._hidden[chunk] * scale[:, None]
             torch.addmm(self.of_weight, difference.t(), scaled, beta=kept, out=self.of_weight)
@@ -165,10 +166,7 @@ def _logits(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
     added = None if bias is None else bias.to(out.dtype)
     for start in range(0, len(weight), CLASSES_AT_A_TIME):
         classes = slice(start, start + CLASSES_AT_A_TIME)
-        if added is None:
-            torch.mm(hidden, weight[classes].t(), out=out[:, classes])
-        else:
-            torch.addmm(added[classes], hidden, weight[classes].t(), out=out[:, classes])
+        product(hidden, weight[classes].t(), out[:, classes], None if added is None else added[classes])
     return out
 
 
