@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,6 +65,8 @@ class ProcessesMixin(ORTMixin):
                 "those of each rank's own part of a batch, or GroupNorm or LayerNorm."
             )
         super().setup(trainer)
+        # Lightning registers it after this.
+        trainer._signal_connector._sigterm_notifier_fn = partial(_stop_after_the_batch, trainer)
 
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
@@ -91,6 +94,18 @@ class Unwrapped:
 
     def _setup_model(self, model: Any) -> Any:
         return model
+
+
+def _stop_after_the_batch(trainer: Any, signum: int, _: Any) -> None:
+    """What a rank does when it is told to end; processes that it started are told as well.
+
+    Lightning's own handler waits for a broadcast at once, and so for ever if another rank waits for this one's part of
+    the step: a rank reads signals again when it has it.
+    """
+    connector = trainer._signal_connector
+    if not connector.received_sigterm and trainer.strategy.launcher is not None:
+        trainer.strategy.launcher.kill(signum)
+    connector.received_sigterm = True
 
 
 def take_from_first(module: torch.nn.Module, group: dist.ProcessGroup) -> None:

@@ -9,6 +9,8 @@ import time
 from datetime import timedelta
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from lit_ort import ORTDDPStrategy
@@ -21,6 +23,17 @@ class Failing(Net):
     def on_train_batch_start(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         if self.global_rank == 1 and batch_idx == 2:
             _fail(sys.argv[1])
+        if sys.argv[1] == "stopped" and batch_idx == 2:
+            self._be_stopped_while_another_waits()
+
+    def _be_stopped_while_another_waits(self) -> None:
+        part = torch.zeros(1)
+        if self.global_rank == 1:
+            dist.recv(part, 0)
+        else:
+            time.sleep(1)
+            os.kill(os.getpid(), signal.SIGTERM)
+            dist.send(part, 1)
 
 
 def _fail(how: str) -> None:
