@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -58,3 +59,16 @@ def test_one_failing_rank_ends_the_job(how: str, launcher: str) -> None:
     while processes_of(mark) and time.monotonic() < until:
         time.sleep(0.2)
     assert not processes_of(mark)
+
+
+def test_a_first_rank_that_cannot_be_reached_is_named() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": "1", "LOCAL_RANK": "0"}
+    environment = {**os.environ, **place, "PYTHONPATH": str(SCRIPT.parents[2])}
+    command = [sys.executable, str(SCRIPT), "alone"]
+    job = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=START_S)
+    assert job.returncode != 0
+    assert f"RankError: rank 1 of 2 could not join the others at 127.0.0.1:{port}" in job.stderr
+    assert "Check that rank 0 runs there" in job.stderr
