@@ -58,6 +58,7 @@ def test_mkl_has_what_onednn_is_slow_at(calls: list[int]) -> None:
         (left, small, None),
         (*doubles, None),
         (left, right, torch.randn(ROWS, 700)),
+        (left, right, torch.randn(1)),
         (torch.randn(3000, INNER), right, None),
     ):
         expected = a @ b + (0 if added is None else added)

@@ -21,7 +21,7 @@ def product(
     left: torch.Tensor, right: torch.Tensor, out: torch.Tensor, added: torch.Tensor | None = None
 ) -> torch.Tensor:
     """left @ right (+ added) in `out`. left: [M, K], right: [K, N], out: [M, N], added: what broadcasts to [M, N]."""
-    if not_intel() and _pays(left, right) and (added is None or added.dim() == 1):
+    if not_intel() and _pays(left, right) and (added is None or added.shape == right.shape[1:]):
         return out.copy_(torch.ops.mkldnn._linear_pointwise(left, right.t(), added, "none", [], ""))
     return torch.mm(left, right, out=out) if added is None else torch.addmm(added, left, right, out=out)
 
