@@ -35,7 +35,7 @@ OWN_KEYS = {
     "logger": "it reads TensorBoard's events",
     "ckpt_path": "every strategy starts from the seed",
 }
-PACKAGES = ("torch", "lightning", "onnxruntime-training-cpu", "onnxruntime-training", "onnxscript")
+PACKAGES = ("torch", "lightning", "onnxruntime-training-cpu", "onnxruntime-training", "onnx")
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from lit_ort import ORTOptions, explain, plan_memory
+from lit_ort.backend.inspect import CompileLog
 from lit_ort.callbacks import MIB, StepStatistics, short_figure
 from lit_ort.errors import LitOrtError
-from lit_ort.inspect import CompileLog
 from tasks.console import drop_known_messages
 from tasks.errors import InputError, require
 
@@ -83,7 +83,8 @@ def fit_and_test(config: DictConfig, folder: Path) -> dict[str, Any]:
         checkpoint = str(folder / "checkpoints" / "last.ckpt")
         trainer.save_checkpoint(checkpoint, weights_only=False)
     metrics |= trainer.test(task, datamodule=data, ckpt_path=checkpoint, verbose=False, weights_only=True)[0]
-    statistics = next((part.summary() for part in trainer.callbacks if isinstance(part, StepStatistics)), None)  # type: ignore[attr-defined]
+    callbacks = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue] (set by a connector)
+    statistics = next((part.summary() for part in callbacks if isinstance(part, StepStatistics)), None)
     return {
         "headline": list(getattr(task, "headline", ("loss",))),
         "metrics": {name: float(value) for name, value in metrics.items()},

@@ -3,7 +3,8 @@
     python benchmarks/overhead.py
 
 Prints a table and one line of JSON. `engine` is the compiled graph's call with its backward, less the bare run of the
-same session on values that are ready, less autograd alone: a function of as many inputs that hands ready gradients out.
+same session on the tensors of one call, less autograd alone: a function of as many inputs that hands ready gradients
+out.
 What Dynamo does around the graph, guards above all, is the same for any backend and stands by itself.
 """
 
@@ -15,15 +16,14 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
 from lit_ort import ORTOptions
-from lit_ort.compiler.backend import CompiledGraph, ORTBackend
-from lit_ort.runtime.engine import C
-from lit_ort.runtime.session import Session
-from lit_ort.runtime.tensors import to_ort
+from lit_ort.backend.backend import CompiledGraph, ORTBackend
+from lit_ort.runtime.engines.training import TrainingEngineSession
 
 LAYERS, WIDTH = 50, 8
 
@@ -87,20 +87,16 @@ def parse() -> argparse.Namespace:
 
 def bare_run(backend: Kept) -> Callable[[], Any]:
     """The session's run alone, its inputs ready."""
-    sessions: list[tuple[Session, Any]] = []
-    run = Session.run
+    calls: list[tuple[Any, ...]] = []
+    run = TrainingEngineSession.run
 
-    def watched(session: Session, tensors: Sequence[Tensor]) -> list[Tensor]:
-        sessions.append((session, to_ort(tensors)))
-        return run(session, tensors)
+    def watched(*call: Any) -> list[Tensor]:
+        calls.append(call)
+        return run(*call)
 
-    Session.run = watched  # type: ignore[method-assign]
-    backend.graph(*backend.given)
-    Session.run = run  # type: ignore[method-assign]
-    session, feeds = sessions[0]
-    return lambda: session._run(
-        C.RunOptions(), session._inputs, feeds, session.output_names, C.OrtValueVector(), session._devices
-    )
+    with mock.patch.object(TrainingEngineSession, "run", watched):
+        backend.graph(*backend.given)
+    return lambda: run(*calls[0])
 
 
 def autograd_alone(parameters: Sequence[Tensor]) -> Callable[[], Any]:
@@ -116,7 +112,7 @@ def autograd_alone(parameters: Sequence[Tensor]) -> Callable[[], Any]:
         def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
             return tuple(gradients)
 
-    return lambda: Ready.apply(*parameters).backward()  # type: ignore[union-attr]
+    return lambda: Ready.apply(*parameters).backward()
 
 
 if __name__ == "__main__":

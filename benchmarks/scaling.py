@@ -20,7 +20,6 @@ from typing import Any
 
 import psutil
 import torch
-import torch._dynamo
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -30,11 +29,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.step_time import PACKAGES, STEPS_FOR_MEMORY, WARM_UP, figure, machine
 from benchmarks.workloads import LEARNING_RATE, WORKLOADS, Workload
 from lit_ort import ORTBackend, ORTOptions
+from lit_ort._compat.torch_dynamo import graphs_by_bucket
 from lit_ort.callbacks import MIB, peak_rss_bytes
 from lit_ort.distributed.adasum import AdaSum, adasum_hook
 from tests.ranks import run_on_ranks
 
-RIVALS = ("eager", "ort")
+BASELINES = ("eager", "ort")
 SUFFIXES = ("apart", "overlap", "views", "zero1", "adasum")
 
 
@@ -51,7 +51,7 @@ class Step(nn.Module):
         return self._loss(self.module, batch)
 
 
-class Rival:
+class Baseline:
     """One way to take a step: `eager` or `ort`, with `+overlap`, `+views` (gradients as bucket views), `+zero1`,
     `+adasum`; `+apart` exchanges nothing, and so shows what computing at the same time takes by itself.
     """
@@ -77,7 +77,7 @@ class Rival:
         """Milliseconds of a step: zero_grad, loss, backward, optimizer."""
         start = time.perf_counter()
         self._optimizer.zero_grad()
-        with torch._dynamo.config.patch(optimize_ddp=self._overlap):
+        with graphs_by_bucket(self._overlap):
             loss = self._step(batch)
         loss.backward()
         self._optimizer.step()
@@ -108,27 +108,29 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--workload", choices=sorted(WORKLOADS), default="transformer_lm")
     parser.add_argument("--shape", nargs="*", type=figure, default=[], metavar="NAME=N", help="such as layers=2")
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2])
-    parser.add_argument("--rivals", nargs="+", type=rival, default=list(RIVALS), help="eager, ort, ort+overlap ...")
+    parser.add_argument(
+        "--baselines", nargs="+", type=baseline, default=list(BASELINES), help="eager, ort, ort+overlap ..."
+    )
     parser.add_argument("--threads", type=int, help="of each process; by default its part of the cores of the most")
     parser.add_argument("--rounds", type=int, default=8)
     return parser.parse_args()
 
 
-def rival(name: str) -> str:
+def baseline(name: str) -> str:
     engine, *choices = name.split("+")
-    if engine not in RIVALS or not set(choices) <= set(SUFFIXES):
-        raise argparse.ArgumentTypeError(f"{name!r} is none of {RIVALS} with +{', +'.join(SUFFIXES)}")
+    if engine not in BASELINES or not set(choices) <= set(SUFFIXES):
+        raise argparse.ArgumentTypeError(f"{name!r} is none of {BASELINES} with +{', +'.join(SUFFIXES)}")
     return name
 
 
 def of_ranks(ranks: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The rivals' figures with so many processes."""
+    """The baselines' figures with so many processes."""
     threads = arguments.threads or max(1, (os.cpu_count() or 1) // max(arguments.ranks))
     given = (arguments.workload, dict(arguments.shape), threads)
-    times = run_on_ranks(timed, ranks, *given, list(arguments.rivals), arguments.rounds)
-    memory = {name: run_on_ranks(measured, ranks, *given, name) for name in arguments.rivals}
+    times = run_on_ranks(timed, ranks, *given, list(arguments.baselines), arguments.rounds)
+    memory = {name: run_on_ranks(measured, ranks, *given, name) for name in arguments.baselines}
     # A step is over when its slowest process is.
-    slowest = {name: map(max, zip(*(part[name] for part in times), strict=True)) for name in arguments.rivals}
+    slowest = {name: map(max, zip(*(part[name] for part in times), strict=True)) for name in arguments.baselines}
     step_ms = {name: statistics.median(values) for name, values in slowest.items()}
     return {
         name: {
@@ -137,20 +139,22 @@ def of_ranks(ranks: int, arguments: argparse.Namespace) -> dict[str, Any]:
             "peak_mib": max(part["peak_mib"] for part in memory[name]),
             "optimizer_mib": max(part["optimizer_mib"] for part in memory[name]),
         }
-        for name in arguments.rivals
+        for name in arguments.baselines
     }
 
 
-def timed(workload: str, shape: dict[str, int], threads: int, rivals: list[str], rounds: int) -> dict[str, list[float]]:
-    """On each process: its steps, one of every rival in each round."""
+def timed(
+    workload: str, shape: dict[str, int], threads: int, baselines: list[str], rounds: int
+) -> dict[str, list[float]]:
+    """On each process: its steps, one of every baseline in each round."""
     made, batch = begin(workload, shape, threads)
-    runners = {name: Rival(name, made) for name in rivals}
+    runners = {name: Baseline(name, made) for name in baselines}
     for _ in range(WARM_UP):
         for runner in runners.values():
             runner.step(batch)
-    times: dict[str, list[float]] = {name: [] for name in rivals}
+    times: dict[str, list[float]] = {name: [] for name in baselines}
     for k in range(rounds):
-        for name in rivals[k % len(rivals) :] + rivals[: k % len(rivals)]:
+        for name in baselines[k % len(baselines) :] + baselines[: k % len(baselines)]:
             dist.barrier()
             times[name].append(runners[name].step(batch))
     dist.destroy_process_group()
@@ -162,7 +166,7 @@ def measured(workload: str, shape: dict[str, int], threads: int, name: str) -> d
     made, batch = begin(workload, shape, threads)
     if name.startswith("ort"):
         torch.compile(lambda x: x + 1, backend=ORTBackend(ORTOptions()))(torch.zeros(2))
-    runner = Rival(name, made)
+    runner = Baseline(name, made)
     resident = psutil.Process().memory_info().rss
     for _ in range(STEPS_FOR_MEMORY):
         runner.step(batch)
@@ -189,8 +193,8 @@ def table(report: dict[str, Any]) -> str:
         "| processes | | ms a step | to eager | peak MiB above module | optimizer MiB |",
         "|---|---|---|---|---|---|",
     ]
-    for ranks, rivals in report["ranks"].items():
-        for name, row in rivals.items():
+    for ranks, baselines in report["ranks"].items():
+        for name, row in baselines.items():
             cells = [f"{row['step_ms']:.0f}", f"{row['to_eager']:.2f}"]
             cells += [f"{row['peak_mib']:.0f}", f"{row['optimizer_mib']:.0f}"]
             lines.append(f"| {ranks} | {name} | {' | '.join(cells)} |")

@@ -2,7 +2,8 @@
 
     python benchmarks/sizes.py --workload gpt2 --picture sizes.png
 
-Each point is a run of `step_time.py` in a process of its own, its rivals interleaved. Prints one line of JSON a point.
+Each point is a run of `step_time.py` in a process of its own, its baselines interleaved. Prints one line of JSON a
+point.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 STEP_TIME = Path(__file__).with_name("step_time.py")
-RIVALS = ("eager", "inductor", "ort")
+BASELINES = ("eager", "inductor", "ort")
 # What else holds while one of them changes is the workload's own.
 AXES = {"layers": (4, 12, 24), "batch": (1, 2, 4, 8), "length": (64, 128, 256, 512)}
 FIGURES = {"step_ms": "step, ms", "compile_seconds": "first step less a later one, s"}
@@ -31,7 +32,7 @@ def main() -> None:
         for number in AXES[axis]:
             found = point(arguments.workload, axis, number, arguments.rounds)
             points.setdefault(axis, {})[number] = found
-            print(json.dumps({"workload": arguments.workload, axis: number, "rivals": found}), flush=True)
+            print(json.dumps({"workload": arguments.workload, axis: number, "baselines": found}), flush=True)
     for axis, values in points.items():
         print(f"\n{table(axis, values)}")
     draw(points, arguments.workload).savefig(arguments.picture, dpi=120)
@@ -47,22 +48,22 @@ def parse() -> argparse.Namespace:
 
 
 def point(workload: str, axis: str, number: int, rounds: int) -> dict[str, Any]:
-    """The rivals' figures at one value of an axis."""
+    """The baselines' figures at one value of an axis."""
     command = [sys.executable, str(STEP_TIME), "--workload", workload, "--times-only", "--rounds", str(rounds)]
-    command += ["--shape", f"{axis}={number}", "--rivals", *RIVALS]
+    command += ["--shape", f"{axis}={number}", "--baselines", *BASELINES]
     result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    rivals = json.loads(result.stdout.splitlines()[-1])["rivals"]
-    return {name: {figure: rivals[name][figure] for figure in FIGURES} for name in RIVALS}
+    baselines = json.loads(result.stdout.splitlines()[-1])["baselines"]
+    return {name: {figure: baselines[name][figure] for figure in FIGURES} for name in BASELINES}
 
 
 def table(axis: str, values: dict[int, dict[str, Any]]) -> str:
-    titles = [axis, *(f"{name} ms" for name in RIVALS), "to eager", "to inductor", "compile s: inductor, ort"]
+    titles = [axis, *(f"{name} ms" for name in BASELINES), "to eager", "to inductor", "compile s: inductor, ort"]
     lines = [f"| {' | '.join(titles)} |"]
     lines.append("|" + "---|" * len(titles))
-    for number, rivals in values.items():
-        step = [rivals[name]["step_ms"] for name in RIVALS]
+    for number, baselines in values.items():
+        step = [baselines[name]["step_ms"] for name in BASELINES]
         ratios = (step[-1] / step[0], step[-1] / step[1])
-        compiled = ", ".join(f"{rivals[name]['compile_seconds']:.1f}" for name in RIVALS[1:])
+        compiled = ", ".join(f"{baselines[name]['compile_seconds']:.1f}" for name in BASELINES[1:])
         cells = [str(number), *(f"{ms:.0f}" for ms in step), *(f"{ratio:.2f}" for ratio in ratios), compiled]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -81,8 +82,8 @@ def draw(points: dict[str, dict[int, dict[str, Any]]], workload: str) -> Figure:
 
 
 def _lines(axes: Axes, values: dict[int, dict[str, Any]], figure: str) -> None:
-    for name in RIVALS:
-        axes.plot(list(values), [rivals[name][figure] for rivals in values.values()], marker="o", label=name)
+    for name in BASELINES:
+        axes.plot(list(values), [baselines[name][figure] for baselines in values.values()], marker="o", label=name)
     axes.grid(alpha=0.3)
 
 

@@ -1,9 +1,9 @@
-"""Times full training steps of rivals side by side: interleaved in one process, medians, ratios within the run.
+"""Times full training steps of baselines side by side: interleaved in one process, medians, ratios within the run.
 
     python benchmarks/step_time.py --workload transformer_lm --rounds 20
 
 Prints a table, then one line of JSON with versions and configuration. Memory and the time to the first step are taken
-in a process of their own for each rival, and `ort`'s first step once more with its graph in the cache.
+in a process of their own for each baseline, and `ort`'s first step once more with its graph in the cache.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.workloads import CLIP, RIVALS, WORKLOADS, Rival, Workload
+from benchmarks.workloads import BASELINES, CLIP, WORKLOADS, Baseline, Workload
 from lit_ort import ORTBackend, ORTOptions
 from lit_ort.callbacks import peak_rss_bytes
 
@@ -35,7 +35,7 @@ STEP = "step_ms"
 OWN_FIGURES = {"first_step_seconds": 1, "cached_first_step_seconds": 1, "peak_megabytes": 0}
 STEPS_FOR_MEMORY = 5
 OPTIMIZER = {None: "no optimizer", 0: "Adam (fused), no clip", CLIP: f"Adam (fused), clip {CLIP}"}
-PACKAGES = ("torch", "onnxruntime-training-cpu", "lightning", "onnx", "onnxscript")
+PACKAGES = ("torch", "onnxruntime-training-cpu", "lightning", "onnx")
 
 
 def main() -> None:
@@ -44,8 +44,8 @@ def main() -> None:
     if arguments.alone:
         print(json.dumps(alone(arguments.alone, workload, arguments.cache_dir, clip_of(arguments))))
         return
-    own = {r: {} if arguments.times_only else own_figures(r, arguments) for r in arguments.rivals}
-    first, times = interleaved(arguments.rivals, workload, arguments.rounds, clip_of(arguments))
+    own = {r: {} if arguments.times_only else own_figures(r, arguments) for r in arguments.baselines}
+    first, times = interleaved(arguments.baselines, workload, arguments.rounds, clip_of(arguments))
     report = {
         "workload": workload.name,
         "configuration": f"{workload.configuration}, {OPTIMIZER[clip_of(arguments)]}, float32",
@@ -54,7 +54,9 @@ def main() -> None:
         "date": time.strftime("%Y-%m-%d"),
         "floor_ms": workload.floating_point_operations / peak_flops() * 1e3,
         "rounds": arguments.rounds,
-        "rivals": {rival: {**own[rival], **summary(first, times, rival)} for rival in arguments.rivals},
+        "baselines": {
+            baseline: {**own[baseline], **summary(first, times, baseline)} for baseline in arguments.baselines
+        },
     }
     print(table(report))
     print(json.dumps(report))
@@ -64,9 +66,9 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", choices=sorted(WORKLOADS), default="transformer_lm")
     parser.add_argument(
-        "--rivals",
+        "--baselines",
         nargs="+",
-        default=list(RIVALS),
+        default=list(BASELINES),
         help="eager, inductor, ort, ort-PASS, ort+spinning, ort+updates; behind any of them +recompute, @bf16",
     )
     parser.add_argument(
@@ -94,30 +96,30 @@ def figure(text: str) -> tuple[str, int]:
 
 
 def interleaved(
-    rivals: list[str], workload: Workload, rounds: int, clip: float | None
+    baselines: list[str], workload: Workload, rounds: int, clip: float | None
 ) -> tuple[dict[str, float], dict[str, list[float]]]:
-    """The first step's time and those of later ones in milliseconds, one of every rival in each round."""
-    runners = {rival: Rival(rival, workload, clip=clip) for rival in rivals}
+    """The first step's time and those of later ones in milliseconds, one of every baseline in each round."""
+    runners = {baseline: Baseline(baseline, workload, clip=clip) for baseline in baselines}
     batch = workload.batch()
-    first = {rival: runner.step(batch) for rival, runner in runners.items()}
+    first = {baseline: runner.step(batch) for baseline, runner in runners.items()}
     for _ in range(WARM_UP - 1):
         for runner in runners.values():
             runner.step(batch)
-    times: dict[str, list[float]] = {rival: [] for rival in rivals}
+    times: dict[str, list[float]] = {baseline: [] for baseline in baselines}
     for k in range(rounds):
         # Another order every round, so that nobody always follows the same one.
-        for rival in rivals[k % len(rivals) :] + rivals[: k % len(rivals)]:
-            times[rival].append(runners[rival].step(batch))
+        for baseline in baselines[k % len(baselines) :] + baselines[: k % len(baselines)]:
+            times[baseline].append(runners[baseline].step(batch))
     return first, times
 
 
-def alone(rival: str, workload: Workload, cache_dir: str | None, clip: float | None) -> dict[str, float]:
+def alone(baseline: str, workload: Workload, cache_dir: str | None, clip: float | None) -> dict[str, float]:
     """Time to the first step, and peak resident memory above what module and imports take."""
-    if not rival.startswith("eager"):
+    if not baseline.startswith("eager"):
         # Imports are counted with the baseline, as a training script's are.
-        backend = ORTBackend(ORTOptions(cache_dir=cache_dir)) if rival.startswith("ort") else "inductor"
+        backend = ORTBackend(ORTOptions(cache_dir=cache_dir)) if baseline.startswith("ort") else "inductor"
         torch.compile(lambda x: x + 1, backend=backend)(torch.zeros(2))
-    runner = Rival(rival, workload, cache_dir, clip)
+    runner = Baseline(baseline, workload, cache_dir, clip)
     batch = workload.batch()
     resident = psutil.Process().memory_info().rss
     first = runner.step(batch) / 1e3
@@ -128,13 +130,13 @@ def alone(rival: str, workload: Workload, cache_dir: str | None, clip: float | N
     return {"first_step_seconds": first, "peak_megabytes": (peak - resident) / 1e6}
 
 
-def own_figures(rival: str, arguments: argparse.Namespace) -> dict[str, float]:
+def own_figures(baseline: str, arguments: argparse.Namespace) -> dict[str, float]:
     """Figures of processes of their own; `ort`'s fills a cache, which takes milliseconds, and another one reads it."""
     shape = [f"{name}={number}" for name, number in arguments.shape]
-    given = ["--workload", arguments.workload, "--shape", *shape, "--alone", rival]
+    given = ["--workload", arguments.workload, "--shape", *shape, "--alone", baseline]
     given += ["--no-optimizer"] if arguments.no_optimizer else []
     given += ["--no-clip"] if arguments.no_clip else []
-    if not rival.startswith("ort"):
+    if not baseline.startswith("ort"):
         return in_own_process(*given)
     with tempfile.TemporaryDirectory() as folder:
         first, second = (in_own_process(*given, "--cache-dir", folder) for _ in range(2))
@@ -147,13 +149,13 @@ def in_own_process(*arguments: str) -> dict[str, float]:
     return json.loads(result.stdout.splitlines()[-1])
 
 
-def summary(first: dict[str, float], times: dict[str, list[float]], rival: str) -> dict[str, Any]:
+def summary(first: dict[str, float], times: dict[str, list[float]], baseline: str) -> dict[str, Any]:
     median = {name: statistics.median(values) for name, values in times.items()}
     return {
-        "step_ms": median[rival],
-        "compile_seconds": (first[rival] - median[rival]) / 1e3,
-        "ratio_to": {name: median[rival] / median[name] for name in times if name != rival},
-        "all_ms": [round(value, 1) for value in times[rival]],
+        "step_ms": median[baseline],
+        "compile_seconds": (first[baseline] - median[baseline]) / 1e3,
+        "ratio_to": {name: median[baseline] / median[name] for name in times if name != baseline},
+        "all_ms": [round(value, 1) for value in times[baseline]],
     }
 
 
@@ -185,10 +187,10 @@ def table(report: dict[str, Any]) -> str:
         "| | ms a step | to eager | to inductor | first step s | from the cache s | peak MB above module |",
         "|---|---|---|---|---|---|---|",
     ]
-    for rival, row in report["rivals"].items():
+    for baseline, row in report["baselines"].items():
         ratios = [f"{row['ratio_to'][name]:.2f}" if name in row["ratio_to"] else "" for name in ("eager", "inductor")]
         own = [f"{row[key]:.{digits}f}" if key in row else "" for key, digits in OWN_FIGURES.items()]
-        lines.append(f"| {' | '.join([rival, f'{row[STEP]:.0f}', *ratios, *own])} |")
+        lines.append(f"| {' | '.join([baseline, f'{row[STEP]:.0f}', *ratios, *own])} |")
     return "\n".join(lines) + "\n"
 
 

@@ -20,7 +20,7 @@ from tasks.transformer_lm import TransformerLM
 
 CLIP = 0.5
 LEARNING_RATE = 1e-3
-RIVALS = ("eager", "inductor", "ort")
+BASELINES = ("eager", "inductor", "ort")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +119,7 @@ def _layer_products(tokens: int, length: int, width: int) -> int:
 WORKLOADS: dict[str, Callable[[], Workload]] = {"bert": bert, "gpt2": gpt2, "transformer_lm": transformer_lm}
 
 
-class Rival:
+class Baseline:
     """One way to run a workload, with a module, optimizer and gradients of its own.
 
     Args:
@@ -136,7 +136,7 @@ class Rival:
         self._cache_dir, self._clipping = cache_dir, Clipping(clip or 0.0)
         engine, _, precision = name.partition("@")
         if precision not in ("", "bf16"):
-            raise ValueError(f"rival {name!r} has the precision {precision!r}. Write {engine}, or {engine}@bf16.")
+            raise ValueError(f"baseline {name!r} has the precision {precision!r}. Write {engine}, or {engine}@bf16.")
         self._bf16 = precision == "bf16"
         self._engine, *choices = engine.split("+")
         self._recompute, self._spinning, updates = (c in choices for c in ("recompute", "spinning", "updates"))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from lit_ort.compiler.backend import ORTBackend
+from lit_ort.backend.backend import ORTBackend
+from lit_ort.backend.inspect import explain
+from lit_ort.backend.plan import MemoryPlan, plan_memory
 from lit_ort.distributed.pipeline import Pipeline
 from lit_ort.errors import (
     CaptureError,
     CompileError,
     ConvertError,
-    GradientError,
     LitOrtError,
     LitOrtWarning,
     OptionsError,
@@ -17,9 +18,7 @@ from lit_ort.errors import (
     UnsupportedError,
     VerificationError,
 )
-from lit_ort.inspect import explain
 from lit_ort.options import ORTOptions
-from lit_ort.plan import MemoryPlan, plan_memory
 from lit_ort.precision import ORTPrecision
 from lit_ort.strategies import (
     CompiledStrategy,
@@ -36,7 +35,6 @@ __all__ = [
     "CompileError",
     "CompiledStrategy",
     "ConvertError",
-    "GradientError",
     "LitOrtError",
     "LitOrtWarning",
     "MemoryPlan",

@@ -11,8 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-from lit_ort.compiler.cache import own_files
-from lit_ort.compiler.entry import UnusableEntry, summary
+from lit_ort.backend.cache.entry import UnusableEntry, summary
+from lit_ort.backend.cache.store import own_files
 
 
 def main(arguments: list[str] | None = None) -> None:

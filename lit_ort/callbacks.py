@@ -16,6 +16,8 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from torch import Tensor
 
+from lit_ort._compat.lightning import training_bar
+
 MIB = 2**20
 
 
@@ -162,7 +164,7 @@ class OneLineProgressBar(TQDMProgressBar):
 
     def init_train_tqdm(self) -> Tqdm:
         """Takes the bar that Lightning opens before the first epoch for that epoch: it would stay, empty."""
-        bar = self._train_progress_bar
+        bar = training_bar(self)
         return super().init_train_tqdm() if bar is None or bar.total is not None else bar
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -206,7 +208,7 @@ def peak_rss_bytes() -> int | None:
 
 
 def reset_peak_rss() -> bool:
-    """Starts the peak anew at what the process holds now (Linux, proc(5) clear_refs); False where it cannot."""
+    """Starts the peak again at what the process holds now (Linux, proc(5) clear_refs); False where it cannot."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:

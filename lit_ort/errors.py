@@ -43,15 +43,15 @@ class CompileError(LitOrtError):
 
 
 class CaptureError(CompileError):
-    """Dynamo's FX graph has something that an exported program can't carry."""
+    """Dynamo's FX graph has something that can't be traced into one graph of forward and backward."""
 
 
 class ConvertError(CompileError):
-    """An operator of the exported program has no faithful ONNX form."""
+    """An operator of the joint graph can be neither an ONNX operator nor a torch node."""
 
 
-class GradientError(CompileError):
-    """An operator on the way of a gradient is not on the list of those proven right against eager."""
+class SharedMemoryError(CompileError):
+    """An input that a graph changes in place shares its memory with another input."""
 
 
 class SessionError(CompileError):

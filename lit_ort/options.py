@@ -18,6 +18,17 @@ AUTO, NEVER = "auto", "never"
 SIZES = (AUTO, NEVER)
 
 
+IN_KEY = "in_key"
+
+
+def _of_the_run(default: Any) -> Any:
+    """A field that decides about runs and not about what a graph is compiled to, so that cached graphs serve all of its
+    values. Any other field is part of the cache's key: one that is wrongly marked so gives wrong graphs, one that is
+    not only compiles again.
+    """
+    return dataclasses.field(default=default, metadata={IN_KEY: False})
+
+
 @dataclasses.dataclass(frozen=True)
 class ORTOptions:
     """Options of the `ort` backend and of `ORTStrategy`.
@@ -25,26 +36,28 @@ class ORTOptions:
     Args:
         precision: `"32-true"` computes in float32; `"bf16-mixed"` computes matrix products and attention in bfloat16,
             everything else in float32, with weights and gradients in float32. Under Lightning, the Trainer sets it.
-        fallback: what happens to a graph that can't run through ONNX Runtime with proven gradients. `"warn"` runs that
-            graph in eager PyTorch with one warning that names operator, place and reason; `"error"` raises.
+        fallback: what happens to a graph that can't be compiled. `"warn"` runs that graph in eager PyTorch with one
+            warning that gives the reason; `"error"` raises.
         verify_first_step: compare loss and every gradient of each graph's first run with eager, dropout off, and raise
             `VerificationError` with the worst offenders.
         verify_every_n_steps: the same at each graph's first run and every n-th one from then on, with weights as they
-            are by then; `explain()` shows the largest errors. Costs a second copy of each session.
+            are by then; `explain()` shows the largest errors.
         verify_tolerance: largest relative error, in the 2-norm of each tensor, that verification accepts. Where a graph
             computes in bfloat16, what eager autocast itself errs by is added, several times.
-        recompute: `"layers"` keeps of each layer (of modules in a list, such as `encoder.layers.3`) its input, the
-            results of attention and the masks of dropout, and computes the rest again in the backward: less memory,
-            more time. None keeps everything outside of the module's own activation checkpoints.
+        recompute: what the backward computes again: less memory, more time. `"layers"` keeps of each layer (of modules
+            in a list, such as `encoder.layers.3`) its input and the results of attention. A float from 0 to 1 is the
+            share of activation memory to keep; torch's min-cut partitioner chooses what. None keeps everything outside
+            of the module's own activation checkpoints.
         optimizer_in_graph: the run of a step also clips and takes the optimizer's step, each parameter's as soon as its
             gradient is there, so that not all gradients are held at a time; with clipping by norm, or an optimizer that
             is not torch's own, when all are there. For steps whose loss and gradients are those of one graph, under
-            `ORTStrategy`, where nobody else reads gradients; anything else keeps its optimizer's step, with a warning.
+            `ORTStrategy`, where nothing else reads gradients; anything else keeps its optimizer's step, with a warning.
         dynamic: `"auto"` compiles the first batch for its sizes, and the first one of another size for any size of the
             dimensions that changed; `"never"` compiles every size by itself.
-        disable_passes: exact names of graph passes to leave out (`lit_ort.compiler.passes.names()` lists them).
-        dump_dir: folder that receives the ONNX file of every stage of every graph; they are compiled anew for it, also
-            where `cache_dir` has them.
+        disable_passes: exact names of fusions and passes to leave out (`lit_ort.fusions.pipeline.names()` and
+            `lit_ort.passes.pipeline.names()` list them).
+        dump_dir: folder that receives every stage of every graph, FX graphs as text and what runs as ONNX; graphs that
+            `cache_dir` has are compiled again for it.
         cache_dir: folder that keeps compiled graphs for later runs, best one that only you can write to. `python -m
             lit_ort.cache` lists and clears it.
         threads: threads of a session's operators; None takes `torch.get_num_threads()`.
@@ -56,26 +69,25 @@ class ORTOptions:
     """
 
     precision: str = FLOAT32
-    fallback: str = "warn"
-    verify_first_step: bool = False
-    verify_every_n_steps: int | None = None
-    verify_tolerance: float = 1e-4
-    recompute: str | None = None
+    fallback: str = _of_the_run("warn")
+    verify_first_step: bool = _of_the_run(False)
+    verify_every_n_steps: int | None = _of_the_run(None)
+    verify_tolerance: float = _of_the_run(1e-4)
+    recompute: str | float | None = None
     optimizer_in_graph: bool = False
     dynamic: str = AUTO
     disable_passes: tuple[str, ...] = ()
-    dump_dir: str | None = None
-    cache_dir: str | None = None
-    threads: int | None = None
-    allow_spinning: bool = False
+    dump_dir: str | None = _of_the_run(None)
+    cache_dir: str | None = _of_the_run(None)
+    threads: int | None = _of_the_run(None)
+    allow_spinning: bool = _of_the_run(False)
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
             raise OptionsError(f"precision={self.precision!r} is not one of {PRECISIONS}. Choose one of them.")
         if self.fallback not in FALLBACKS:
             raise OptionsError(f"fallback={self.fallback!r} is not one of {FALLBACKS}. Choose one of them.")
-        if self.recompute not in (None, LAYERS):
-            raise OptionsError(f"recompute={self.recompute!r} is neither None nor {LAYERS!r}. Choose one of them.")
+        _require_recompute(self.recompute)
         if self.dynamic not in SIZES:
             raise OptionsError(f"dynamic={self.dynamic!r} is not one of {SIZES}. Choose one of them.")
         if isinstance(self.disable_passes, str):
@@ -96,6 +108,12 @@ class ORTOptions:
     @property
     def verifies(self) -> bool:
         return self.verify_first_step or self.verify_every_n_steps is not None
+
+    @property
+    def key(self) -> dict[str, str]:
+        """The options that decide what a graph is compiled to, as text."""
+        fields = [field.name for field in dataclasses.fields(self) if field.metadata.get(IN_KEY, True)]
+        return {name: repr(getattr(self, name)) for name in sorted(fields)}
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any] | None) -> ORTOptions:
@@ -121,6 +139,15 @@ def require_count(option: str, value: object, or_none_for: str | None = None) ->
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         otherwise = "" if or_none_for is None else f", or None for {or_none_for}"
         raise OptionsError(f"{option}={value!r} must be a whole number above 0{otherwise}.")
+
+
+def _require_recompute(value: object) -> None:
+    if value is None or value == LAYERS or (isinstance(value, float) and 0 <= value <= 1):
+        return
+    raise OptionsError(
+        f"recompute={value!r} is neither None nor {LAYERS!r} nor a float from 0 to 1. Pass the share of activation "
+        "memory to keep, such as 0.5, or None to keep all of it."
+    )
 
 
 def _folder(option: str, given: Any) -> str:

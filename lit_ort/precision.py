@@ -1,4 +1,4 @@
-"""The seat of precision: which numbers a session computes in."""
+"""The precision plugin: which numbers a session computes in."""
 
 from __future__ import annotations
 
@@ -27,4 +27,4 @@ class ORTPrecision(Precision):
             raise UnsupportedError(
                 f"precision={precision!r} is not built for strategy='ort' yet. Built so far: {', '.join(PRECISIONS)}."
             )
-        self.precision = precision  # type: ignore[assignment]
+        self.precision = precision

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from lit_ort.distributed.tensor_parallel import is_shared_out
+from lit_ort.distributed.tensor_parallel import is_sharded
 from tasks.base import Figures, LanguageModel
 from tasks.data.batches import IGNORED, Batch
 from tasks.data.text_blocks import count_targets
@@ -115,7 +115,7 @@ class GPT2(HuggingFaceTask, LanguageModel):
     def on_validation_epoch_end(self) -> None:
         super().on_validation_epoch_end()
         # Generation wants the logits of all words, and a process of several may have some of them.
-        if self.trainer.sanity_checking or self.sample_tokens < 1 or is_shared_out(self):
+        if self.trainer.sanity_checking or self.sample_tokens < 1 or is_sharded(self):
             return
         text = self.sample(self.sample_prompt, self.sample_tokens, seed=self.trainer.current_epoch)
         for logger in self.loggers:

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from lit_ort.distributed.tensor_parallel import is_shared_out
+from lit_ort.distributed.tensor_parallel import is_sharded
 from tasks.errors import InputError, require, require_heads, require_whole
 
 # Where a Lightning checkpoint holds what belongs to the Hugging Face library.
@@ -199,7 +199,7 @@ class SavePretrained(Callback):
         # Made by all processes together.
         weights = trainer.strategy.lightning_module_state_dict()
         if trainer.is_global_zero:
-            _task(pl_module).save_pretrained(self.folder, weights if is_shared_out(pl_module) else None)
+            _task(pl_module).save_pretrained(self.folder, weights if is_sharded(pl_module) else None)
 
 
 def _task(pl_module: LightningModule) -> HuggingFaceTask:

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import optimization as schedules
 
+from lit_ort._compat.torch_optim import take_no_loss_scale
 from tasks.errors import require
 
 
@@ -120,7 +121,7 @@ def configure_optimizers(
     """What Lightning's `configure_optimizers` returns."""
     made = optimizer(parameters)
     # Fused ones could take a loss scale themselves, for which Lightning's mixed precision refuses to clip gradients.
-    made._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+    take_no_loss_scale(made)
     if schedule is None:
         return made
     if not isinstance(schedule, Schedule):

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 
-from lit_ort.compiler.backend import ORTBackend
+from lit_ort.backend.backend import ORTBackend
 from lit_ort.options import ORTOptions
 
 # Relative error in the 2-norm that float32 arithmetic in another order accounts for.
@@ -23,6 +24,15 @@ def backend(**options: Any) -> ORTBackend:
 
 def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     return torch.compile(function, backend=backend(**options))
+
+
+# What keeps `sparse_gradient` from sessions.
+REASON = "a gradient is a sparse tensor"
+
+
+def sparse_gradient(table: torch.Tensor) -> torch.Tensor:
+    """A step that no session runs. table: float[3.., width]."""
+    return functional.embedding(torch.tensor([0, 2, 2]), table, sparse=True).square().sum()
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import ConfigCompositionException, MissingConfigException
 from hydra.utils import instantiate
 from lightning.pytorch import Trainer
 from omegaconf import DictConfig, OmegaConf
 
+from lit_ort import ORTOptions
 from tasks.data.tokenization import train_byte_level_bpe, train_wordpiece
 
 SHAPES = ("constant", "linear", "cosine", "polynomial")
@@ -184,6 +187,35 @@ def test_the_recipes_are_those_of_their_sources(tmp_path: Path) -> None:
 
 def test_the_default_strategy_is_ort() -> None:
     assert compose("train").strategy["_target_"] == "lit_ort.ORTStrategy"
+
+
+ORT_STRATEGIES = [choice for choice in choices("strategy") if choice.startswith("ort")]
+
+
+@pytest.mark.parametrize("choice", ORT_STRATEGIES)
+def test_strategies_through_onnx_runtime_have_the_engines_options(choice: str, tmp_path: Path) -> None:
+    engine = OmegaConf.load(CONF / "strategy" / "base" / "engine.yaml")
+    config = composed(tmp_path, f"strategy={choice}")
+    assert isinstance(engine, DictConfig)
+    assert {name: config.strategy[name] for name in engine} == dict(engine)
+    # The Trainer's precision is the strategy's.
+    single = {"precision", "optimizer_in_graph"}
+    assert set(engine) == {field.name for field in dataclasses.fields(ORTOptions)} - single
+    strategy = make(
+        composed(tmp_path, f"strategy={choice}", "strategy.threads=3", "strategy.fallback=error"), "strategy"
+    )
+    assert strategy.options == ORTOptions(threads=3, fallback="error")
+
+
+@pytest.mark.parametrize("choice", [choice for choice in ORT_STRATEGIES if choice != "ort"])
+def test_the_optimizer_steps_in_the_graph_of_a_single_process_only(choice: str) -> None:
+    assert compose("train", ["strategy.optimizer_in_graph=true"]).strategy.optimizer_in_graph
+    with pytest.raises(ConfigCompositionException, match="Could not override 'strategy.optimizer_in_graph'"):
+        compose("train", [f"strategy={choice}", "strategy.optimizer_in_graph=true"])
+
+
+def test_what_strategies_have_in_common_is_no_strategy() -> None:
+    assert GlobalHydra.instance().config_loader().get_group_options("strategy") == choices("strategy")
 
 
 def test_compare_takes_all_of_trains_values() -> None:

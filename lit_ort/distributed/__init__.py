@@ -1,1 +1,1 @@
-"""What several processes do together, on torch.distributed: how gradients are combined and optimizers are shared."""
+"""What several processes do together, on torch.distributed: how gradients are combined and optimizers are sharded."""

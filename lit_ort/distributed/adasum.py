@@ -20,7 +20,7 @@ from lit_ort.errors import UnsupportedError
 class AdaSum:
     """State of the hook: the groups of ranks that are combined, smallest first.
 
-    Made by every rank of the default process group together.
+    Every rank of the default process group creates it, together.
 
     Raises:
         UnsupportedError: the number of ranks is no power of two.
@@ -62,7 +62,7 @@ class AdaSum:
 
 
 # DistributedDataParallel compares a hook's annotations with classes, which those of this file are not yet.
-def adasum_hook(state: AdaSum, bucket):  # type: ignore[no-untyped-def]
+def adasum_hook(state: AdaSum, bucket):
     """Combines the gradients of a bucket; results don't depend on how tensors are put into buckets."""
     state.combine(bucket.gradients())
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()

@@ -7,20 +7,26 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from lightning.pytorch.plugins.precision import Precision
 
-from lit_ort.precision import ORTPrecision
+# Stands before a Precision of either package of Lightning's in the bases of a plugin.
+_Base: Any = object
 
 
-class SharedNormPrecision(ORTPrecision):
-    """As `ORTPrecision`; clips by the norm over the gradients of all processes of a group.
+class SharedNormClipping(_Base):
+    """A plugin without autocast that clips by the norm over the gradients of all processes of a group.
 
-    is_part: whether a parameter is this process's alone; others have the rest of what is cut, and the same of the rest.
+    Args:
+        precision: of the strategy's graphs.
+        group: the processes.
+        is_part: whether a parameter is this process's alone, as others have the rest of what is sharded. All processes
+            have the same of any other parameter.
     """
 
     def __init__(
         self, precision: Any, group: dist.ProcessGroup, is_part: Callable[[torch.Tensor], bool] = lambda _: True
     ) -> None:
-        super().__init__(precision)
+        self.precision = precision
         self._group = group
         self._is_part = is_part
 
@@ -30,6 +36,10 @@ class SharedNormPrecision(ORTPrecision):
         dist.all_reduce(square, group=self._group)
         square += _square([parameter for parameter in parameters if not self._is_part(parameter)])
         torch.nn.utils.clip_grads_with_norm_(parameters, clip_val, square.sqrt().float())
+
+
+class SharedNormPrecision(SharedNormClipping, Precision):
+    """For modules of `lightning.pytorch`."""
 
 
 def _square(parameters: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import _resolve_process_group
+
+from lit_ort._compat.torch_distributed import group_named
 
 
 def _reduced(x: Tensor, group: str, operation: Any) -> Tensor:
     result = x.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(result, operation, group=_resolve_process_group(group))  # type: ignore[arg-type]
+    dist.all_reduce(result, operation, group=group_named(group))
     return result
 
 

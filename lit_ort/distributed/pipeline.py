@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from lit_ort._compat.torch_distributed import saved_micro_batches
 from lit_ort.errors import OptionsError, SessionError, UnsupportedError
 
 Compile = Callable[[nn.Module, str], Callable[..., Any]]
@@ -67,7 +68,7 @@ _placement: ContextVar[Placement | None] = ContextVar("lit_ort_placement", defau
 
 @contextmanager
 def placed(placement: Placement) -> Iterator[None]:
-    """Lets the pipelines made inside keep the stages of this process only."""
+    """Lets the pipelines that are created inside keep the stages of this process only."""
     token = _placement.set(placement)
     try:
         yield
@@ -76,14 +77,14 @@ def placed(placement: Placement) -> Iterator[None]:
 
 
 class Pipeline(nn.Module):
-    """Stages one after the other, and the loss of what the last one gives. To be made in `configure_model`.
+    """Stages one after the other, and the loss of the last one's result. Belongs into `configure_model`.
 
     Under `strategy="ort_pipeline"` each process has its own stages, and a call runs the schedule over micro-batches; in
     a single process it has all of them, and a call runs one after the other. Both give the same loss and gradients, and
     the same names of parameters: `stages.<number>.<name in the stage>`.
 
     Args:
-        stages: makes each stage; those of other processes are not made. Stages take and give tensors whose first
+        stages: creates each stage; those of other processes are not created. Stages take and give tensors whose first
             dimension is the batch. Their random initial weights depend on torch's seed and their number alone.
         loss: the mean over a batch, float32[], from the last stage's result and the targets.
 
@@ -97,7 +98,7 @@ class Pipeline(nn.Module):
         self.loss = loss
         self.placement = _placement.get()
         own = range(self.count) if self.placement is None else _own_stages(self.count, self.placement)
-        self.stages = nn.ModuleDict({str(number): _made(stages[number], number) for number in own})
+        self.stages = nn.ModuleDict({str(number): _initialized(stages[number], number) for number in own})
         # By sizes of a batch; each schedule has buffers for its own.
         self._schedules: dict[tuple[Any, ...], _Schedule] = {}
         self._runners: dict[int, Callable[..., Any]] = {}
@@ -121,7 +122,7 @@ class Pipeline(nn.Module):
             return schedule.evaluate(inputs, targets)
         parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
         loss, gradients = schedule.train(inputs, targets, parameters)
-        return _Computed.apply(loss, gradients, *parameters)  # type: ignore[no-any-return]
+        return _Computed.apply(loss, gradients, *parameters)
 
     def runner(self, number: int) -> Callable[..., Any]:
         """Runs a stage; the last one takes targets too and gives the loss."""
@@ -157,7 +158,7 @@ class _Computed(torch.autograd.Function):
             )
         factor = scale.item()
         scaled = [g if g is None or factor == 1 else g.mul_(scale) for g in ctx.gradients]
-        # Nobody else holds them, so that parameters take them over without a copy.
+        # No other reference is left, so that parameters take them over without a copy.
         ctx.gradients.clear()
         return None, None, *scaled
 
@@ -228,7 +229,7 @@ class _Schedule:
             for number, part in zip(pipeline.stages, self._parts, strict=True)
         ]
         for part, stage in zip(self._parts, stages, strict=True):
-            part.kept = stage.fwd_cache
+            part.kept = saved_micro_batches(stage)
         self._is_first = stages[0].is_first
         self._is_last = stages[-1].is_last
         schedule = getattr(pipelining, SCHEDULES[placement.schedule])
@@ -251,21 +252,21 @@ class _Schedule:
         self, inputs: Tensor, targets: Tensor, parameters: Sequence[Tensor]
     ) -> tuple[Tensor, list[Tensor | None]]:
         """The loss, and the gradient of each of this process's parameters."""
-        before = [parameter.grad for parameter in parameters]
+        accumulated = [parameter.grad for parameter in parameters]
         for parameter in parameters:
             parameter.grad = None
         losses: list[Tensor] = []
         self._step(inputs, targets, losses)
         gradients = [parameter.grad for parameter in parameters]
-        for parameter, gradient in zip(parameters, before, strict=True):
+        for parameter, gradient in zip(parameters, accumulated, strict=True):
             parameter.grad = gradient
         self._average(gradients)
         return self._shared(losses), gradients
 
     @torch.no_grad()
     def evaluate(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        given = self._arguments(inputs, targets)
-        outputs = self._schedule.step(*given[0], **given[1])
+        args, kwargs = self._arguments(inputs, targets)
+        outputs = self._schedule.step(*args, **kwargs)
         return self._shared([] if outputs is None else [outputs])
 
     def _step(self, inputs: Tensor, targets: Tensor, losses: list[Tensor]) -> None:
@@ -335,7 +336,7 @@ def _own_stages(count: int, placement: Placement) -> range:
     return range(placement.rank, count, size)
 
 
-def _made(stage: Callable[[], nn.Module], number: int) -> nn.Module:
+def _initialized(stage: Callable[[], nn.Module], number: int) -> nn.Module:
     """A stage with initial weights that are the same whichever process makes it, and whichever others it makes."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch.initial_seed() + number)

@@ -1,4 +1,4 @@
-"""An optimizer whose state is shared out among ranks: ZeRO's first stage, by torch's ZeroRedundancyOptimizer.
+"""An optimizer whose state is sharded among ranks: ZeRO's first stage, by torch's ZeroRedundancyOptimizer.
 
 Source: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, 2020
 (arXiv:1910.02054), its stage 1.
@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
+from lit_ort._compat.torch_optim import note_step
 from lit_ort.errors import UnsupportedError
 
 
 class ShardedOptimizer(ZeroRedundancyOptimizer):
     """Steps as `optimizer` does, each rank for its part of the parameters, which it then sends to the others.
 
-    Made by all ranks together, from an optimizer that has not stepped. Schedules of `optimizer` act on this one: both
+    All ranks create it together, from an optimizer that has not stepped. Schedules of `optimizer` act on this one: both
     have the same parameter groups.
 
     Args:
@@ -32,25 +33,24 @@ class ShardedOptimizer(ZeroRedundancyOptimizer):
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         if isinstance(optimizer, torch.optim.LBFGS):
             raise UnsupportedError(
-                "LBFGS looks at all parameters at once, and strategy='ort_zero1' shares them out. Use another "
+                "LBFGS looks at all parameters at once, and strategy='ort_zero1' shards them. Use another "
                 "optimizer, or strategy='ort_ddp'."
             )
         types = {parameter.dtype for group in optimizer.param_groups for parameter in group["params"]}
         if len(types) > 1:
             raise UnsupportedError(
                 f"{type(optimizer).__name__} has parameters of types {', '.join(sorted(map(str, types)))}, and "
-                "strategy='ort_zero1' shares out those of one type. Use strategy='ort_ddp'."
+                "strategy='ort_zero1' shards those of one type. Use strategy='ort_ddp'."
             )
         self._whole = optimizer
         groups = [dict(group) for group in optimizer.param_groups]
-        super().__init__(groups, self._part_of_it)  # type: ignore[arg-type]
+        super().__init__(groups, self._part_of_it)  # pyright: ignore[reportArgumentType] - stands for a class
         self.defaults = optimizer.defaults
         optimizer.param_groups = self.param_groups
 
     def step(self, closure: Any = None, **arguments: Any) -> Any:
         loss = super().step(closure, **arguments)
-        # Schedules look at this to know that a step was taken.
-        self._whole._opt_called = True  # type: ignore[attr-defined]
+        note_step(self._whole)
         return loss
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lit_ort._compat.torch_distributed import refuse_fast_path
 from lit_ort.distributed.collectives import largest_over_ranks, same_on_ranks, sum_over_ranks
 from lit_ort.errors import UnsupportedError
 
@@ -31,7 +32,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Cut:
-    """How a parameter is cut: along a dimension, which holds so many equal pieces that are each shared out."""
+    """How a parameter is cut: along a dimension, which holds so many equal pieces that are each sharded."""
 
     dimension: int
     pieces: int = 1
@@ -52,15 +53,15 @@ def cut_of(parameter: Tensor) -> Cut | None:
 
 
 def _part(whole: Tensor, cut: Cut, shard: Shard) -> nn.Parameter:
-    made = nn.Parameter(cut.part(whole.detach(), shard.rank, shard.size).clone(), whole.requires_grad)
-    made.lit_ort_cut = cut  # type: ignore[attr-defined]
-    return made
+    parameter = nn.Parameter(cut.part(whole.detach(), shard.rank, shard.size).clone(), whole.requires_grad)
+    parameter.lit_ort_cut = cut  # pyright: ignore[reportAttributeAccessIssue] - for `cut_of`
+    return parameter
 
 
 class ColumnLinear(nn.Module):
     """Each rank computes some of the outputs. Replaces `nn.Linear` and transformers' `Conv1D`.
 
-    pieces: of which the outputs consist, such as 3 for queries, keys and values; each is shared out.
+    pieces: of which the outputs consist, such as 3 for queries, keys and values; each is sharded.
     """
 
     def __init__(self, layer: nn.Module, shard: Shard, pieces: int = 1) -> None:
@@ -97,11 +98,9 @@ class RowLinear(nn.Module):
 class HeadAttention(nn.Module):
     """Each rank computes some of the heads. Replaces the self-attention of an `nn.TransformerEncoderLayer`."""
 
-    # What the layer asks for before it takes a kernel of its own over whole weights.
-    _qkv_same_embed_dim = False
-
     def __init__(self, layer: nn.MultiheadAttention, shard: Shard) -> None:
         super().__init__()
+        refuse_fast_path(self)
         _require_divisible("attention heads", layer.num_heads, shard.size)
         self._shard = shard
         self.batch_first = layer.batch_first
@@ -146,7 +145,7 @@ class VocabularyEmbedding(nn.Module):
         super().__init__()
         if layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse or layer.padding_idx is not None:
             raise UnsupportedError(
-                "an embedding with padding_idx, max_norm, scale_grad_by_freq or sparse can't be shared out by words. "
+                "an embedding with padding_idx, max_norm, scale_grad_by_freq or sparse can't be sharded by words. "
                 "Leave it out of tensor_plan."
             )
         self._shard = shard
@@ -288,7 +287,7 @@ def _first_of(count: int, shard: Shard) -> int:
     return shard.rank * each + min(shard.rank, more)
 
 
-def is_shared_out(module: nn.Module) -> bool:
+def is_sharded(module: nn.Module) -> bool:
     """Whether this process has a part of some parameters only."""
     return next(cuts(module), None) is not None
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch._C import _autograd  # pyright: ignore[reportAttributeAccessIssue] - not in the stubs
 
+from lit_ort._compat.torch import keeps_graph
 from lit_ort.errors import SessionError
-from lit_ort.runtime.session import Session, SplitSession
+from lit_ort.runtime.program import FORWARD, FUSED, Program, Signature
+from lit_ort.runtime.random import draw_seed
+from lit_ort.runtime.session import Given, Session, SessionOptions
 from lit_ort.runtime.updates import Updates, is_taken
 
 Tensors = Sequence[torch.Tensor]
+Gradients = Sequence[torch.Tensor | None]
 Call = Callable[[Tensors], "list[torch.Tensor]"]
 
 _SECOND_BACKWARD = (
@@ -22,93 +26,63 @@ _SECOND_BACKWARD = (
 )
 
 
-def forward_call(session: Session) -> Call:
-    """Results without gradients."""
-    return session.run
-
-
-def fused_call(
-    session: Session,
-    wanted: Sequence[int],
-    positions: Sequence[int | None],
-    differentiable: int,
+def bind_program(
+    program: Program,
+    options: SessionOptions,
+    *,
+    split_form: Callable[[Tensors], SplitRunner],
     updates: Updates | None = None,
 ) -> Call:
-    """One run gives the results and every gradient; backward only hands the gradients out.
+    """Makes a program's sessions and wraps them for autograd.
 
     Args:
-        session: its outputs are the results, then the gradients.
-        wanted: positions of the inputs that want gradients.
-        positions: for each of them the position among the session's gradients, or None.
-        differentiable: position of the loss among the results.
-        updates: the optimizer that may take gradients in the run.
+        split_form: gives the two-session form of a fused graph for inputs of some sizes, for a gradient that is not
+            the loss's.
+        updates: the optimizer that may take gradients in a fused run.
     """
-    count = sum(position is not None for position in positions)
-    results = len(session.output_names) - count
+    if program.kind == FORWARD:
+        return _forward_call(Session(program.forward, options), program.signature)
+    if program.kind == FUSED:
+        return _fused_call(Session(program.forward, options), program.signature, split_form, updates)
+    return SplitRunner(program, options).call
 
-    class FusedStep(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            outputs = session.run(tensors)
-            ctx.gradients = outputs[results:]
-            ctx.inputs = len(tensors)
-            del outputs[results:]
-            ctx.mark_non_differentiable(*(o for k, o in enumerate(outputs) if k != differentiable))
-            return tuple(outputs)
 
-        @staticmethod
-        @torch.compiler.disable
-        def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the base takes *args
-            ctx: Any, *output_gradients: torch.Tensor
-        ) -> tuple[torch.Tensor | None, ...]:
-            _refuse_double_backward()
-            gradients, ctx.gradients = ctx.gradients, None
-            if gradients is None:
-                raise SessionError(_SECOND_BACKWARD[0], remedy=_SECOND_BACKWARD[1])
-            if _keeps_graph():
-                ctx.gradients = gradients
-                gradients = [gradient.clone() for gradient in gradients]
-            scale = output_gradients[differentiable]
-            if updates is not None:
-                updates.hand_out(gradients, scale.item())
-            if scale.item() != 1.0:
-                for gradient in gradients:
-                    gradient.mul_(scale)
-            if updates is not None:
-                gradients = [None if is_taken(gradient) else gradient for gradient in gradients]
-            return _place(gradients, ctx.inputs, wanted, positions)
+def _seed(signature: Signature) -> int:
+    return draw_seed() if signature.draws else 0
 
+
+def _shapes(tensors: Tensors) -> list[torch.Size]:
+    return [tensor.shape for tensor in tensors]
+
+
+def _forward_call(session: Session, signature: Signature) -> Call:
     def call(tensors: Tensors) -> list[torch.Tensor]:
-        with nullcontext() if updates is None else updates.run(session, tensors, count):
-            return list(FusedStep.apply(*tensors))
+        return session.run(Given(tensors, _shapes(tensors), _seed(signature)))
 
     return call
 
 
-def split_call(
-    session: SplitSession,
-    wanted: Sequence[int],
-    positions: Sequence[int | None],
-    differentiable: Sequence[bool],
-    yielded: Sequence[int],
+def _fused_call(
+    session: Session, signature: Signature, split_form: Callable[[Tensors], SplitRunner], updates: Updates | None
 ) -> Call:
-    """Forward runs to the yield, backward from there on, with a state of its own for every forward.
+    """One run gives the results and every gradient, for a loss gradient of one; backward only hands them out."""
+    loss, results = signature.loss, signature.results
+    assert loss is not None, "a fused program has a loss"
+    others = [k for k, wanted in enumerate(signature.differentiable) if wanted and k != loss]
+    changed = {mutation.input for mutation in signature.mutations}
+    count = sum(position is not None for position in signature.gradients)
 
-    Args:
-        session: the two-phase session.
-        wanted, positions: as in `fused_call`.
-        differentiable: for each result whether autograd gives a gradient for it.
-        yielded: the results for which the model takes a gradient; zeros where autograd has none.
-    """
-
-    class SplitStep(torch.autograd.Function):
+    class FusedStep(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            outputs, ctx.state = session.forward(tensors)
-            ctx.inputs = len(tensors)
-            ctx.shapes = [output.shape for output in outputs]
-            ctx.mark_non_differentiable(*(o for o, wants in zip(outputs, differentiable, strict=True) if not wants))
+            ctx.seed, ctx.inputs = _seed(signature), len(tensors)
+            if others:
+                ctx.save_for_backward(*(t.clone() if k in changed else t for k, t in enumerate(tensors)))
+            outputs = session.run(Given(tensors, _shapes(tensors), ctx.seed))
+            ctx.gradients = outputs[results:]
+            del outputs[results:]
             ctx.set_materialize_grads(False)
+            ctx.mark_non_differentiable(*_not_differentiable(outputs, signature))
             return tuple(outputs)
 
         @staticmethod
@@ -117,17 +91,131 @@ def split_call(
             ctx: Any, *output_gradients: torch.Tensor | None
         ) -> tuple[torch.Tensor | None, ...]:
             _refuse_double_backward()
-            state, ctx.state = ctx.state, None
-            if state is None:
-                raise SessionError(
-                    "backward() was called a second time on one forward of a graph with several outputs",
-                    remedy="Run the forward again; retain_graph=True works for graphs with one scalar loss only.",
-                )
-            given = [output_gradients[k] for k in yielded]
-            filled = [torch.zeros(ctx.shapes[k]) if g is None else g for k, g in zip(yielded, given, strict=True)]
-            return _place(session.backward(filled, state), ctx.inputs, wanted, positions)
+            scale = output_gradients[loss]
+            if scale is None or any(output_gradients[k] is not None for k in others):
+                ctx.gradients = None
+                pairs = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=True)
+                inputs = [tensor.detach().requires_grad_(needed) for tensor, needed in pairs]
+                given = dict(zip(signature.keys, output_gradients, strict=True))
+                return split_form(inputs).repeat(inputs, ctx.seed, given)
+            gradients, ctx.gradients = ctx.gradients, None
+            if gradients is None:
+                raise SessionError(_SECOND_BACKWARD[0], remedy=_SECOND_BACKWARD[1])
+            if keeps_graph():
+                ctx.gradients = gradients
+                gradients = [gradient.clone() for gradient in gradients]
+            gradients = _handed_out(gradients, scale, updates)
+            return _place(gradients, ctx.inputs, signature.gradients)
 
-    return lambda tensors: list(SplitStep.apply(*tensors))
+    def call(tensors: Tensors) -> list[torch.Tensor]:
+        with nullcontext() if updates is None else updates.run(session, tensors, count):
+            return list(FusedStep.apply(*tensors))
+
+    return call
+
+
+def _handed_out(gradients: list[Any], scale: torch.Tensor, updates: Updates | None) -> list[Any]:
+    """Gradients for a loss gradient of `scale`, as autograd takes them."""
+    factor = scale.item()
+    if updates is not None:
+        updates.hand_out(gradients, factor)
+    if factor != 1.0:
+        for gradient in gradients:
+            gradient.mul_(scale)
+    return gradients if updates is None else [None if is_taken(gradient) else gradient for gradient in gradients]
+
+
+class SplitRunner:
+    """Forward and backward as two sessions, with what the forward saved between them.
+
+    Args:
+        program: of kind `split`.
+        options: how its sessions run.
+    """
+
+    def __init__(self, program: Program, options: SessionOptions) -> None:
+        assert program.backward is not None, "a split program has a backward"
+        self._signature = program.signature
+        self._forward = Session(program.forward, options)
+        self._backward = Session(program.backward, options)
+        self._tangents = [source.index for _, source in program.backward.inputs if source.kind == "tangent"]
+        self._function = self._as_function()
+
+    def call(self, tensors: Tensors) -> list[torch.Tensor]:
+        """The results, tracked by autograd."""
+        return list(self._function.apply(*tensors))
+
+    def repeat(
+        self, tensors: Tensors, seed: int, given: Mapping[tuple[str, int], torch.Tensor | None]
+    ) -> tuple[torch.Tensor | None, ...]:
+        """The gradients of a forward that another form has run, by running it again with the same seed.
+
+        Args:
+            given: the gradient of each result, by what it is.
+        """
+        output_gradients = [given.get(key) for key in self._signature.keys]
+        outputs = self._forward.run(Given(tensors, _shapes(tensors), seed))
+        results, saved = outputs[: self._signature.results], outputs[self._signature.results :]
+        del outputs
+        needed = {k: tensors[k] for k in self._signature.saved_inputs}
+        return self._gradients(Given(needed, _shapes(tensors), seed, saved), _types(results), output_gradients)
+
+    def _gradients(
+        self, given: Given, types: Sequence[_Type], output_gradients: Gradients
+    ) -> tuple[torch.Tensor | None, ...]:
+        """The gradients of the inputs; a result for which autograd has none counts as zero."""
+        tangents = {
+            k: torch.zeros(types[k].shape, dtype=types[k].dtype) if output_gradients[k] is None else output_gradients[k]
+            for k in self._tangents
+        }
+        run = dataclasses.replace(given, tangents=tangents)
+        return _place(self._backward.run(run), len(given.shapes), self._signature.gradients)
+
+    def _as_function(self) -> type[torch.autograd.Function]:
+        signature, runner = self._signature, self
+
+        class SplitStep(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+                ctx.seed = _seed(signature)
+                outputs = runner._forward.run(Given(tensors, _shapes(tensors), ctx.seed))
+                results, ctx.saved = outputs[: signature.results], outputs[signature.results :]
+                # Autograd notices where one of these is changed in place before the backward.
+                ctx.save_for_backward(*(tensors[k] for k in signature.saved_inputs))
+                ctx.shapes, ctx.types = _shapes(tensors), _types(results)
+                ctx.set_materialize_grads(False)
+                ctx.mark_non_differentiable(*_not_differentiable(results, signature))
+                return tuple(results)
+
+            @staticmethod
+            @torch.compiler.disable
+            def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the base takes *args
+                ctx: Any, *output_gradients: torch.Tensor | None
+            ) -> tuple[torch.Tensor | None, ...]:
+                _refuse_double_backward()
+                saved = ctx.saved
+                if saved is None:
+                    raise SessionError(_SECOND_BACKWARD[0], remedy=_SECOND_BACKWARD[1])
+                if not keeps_graph():
+                    ctx.saved = None
+                needed = dict(zip(signature.saved_inputs, ctx.saved_tensors, strict=True))
+                return runner._gradients(Given(needed, ctx.shapes, ctx.seed, saved), ctx.types, output_gradients)
+
+        return SplitStep
+
+
+class _Type(NamedTuple):
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+def _types(tensors: Tensors) -> list[_Type]:
+    return [_Type(tensor.shape, tensor.dtype) for tensor in tensors]
+
+
+def _not_differentiable(outputs: Tensors, signature: Signature) -> list[torch.Tensor]:
+    pairs = zip(outputs, signature.differentiable, strict=True)
+    return [output for output, wanted in pairs if not wanted and (output.is_floating_point() or output.is_complex())]
 
 
 def _refuse_double_backward() -> None:
@@ -139,17 +227,16 @@ def _refuse_double_backward() -> None:
         )
 
 
-def _keeps_graph() -> bool:
-    return _autograd._get_current_graph_task_keep_graph()
+def _place(gradients: list[Any], inputs: int, positions: Sequence[int | None]) -> tuple[torch.Tensor | None, ...]:
+    """One entry for each input. `gradients` is emptied: AccumulateGrad keeps a buffer only if nobody else holds it.
 
-
-def _place(
-    gradients: list[Any], inputs: int, wanted: Sequence[int], positions: Sequence[int | None]
-) -> tuple[torch.Tensor | None, ...]:
-    """One entry for each input. `gradients` is emptied: AccumulateGrad keeps a buffer only if nobody else holds it."""
+    Two inputs may have one gradient, of which each gets its own copy.
+    """
     placed: list[torch.Tensor | None] = [None] * inputs
-    for k, position in zip(wanted, positions, strict=True):
+    taken: set[int] = set()
+    for k, position in enumerate(positions):
         if position is not None:
-            placed[k] = gradients[position]
+            placed[k] = gradients[position].clone() if position in taken else gradients[position]
+            taken.add(position)
     gradients.clear()
     return tuple(placed)

@@ -1,8 +1,7 @@
-"""Randomness of sessions, drawn from torch's generators.
+"""Randomness of runs: each draws one seed from torch's generators, and everything random in it is a function of that.
 
-ONNX Runtime has one seed for the process, and setting it restarts every stream. So each run of a graph that draws
-random numbers first sets it to a number drawn from a torch generator: `seed_everything` makes runs reproducible, every
-step differs, and the generator's state is all there is to save and restore.
+`seed_everything` makes runs reproducible, every step differs, a repeated forward draws the same numbers again, and the
+generator's state is all there is to save and restore.
 """
 
 from __future__ import annotations
@@ -13,35 +12,28 @@ from contextvars import ContextVar
 
 import torch
 
-from lit_ort.runtime.engine import C
+_SEEDS = 2**63 - 1
+# With this seed the project's own operators drop nothing, for comparison with eager.
+DROPOUT_OFF = -1
 
-RANDOM_OPERATORS = frozenset(
-    {"Dropout", "BitmaskDropout", "BiasDropout", "BitmaskBiasDropout", "Bernoulli", "Multinomial"}
-    | {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
-)
-_SEEDS = 2**31 - 1
-
-# Far from multiples of each other, whatever the ranks.
+# Far from multiples of each other, whatever the ranks and streams.
 _BETWEEN_STREAMS = 0x9E3779B97F4A7C15
 
 # The generator, None for torch's default one, and the stream.
 _source: ContextVar[tuple[torch.Generator | None, int]] = ContextVar("lit_ort_source", default=(None, 0))
+_dropout: ContextVar[bool] = ContextVar("lit_ort_dropout", default=True)
 
 
-def seed_from_torch() -> None:
-    """Seeds ONNX Runtime for one run from the generator in use, torch's default one unless `draw_from` is active."""
-    C.set_seed(draw_seed())
-
-
-def draw_seed(below: int = _SEEDS) -> int:
-    """A seed from the generator in use, of its stream."""
+def draw_seed() -> int:
+    """A seed from the generator in use, of its stream; `DROPOUT_OFF` inside `without_dropout`."""
     generator, stream = _source.get()
-    return (int(torch.randint(below, (), generator=generator).item()) + stream * _BETWEEN_STREAMS) % below
+    seed = int(torch.randint(_SEEDS, (), generator=generator).item())
+    return (seed + stream * _BETWEEN_STREAMS) % _SEEDS if _dropout.get() else DROPOUT_OFF
 
 
 @contextmanager
 def draw_from(generator: torch.Generator, stream: int = 0) -> Iterator[None]:
-    """Lets the sessions run inside draw their seeds from `generator`, whatever else draws from torch's default one.
+    """Lets the runs inside draw their seeds from `generator`, whatever else draws from torch's default one.
 
     Streams of one generator differ: ranks that have the same generator, and save it as one, each take their own.
     """
@@ -50,3 +42,21 @@ def draw_from(generator: torch.Generator, stream: int = 0) -> Iterator[None]:
         yield
     finally:
         _source.reset(token)
+
+
+@contextmanager
+def without_dropout() -> Iterator[None]:
+    """Lets dropout in the runs inside keep everything."""
+    token = _dropout.set(False)
+    try:
+        yield
+    finally:
+        _dropout.reset(token)
+
+
+@contextmanager
+def seeded(seed: int, stream: int) -> Iterator[None]:
+    """Lets torch's operators draw from a stream of a run's seed, and leaves torch's own generator where it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed((seed + (stream + 1) * _BETWEEN_STREAMS) % _SEEDS)
+        yield

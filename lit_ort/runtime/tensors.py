@@ -6,11 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch._C import _from_dlpack, _to_dlpack
 
-from lit_ort.runtime.engine import C
-
-CPU = C.OrtDevice(C.OrtDevice.cpu(), C.OrtDevice.default_memory(), 0)
+from lit_ort._compat.onnxruntime import C
+from lit_ort._compat.torch import from_dlpack, to_dlpack
 
 
 def to_ort(tensors: Iterable[torch.Tensor]) -> Any:
@@ -20,7 +18,7 @@ def to_ort(tensors: Iterable[torch.Tensor]) -> Any:
         data = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
         is_bool = data.dtype == torch.bool
         # ONNX Runtime knows booleans as bytes with a flag beside them.
-        values.push_back(_to_dlpack(data.view(torch.uint8) if is_bool else data), is_bool)
+        values.push_back(to_dlpack(data.view(torch.uint8) if is_bool else data), is_bool)
     return values
 
 
@@ -28,7 +26,7 @@ def to_torch(values: Any) -> list[torch.Tensor]:
     """Tensors over the values' memory, which goes back to ONNX Runtime's arena with the last tensor."""
     if len(values) == 0:
         return []
-    tensors = list(values.to_dlpacks(_from_dlpack))
+    tensors = list(values.to_dlpacks(from_dlpack))
     for position in values.bool_tensor_indices():
         tensors[position] = tensors[position].view(torch.bool)
     return tensors

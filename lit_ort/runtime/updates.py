@@ -15,12 +15,14 @@ from weakref import WeakSet
 import torch
 from torch.optim import Optimizer
 
+from lit_ort._compat.torch import version_of
 from lit_ort.errors import SessionError
-from lit_ort.runtime.aten import Kernel
 from lit_ort.runtime.buffers import BufferPool
+from lit_ort.runtime.nodes import RunState
 from lit_ort.runtime.session import Session
 
-HAND_OVER = "hand_over"
+# The operator that gives a gradient to the optimizer of its run.
+HAND_OVER = "lit_ort.hand_over.default"
 
 _REMEDY = (
     "Weights have changed, so go on from the last checkpoint, with optimizer_in_graph=False: it is for steps whose "
@@ -73,7 +75,7 @@ class Step:
 
     def gave(self, gradient: torch.Tensor | None) -> bool:
         """Whether a gradient is what a run gave, with nothing added."""
-        return gradient is not None and self.handed.get(gradient.data_ptr()) == gradient._version
+        return gradient is not None and self.handed.get(gradient.data_ptr()) == version_of(gradient)
 
 
 class Updates:
@@ -88,7 +90,6 @@ class Updates:
 
     def __init__(self, pool: BufferPool) -> None:
         self._pool = pool
-        self.kernel = Kernel(HAND_OVER, self._hand_over)
         self._step: Step | None = None
         self._running: _Running | None = None
         # Graphs whose gradients were all that a step had.
@@ -157,7 +158,7 @@ class Updates:
                 remedy=_REMEDY,
             )
         if step is not None:
-            step.handed.update((gradient.data_ptr(), gradient._version) for gradient in gradients)
+            step.handed.update((gradient.data_ptr(), version_of(gradient)) for gradient in gradients)
 
     def _update_after_backward(self, step: Step) -> None:
         """Keeps a first step from setting the peak: its gradients make room for what the optimizer makes of them."""
@@ -170,17 +171,14 @@ class Updates:
             self._pool.trim()
         step.updated = True
 
-    def _hand_over(
-        self, pool: BufferPool, gradient: torch.Tensor, parameter: torch.Tensor, *awaited: torch.Tensor
-    ) -> torch.Tensor:
+    def hand_over(self, state: RunState, gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
         """The gradient itself, or nothing where the parameter has been updated by it.
 
         Args:
             gradient: of the parameter.
             parameter: its value, in its own memory.
-            awaited: what has to be computed from its old value before.
         """
-        running = self._running
+        running, gradient = self._running, gradient.contiguous()
         return gradient if running is None or not running.take(gradient, parameter) else gradient.new_empty(0)
 
 

@@ -18,7 +18,7 @@ _DESCRIPTIONS = {
     "ORTDDPStrategy": "Several processes, steps through ONNX Runtime, gradients combined by DistributedDataParallel",
     "ORTPipelineStrategy": "A model in stages on several processes, each stage through ONNX Runtime",
     "ORTTensorStrategy": "Parts of every large layer on several processes, steps through ONNX Runtime",
-    "ORTZero1Strategy": "As ort_ddp, with the optimizer's state shared out among the processes",
+    "ORTZero1Strategy": "As ort_ddp, with the optimizer's state sharded among the processes",
 }
 
 

@@ -1,33 +1,41 @@
-"""Steps through any other Dynamo backend: the rival that `ort` is compared with, under equal conditions."""
+"""Steps through any other Dynamo backend: the baseline that `ort` is compared with, under equal conditions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from lightning.fabric.plugins import CheckpointIO
+from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from lit_ort.strategies.mixins import CompiledMixin
 
 
 class CompiledStrategy(CompiledMixin, SingleDeviceStrategy):
-    """Runs every step through `torch.compile(backend=backend)` on one device, as `ORTStrategy` does with its own.
-
-    Args:
-        backend: the name of a Dynamo backend, or a backend.
-        device, accelerator, checkpoint_io, precision_plugin: as in Lightning's `SingleDeviceStrategy`.
-    """
+    """Runs every step through `torch.compile(backend=backend)` on one device, as `ORTStrategy` does with its own."""
 
     strategy_name = "compiled"
 
     def __init__(
         self,
         backend: str | Callable[..., Any] = "inductor",
-        device: Any = "cpu",
-        accelerator: Any | None = None,
-        checkpoint_io: Any | None = None,
-        precision_plugin: Any | None = None,
+        device: str | torch.device = "cpu",
+        accelerator: Accelerator | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision_plugin: Precision | None = None,
     ) -> None:
+        """Compiles nothing yet.
+
+        Args:
+            backend: the name of a Dynamo backend, or a backend.
+            device: where the module and its batches are.
+            accelerator: as in Lightning's `SingleDeviceStrategy`.
+            checkpoint_io: as in Lightning's `SingleDeviceStrategy`.
+            precision_plugin: as in Lightning's `SingleDeviceStrategy`.
+        """
         super().__init__(device, accelerator, checkpoint_io, precision_plugin)
         self.backend = backend
 

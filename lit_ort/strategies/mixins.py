@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from lightning.pytorch.plugins.precision import Precision
 
-from lit_ort.compiler.backend import ORTBackend
+from lit_ort._compat.lightning import is_compiled
+from lit_ort._compat.torch_optim import note_step
+from lit_ort.backend.backend import ORTBackend
+from lit_ort.backend.inspect import CompileLog
 from lit_ort.errors import LitOrtWarning, UnsupportedError
-from lit_ort.inspect import CompileLog
 from lit_ort.options import BF16_MIXED, FLOAT32, ORTOptions
 from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.random import draw_from
@@ -46,7 +49,7 @@ class CompiledMixin(_Base):
         super().setup(trainer)
         module = self.lightning_module
         assert module is not None
-        if module._compiler_ctx is not None:
+        if is_compiled(module):
             raise UnsupportedError(
                 f"{type(module).__name__} is already compiled by torch.compile, and {type(self).__name__} compiles it "
                 "itself. Pass the plain module to the Trainer."
@@ -69,18 +72,18 @@ class CompiledMixin(_Base):
         with self.step_context("predict"):
             return self._run("predict_step", *args, **kwargs)
 
-    # A step by hand calls these from inside: no code of an optimizer's, or of a hook's, belongs into its graphs.
+    # Manual optimization calls these within a step: no code of an optimizer's, or of a hook's, belongs into its graphs.
 
     def backward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._untraced_by_hand(super().backward, *args, **kwargs)
+        return self._untraced_if_manual(super().backward, *args, **kwargs)
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
-        return self._untraced_by_hand(super().optimizer_step, optimizer, closure, *args, **kwargs)
+        return self._untraced_if_manual(super().optimizer_step, optimizer, closure, *args, **kwargs)
 
-    def _untraced_by_hand(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _untraced_if_manual(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         module = self.lightning_module
-        by_hand = module is not None and not module.automatic_optimization
-        return _untraced(method, *args, **kwargs) if by_hand else method(*args, **kwargs)
+        is_manual = module is not None and not module.automatic_optimization
+        return _untraced(method, *args, **kwargs) if is_manual else method(*args, **kwargs)
 
     def teardown(self) -> None:
         self._steps = None
@@ -95,24 +98,26 @@ class ORTMixin(CompiledMixin):
     """Steps through ONNX Runtime; refuses at once what it can't serve.
 
     Args:
-        options: those of `ORTOptions`, by name.
-        arguments: of Lightning's strategy.
+        options: of the engine.
+        arguments: of Lightning's strategy, as each strategy's own `__init__` names them.
     """
 
     strategy_name: str
+    # Lightning's plugin for plain float32, of the package that the strategy comes on.
+    precision_class: ClassVar[Any] = Precision
     compile_log: CompileLog
     _generator: torch.Generator | None = None
     _resumed_state: torch.Tensor | None = None
 
-    def __init__(self, options: Mapping[str, Any], **arguments: Any) -> None:
-        self.options = ORTOptions.from_mapping(options)
+    def __init__(self, options: ORTOptions, **arguments: Any) -> None:
+        self.options = options
         self.compile_log = CompileLog()
         self._backends: dict[str, ORTBackend] = {}
         self._pool = BufferPool()
         self._updates = Updates(self._pool)
         self._warned_of_updates = False
         self._fail_on_recompile_limit = self.options.fallback == "error"
-        # Made now, so that the name of a pass that doesn't exist is refused now.
+        # Here, so that the name of a pass that doesn't exist is refused here.
         self._backend("training_step")
         super().__init__(**arguments)
 
@@ -130,7 +135,7 @@ class ORTMixin(CompiledMixin):
 
     def _compute_in(self, precision: str) -> None:
         """Takes the Trainer's precision; float32, its default, leaves that of the options."""
-        if precision != FLOAT32:
+        if precision not in (FLOAT32, self.options.precision):
             self.options = dataclasses.replace(self.options, precision=precision)
             self._backends.clear()
 
@@ -163,8 +168,8 @@ class ORTMixin(CompiledMixin):
     def _free_old_gradients(self) -> None:
         """Does before the step what Lightning does between step and backward.
 
-        A run makes the new gradients while it computes the loss, and would hold them beside the old ones. Where
-        somebody listens to that moment, it stays where it is.
+        A run computes the new gradients with the loss, and would hold them beside the old ones. Where a hook listens
+        to that moment, it stays where it is.
         """
         module = self.lightning_module
         trainer = module.trainer
@@ -183,7 +188,7 @@ class ORTMixin(CompiledMixin):
             return super().optimizer_step(optimizer, lambda: loss, *args, **kwargs)
         # With no gradients left there is nothing to clip, and a step would be counted all the same. Schedules look at
         # this to know that one was taken.
-        optimizer._opt_called = True
+        note_step(optimizer)
         return loss
 
     def _warns_of_updates(self, trainer: Any, optimizer: Any) -> bool:
@@ -209,11 +214,11 @@ class ORTMixin(CompiledMixin):
         self._resumed_state = checkpoint.get("lit_ort", {}).get("generator")
         return checkpoint
 
-    # Refusals. Lightning's connector sets these on every strategy when a Trainer is made.
+    # Refusals. Lightning's connector sets these on every strategy when a Trainer is created.
 
     @property
     def accelerator(self) -> Any:
-        return _fget("accelerator", self)
+        return super().accelerator
 
     @accelerator.setter
     def accelerator(self, accelerator: Any) -> None:
@@ -223,11 +228,11 @@ class ORTMixin(CompiledMixin):
                 f"far. Use Trainer(accelerator='cpu', strategy={self.strategy_name!r}), or Lightning's own strategies "
                 "on this accelerator."
             )
-        _fset("accelerator", self, accelerator)
+        super(ORTMixin, type(self)).accelerator.fset(self, accelerator)
 
     @property
     def precision_plugin(self) -> Any:
-        return _fget("precision_plugin", self)
+        return super().precision_plugin
 
     @precision_plugin.setter
     def precision_plugin(self, precision_plugin: Any) -> None:
@@ -237,8 +242,11 @@ class ORTMixin(CompiledMixin):
                 f"precision={precision!r} is not built for strategy={self.strategy_name!r} yet; it computes in "
                 "'32-true' or 'bf16-mixed'. Use one of them, or Lightning's own strategies with this precision."
             )
-        mixed = type(precision_plugin).__name__ == "MixedPrecision"
-        _fset("precision_plugin", self, _plain(precision_plugin) if mixed else precision_plugin)
+        if type(precision_plugin).__name__ == "MixedPrecision":
+            # Its autocast isn't wanted, and it refuses to clip for fused optimizers.
+            precision_plugin = self.precision_class()
+            precision_plugin.precision = precision
+        super(ORTMixin, type(self)).precision_plugin.fset(self, precision_plugin)
         self._compute_in(PRECISIONS.get(precision, FLOAT32))
 
 
@@ -251,24 +259,3 @@ def _listens_to_zero_grad(module: Any, callbacks: Sequence[Any]) -> bool:
     hooks = ("on_before_zero_grad", "optimizer_zero_grad")
     overridden = any(not is_from_lightning(getattr(type(module), hook)) for hook in hooks)
     return overridden or any(not is_from_lightning(type(callback).on_before_zero_grad) for callback in callbacks)
-
-
-def _plain(mixed: Any) -> Any:
-    """Lightning's plugin of its own package without autocast, which would refuse to clip for fused optimizers."""
-    plain = next(base for base in type(mixed).__mro__ if base.__name__ == "Precision")()
-    plain.precision = mixed.precision
-    return plain
-
-
-def _fget(name: str, strategy: Any) -> Any:
-    return _inherited(name, strategy).fget(strategy)
-
-
-def _fset(name: str, strategy: Any, value: Any) -> None:
-    _inherited(name, strategy).fset(strategy, value)
-
-
-def _inherited(name: str, strategy: Any) -> Any:
-    """The property of Lightning's own class, which `super()` can read but not set."""
-    classes = type(strategy).__mro__
-    return next(c.__dict__[name] for c in classes[classes.index(ORTMixin) + 1 :] if name in c.__dict__)

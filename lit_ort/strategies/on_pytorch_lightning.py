@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pytorch_lightning.plugins.precision import Precision
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 
+from lit_ort.distributed.clipping import SharedNormClipping
 from lit_ort.strategies.ddp import DDPMixin
 from lit_ort.strategies.pipeline import PipelineMixin
 from lit_ort.strategies.processes import Unwrapped
@@ -12,21 +14,37 @@ from lit_ort.strategies.tensor import TensorMixin
 from lit_ort.strategies.zero1 import Zero1Mixin
 
 
+class SharedNormPrecision(SharedNormClipping, Precision):
+    """As `lit_ort.distributed.clipping.SharedNormPrecision`, which `pytorch_lightning` would not let clip."""
+
+
 class ORTStrategy(SingleDeviceMixin, SingleDeviceStrategy):
     """As `lit_ort.ORTStrategy`, on `pytorch_lightning`'s classes."""
+
+    precision_class = Precision
 
 
 class ORTDDPStrategy(DDPMixin, DDPStrategy):
     """As `lit_ort.ORTDDPStrategy`, on `pytorch_lightning`'s classes."""
 
+    precision_class = Precision
+
 
 class ORTZero1Strategy(Zero1Mixin, DDPStrategy):
     """As `lit_ort.ORTZero1Strategy`, on `pytorch_lightning`'s classes."""
+
+    precision_class = Precision
 
 
 class ORTPipelineStrategy(PipelineMixin, Unwrapped, DDPStrategy):
     """As `lit_ort.ORTPipelineStrategy`, on `pytorch_lightning`'s classes."""
 
+    precision_class = Precision
+    shared_norm_class = SharedNormPrecision
+
 
 class ORTTensorStrategy(TensorMixin, Unwrapped, DDPStrategy):
     """As `lit_ort.ORTTensorStrategy`, on `pytorch_lightning`'s classes."""
+
+    precision_class = Precision
+    shared_norm_class = SharedNormPrecision

@@ -2,47 +2,125 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from datetime import timedelta
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
+from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
+from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.plugins.precision import Precision as PrecisionPlugin
 from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.optim import Optimizer
 
+from lit_ort._compat.lightning import plain_optimizer
+from lit_ort.backend.steps import dynamo_settings
 from lit_ort.distributed import merged_state
-from lit_ort.distributed.clipping import SharedNormPrecision
-from lit_ort.distributed.pipeline import ONE_FORWARD_ONE_BACKWARD, Pipeline, Placement, placed, require_schedule
+from lit_ort.distributed.clipping import SharedNormClipping, SharedNormPrecision
+from lit_ort.distributed.pipeline import Pipeline, Placement, placed, require_schedule
 from lit_ort.errors import UnsupportedError
-from lit_ort.options import require_count
+from lit_ort.options import ORTOptions, require_count
+from lit_ort.strategies.arguments import TIMEOUT, Dynamic, Fallback, Precision, Recompute, Schedule, StartMethod
 from lit_ort.strategies.processes import ProcessesMixin, Unwrapped, take_from_first
-from lit_ort.strategies.steps import dynamo_settings
 
 
 class PipelineMixin(ProcessesMixin):
     """Everything of `ORTPipelineStrategy` but the package of Lightning's that it comes on."""
 
     strategy_name = "ort_pipeline"
+    shared_norm_class: ClassVar[type[SharedNormClipping]] = SharedNormPrecision
     _placement: Placement | None = None
 
     def __init__(
         self,
         *,
-        schedule: str = ONE_FORWARD_ONE_BACKWARD,
+        schedule: Schedule = "1f1b",
         micro_batches: int = 8,
         pipeline_size: int | None = None,
-        **arguments: Any,
+        precision: Precision = "32-true",
+        fallback: Fallback = "warn",
+        verify_first_step: bool = False,
+        verify_every_n_steps: int | None = None,
+        verify_tolerance: float = 1e-4,
+        recompute: Recompute | None = None,
+        dynamic: Dynamic = "auto",
+        disable_passes: Sequence[str] = (),
+        dump_dir: str | None = None,
+        cache_dir: str | None = None,
+        threads: int | None = None,
+        allow_spinning: bool = False,
+        timeout: timedelta | None = TIMEOUT,
+        process_group_backend: str | None = None,
+        start_method: StartMethod = "popen",
+        accelerator: Accelerator | None = None,
+        parallel_devices: list[torch.device] | None = None,
+        cluster_environment: ClusterEnvironment | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision_plugin: PrecisionPlugin | None = None,
     ) -> None:
+        """`lit_ort.ORTOptions` says more about the arguments from `precision` to `allow_spinning`.
+
+        Args:
+            schedule: "1f1b" (one forward and one backward in turn, which keeps the least), "gpipe" (all forwards, then
+                all backwards), or "interleaved" (1f1b with several stages a process).
+            micro_batches: parts of a batch that go through the stages one after the other.
+            pipeline_size: processes of one pipeline; None takes all.
+            precision: what products and attention compute in; the Trainer's precision goes before it.
+            fallback: a graph that can't run through ONNX Runtime runs in PyTorch with a warning, or is an error.
+            verify_first_step: compare each graph's first run with eager, dropout off.
+            verify_every_n_steps: the same at the first and every n-th run.
+            verify_tolerance: the largest relative error that verification accepts.
+            recompute: "layers" keeps less of each layer and computes the rest again in the backward; a float of 0 to 1
+                is the share of activation memory to keep.
+            dynamic: one graph for all sizes from the second one on, or one for each size.
+            disable_passes: names of graph passes to leave out.
+            dump_dir: folder that receives the ONNX file of every stage of every graph.
+            cache_dir: folder that keeps compiled graphs for later runs.
+            threads: of a session's operators; None takes torch's number.
+            allow_spinning: let idle session threads spin.
+            timeout: after which a process that waits for another one gives up.
+            process_group_backend: of torch.distributed; None takes gloo.
+            start_method: how Lightning starts the processes; "popen" runs the script again.
+            accelerator: as in Lightning's `DDPStrategy`; the CPU's.
+            parallel_devices: as in Lightning's `DDPStrategy`, which sets them from the Trainer's devices.
+            cluster_environment: as in Lightning's `DDPStrategy`; what says which ranks there are.
+            checkpoint_io: as in Lightning's `DDPStrategy`.
+            precision_plugin: as in Lightning's `DDPStrategy`, for one of the precisions above.
+        """
         require_schedule(schedule)
-        self._schedule = schedule
         require_count("micro_batches", micro_batches)
         require_count("pipeline_size", pipeline_size, or_none_for="all processes")
+        self._schedule = schedule
         self._micro_batches = micro_batches
         self._pipeline_size = pipeline_size
-        super().__init__(arguments, ("schedule", "micro_batches", "pipeline_size"))
+        super().__init__(
+            ORTOptions(
+                precision=precision,
+                fallback=fallback,
+                verify_first_step=verify_first_step,
+                verify_every_n_steps=verify_every_n_steps,
+                verify_tolerance=verify_tolerance,
+                recompute=recompute,
+                dynamic=dynamic,
+                disable_passes=disable_passes,  # pyright: ignore[reportArgumentType] - becomes a tuple there
+                dump_dir=dump_dir,
+                cache_dir=cache_dir,
+                threads=threads,
+                allow_spinning=allow_spinning,
+            ),
+            timeout=timeout,
+            process_group_backend=process_group_backend,
+            start_method=start_method,
+            accelerator=accelerator,
+            parallel_devices=parallel_devices,
+            cluster_environment=cluster_environment,
+            checkpoint_io=checkpoint_io,
+            precision_plugin=precision_plugin,
+        )
 
     # Who has what.
 
@@ -77,7 +155,7 @@ class PipelineMixin(ProcessesMixin):
     def setup(self, trainer: Any) -> None:
         _require_stages(self.lightning_module)
         super().setup(trainer)
-        self._precision_plugin = SharedNormPrecision(self.precision_plugin.precision, self.placement.group)
+        self.precision_plugin = self.shared_norm_class(self.precision_plugin.precision, self.placement.group)
         take_from_first(self.lightning_module, self.placement.replicas)
 
     # A step itself is plain Python; what it calls of a pipeline is compiled, stage by stage.
@@ -102,7 +180,7 @@ class PipelineMixin(ProcessesMixin):
         super().load_model_state_dict({"state_dict": part}, strict)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        optimizer = getattr(optimizer, "_optimizer", optimizer)
+        optimizer = plain_optimizer(optimizer)
         names = merged_state.names_by_group(optimizer, self.lightning_module)
         parts = merged_state.gathered((optimizer.state_dict(), names), self.placement.group)
         if not self.is_global_zero:
@@ -127,15 +205,8 @@ class ORTPipelineStrategy(PipelineMixin, Unwrapped, DDPStrategy):
     With more processes than a pipeline has, there are several pipelines, whose gradients are averaged. Checkpoints are
     those of one process, and are read by any strategy. Every process of a pipeline reads the same batches.
 
-    Args:
-        schedule: "1f1b" (one forward and one backward in turn, which keeps the least), "gpipe" (all forwards, then all
-            backwards), or "interleaved" (1f1b with several stages a process).
-        micro_batches: parts of a batch that go through the stages one after the other.
-        pipeline_size: processes of one pipeline; None takes all.
-        arguments: options of `lit_ort.ORTOptions` and arguments of Lightning's `DDPStrategy`, by name.
-
     Raises:
-        OptionsError: an unknown argument, or a value outside its rule.
+        OptionsError: a value outside its rule.
         UnsupportedError: stages that the processes can't share, parameters outside of stages ...
         RankError: a process that could not join the others.
     """

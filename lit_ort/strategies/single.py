@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+from lightning.fabric.plugins import CheckpointIO
+from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.plugins.precision import Precision as PrecisionPlugin
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from lit_ort.errors import UnsupportedError
+from lit_ort.options import ORTOptions
+from lit_ort.strategies.arguments import Dynamic, Fallback, Precision, Recompute
 from lit_ort.strategies.mixins import ORTMixin
 
 
@@ -18,14 +24,63 @@ class SingleDeviceMixin(ORTMixin):
 
     def __init__(
         self,
-        device: Any = "cpu",
-        accelerator: Any | None = None,
-        checkpoint_io: Any | None = None,
-        precision_plugin: Any | None = None,
-        **options: Any,
+        device: str | torch.device = "cpu",
+        accelerator: Accelerator | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision_plugin: PrecisionPlugin | None = None,
+        *,
+        precision: Precision = "32-true",
+        fallback: Fallback = "warn",
+        verify_first_step: bool = False,
+        verify_every_n_steps: int | None = None,
+        verify_tolerance: float = 1e-4,
+        recompute: Recompute | None = None,
+        optimizer_in_graph: bool = False,
+        dynamic: Dynamic = "auto",
+        disable_passes: Sequence[str] = (),
+        dump_dir: str | None = None,
+        cache_dir: str | None = None,
+        threads: int | None = None,
+        allow_spinning: bool = False,
     ) -> None:
+        """`lit_ort.ORTOptions` says more about the arguments from `precision` on.
+
+        Args:
+            device: the CPU.
+            accelerator: as in Lightning's `SingleDeviceStrategy`; the CPU's.
+            checkpoint_io: as in Lightning's `SingleDeviceStrategy`.
+            precision_plugin: as in Lightning's `SingleDeviceStrategy`, for one of the precisions below.
+            precision: what products and attention compute in; the Trainer's precision goes before it.
+            fallback: a graph that can't run through ONNX Runtime runs in PyTorch with a warning, or is an error.
+            verify_first_step: compare each graph's first run with eager, dropout off.
+            verify_every_n_steps: the same at the first and every n-th run.
+            verify_tolerance: the largest relative error that verification accepts.
+            recompute: "layers" keeps less of each layer and computes the rest again in the backward; a float of 0 to 1
+                is the share of activation memory to keep.
+            optimizer_in_graph: the run of a step clips and takes the optimizer's step too.
+            dynamic: one graph for all sizes from the second one on, or one for each size.
+            disable_passes: names of graph passes to leave out.
+            dump_dir: folder that receives the ONNX file of every stage of every graph.
+            cache_dir: folder that keeps compiled graphs for later runs.
+            threads: of a session's operators; None takes torch's number.
+            allow_spinning: let idle session threads spin.
+        """
         super().__init__(
-            options,
+            ORTOptions(
+                precision=precision,
+                fallback=fallback,
+                verify_first_step=verify_first_step,
+                verify_every_n_steps=verify_every_n_steps,
+                verify_tolerance=verify_tolerance,
+                recompute=recompute,
+                optimizer_in_graph=optimizer_in_graph,
+                dynamic=dynamic,
+                disable_passes=disable_passes,  # pyright: ignore[reportArgumentType] - becomes a tuple there
+                dump_dir=dump_dir,
+                cache_dir=cache_dir,
+                threads=threads,
+                allow_spinning=allow_spinning,
+            ),
             device=device,
             accelerator=accelerator,
             checkpoint_io=checkpoint_io,
@@ -64,12 +119,7 @@ class ORTStrategy(SingleDeviceMixin, SingleDeviceStrategy):
     The module stays as it is: hooks, `self.log`, state_dict keys, checkpoints. What can't run through ONNX Runtime runs
     in eager with a warning (`fallback="warn"`) or raises (`fallback="error"`); `lit_ort.explain(trainer)` tells.
 
-    Args:
-        device: the CPU.
-        accelerator, checkpoint_io, precision_plugin: as in Lightning's `SingleDeviceStrategy`.
-        options: those of `lit_ort.ORTOptions`, by name.
-
     Raises:
-        OptionsError: an unknown option, or a value outside its rule.
+        OptionsError: a value outside its rule.
         UnsupportedError: an accelerator or a precision that isn't served yet, or more than one device.
     """

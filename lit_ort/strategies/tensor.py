@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
+from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
+from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.plugins.precision import Precision as PrecisionPlugin
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lit_ort._compat.lightning import plain_optimizer
 from lit_ort.distributed import merged_state
-from lit_ort.distributed.clipping import SharedNormPrecision
+from lit_ort.distributed.clipping import SharedNormClipping, SharedNormPrecision
 from lit_ort.distributed.tensor_parallel import Shard, cut_of, cuts, shard
 from lit_ort.errors import UnsupportedError
+from lit_ort.options import ORTOptions
+from lit_ort.strategies.arguments import TIMEOUT, Dynamic, Fallback, Precision, Recompute, StartMethod
 from lit_ort.strategies.processes import ProcessesMixin, Unwrapped, take_from_first
 
 _MARK = "_lit_ort_shard"
@@ -40,9 +47,81 @@ class TensorMixin(ProcessesMixin):
     """Everything of `ORTTensorStrategy` but the package of Lightning's that it comes on."""
 
     strategy_name = "ort_tensor"
+    shared_norm_class: ClassVar[type[SharedNormClipping]] = SharedNormPrecision
 
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(arguments, ())
+    def __init__(
+        self,
+        *,
+        precision: Precision = "32-true",
+        fallback: Fallback = "warn",
+        verify_first_step: bool = False,
+        verify_every_n_steps: int | None = None,
+        verify_tolerance: float = 1e-4,
+        recompute: Recompute | None = None,
+        dynamic: Dynamic = "auto",
+        disable_passes: Sequence[str] = (),
+        dump_dir: str | None = None,
+        cache_dir: str | None = None,
+        threads: int | None = None,
+        allow_spinning: bool = False,
+        timeout: timedelta | None = TIMEOUT,
+        process_group_backend: str | None = None,
+        start_method: StartMethod = "popen",
+        accelerator: Accelerator | None = None,
+        parallel_devices: list[torch.device] | None = None,
+        cluster_environment: ClusterEnvironment | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision_plugin: PrecisionPlugin | None = None,
+    ) -> None:
+        """`lit_ort.ORTOptions` says more about the arguments from `precision` to `allow_spinning`.
+
+        Args:
+            precision: what products and attention compute in; the Trainer's precision goes before it.
+            fallback: a graph that can't run through ONNX Runtime runs in PyTorch with a warning, or is an error.
+            verify_first_step: compare each graph's first run with eager, dropout off.
+            verify_every_n_steps: the same at the first and every n-th run.
+            verify_tolerance: the largest relative error that verification accepts.
+            recompute: "layers" keeps less of each layer and computes the rest again in the backward; a float of 0 to 1
+                is the share of activation memory to keep.
+            dynamic: one graph for all sizes from the second one on, or one for each size.
+            disable_passes: names of graph passes to leave out.
+            dump_dir: folder that receives the ONNX file of every stage of every graph.
+            cache_dir: folder that keeps compiled graphs for later runs.
+            threads: of a session's operators; None takes torch's number.
+            allow_spinning: let idle session threads spin.
+            timeout: after which a process that waits for another one gives up.
+            process_group_backend: of torch.distributed; None takes gloo.
+            start_method: how Lightning starts the processes; "popen" runs the script again.
+            accelerator: as in Lightning's `DDPStrategy`; the CPU's.
+            parallel_devices: as in Lightning's `DDPStrategy`, which sets them from the Trainer's devices.
+            cluster_environment: as in Lightning's `DDPStrategy`; what says which ranks there are.
+            checkpoint_io: as in Lightning's `DDPStrategy`.
+            precision_plugin: as in Lightning's `DDPStrategy`, for one of the precisions above.
+        """
+        super().__init__(
+            ORTOptions(
+                precision=precision,
+                fallback=fallback,
+                verify_first_step=verify_first_step,
+                verify_every_n_steps=verify_every_n_steps,
+                verify_tolerance=verify_tolerance,
+                recompute=recompute,
+                dynamic=dynamic,
+                disable_passes=disable_passes,  # pyright: ignore[reportArgumentType] - becomes a tuple there
+                dump_dir=dump_dir,
+                cache_dir=cache_dir,
+                threads=threads,
+                allow_spinning=allow_spinning,
+            ),
+            timeout=timeout,
+            process_group_backend=process_group_backend,
+            start_method=start_method,
+            accelerator=accelerator,
+            parallel_devices=parallel_devices,
+            cluster_environment=cluster_environment,
+            checkpoint_io=checkpoint_io,
+            precision_plugin=precision_plugin,
+        )
 
     @property
     def rank(self) -> int:
@@ -56,17 +135,17 @@ class TensorMixin(ProcessesMixin):
     def setup(self, trainer: Any) -> None:
         module = self.lightning_module
         if _MARK not in module.__dict__:
-            self._share_out(module)
+            self._shard_module(module)
         super().setup(trainer)
-        self._precision_plugin = SharedNormPrecision(
+        self.precision_plugin = self.shared_norm_class(
             self.precision_plugin.precision, _world(), lambda parameter: cut_of(parameter) is not None
         )
 
-    def _share_out(self, module: Any) -> None:
+    def _shard_module(self, module: Any) -> None:
         plan = getattr(module, "tensor_plan", None)
         if plan is None:
             raise UnsupportedError(
-                f"strategy='ort_tensor' shares out the layers that {type(module).__name__}.tensor_plan() names, and it "
+                f"strategy='ort_tensor' shards the layers that {type(module).__name__}.tensor_plan() names, and it "
                 "has none. Add one (docs/scaling.md), or use strategy='ort_ddp'."
             )
         group = _world()
@@ -100,7 +179,7 @@ class TensorMixin(ProcessesMixin):
         super().load_model_state_dict({"state_dict": own}, strict)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        optimizer = getattr(optimizer, "_optimizer", optimizer)
+        optimizer = plain_optimizer(optimizer)
         own = optimizer.state_dict()
         parts = merged_state.gathered(own["state"], _world())
         if not self.is_global_zero:
@@ -125,11 +204,8 @@ class ORTTensorStrategy(TensorMixin, Unwrapped, DDPStrategy):
     Sums over processes are operators of the step's graph, which stays one graph. Every process reads the same batches,
     and dropout of a part of a layer is the same one on all. Checkpoints are those of one process.
 
-    Args:
-        arguments: options of `lit_ort.ORTOptions` and arguments of Lightning's `DDPStrategy`, by name.
-
     Raises:
-        OptionsError: an unknown argument, or a value outside its rule.
+        OptionsError: a value outside its rule.
         UnsupportedError: no plan, a layer that doesn't divide ...
         RankError: a process that could not join the others.
     """

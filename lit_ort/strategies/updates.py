@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from lit_ort._compat.torch_optim import has_gradient_hooks, has_step_hooks
 from lit_ort.runtime.updates import Clipping
 
 # Where user code would look at gradients or change what a step does.
@@ -33,17 +34,17 @@ def clipping_of(trainer: Any) -> Clipping:
 def reason_against_updates(module: Any, trainer: Any, optimizer: Optimizer) -> str | None:
     """Why an optimizer has to step after the backward, or None."""
     if not module.automatic_optimization:
-        return "the module optimizes by hand"
+        return "the module uses manual optimization"
     if trainer.accumulate_grad_batches != 1:
         return f"accumulate_grad_batches is {trainer.accumulate_grad_batches}"
     if isinstance(optimizer, torch.optim.LBFGS):
         return "LBFGS runs the training step several times in a step"
-    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+    if has_step_hooks(optimizer):
         return f"{type(optimizer).__name__} has hooks on its step"
     overridden = next(_overridden(module, trainer), None)
     if overridden is not None:
         return f"{overridden} may read gradients"
-    if any(_has_hooks(parameter) for parameter in module.parameters()):
+    if any(has_gradient_hooks(parameter) for parameter in module.parameters()):
         return "a parameter has a hook on its gradient"
     return None
 
@@ -53,7 +54,3 @@ def _overridden(module: Any, trainer: Any) -> Iterator[str]:
         for hook in hooks:
             if not is_from_lightning(getattr(type(owner), hook)):
                 yield f"{type(owner).__name__}.{hook}"
-
-
-def _has_hooks(parameter: torch.nn.Parameter) -> bool:
-    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))

@@ -1,4 +1,4 @@
-"""`strategy="ort_zero1"`: as `ort_ddp`, with the optimizer's state shared out among the processes."""
+"""`strategy="ort_zero1"`: as `ort_ddp`, with the optimizer's state sharded among the processes."""
 
 from __future__ import annotations
 
@@ -29,12 +29,9 @@ class ORTZero1Strategy(Zero1Mixin, DDPStrategy):
     """As `ORTDDPStrategy`, and each process keeps the optimizer's state of its part of the parameters only (ZeRO 1).
 
     The module's optimizers stay as they are, and so do schedules. Checkpoints have the whole state, and are read by any
-    number of processes and by strategies that don't share it out.
-
-    Args:
-        overlap, adasum, arguments: as of `ORTDDPStrategy`.
+    number of processes and by strategies that don't shard it. The arguments are those of `ORTDDPStrategy`.
 
     Raises:
-        UnsupportedError: an optimizer that can't be shared out, and what `ORTDDPStrategy` refuses.
+        UnsupportedError: an optimizer that can't be sharded, and what `ORTDDPStrategy` refuses.
         OptionsError, RankError: as of `ORTDDPStrategy`.
     """

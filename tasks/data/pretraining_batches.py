@@ -68,7 +68,8 @@ class FixedBatches(DistributedSampler[BatchKey]):
 
     def __init__(self, items: int, batch_size: int, share: Share = ALL) -> None:
         # Lightning leaves a sampler of this class as it is.
-        super().__init__(range(items), share.ranks, share.rank, shuffle=False)  # type: ignore[arg-type]
+        of: Any = range(items)
+        super().__init__(of, share.ranks, share.rank, shuffle=False)
         self.items = items
         self.batch_size = batch_size
         self.share = share

@@ -39,7 +39,7 @@ class Partial(Net):
         self.unused = nn.Parameter(torch.ones(3))
 
 
-class ByHand(Net):
+class Manual(Net):
     """Steps its optimizer by itself."""
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ RUNS: dict[str, tuple[Callable[[], Any], Callable[[], LightningModule], dict[str
     "gradients in buckets": (lambda: strict(gradient_as_bucket_view=True), Net, {}),
     "accumulation": (strict, Net, {"accumulate_grad_batches": 2}),
     "clip": (strict, Net, {"gradient_clip_val": 0.05}),
-    "an optimizer by hand": (strict, ByHand, {}),
+    "manual optimization": (strict, Manual, {}),
     "zero1": (sharded, Net, {}),
     "zero1 with AdamW": (sharded, WithAdam, {}),
     "zero1 with LAMB": (sharded, WithLamb, {}),
@@ -246,12 +246,19 @@ def test_what_cannot_work_is_refused_with_a_sentence(results: Results) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"bucket_cap": 5}, "Unknown argument 'bucket_cap'. There are overlap"),
         ({"adasum": 1}, "adasum=1 is not a bool"),
-        ({"optimizer_in_graph": True}, "before strategy='ort_ddp' has combined gradients"),
+        ({"fallback": "never"}, "fallback='never' is not one of"),
         ({"adasum": True, "ddp_comm_hook": print}, "adasum=True is a ddp_comm_hook"),
     ],
 )
 def test_wrong_arguments_raise_at_once(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionsError, match=message):
         ORTDDPStrategy(**arguments)
+
+
+@pytest.mark.parametrize("name", ["bucket_cap", "optimizer_in_graph"])
+@pytest.mark.parametrize("strategy", [ORTDDPStrategy, ORTZero1Strategy])
+def test_unknown_arguments_raise_at_once(strategy: type[ORTDDPStrategy], name: str) -> None:
+    arguments: dict[str, Any] = {name: True}
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+        strategy(**arguments)

@@ -1,75 +1,124 @@
+"""Gradients handed to the optimizer inside a run: it fires, it must not fire, the numbers stay."""
+
 from __future__ import annotations
 
-import onnx_ir as ir
+import copy
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import Tensor, fx, nn
 
-from lit_ort.compiler.kernel_nodes import kernel_of
-from lit_ort.compiler.kernels import KERNELS
-from lit_ort.compiler.passes.optimizer_updates import OptimizerUpdates
-from lit_ort.runtime.aten import Kernel
+import lit_ort
+from lit_ort.joint.phases import PhaseGraph, one_phase
+from lit_ort.lower.memory import home
+from lit_ort.ops.hand_over import hand_over
+from lit_ort.options import ORTOptions
+from lit_ort.passes.optimizer_updates import NAME, hand_over_gradients
 from lit_ort.runtime.buffers import BufferPool
-from lit_ort.runtime.session import Session, SessionOptions
-from lit_ort.runtime.updates import HAND_OVER, Updates
-from tests.passes.models import model, run
-
-# `w` is read by `y`, which its gradient needs, by `dx`, and scaled and turned by `z`.
-TEXT = """g (float[4, 3] w, float[2, 4] x, float[2, 3] g) => (float[2, 3] y, float[2, 4] z, float[4, 3] w_grad)
-    <float half = {0.5}> {
-    y = MatMul(x, w)
-    e = Mul(y, g)
-    dw = Gemm<transA = 1>(x, e)
-    scaled = Mul(w, half)
-    turned = Transpose<perm = [1, 0]>(scaled)
-    dx = MatMul(e, turned)
-    z = Identity(dx)
-    w_grad = Identity(dw)
-}"""
+from lit_ort.runtime.updates import Clipping, Updates
+from tests.joint.traced import Function, joint_of
+from tests.passes.reports import report_of
 
 
-def updated() -> ir.Model:
-    graph = model(TEXT)
-    assert OptimizerUpdates().apply(graph).fired == 1
-    return graph
+def one_run(function: Function, *inputs: Tensor) -> tuple[PhaseGraph, list[fx.Node]]:
+    """A fused phase, and the inputs that its gradients are of."""
+    joint = joint_of(function, *inputs)
+    phase = one_phase(joint, 0, None, recomputes=False)
+    placeholders = [node for node in phase.module.graph.nodes if node.op == "placeholder"]
+    return phase, [placeholders[position] for position in joint.gradients]
 
 
-def inputs() -> dict[str, torch.Tensor]:
-    return {"w": torch.randn(4, 3), "x": torch.randn(2, 4), "g": torch.randn(2, 3)}
+def returned_by(phase: PhaseGraph) -> list[fx.Node]:
+    returned = next(reversed(phase.module.graph.nodes)).args[0]
+    assert isinstance(returned, tuple)
+    return [node for node in returned if isinstance(node, fx.Node)]
 
 
-def test_fires() -> None:
-    graph = updated()
-    (node,) = (node for node in graph.graph if kernel_of(node) == HAND_OVER)
-    # `y` is computed before the gradient in any case.
-    assert [value.name for value in node.inputs if value is not None] == [
-        "w_grad__made",
-        "w",
-        "scaled",
-        "turned",
-        "dx",
-    ]
-    assert [value.name for value in graph.graph.outputs] == ["y", "z", "w_grad"]
+def two_weights(v: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    return (((v @ w).tanh() @ w.t()).square().mean(),)
 
 
-def test_must_not_fire() -> None:
-    graph = model("g (float[4] w) => (float[4] w_gradient, float[4] v_grad) { w_gradient = Neg(w) v_grad = Exp(w) }")
-    assert OptimizerUpdates().apply(graph).fired == 0
-    assert not any(kernel_of(node) for node in graph.graph)
+def weights() -> list[Tensor]:
+    return [torch.randn(6, 6).requires_grad_() for _ in range(2)]
 
 
-@pytest.mark.parametrize("changes", [False, True])
-def test_same_numbers(changes: bool) -> None:
-    """Also where the parameter changes in the run: whoever reads it has done so before."""
-    given = inputs()
-    expected = run(model(TEXT), given)
+def test_each_gradient_is_handed_over_behind_the_last_reader_of_its_parameter() -> None:
+    phase, parameters = one_run(two_weights, *weights())
+    assert hand_over_gradients(phase.module, phase.results, parameters) == 2
+    phase.module.graph.lint()
+    nodes = list(phase.module.graph.nodes)
+    calls = [node for node in nodes if node.target is hand_over]
+    returned = returned_by(phase)[1:]
+    assert set(returned) == set(calls)
+    for call, parameter in zip(returned, parameters, strict=True):
+        assert call.args[1] is parameter
+        readers = [
+            node for node in nodes if node is not call and any(home(a) is parameter for a in node.all_input_nodes)
+        ]
+        assert readers
+        assert all(nodes.index(reader) < nodes.index(call) for reader in readers)
 
-    def change(pool: object, gradient: torch.Tensor, parameter: torch.Tensor, *awaited: torch.Tensor) -> torch.Tensor:
-        parameter.fill_(torch.nan)
-        return gradient
 
-    kernel = Kernel(HAND_OVER, change) if changes else Updates(BufferPool()).kernel
-    options = SessionOptions(1, kernels={**KERNELS, HAND_OVER: kernel})
-    actual = Session(updated(), list(given), ["y", "z", "w_grad"], options).run(list(given.values()))
-    for result, reference in zip(actual, expected, strict=True):
-        torch.testing.assert_close(result, reference)
-    assert bool(given["w"].isnan().all()) == changes
+def test_results_stay_as_they_are() -> None:
+    phase, parameters = one_run(two_weights, *weights())
+    before, *_ = returned_by(phase)
+    hand_over_gradients(phase.module, phase.results, parameters)
+    after, *gradients = returned_by(phase)
+    assert after is before
+    assert {node.target for node in gradients} == {hand_over}
+
+
+def net() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 3))
+
+
+def fused(module: nn.Module, x: Tensor) -> Tensor:
+    return module(x).square().mean()
+
+
+def rows(module: nn.Module, x: Tensor) -> Tensor:
+    return module(x).square()
+
+
+def engine_of(updates: Updates | None) -> lit_ort.ORTBackend:
+    options = ORTOptions(fallback="error", optimizer_in_graph=updates is not None)
+    return lit_ort.ORTBackend(options, updates=updates)
+
+
+def test_fires_once_for_each_parameter() -> None:
+    engine = engine_of(Updates(BufferPool()))
+    torch.compile(fused, backend=engine)(net(), torch.randn(5, 6)).backward()
+    assert report_of(engine, NAME).fired == 4
+    assert engine.compile_log.graphs[0].torch_operators["lit_ort.hand_over.default"] == 4
+
+
+@pytest.mark.parametrize(
+    ("step", "gradients", "in_graph"), [(fused, True, False), (rows, True, True), (fused, False, True)]
+)
+def test_must_not_fire(step: Callable[..., Tensor], gradients: bool, in_graph: bool) -> None:
+    """Without the option, in a step of two runs, in evaluation."""
+    engine = engine_of(Updates(BufferPool()) if in_graph else None)
+    with torch.set_grad_enabled(gradients):
+        torch.compile(step, backend=engine)(net(), torch.randn(5, 6))
+    (graph,) = engine.compile_log.graphs
+    assert NAME not in {report.name for report in graph.passes}
+    assert "lit_ort.hand_over.default" not in graph.torch_operators
+
+
+def test_same_numbers() -> None:
+    module, updates, x = net(), Updates(BufferPool()), torch.randn(5, 6)
+    twin = copy.deepcopy(module)
+    compiled = torch.compile(fused, backend=engine_of(updates))
+    ours, eager = (torch.optim.AdamW(one.parameters(), 1e-2) for one in (module, twin))
+    for _ in range(4):
+        with updates.step(ours, Clipping()) as step:
+            compiled(module, x).backward()
+        assert step.updated
+        assert all(parameter.grad is None for parameter in module.parameters())
+        fused(twin, x).backward()
+        eager.step()
+        eager.zero_grad()
+    for found, expected in zip(module.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(found, expected)

@@ -163,7 +163,6 @@ def losses() -> dict[str, Operation]:
     target = torch.linspace(0.1, 0.9, 12).reshape(3, 4)
     signs = torch.tensor([1.0, -1.0, 1.0])
     classes = torch.tensor([0.5, 2.0, 1.0, 0.7])
-    several = torch.tensor([[3, 0, -1, 1], [0, -1, 2, 1], [1, 2, 3, 0]])
     return {
         "L1": lambda x: F.l1_loss(x, target),
         "MSE": lambda x: F.mse_loss(x, target, reduction="sum"),
@@ -186,7 +185,6 @@ def losses() -> dict[str, Operation]:
         "BCEWithLogits": lambda x: F.binary_cross_entropy_with_logits(x, target, pos_weight=classes),
         "MarginRanking": lambda x: F.margin_ranking_loss(x[:, 0], x[:, 1], signs, margin=0.1),
         "HingeEmbedding": lambda x: F.hinge_embedding_loss(x[:, 0], signs),
-        "MultiLabelMargin": lambda x: F.multilabel_margin_loss(x, several),
         "SoftMargin": lambda x: F.soft_margin_loss(x[:, 0], signs),
         "MultiLabelSoftMargin": lambda x: F.multilabel_soft_margin_loss(x, (target > 0.5).float()),
         "CosineEmbedding": lambda x: F.cosine_embedding_loss(x, target, signs),

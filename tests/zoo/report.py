@@ -1,30 +1,41 @@
-"""Writes docs/support.md from the support list and what the zoo's models compile to.
+"""Writes docs/support.md from the lowering table and what the zoo's models compile to.
 
 python -m tests.zoo.report
 """
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 
-from lit_ort.compiler import support
-from lit_ort.inspect import GraphReport
+from lit_ort.fusions import pipeline as fusions
+from lit_ort.lower.operators import LOWERINGS
+from lit_ort.passes import pipeline as passes
+from lit_ort.runtime.report import GraphReport
 
 PATH = Path(__file__).parents[2] / "docs" / "support.md"
 _HEAD = """# What runs where
 
-A graph takes, for each of its operators, the first of these ways that is proven to give eager's gradients:
+A graph's gradient is torch's: AOTAutograd traces forward and backward into one graph of ATen operators, so that no
+operator has to be on a list. Each of them then runs in the session
 
-1. ONNX Runtime's own gradient builder, for the operators of the list below;
-2. a decomposition or a rewrite into such operators, or into a kernel of this project;
-3. the operator as torch's own, one node of the graph, with the gradient of torch's autograd;
-4. eager PyTorch for that graph, with one warning (`fallback="warn"`), or an error (`fallback="error"`).
+1. as a kernel of ONNX Runtime's: the operators of the lowering table below, in the types that it names, where enough of
+   them follow each other to pay for handing values over;
+2. as torch's own operator, or one of this project's, in a torch node: everything else.
+
+A graph runs in eager PyTorch, with one warning that gives the reason (`fallback="warn"`), or raises
+(`fallback="error"`), where it
+
+- can't be traced: it chooses between graphs (`torch.cond`), its shapes depend on values, an input is no plain dense
+  tensor on the CPU;
+- changes in place what shares memory with another input, or an input's shape;
+- gives sparse gradients, or returns what is no view of a contiguous result.
+
+A backward with `create_graph=True` raises: sessions give gradients that can't be differentiated again.
 
 `lit_ort.explain(trainer)` says which graphs and operators went which way. This page is written by
 `python -m tests.zoo.report`, and the tests hold each of its lines.
 
-## Operators of ONNX with a proven gradient
+## Operators of ONNX Runtime, and rewrites
 
 """
 _MODELS = """
@@ -32,27 +43,26 @@ _MODELS = """
 ## Models
 
 Each is tested small, with random weights: one graph a step, loss and every gradient within 1e-4 of eager, buffers as
-eager leaves them, and dropout drawn anew. Other operators than those named run by ways 1 and 2.
+eager leaves them, and dropout drawn again at each step.
 
-| model | a step runs as | operators run by torch |
-|---|---|---|
+| model | a step runs as | operators of ONNX Runtime | operators of torch |
+|---|---|---|---|
 """
 
 
 def operators() -> str:
-    """The support list, with the condition of each entry."""
-    lines = []
-    for name, check in support.SUPPORTED.items():
-        condition = (inspect.getdoc(check) or "").rstrip(".")
-        lines.append(f"- {name}{f', {condition[0].lower()}{condition[1:]}' if condition else ''}")
-    return "\n".join(lines)
+    """The operators that may run as ONNX Runtime's own kernels, and the names of fusions and passes."""
+    lowered = sorted({str(target).rpartition(".")[0] for target in LOWERINGS})
+    parts = {"Operators": lowered, "Fusions": fusions.names(), "Passes": passes.names()}
+    return "\n".join(f"- {title}: {', '.join(f'`{name}`' for name in names)}" for title, names in parts.items())
 
 
 def row(name: str, graphs: tuple[GraphReport, ...]) -> str:
     """A model's line."""
     kinds = ", ".join(graph.kind for graph in graphs)
-    called = sorted({operator.rpartition(".")[0] for graph in graphs for operator in graph.torch_operators})
-    return f"| {name} | one {kinds} graph | {', '.join(f'`{operator}`' for operator in called) or 'none'} |"
+    native = sum(count for graph in graphs for name, count in graph.operators_after.items() if name != "ATen")
+    called = sum(count for graph in graphs for count in graph.torch_operators.values())
+    return f"| {name} | one {kinds} graph | {native} | {called} |"
 
 
 def main() -> None:

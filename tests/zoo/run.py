@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_ort.inspect import GraphReport
-from lit_ort.strategies.steps import dynamo_settings
+from lit_ort.backend.steps import dynamo_settings
+from lit_ort.runtime.report import GraphReport
 from tests.compare import backend, gradients
 from tests.zoo.cases import Case
 

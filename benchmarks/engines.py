@@ -1,0 +1,82 @@
+"""What a node of each engine costs, on tensors so small that the operators themselves cost nothing.
+
+`python -m benchmarks.engines` prints the microseconds of an ONNX Runtime node, of a statement of a torch node and of a
+border between the two, from runs of 64 additions: all by ONNX Runtime, all in one torch node, and by turns. The
+constant `SHORTEST_RUN` of `lit_ort.lower.engines` follows from them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from typing import Any
+
+import torch
+from torch import fx
+
+from lit_ort.joint.phases import SOURCE, PhaseGraph
+from lit_ort.lower.lower import lower
+from lit_ort.runtime.program import Source
+from lit_ort.runtime.session import Given, Session, SessionOptions
+
+ADDITIONS = 64
+aten = torch.ops.aten
+# One operator that ONNX Runtime computes here and one that torch does.
+BY_ONNX, BY_TORCH = aten.add.Tensor, aten.relu.default
+
+
+def main() -> None:
+    settings = parse()
+    torch.set_num_threads(settings.threads)
+    x = torch.randn(settings.elements)
+    medians = {
+        "onnx": median_us(session([BY_ONNX] * ADDITIONS, x), x, settings.runs),
+        "torch": median_us(session([BY_TORCH] * ADDITIONS, x), x, settings.runs),
+        "borders": median_us(session(([BY_ONNX] * 8 + [BY_TORCH] * 8) * (ADDITIONS // 16), x), x, settings.runs),
+    }
+    pairs = ADDITIONS // 16
+    figures = {
+        "onnx_node_us": medians["onnx"] / ADDITIONS,
+        "torch_statement_us": medians["torch"] / ADDITIONS,
+        "border_pair_us": (medians["borders"] - (medians["onnx"] + medians["torch"]) / 2) / pairs,
+    }
+    print(json.dumps({"elements": settings.elements, "threads": settings.threads, **figures}))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--elements", type=int, default=256)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--runs", type=int, default=300)
+    return parser.parse_args()
+
+
+def session(targets: list[Any], x: torch.Tensor) -> Session:
+    """A session of a chain of operators."""
+    graph = fx.Graph()
+    given = graph.placeholder("x")
+    given.meta = {"val": x, SOURCE: Source("tensor", 0)}
+    value = given
+    for target in targets:
+        arguments = (value, given) if target is BY_ONNX else (value,)
+        value = graph.call_function(target, arguments)
+        value.meta = {"val": x}
+    graph.output((value,))
+    phase = lower(PhaseGraph(fx.GraphModule(torch.nn.Module(), graph), 1), {}, "chain").phase
+    return Session(phase, SessionOptions(threads=torch.get_num_threads()))
+
+
+def median_us(chain: Session, x: torch.Tensor, runs: int) -> float:
+    given = Given([x], [x.shape])
+    times = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        chain.run(given)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times) * 1e6
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Private interfaces of Lightning, alike in `lightning.pytorch` and `pytorch_lightning`.
+
+The two packages have classes of the same names and no common base, so that Lightning's own objects are `Any` here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim import Optimizer
+
+
+def is_compiled(module: Any) -> bool:
+    """Whether a LightningModule comes from `torch.compile`: Lightning keeps what it needs to undo it in the module."""
+    return module._compiler_ctx is not None
+
+
+def synchronizes_layers(strategy: Any) -> bool:
+    """Whether `Trainer(sync_batchnorm=True)` told a strategy to replace normalisation layers."""
+    return strategy._layer_sync is not None
+
+
+def plain_optimizer(optimizer: Any) -> Optimizer:
+    """The user's optimizer behind Lightning's wrapper, which takes the wrapped one's class as a further base."""
+    return optimizer._optimizer if hasattr(optimizer, "_on_before_step") else optimizer
+
+
+def leave_samplers_alone(trainer: Any) -> None:
+    """As `Trainer(use_distributed_sampler=False)`, where a strategy finds out after the Trainer was made."""
+    trainer._accelerator_connector.use_distributed_sampler = False
+
+
+def replace_sigterm_handler(trainer: Any, handler: Callable[[int, Any], None]) -> None:
+    """Sets what a Trainer does at SIGTERM; Lightning registers it after a strategy's `setup`."""
+    trainer._signal_connector._sigterm_notifier_fn = handler
+
+
+def note_sigterm(trainer: Any) -> bool:
+    """Lets a Trainer end after the batch. Returns whether the signal is the first one."""
+    connector = trainer._signal_connector
+    first = not connector.received_sigterm
+    connector.received_sigterm = True
+    return first
+
+
+def training_bar(progress_bar: Any) -> Any | None:
+    """The tqdm bar of a `TQDMProgressBar`'s training, None before the first one; the public property raises there."""
+    return progress_bar._train_progress_bar

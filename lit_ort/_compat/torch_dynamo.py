@@ -1,0 +1,68 @@
+"""Private interfaces of Dynamo: its settings, and how it says that a function was compiled too often."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch._dynamo
+from torch._dynamo.exc import FailOnRecompileLimitHit
+from torch.nn.modules import transformer
+
+from lit_ort._compat.patching import replaced
+
+# Raised at the recompile limit where `step_settings` asks for it.
+RecompileLimitHit: type[Exception] = FailOnRecompileLimitHit
+# Logs a line at the limit where it doesn't.
+RECOMPILE_LOGGER = "torch._dynamo.convert_frame"
+_LIMIT_LINE = "_dynamo hit config"
+
+
+def step_settings(recompile_limit: int, fail_on_recompile_limit: bool) -> AbstractContextManager[Any]:
+    """Dynamo's settings for a step.
+
+    RNNs are traced rather than skipped, and counters that a step looks at may change without another graph.
+
+    Args:
+        recompile_limit: how often one function is compiled.
+        fail_on_recompile_limit: raise `RecompileLimitHit` there, instead of running the function in eager.
+    """
+    settings: dict[str, Any] = {
+        "allow_rnn": True,
+        # The counters behind self.global_step and self.current_epoch are reached through the module.
+        "allow_unspec_int_on_nn_module": True,
+        "recompile_limit": recompile_limit,
+        "fail_on_recompile_limit_hit": fail_on_recompile_limit,
+        # A line in a log is not worth a second graph.
+        "ignore_logging_functions": _logging_functions(),
+    }
+    return torch._dynamo.config.patch(settings)
+
+
+def is_recompile_limit(record: logging.LogRecord) -> bool:
+    """Whether a record of `RECOMPILE_LOGGER` says that a function was compiled as often as it may be."""
+    return _LIMIT_LINE in str(record.msg)
+
+
+def graphs_by_bucket(enabled: bool) -> AbstractContextManager[Any]:
+    """Whether Dynamo cuts graphs where the buckets of a DistributedDataParallel end."""
+    return torch._dynamo.config.patch(optimize_ddp=enabled)
+
+
+def unchecked_causal_masks() -> AbstractContextManager[None]:
+    """Keeps `nn.Transformer` from looking at the values of a mask, at which a graph would break."""
+    return replaced(transformer, "_detect_is_causal_mask", _as_declared)
+
+
+def _as_declared(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+    """Whether a mask is declared to be causal. The layer takes the mask itself in any case."""
+    return is_causal is True
+
+
+def _logging_functions() -> set[Callable[..., Any]]:
+    """Those of a logger; the last one is the transformers library's, there once that is imported."""
+    names = ("debug", "info", "warning", "error", "warning_once")
+    return {getattr(logging.Logger, name) for name in names if hasattr(logging.Logger, name)}

@@ -1,0 +1,84 @@
+"""Private interfaces of torch's operators: their types and schemas, one of oneDNN's, names of functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator as HigherOrderOperator
+from torch._ops import OpOverload as OpOverload
+from torch.fx.node import _get_qualified_name  # knows torch's odd names
+
+_FUNCTORCH = ("torch._functorch", "torch._C._functorch")
+
+
+def is_mutable(target: object) -> bool:
+    """Whether what a node calls is an operator that writes into an argument."""
+    return isinstance(target, OpOverload) and target._schema.is_mutable
+
+
+def returns_alias(target: object) -> bool:
+    """Whether it is an operator whose result lies in the memory of an argument."""
+    return isinstance(target, OpOverload) and any(r.alias_info is not None for r in target._schema.returns)
+
+
+def result_count(target: OpOverload) -> int:
+    """How many results an operator has by its schema, a list of tensors counted as one."""
+    return len(target._schema.returns)
+
+
+def returns_list(target: object) -> bool:
+    """Whether it is an operator whose one result is a list of tensors, which may have one part."""
+    return isinstance(target, OpOverload) and [str(r.type) for r in target._schema.returns] == ["List[Tensor]"]
+
+
+def draws(target: object) -> bool:
+    """Whether it is an operator that draws from torch's random generator."""
+    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+def is_pointwise(target: object) -> bool:
+    """Whether it is an operator that torch marks as computing each element by itself."""
+    return isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags
+
+
+def of_functorch(target: object) -> bool:
+    """Whether it is one of functorch's own functions, which open and close its levels."""
+    return (getattr(target, "__module__", None) or "").startswith(_FUNCTORCH)
+
+
+def out_overload(target: OpOverload) -> OpOverload | None:
+    """The overload of an operator that writes its one result into given memory."""
+    packet = target.overloadpacket
+    wanted = [(argument.name, str(argument.type)) for argument in target._schema.arguments]
+    for name in packet.overloads():
+        overload = getattr(packet, name)
+        arguments = overload._schema.arguments
+        plain = [(argument.name, str(argument.type)) for argument in arguments if not argument.is_out]
+        if len(arguments) - len(plain) == 1 and plain == wanted:
+            return overload
+    return None
+
+
+def overload_name(target: OpOverload) -> str:
+    """`dim_IntList` of `aten.sum.dim_IntList`."""
+    return target._overloadname
+
+
+def memory_argument(out: OpOverload) -> str:
+    """The name of the argument that an `out_overload` takes its memory by."""
+    return next(argument.name for argument in out._schema.arguments if argument.is_out)
+
+
+def qualified_name(function: Any) -> str:
+    """A function's name with its module, also of those that torch's modules have under another name.
+
+    Raises:
+        RuntimeError: it has none.
+    """
+    return _get_qualified_name(function)
+
+
+def onednn_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """x @ weight.T + bias by oneDNN. x: float32[M, K], weight: float32[N, K], bias: float32[N]."""
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")

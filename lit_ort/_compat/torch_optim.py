@@ -1,0 +1,25 @@
+"""Private interfaces of torch's optimizers and parameters: who listens to them, and that a step was taken."""
+
+from __future__ import annotations
+
+import torch
+from torch.optim import Optimizer
+
+
+def note_step(optimizer: Optimizer) -> None:
+    """Tells the schedules of an optimizer, which warn otherwise, that a step was taken where `step` was not called."""
+    optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue] - not declared
+
+
+def take_no_loss_scale(optimizer: Optimizer) -> None:
+    """Lets the gradients of a fused optimizer be scaled back before its step, as for any other."""
+    optimizer._step_supports_amp_scaling = False  # pyright: ignore[reportAttributeAccessIssue] - not declared
+
+
+def has_step_hooks(optimizer: Optimizer) -> bool:
+    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+
+
+def has_gradient_hooks(parameter: torch.Tensor) -> bool:
+    """Whether a parameter has a hook on its gradient, before or after it is accumulated."""
+    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))

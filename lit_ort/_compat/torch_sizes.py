@@ -1,0 +1,66 @@
+"""Private interfaces of torch's symbolic sizes: their expressions, hints, guards and ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import sympy
+import torch
+from torch.utils._sympy import functions
+from torch.utils._sympy.numbers import int_oo
+
+# torch's functions in expressions of sizes, by what they compute.
+FUNCTIONS: Mapping[Any, str] = MappingProxyType(
+    {
+        functions.FloorDiv: "quotient",
+        functions.CleanDiv: "quotient",
+        functions.Mod: "remainder",
+        functions.PythonMod: "remainder",
+        functions.Max: "largest",
+        functions.Min: "smallest",
+        functions.IntTrueDiv: "true quotient",
+        functions.FloatTrueDiv: "true quotient",
+        functions.ToFloat: "float",
+        functions.TruncToInt: "truncated",
+        functions.FloorToInt: "floor",
+        functions.CeilToInt: "ceiling",
+    }
+)
+
+
+def symbolic_sizes(environment: Any, tensor: torch.Tensor, name: str, changing: Sequence[int]) -> tuple[Any, Any]:
+    """Sizes and strides of a tensor, with a symbol of `environment` for each size that changes.
+
+    The strides of a tensor with gaps are those of a larger one, and stay.
+    """
+    from torch._dynamo.source import ConstantSource
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+
+    kinds = [DimDynamic.DUCK if k in changing else DimDynamic.STATIC for k in range(tensor.dim())]
+    size, stride, _ = environment.create_symbolic_sizes_strides_storage_offset(
+        tensor, ConstantSource(name), symbolic_context=StatelessSymbolicContext(dynamic_sizes=kinds)
+    )
+    return size, stride if tensor.is_contiguous() else tensor.stride()
+
+
+def expression_of(size: torch.SymInt | torch.SymFloat) -> sympy.Expr:
+    """What a size is computed as, from symbols."""
+    return size.node.expr
+
+
+def hint_of(size: Any) -> Any:
+    """The size in the call that a graph was traced with; None for one that depends on values."""
+    return size.node.hint if isinstance(size, torch.SymInt) else size
+
+
+def guards_of(environment: Any) -> list[sympy.Expr]:
+    """What was decided about symbols while a graph was traced, for the tensors of that call."""
+    return [environment.replace(guard.expr) for guard in environment.guards]
+
+
+def range_of(environment: Any, symbol: sympy.Expr) -> tuple[int, int | None]:
+    """The smallest and the largest value that a symbol was traced for; None without a largest one."""
+    allowed = environment.var_to_range[symbol]
+    return int(allowed.lower), None if allowed.upper is int_oo else int(allowed.upper)

@@ -1,0 +1,351 @@
+"""The Dynamo backend "ort": an FX graph in, a callable that runs sessions out.
+
+A graph is compiled at its first run, once for each set of sizes and numbers that Dynamo left symbolic in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import fx
+
+from lit_ort.backend.cache.content import Content, content_of
+from lit_ort.backend.cache.store import GraphCache
+from lit_ort.backend.compilation import Compilation
+from lit_ort.backend.eager import autocast_of, run_in_eager
+from lit_ort.backend.executable import Executable, is_for, require_own_memory
+from lit_ort.backend.inspect import CompileLog
+from lit_ort.backend.verify import Check
+from lit_ort.capture.checkpoints import inline_checkpoints
+from lit_ort.capture.dimensions import changing_dimensions
+from lit_ort.capture.numbers import NumberedGraph, separate_numbers
+from lit_ort.errors import CompileError, LitOrtWarning, OptionsError, SessionError, SharedMemoryError
+from lit_ort.options import AUTO, ORTOptions
+from lit_ort.runtime.autograd import Call, SplitRunner, bind_program
+from lit_ort.runtime.buffers import BufferPool
+from lit_ort.runtime.program import SPLIT
+from lit_ort.runtime.report import GraphReport, describe
+from lit_ort.runtime.session import SessionOptions
+from lit_ort.runtime.updates import HAND_OVER, Updates
+
+# Compiling for this many signatures of one graph takes longer than most users expect of a run.
+MANY_SIGNATURES = 16
+
+
+class ORTBackend:
+    """A backend for `torch.compile(..., backend=ORTBackend(options))` that keeps what it compiled.
+
+    Args:
+        options: every choice of the engine.
+        name: what its graphs are called in reports.
+        compile_log: receives a report of every graph; a new one by default.
+        pool: memory of torch nodes, shared by backends whose sessions run one after the other; its own by default.
+        updates: the optimizer of `optimizer_in_graph`, which a strategy knows.
+
+    Raises:
+        OptionsError: an unknown pass, or `optimizer_in_graph` without an optimizer.
+    """
+
+    def __init__(
+        self,
+        options: ORTOptions,
+        name: str = "graph",
+        compile_log: CompileLog | None = None,
+        pool: BufferPool | None = None,
+        updates: Updates | None = None,
+    ) -> None:
+        _require_pass_names(options)
+        if options.optimizer_in_graph and updates is None:
+            raise OptionsError(
+                "optimizer_in_graph=True, and torch.compile knows of no optimizer. Leave it out, or train with "
+                "Trainer(strategy=lit_ort.ORTStrategy(optimizer_in_graph=True))."
+            )
+        self.options = options
+        self.name = name
+        self.compile_log = CompileLog() if compile_log is None else compile_log
+        self._count = 0
+        self._cache = None if options.cache_dir is None else GraphCache(options)
+        self._pool = BufferPool() if pool is None else pool
+        self._updates = updates
+        # Dynamo compiles again for guards that don't change the graph; equal graphs share their sessions.
+        self._executables: WeakValueDictionary[Any, Executable] = WeakValueDictionary()
+
+    def __call__(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return CompiledGraph(self, graph_module)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ORTBackend:
+        # torch.compile copies the backend of a module it wraps; sessions and reports stay with this one.
+        return self
+
+    def executable(self, request: Request) -> Executable | None:
+        """Compiles a graph for one call's sizes, or finds it compiled; None for a graph that runs in eager.
+
+        Raises:
+            CompileError: under `fallback="error"`, what keeps the graph from ONNX Runtime.
+        """
+        start, reason = time.perf_counter(), None
+        if request.any_sizes:
+            try:
+                return self._found_or_made(request, start)
+            except CompileError as error:
+                reason = str(error)
+                request = dataclasses.replace(request, any_sizes=False)
+        try:
+            return self._found_or_made(request, start, fixed_sizes=reason)
+        except CompileError as error:
+            if self.options.fallback == "error":
+                raise
+            self.fall_back(request, start, str(error))
+            return None
+
+    def fall_back(self, request: Request, start: float, reason: str) -> None:
+        """Reports and warns of a graph that runs in eager."""
+        name = f"{self.name}_{self._count}"
+        self._report(_fallback_report(name, request.tensors, reason, self.options.precision), start)
+        warnings.warn(f"{name} runs in eager PyTorch: {reason}", LitOrtWarning, stacklevel=2)
+
+    def _found_or_made(self, request: Request, start: float, fixed_sizes: str | None = None) -> Executable:
+        content = content_of(request)
+        found = None if content.digest is None else self._executables.get(content.digest)
+        if found is not None and found.serves(request.tensors):
+            return found
+        name = f"{self.name}_{self._count}"
+        compilation, call = self._cached(content, request) or self._built(request, name, content)
+        require_own_memory(compilation.program.signature, request.tensors)
+        self._report(dataclasses.replace(compilation.report, name=name, fixed_sizes=fixed_sizes), start)
+        signature = compilation.program.signature
+        executable = Executable(signature, call)
+        if self.options.verifies:
+            checked = call if self._updates is None else self._bound(compilation, request, updates=False)
+            twin = Executable(signature, checked)
+            executable.check = Check(twin, request.graph, request.original, name, self.options, self.compile_log)
+        if content.digest is not None:
+            self._executables[content.digest] = executable
+        return executable
+
+    def _report(self, report: GraphReport, start: float) -> None:
+        self._count += 1
+        self.compile_log.graphs.append(dataclasses.replace(report, seconds=time.perf_counter() - start))
+
+    def _cached(self, content: Content, request: Request) -> tuple[Compilation, Call] | None:
+        found = None if self._cache is None else self._cache.read(content)
+        if self._cache is None or found is None or not is_for(found.program.signature, request.tensors):
+            return None
+        try:
+            call = self._bound(found, request)
+        except (SessionError, TypeError) as error:
+            self._cache.refuse(content, error)
+            return None
+        return _reported(found, cache="read"), call
+
+    def _built(self, request: Request, name: str, content: Content) -> tuple[Compilation, Call]:
+        compilation = self._compiled(request, name)
+        call = self._bound(compilation, request)
+        if self._cache is not None:
+            compilation = _reported(compilation, cache=self._cache.write(content, compilation))
+        return compilation, call
+
+    def _compiled(self, request: Request, name: str) -> Compilation:
+        # What building imports takes as long as a small graph, and a cached graph needs none of it.
+        from lit_ort.backend.build import build
+
+        with request.modes():
+            return build(
+                request.graph,
+                request.tensors,
+                request.keys,
+                self.options,
+                name,
+                any_sizes=request.any_sizes,
+                form=request.form,
+            )
+
+    def _bound(self, compilation: Compilation, request: Request, updates: bool = True) -> Call:
+        """Makes a program's sessions and wraps them for autograd."""
+        optimizer = None
+        if self.options.optimizer_in_graph:
+            optimizer = self._updates if updates and self._updates is not None else Updates(self._pool)
+        options = SessionOptions(
+            threads=self.options.threads or torch.get_num_threads(),
+            allow_spinning=self.options.allow_spinning,
+            pool=self._pool,
+            hooks={} if optimizer is None else {HAND_OVER: optimizer.hand_over},
+        )
+        # Without the call's tensors, which would stay in memory.
+        template = dataclasses.replace(request, tensors=(), form=SPLIT, any_sizes=False)
+        forms: dict[tuple[torch.Size, ...], SplitRunner] = {}
+
+        def split_form(tensors: Sequence[torch.Tensor]) -> SplitRunner:
+            shapes = tuple(tensor.shape for tensor in tensors)
+            if shapes not in forms:
+                forms[shapes] = self._split_form(dataclasses.replace(template, tensors=tensors), options)
+            return forms[shapes]
+
+        return bind_program(compilation.program, options, split_form=split_form, updates=optimizer)
+
+    def _split_form(self, request: Request, options: SessionOptions) -> SplitRunner:
+        """The two-session form of a fused graph, compiled when a gradient for another result than its loss arrives."""
+        start, name = time.perf_counter(), f"{self.name}_{self._count}"
+        compilation = self._compiled(request, name)
+        self._report(compilation.report, start)
+        return SplitRunner(compilation.program, options)
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """A graph to compile and one call of it.
+
+    Args:
+        graph: Dynamo's, its numbers apart.
+        original: Dynamo's.
+        tensors, keys: the call's inputs.
+        any_sizes: for as many other sizes as it can be right for.
+        form: `split` for the two-session form of a graph that could be fused.
+        gradients: whether gradients are on.
+        autocast: the type of the autocast around it, or None.
+    """
+
+    graph: NumberedGraph
+    original: fx.GraphModule
+    tensors: Sequence[torch.Tensor]
+    keys: tuple[Any, ...]
+    any_sizes: bool
+    form: str | None = None
+    gradients: bool = True
+    autocast: torch.dtype | None = None
+
+    @contextmanager
+    def modes(self) -> Iterator[None]:
+        """The grad mode and autocast of the call, to trace in."""
+        low = torch.autocast("cpu", self.autocast or torch.bfloat16, enabled=self.autocast is not None)
+        with torch.inference_mode(False), torch.set_grad_enabled(self.gradients), low:
+            yield
+
+
+class CompiledGraph:
+    """What Dynamo calls in place of a graph."""
+
+    def __init__(self, backend: ORTBackend, graph_module: fx.GraphModule) -> None:
+        self._backend = backend
+        self._original = graph_module
+        self._graph = separate_numbers(inline_checkpoints(graph_module))
+        self._resized = sorted(changing_dimensions(self._graph.module))
+        self._any_sizes = backend.options.dynamic == AUTO and bool(self._resized)
+        self._compiled = 0
+        self._executables: dict[tuple[Any, ...], Executable | None] = {}
+        self._warned = False
+
+    def __call__(self, *arguments: Any) -> Any:
+        tensors, keys, numbers = self._graph.arguments(arguments)
+        key = (keys, tuple([tensors[position].shape for position in self._resized]))
+        if key in self._executables:
+            executable = self._executables[key]
+        else:
+            executable = self._executables[key] = self._find(keys, tensors) or self._compile(key, tensors)
+        if executable is None:
+            return self._in_eager(arguments)
+        try:
+            if executable.check is not None:
+                executable.check.before_run(arguments)
+            return executable(tensors, numbers)
+        except SharedMemoryError as error:
+            if self._backend.options.fallback == "error":
+                raise
+            if not self._warned:
+                self._warned = True
+                self._backend.fall_back(self._request(tensors, keys), time.perf_counter(), str(error))
+            return self._in_eager(arguments)
+
+    def _in_eager(self, arguments: Sequence[Any]) -> Any:
+        return run_in_eager(self._original, arguments, self._backend.options.precision)
+
+    def _find(self, keys: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> Executable | None:
+        """What was compiled for other sizes, and serves these."""
+        for (same_keys, _), found in self._executables.items():
+            if same_keys == keys and found is not None and found.changes_size and found.serves(tensors):
+                return found
+        return None
+
+    def _request(self, tensors: Sequence[torch.Tensor], keys: tuple[Any, ...]) -> Request:
+        return Request(
+            self._graph,
+            self._original,
+            tensors,
+            keys,
+            self._any_sizes,
+            gradients=torch.is_grad_enabled(),
+            autocast=autocast_of(self._backend.options.precision),
+        )
+
+    def _compile(self, key: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> Executable | None:
+        executable = self._backend.executable(self._request(tensors, key[0]))
+        # Where one size fails to be any, the next one would.
+        self._any_sizes = self._any_sizes and executable is not None and executable.changes_size
+        self._compiled += 1
+        if self._compiled == MANY_SIGNATURES:
+            self._warn_of_many(key)
+        return executable
+
+    def _warn_of_many(self, latest: tuple[Any, ...]) -> None:
+        described = (str(part) for group in latest for part in group)
+        warnings.warn(
+            f"{self._backend.name} was compiled for {MANY_SIGNATURES} different sizes or numbers, the latest "
+            f"{', '.join(described)}, and each takes a second or more. Pad or bucket batches to fewer sizes, "
+            "and pass changing numbers as tensors.",
+            LitOrtWarning,
+            stacklevel=2,
+        )
+
+
+def ort(
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """The backend behind `torch.compile(..., backend="ort", options={...})`; options are those of `ORTOptions`."""
+    frozen = {key: tuple(value) if isinstance(value, list) else value for key, value in (options or {}).items()}
+    return _Lazy(graph_module, frozen)
+
+
+class _Lazy:
+    """Reads the options at the first run, so that a wrong one raises as itself rather than inside Dynamo's report."""
+
+    def __init__(self, graph_module: fx.GraphModule, options: Mapping[str, Any]) -> None:
+        self._graph_module = graph_module
+        self._options = options
+        self._compiled: Callable[..., Any] | None = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        if self._compiled is None:
+            backend = _backend_of(ORTOptions.from_mapping(self._options))
+            self._compiled = backend(self._graph_module, arguments)
+        return self._compiled(*arguments)
+
+
+@functools.cache
+def _backend_of(options: ORTOptions) -> ORTBackend:
+    """One backend for equal options, as Dynamo calls a named backend again for every graph."""
+    return ORTBackend(options)
+
+
+def _require_pass_names(options: ORTOptions) -> None:
+    if options.disable_passes:
+        from lit_ort.backend.build import require_pass_names
+
+        require_pass_names(options.disable_passes)
+
+
+def _reported(compilation: Compilation, cache: str) -> Compilation:
+    return dataclasses.replace(compilation, report=dataclasses.replace(compilation.report, cache=cache))
+
+
+def _fallback_report(name: str, tensors: Sequence[torch.Tensor], reason: str, precision: str) -> GraphReport:
+    wants = sum(tensor.requires_grad for tensor in tensors)
+    shapes = tuple(describe(f"input {k}", t) for k, t in enumerate(tensors) if not isinstance(t, torch.nn.Parameter))
+    return GraphReport(name, "eager", len(tensors), wants, shapes, {}, {}, (), 0.0, reason, precision=precision)

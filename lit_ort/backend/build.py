@@ -1,0 +1,324 @@
+"""An FX graph through every stage to its program: capture, fusions, joint graph, passes, lowering.
+
+Apart from `backend`, because what these stages import takes as long as a small graph, and a graph that comes from the
+cache needs none of it.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from torch import fx
+
+from lit_ort._compat.torch_fx import copy_nodes, inputs_of
+from lit_ort.backend.compilation import Compilation
+from lit_ort.capture.capture import Captured, capture
+from lit_ort.capture.checkpoints import has_checkpoints
+from lit_ort.capture.dimensions import Dimensions
+from lit_ort.capture.layers import mark_layers
+from lit_ort.capture.names import input_names
+from lit_ort.capture.numbers import NumberedGraph
+from lit_ort.errors import CompileError
+from lit_ort.fusions import pipeline as fusions
+from lit_ort.fusions.graph import FusionGraph
+from lit_ort.joint.kinds import detach_others, loss_position
+from lit_ort.joint.outputs import Returned, settle_outputs
+from lit_ort.joint.phases import SOURCE, PhaseGraph, one_phase, saved_inputs, two_phases
+from lit_ort.joint.trace import trace
+from lit_ort.lower.lower import Lowered, lower
+from lit_ort.lower.memory import peak_bytes
+from lit_ort.lower.sizes import conditions_of, places_of, terms_of
+from lit_ort.options import BF16_MIXED, FLOAT32, LAYERS, ORTOptions
+from lit_ort.passes import optimizer_updates
+from lit_ort.passes import pipeline as passes
+from lit_ort.passes.optimizer_updates import hand_over_gradients
+from lit_ort.passes.streams import number_streams
+from lit_ort.runtime.program import FORWARD, FUSED, SPLIT, TRACKED, Output, Program, Signature, Source
+from lit_ort.runtime.report import GraphReport, PassReport, describe
+
+
+def build(
+    graph: NumberedGraph,
+    tensors: Sequence[torch.Tensor],
+    keys: Sequence[Any],
+    options: ORTOptions,
+    name: str,
+    *,
+    any_sizes: bool = False,
+    form: str | None = None,
+) -> Compilation:
+    """Takes a graph through every stage.
+
+    Args:
+        graph: Dynamo's, its numbers apart.
+        tensors, keys: one call's inputs.
+        any_sizes: for whatever sizes the conditions of its signature allow, instead of those of `tensors`.
+        form: `split` for a graph that could be fused, because a gradient for another result than the loss has arrived.
+
+    Raises:
+        CompileError: with the stage's own class, what keeps the graph from ONNX Runtime; any other exception of torch's
+            or of the lowering is its cause.
+    """
+    try:
+        return _Build(graph, tensors, keys, options, name, any_sizes, form).run()
+    except CompileError:
+        raise
+    # Whatever tracing and lowering raise means one thing here: this graph can't be compiled, and eager can run it.
+    except Exception as error:
+        raise CompileError(
+            f"the graph can't be compiled: {type(error).__name__}: {_first_line(error)}",
+            remedy="It runs in eager under fallback='warn'; TORCH_LOGS=+aot shows torch's own trace.",
+        ) from error
+
+
+def require_pass_names(disabled: Sequence[str]) -> None:
+    """Checks `disable_passes`.
+
+    Raises:
+        OptionsError: an unknown name, or a pass that graphs can't do without.
+    """
+    passes.require_names(disabled, fusions.names(), fusions.required_names())
+
+
+class _Build:
+    """One graph on its way; every stage is a method."""
+
+    def __init__(
+        self,
+        graph: NumberedGraph,
+        tensors: Sequence[torch.Tensor],
+        keys: Sequence[Any],
+        options: ORTOptions,
+        name: str,
+        any_sizes: bool,
+        form: str | None,
+    ) -> None:
+        self._graph, self._tensors, self._keys = graph, tensors, keys
+        self._options, self._name = options, name
+        self._any_sizes, self._form = any_sizes, form
+        self._changing: Dimensions = {}
+        self._reports: tuple[PassReport, ...] = ()
+
+    def run(self) -> Compilation:
+        trimmed, outputs, differentiable = _trimmed(self._graph)
+        captured = capture(trimmed, self._tensors, self._keys, self._any_sizes)
+        self._changing = captured.examples.changing
+        before = _counts(captured.module.graph)
+        self._dump("1_captured", captured.module)
+        captured, precisions, draws = self._fused(captured)
+        places = places_of(captured.examples)
+        loss = None if self._form == SPLIT else loss_position(captured.module, differentiable)
+        module = captured.module if loss is None else detach_others(captured.module, differentiable, loss)
+        joint = trace(module, captured.examples)
+        self._dump("3_joint", joint.module)
+        returned = settle_outputs(joint, captured.examples.tensors, lambda sizes: terms_of(sizes, places))
+        kind = FORWARD if not returned.joint.differentiable else SPLIT if loss is None else FUSED
+        draws |= number_streams(returned.joint.module)
+        phases, loss_result = self._phases(kind, returned, loss)
+        lowered = [self._lowered(k, phase, places) for k, phase in enumerate(phases)]
+        signature = self._signature(
+            returned, phases, _all_outputs(outputs, returned.outputs), differentiable, loss_result
+        )
+        signature = dataclasses.replace(
+            signature,
+            precisions=precisions,
+            sizes=conditions_of(captured.examples) if self._any_sizes else None,
+            draws=draws,
+        )
+        program = Program(kind, signature, lowered[0].phase, lowered[1].phase if len(lowered) > 1 else None)
+        return Compilation(program, self._report(program, phases, lowered, before))
+
+    def _fused(self, captured: Captured) -> tuple[Captured, frozenset[str], bool]:
+        low = torch.is_autocast_enabled("cpu")
+        if not captured.fusible:
+            return captured, frozenset({BF16_MIXED if low else FLOAT32}), False
+        graph = FusionGraph(captured)
+        precisions = frozenset(
+            BF16_MIXED if graph.low_precision(node) else FLOAT32
+            for node in graph.graph.nodes
+            if node.op == "call_function" and isinstance(node.meta.get("val"), torch.Tensor)
+        )
+        self._reports += fusions.apply(graph, self._options.disable_passes)
+        if self._options.recompute == LAYERS:
+            self._reports += (_layers_report(mark_layers(graph.graph)),)
+        self._dump("2_fused", graph.module)
+        return Captured(graph.module, graph.examples, True), precisions or frozenset({FLOAT32}), graph.draws
+
+    def _phases(self, kind: str, returned: Returned, loss: int | None) -> tuple[list[PhaseGraph], int | None]:
+        joint = returned.joint
+        result = None
+        if kind == FUSED:
+            result = next(k for k, r in enumerate(joint.results) if r.kind == "output" and r.index == loss)
+        recomputes = has_checkpoints(joint.module)
+        budget = self._options.recompute if isinstance(self._options.recompute, float) else None
+        phases = list(two_phases(joint, budget)) if kind == SPLIT else [one_phase(joint, result, budget, recomputes)]
+        count = len(self._tensors)
+        for phase in phases:
+            self._reports += passes.apply(phase.module, self._options.disable_passes)
+            _name_seed(phase.module, count)
+        if self._options.optimizer_in_graph and kind == FUSED:
+            fired = hand_over_gradients(phases[0].module, phases[0].results, _owners(phases[0].module, joint.gradients))
+            self._reports += (PassReport(optimizer_updates.NAME, fired),)
+        return phases, result
+
+    def _lowered(self, position: int, phase: PhaseGraph, places: Any) -> Lowered:
+        label = f"{4 + position}_{('forward', 'backward')[position]}"
+        self._dump(label, phase.module)
+        lowered = lower(phase, places, self._name)
+        if self._options.dump_dir is not None:
+            onnx.save(lowered.model, self._folder() / f"{label}.onnx")
+        return lowered
+
+    def _signature(
+        self,
+        returned: Returned,
+        phases: Sequence[PhaseGraph],
+        outputs: tuple[Output, ...],
+        differentiable: Sequence[int],
+        loss: int | None,
+    ) -> Signature:
+        joint = returned.joint
+        hidden = {mutation.result for mutation in returned.mutations if mutation.mode != TRACKED}
+        tangents = set(joint.tangents) - hidden
+        for position in differentiable:
+            found = returned.outputs[position]
+            if found.source == "result":
+                tangents.add(found.index)
+        tangents = tangents if joint.differentiable else set()
+        gradients: list[int | None] = [None] * len(self._tensors)
+        for position, of in enumerate(joint.gradients):
+            gradients[of] = position
+        backward = phases[-1] if len(phases) > 1 else None
+        return Signature(
+            input_names=input_names(self._graph.module, len(self._tensors)),
+            outputs=outputs,
+            results=len(joint.results),
+            keys=tuple((result.kind, result.index) for result in joint.results),
+            differentiable=tuple(k in tangents for k in range(len(joint.results))),
+            loss=loss,
+            gradients=tuple(gradients),
+            mutations=returned.mutations,
+            saved_inputs=() if backward is None else saved_inputs(backward),
+        )
+
+    def _report(
+        self, program: Program, phases: Sequence[PhaseGraph], lowered: Sequence[Lowered], before: dict[str, int]
+    ) -> GraphReport:
+        after = collections.Counter(node.op_type for one in lowered for node in one.model.graph.node)
+        calls = (s.target for one in lowered for node in one.phase.nodes for s in node.statements)
+        signature = program.signature
+        return GraphReport(
+            name=self._name,
+            kind=program.kind,
+            inputs=len(self._tensors),
+            wants_gradient=sum(position is not None for position in signature.gradients),
+            shapes=_data_shapes(signature, self._tensors, self._changing),
+            operators_before=before,
+            operators_after=dict(after.most_common()),
+            passes=self._reports,
+            seconds=0.0,
+            precision=" and ".join(sorted(signature.precisions)),
+            peak_bytes=max(peak_bytes(phase.module.graph) for phase in phases),
+            torch_operators=dict(collections.Counter(calls).most_common()),
+        )
+
+    def _folder(self) -> Path:
+        assert self._options.dump_dir is not None
+        folder = Path(self._options.dump_dir) / self._name
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def _dump(self, stage: str, module: fx.GraphModule) -> None:
+        if self._options.dump_dir is not None:
+            (self._folder() / f"{stage}.txt").write_text(str(module.graph))
+
+
+def _trimmed(graph: NumberedGraph) -> tuple[NumberedGraph, list[Any], list[int]]:
+    """A graph that returns each computed tensor once.
+
+    Returns:
+        the graph; for each output, its position among those tensors, or an `Output`; the positions of those tensors
+        that need a gradient.
+    """
+    copied = fx.Graph()
+    returned = copy_nodes(graph.module.graph, copied, {})
+    inputs = inputs_of(copied)
+    nodes: list[fx.Node] = []
+    outputs: list[Any] = []
+    numbers = iter(range(len(graph.returned)))
+    for position, value in enumerate(returned):
+        if position in graph.returned:
+            outputs.append(Output("number", next(numbers)))
+        elif not isinstance(value, fx.Node):
+            outputs.append(Output("constant", value=value))
+        elif value.op == "placeholder":
+            outputs.append(Output("input", inputs.index(value)))
+        else:
+            if value not in nodes:
+                nodes.append(value)
+            outputs.append((nodes.index(value), value.meta.get("example_value")))
+    copied.output(tuple(nodes))
+    gradients = torch.is_grad_enabled()
+    needing = [k for k, node in enumerate(nodes) if gradients and _requires_grad(node)]
+    return dataclasses.replace(graph, module=fx.GraphModule(graph.module, copied)), outputs, needing
+
+
+def _requires_grad(node: fx.Node) -> bool:
+    value = node.meta.get("example_value")
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _all_outputs(outputs: Sequence[Any], computed: Sequence[Output]) -> tuple[Output, ...]:
+    return tuple(one if isinstance(one, Output) else _as_expected(computed[one[0]], one[1]) for one in outputs)
+
+
+def _as_expected(output: Output, example: Any) -> Output:
+    """An output in the type that Dynamo has traced the rest of the step with."""
+    if not isinstance(example, torch.Tensor):
+        return dataclasses.replace(output, dtype=None)
+    detached = output.view is not None and not example.requires_grad
+    return dataclasses.replace(output, dtype=example.dtype, detached=detached)
+
+
+def _layers_report(layers: int) -> PassReport:
+    reason = "recompute='layers': no operator belongs to a module in a list, such as encoder.layers.3"
+    return PassReport("recompute", layers, () if layers else (reason,))
+
+
+def _owners(module: fx.GraphModule, gradients: Sequence[int]) -> list[fx.Node]:
+    """The inputs of a phase that its gradients are of."""
+    tensors = [node for node in inputs_of(module.graph) if node.meta[SOURCE].kind == "tensor"]
+    inputs = {node.meta[SOURCE].index: node for node in tensors}
+    return [inputs[position] for position in gradients]
+
+
+def _name_seed(module: fx.GraphModule, tensors: int) -> None:
+    """The input behind the graph's own is the seed of the run."""
+    for node in inputs_of(module.graph):
+        source = node.meta.get(SOURCE)
+        if source is not None and source.kind == "tensor" and source.index == tensors:
+            node.meta[SOURCE] = Source("seed")
+
+
+def _counts(graph: fx.Graph) -> dict[str, int]:
+    names = (str(node.target) for node in graph.nodes if node.op in ("call_function", "call_method"))
+    return dict(collections.Counter(names).most_common())
+
+
+def _data_shapes(signature: Signature, tensors: Sequence[torch.Tensor], changing: Dimensions) -> tuple[str, ...]:
+    """The inputs that are neither parameters nor buffers, whose names are paths."""
+    return tuple(
+        describe(name, tensor, changing.get(position, ()))
+        for position, (name, tensor) in enumerate(zip(signature.input_names, tensors, strict=True))
+        if not tensor.requires_grad and "." not in name
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")

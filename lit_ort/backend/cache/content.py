@@ -1,0 +1,178 @@
+"""Graphs by content: one digest for all graphs that become the same model, in this process and in any other."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+
+from lit_ort._compat.torch_aot import region_of
+from lit_ort._compat.torch_fx import inputs_of
+from lit_ort._compat.torch_ops import OpOverload, qualified_name
+from lit_ort.capture.numbers import NumberedGraph, size_symbols
+
+# What is found in these by name is decided by the versions of torch and Python. Other code may change under its name.
+_KNOWN_PACKAGES = frozenset({"torch", "operator", "_operator", "builtins", "math"})
+_KNOWN_OPERATORS = frozenset({"aten", "prims"})
+_NAMED_TYPES = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+class Request(Protocol):
+    """A graph to compile and one call of it, as `lit_ort.backend.backend.Request` has it."""
+
+    @property
+    def graph(self) -> NumberedGraph: ...
+    @property
+    def tensors(self) -> Sequence[torch.Tensor]: ...
+    @property
+    def keys(self) -> tuple[Any, ...]: ...
+    @property
+    def any_sizes(self) -> bool: ...
+    @property
+    def form(self) -> str | None: ...
+    @property
+    def gradients(self) -> bool: ...
+    @property
+    def autocast(self) -> torch.dtype | None: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Content:
+    """What a graph is.
+
+    Args:
+        digest: equal for graphs that become the same model; None where its content doesn't tell all of it.
+        obstacle: what it doesn't tell, or None.
+    """
+
+    digest: str | None
+    obstacle: str | None = None
+
+
+def content_of(request: Request) -> Content:
+    """Digests a graph's operations and constants, the types of one call's inputs and the settings that tracing reads.
+
+    Symbolic sizes count by name where the graph is compiled for any, and not by their value in this call.
+    """
+    module = request.graph.module
+    placeholders = inputs_of(module.graph)
+    operations = [node for node in module.graph.nodes if node.op != "placeholder"]
+    positions = {node: position for position, node in enumerate((*placeholders, *operations))}
+    try:
+        open_sizes = size_symbols(placeholders) if request.any_sizes else {}
+        inputs = [_input(node, tensor, open_sizes) for node, tensor in zip(placeholders, request.tensors, strict=False)]
+        keys = [_value(key, {}) for key in request.keys]
+        nodes = [_node(node, module, positions) for node in operations]
+    except _Obstacle as obstacle:
+        return Content(None, str(obstacle))
+    plain = [_settings(request), inputs, keys, request.form, nodes, request.graph.returned]
+    return Content(hashlib.sha256(json.dumps(plain).encode()).hexdigest())
+
+
+class _Obstacle(Exception):
+    """Something that its content doesn't tell."""
+
+
+def _settings(request: Request) -> list[str]:
+    """What decides about the program beside the graph."""
+    modes = (request.gradients, request.autocast, torch.are_deterministic_algorithms_enabled())
+    return [str(setting) for setting in (torch.get_default_dtype(), torch.get_default_device(), *modes)]
+
+
+def _input(node: fx.Node, tensor: torch.Tensor, open_sizes: Container[str]) -> Any:
+    example = node.meta.get("example_value")
+    sized = example if open_sizes and isinstance(example, torch.Tensor) else tensor
+    return [str(node.target), tensor.is_leaf, *_tensor_type(tensor, sized)]
+
+
+def _node(node: fx.Node, graph_module: fx.GraphModule, positions: Mapping[fx.Node, int]) -> Any:
+    return [
+        node.op,
+        _target(node, graph_module),
+        _value(node.args, positions),
+        _value(node.kwargs, positions),
+        _wants_gradient(node),
+        region_of(node),
+        _layers(node),
+    ]
+
+
+def _target(node: fx.Node, graph_module: fx.GraphModule) -> Any:
+    if node.op == "call_function":
+        return _function(node.target)
+    if node.op == "get_attr":
+        return _constant(str(node.target), functools.reduce(getattr, str(node.target).split("."), graph_module))
+    if node.op == "call_module":
+        raise _Obstacle(f"it calls the module {node.target} as a whole")
+    return str(node.target)
+
+
+def _layers(node: fx.Node) -> list[str]:
+    """Where a node is among the module's parts, which decides what is computed again in the backward."""
+    return [str(path) for path, _ in node.meta.get("nn_module_stack", {}).values()]
+
+
+def _wants_gradient(node: fx.Node) -> Any:
+    """Where eager autograd stops is part of the graph, also where grad mode is switched outside of it."""
+    value = node.meta.get("example_value", node.meta.get("val"))
+    return [value.requires_grad, value.is_floating_point()] if isinstance(value, torch.Tensor) else None
+
+
+def _function(function: Any) -> str:
+    """A name that stands for the same function in every process."""
+    if isinstance(function, OpOverload):
+        if function.namespace in _KNOWN_OPERATORS:
+            return str(function)
+        raise _Obstacle(f"it calls the custom operator {function}, whose code may change")
+    try:
+        name = qualified_name(function)
+        package, *path = name.split(".")
+        known = package in _KNOWN_PACKAGES and functools.reduce(getattr, path, sys.modules[package]) is function
+    except (AttributeError, KeyError, RuntimeError):
+        name, known = str(function), False
+    if not known:
+        raise _Obstacle(f"it calls {name}, which is not torch's and may change")
+    return name
+
+
+def _constant(name: str, value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        raise _Obstacle(f"its attribute {name} is a {type(value).__name__}, and tensors are told by value")
+    described = _tensor_type(value, value)
+    data = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return [*described, hashlib.sha256(data).hexdigest()]
+
+
+def _tensor_type(tensor: torch.Tensor, sized: torch.Tensor) -> list[Any]:
+    """Args: sized: what has its sizes, as numbers or names."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
+        raise _Obstacle(f"it takes a {type(tensor).__name__} with the layout {tensor.layout}")
+    described = (tensor.dtype, tensor.device.type, tuple(sized.shape), sized.stride(), tensor.requires_grad)
+    return [str(part) for part in described]
+
+
+def _value(value: Any, positions: Mapping[fx.Node, int]) -> Any:
+    """A node's argument, as JSON has it; types stay apart."""
+    inner: Callable[[Any], Any] = functools.partial(_value, positions=positions)
+    if isinstance(value, fx.Node):
+        return ["node", positions[value]]
+    if value is None or value is Ellipsis:
+        return repr(value)
+    if type(value) in _NAMED_TYPES:
+        return [type(value).__name__, repr(value)]
+    if isinstance(value, slice):
+        return ["slice", *map(inner, (value.start, value.stop, value.step))]
+    if isinstance(value, (tuple, list)):
+        return ["list" if isinstance(value, list) else "tuple", *map(inner, value)]
+    if isinstance(value, dict):
+        return ["dict", *([inner(name), inner(part)] for name, part in value.items())]
+    if callable(value):
+        return ["function", _function(value)]
+    raise _Obstacle(f"an operation takes a {type(value).__name__}, which has no plain form")

@@ -1,0 +1,172 @@
+"""A compiled graph as bytes: one line that says what it is, a checksum, the facts as JSON, the model as ONNX.
+
+Reading one runs nothing of it, unlike a pickle.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import types
+import typing
+from typing import Any
+
+import torch
+
+from lit_ort.backend.compilation import Compilation
+from lit_ort.runtime.program import Program
+from lit_ort.runtime.report import GraphReport
+
+FORMAT = b"lit_ort compiled graph 2"
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class UnusableEntry(Exception):
+    """The bytes are not a whole entry for the graph asked for."""
+
+
+class NotPlain(Exception):
+    """A fact about the graph has no JSON form."""
+
+
+def encode(compilation: Compilation, key: str) -> bytes:
+    """The entry of a graph.
+
+    Raises:
+        NotPlain: the graph returns a constant that is none of number, text and None.
+    """
+    for output in compilation.program.signature.outputs:
+        if type(output.value) not in _PLAIN:
+            raise NotPlain(f"it returns a {type(output.value).__name__}, which has no plain form")
+    program = compilation.program
+    phases = [phase for phase in (program.forward, program.backward) if phase is not None]
+    models = [phase.model for phase in phases]
+    facts = {
+        "key": key,
+        "program": to_plain(_without_models(program)),
+        "report": to_plain(compilation.report),
+        "models": [len(model) for model in models],
+    }
+    content = json.dumps(facts).encode() + b"\n" + b"".join(models)
+    return b"\n".join((FORMAT, _checksum(content), content))
+
+
+def decode(data: bytes, key: str) -> Compilation:
+    """The graph of an entry.
+
+    Raises:
+        UnusableEntry: says what is wrong with it.
+    """
+    facts, models = _parts(data)
+    if facts.get("key") != key:
+        raise UnusableEntry("it is the entry of another graph")
+    try:
+        program = from_plain(Program, facts["program"])
+        report = from_plain(GraphReport, facts["report"])
+        first, *rest = from_plain(tuple[int, ...], facts["models"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UnusableEntry(f"its facts don't fit ({error!r})") from error
+    forward = dataclasses.replace(program.forward, model=models[:first])
+    backward = None if program.backward is None else dataclasses.replace(program.backward, model=models[first:])
+    if len(models) != first + sum(rest) or bool(rest) != (backward is not None):
+        raise UnusableEntry("its models are not those it tells of")
+    return Compilation(dataclasses.replace(program, forward=forward, backward=backward), report)
+
+
+def _without_models(program: Program) -> Program:
+    forward = dataclasses.replace(program.forward, model=b"")
+    backward = None if program.backward is None else dataclasses.replace(program.backward, model=b"")
+    return dataclasses.replace(program, forward=forward, backward=backward)
+
+
+def summary(data: bytes) -> str:
+    """Kind and inputs of an entry's graph, in a line.
+
+    Raises:
+        UnusableEntry: says what is wrong with it.
+    """
+    facts, _ = _parts(data)
+    try:
+        report = from_plain(GraphReport, facts["report"])
+    except (KeyError, TypeError) as error:
+        raise UnusableEntry("it is the entry of another version") from error
+    return f"{report.kind} {report.name}: {', '.join(report.shapes) or 'no data'}"
+
+
+def _parts(data: bytes) -> tuple[dict[str, Any], bytes]:
+    first, _, rest = data.partition(b"\n")
+    if first != FORMAT:
+        raise UnusableEntry("it doesn't begin as an entry does")
+    checksum, _, content = rest.partition(b"\n")
+    if checksum != _checksum(content):
+        raise UnusableEntry("it is damaged or was not written to its end")
+    text, _, model = content.partition(b"\n")
+    try:
+        facts = json.loads(text)
+    except ValueError as error:
+        raise UnusableEntry("its facts are not JSON") from error
+    if not isinstance(facts, dict):
+        raise UnusableEntry("its facts are not a mapping")
+    return facts, model
+
+
+def _checksum(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+
+
+def to_plain(value: Any) -> Any:
+    """Facts as JSON has them: dataclasses, tuples, sets and dictionaries of plain values, and torch's types.
+
+    Raises:
+        NotPlain: something else.
+    """
+    if type(value) in _PLAIN:
+        return value
+    if value == b"":
+        return ""
+    if dataclasses.is_dataclass(value):
+        return to_plain(_fields(value))
+    if type(value) is list:
+        return [to_plain(part) for part in value]
+    if isinstance(value, torch.dtype):
+        return str(value)
+    if type(value) in (tuple, frozenset):
+        return [to_plain(part) for part in (value if type(value) is tuple else sorted(value))]
+    if type(value) is dict and all(type(name) is str for name in value):
+        return {name: to_plain(part) for name, part in value.items()}
+    raise NotPlain(f"a {type(value).__name__} belongs to it, which has no plain form")
+
+
+def from_plain(kind: Any, value: Any) -> Any:
+    """What `to_plain` was given, by its type.
+
+    Raises:
+        TypeError: `value` is not of that form. KeyError: nor are its fields.
+    """
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type) and type(value) is dict:
+        hints = typing.get_type_hints(kind)
+        return kind(**{name: from_plain(hints[name], part) for name, part in value.items()})
+    if origin in (tuple, frozenset) and type(value) is list:
+        if origin is tuple and Ellipsis not in inner:
+            return tuple(from_plain(one, part) for one, part in zip(inner, value, strict=True))
+        return origin(from_plain(inner[0], part) for part in value)
+    if kind is bytes and value == "":
+        return b""
+    if origin is dict and type(value) is dict:
+        return {name: from_plain(inner[1], part) for name, part in value.items()}
+    if origin is types.UnionType:
+        if value is None and type(None) in inner:
+            return None
+        fitting = [option for option in inner if option is type(value)] or [o for o in inner if o is not type(None)]
+        return from_plain(fitting[0], value)
+    if kind is torch.dtype and isinstance(found := getattr(torch, str(value).removeprefix("torch."), None), kind):
+        return found
+    if kind is Any or type(value) is kind:
+        return value
+    raise TypeError(f"{value!r} is not {kind}")

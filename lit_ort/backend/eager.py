@@ -1,0 +1,60 @@
+"""Runs a graph without sessions: as a fallback, and as what runs are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_aggregate
+
+from lit_ort._compat.torch import enter_autocast, exit_autocast
+from lit_ort._compat.torch_fx import returned_by
+from lit_ort.capture.numbers import copy_graph
+from lit_ort.options import BF16_MIXED
+
+
+def autocast_of(precision: str) -> torch.dtype | None:
+    """The type that a graph computes products in: that of the autocast around it, else what the options ask."""
+    if torch.is_autocast_enabled("cpu"):
+        return torch.get_autocast_dtype("cpu")
+    return torch.bfloat16 if precision == BF16_MIXED else None
+
+
+def run_in_eager(graph_module: fx.GraphModule, arguments: Sequence[Any], precision: str) -> Any:
+    """Runs a graph, under autocast where the precision asks for it, with the types that Dynamo expects."""
+    if precision != BF16_MIXED or torch.is_autocast_enabled("cpu"):
+        return graph_module(*arguments)
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = graph_module(*arguments)
+    examples = returned_by(graph_module.graph)
+    return tuple(_as_example(value, example) for value, example in zip(outputs, examples, strict=True))
+
+
+def in_float32(graph_module: fx.GraphModule, arguments: Sequence[Any]) -> Any:
+    """Runs a graph without any autocast, bfloat16 replaced by float32 wherever it is named."""
+    graph = copy_graph(graph_module)
+    for node in reversed(list(graph.nodes)):
+        if node.target in (enter_autocast, exit_autocast):
+            graph.erase_node(node)
+        elif node.op == "call_method" and node.target == "bfloat16":
+            node.target = "float"
+        elif node.op not in ("placeholder", "output"):
+            node.args = map_aggregate(node.args, _wide)
+            node.kwargs = map_aggregate(node.kwargs, _wide)
+    with torch.autocast("cpu", enabled=False):
+        return fx.GraphModule(graph_module, graph)(*map(_float32_of, arguments))
+
+
+def _as_example(value: Any, example: Any) -> Any:
+    wanted = example.meta.get("example_value") if isinstance(example, fx.Node) else None
+    return value.to(wanted.dtype) if isinstance(value, torch.Tensor) and isinstance(wanted, torch.Tensor) else value
+
+
+def _float32_of(value: Any) -> Any:
+    return value.float() if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16 else value
+
+
+def _wide(value: Any) -> Any:
+    return torch.float32 if value is torch.bfloat16 else value

@@ -1,0 +1,110 @@
+"""What Dynamo needs to trace a LightningModule's step: its settings, and a recorder in place of the module's `log`.
+
+Everything here works on both of Lightning's packages, `lightning.pytorch` and `pytorch_lightning`, which have classes
+of the same names and no common base.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from lit_ort._compat.recurrent import shapes_without_steps
+from lit_ort._compat.torch_dynamo import (
+    RECOMPILE_LOGGER,
+    RecompileLimitHit,
+    is_recompile_limit,
+    step_settings,
+    unchecked_causal_masks,
+)
+from lit_ort.errors import CaptureError, LitOrtWarning
+
+# Branches of a step on its counters are a handful; a step that needs more graphs than this compiles at every call.
+RECOMPILE_LIMIT = 64
+
+
+class LogRecorder:
+    """Stands in for `LightningModule.log` while Dynamo traces: the method itself raises inside, and leaving it out of
+    the graph would cut the step in two at each call.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any, tuple[Any, ...], dict[str, Any]]] = []
+
+    def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        keeps_graph = kwargs.get("enable_graph", False)
+        if isinstance(value, torch.Tensor) and not keeps_graph:
+            value = value.detach()
+        self.calls.append((name, value, args, kwargs))
+
+    @contextmanager
+    def attached(self, module: Any) -> Iterator[None]:
+        own = module.__dict__.get("log")
+        self.calls.clear()
+        module.__dict__["log"] = self.log
+        try:
+            yield
+        finally:
+            if own is None:
+                del module.__dict__["log"]
+            else:
+                module.__dict__["log"] = own
+
+    def replay(self, module: Any) -> None:
+        for name, value, args, kwargs in self.calls:
+            module.log(name, value, *args, **kwargs)
+        self.calls.clear()
+
+
+@contextmanager
+def dynamo_settings(step: str, fail_on_recompile_limit: bool) -> Iterator[None]:
+    """Dynamo's settings for a training step, for as long as one runs.
+
+    RNNs are traced rather than skipped; counters that a step looks at may change without another graph; and a step that
+    hits the recompile limit is reported by name instead of turning eager behind a log line.
+    """
+    watch = _RecompileWatch(step, warns=not fail_on_recompile_limit)
+    logger = logging.getLogger(RECOMPILE_LOGGER)
+    logger.addFilter(watch)
+    try:
+        with (
+            step_settings(RECOMPILE_LIMIT, fail_on_recompile_limit),
+            unchecked_causal_masks(),
+            shapes_without_steps(),
+        ):
+            yield
+    except RecompileLimitHit as error:
+        raise CaptureError(_limit_message(step), remedy=_LIMIT_REMEDY, operator=None) from error
+    finally:
+        logger.removeFilter(watch)
+
+
+_LIMIT_REMEDY = (
+    "Run with TORCH_LOGS=recompiles to see which value changes; pass it as a tensor, or keep it out of the step."
+)
+
+
+def _limit_message(step: str) -> str:
+    return f"{step} was compiled {RECOMPILE_LIMIT} times, and each new value of something it reads needs another graph"
+
+
+class _RecompileWatch(logging.Filter):
+    """Turns Dynamo's log line at the recompile limit into one warning that names the step."""
+
+    def __init__(self, step: str, warns: bool) -> None:
+        super().__init__()
+        self._step = step
+        self._warns = warns
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not is_recompile_limit(record):
+            return True
+        if self._warns:
+            message = f"{_limit_message(self._step)}; new values run in eager PyTorch from now on. {_LIMIT_REMEDY}"
+            warnings.warn(message, LitOrtWarning, stacklevel=2)
+        return False

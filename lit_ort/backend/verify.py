@@ -1,0 +1,186 @@
+"""Compares a compiled graph with eager on one call's own inputs, dropout off in both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from lit_ort._compat.torch import TorchDispatchMode
+from lit_ort._compat.torch_fx import inputs_of
+from lit_ort.backend.eager import in_float32, run_in_eager
+from lit_ort.backend.executable import Executable
+from lit_ort.backend.inspect import CompileLog
+from lit_ort.capture.names import readable_name
+from lit_ort.capture.numbers import NumberedGraph
+from lit_ort.errors import VerificationError
+from lit_ort.options import BF16_MIXED, ORTOptions
+from lit_ort.runtime.program import tensors_of
+from lit_ort.runtime.random import draw_from, without_dropout
+
+WORST = 5
+# Gradients smaller than this beside the largest one are measured against this floor: with the default tolerance, what
+# passes is then an error of 1e-7 of the largest, which is float32's rounding. The gradient of an attention's key bias,
+# zero but for rounding, is of that size.
+FLOOR = 1e-3
+# In bfloat16, errors may be so many times those of eager autocast: two ways of rounding differ by their sum at least.
+SLACK = 4
+
+
+class DropoutOff(TorchDispatchMode):
+    """Eager dropout keeps everything: its Bernoulli draws come out as the probability it then divides by."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.bernoulli_.float:
+            probability = args[1] if len(args) > 1 else 0.5
+            return args[0].fill_(probability)
+        if func is torch.ops.aten.native_dropout.default:
+            return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+        return func(*args, **(kwargs or {}))
+
+
+class Check:
+    """Compares runs of a graph with eager, dropout off in both: the first one, and every n-th where that is asked for.
+
+    Args:
+        executable: the compiled graph.
+        graph, original: the graph that it was compiled from, numbers apart, and as Dynamo made it.
+        name: of the graph, for messages.
+        options: which runs, and what tolerance.
+        compile_log: keeps the outcome.
+    """
+
+    def __init__(
+        self,
+        executable: Executable,
+        graph: NumberedGraph,
+        original: fx.GraphModule,
+        name: str,
+        options: ORTOptions,
+        compile_log: CompileLog,
+    ) -> None:
+        self._executable, self._graph, self._original = executable, graph, original
+        self._name, self._options, self._compile_log = name, options, compile_log
+        self._runs = 0
+
+    def before_run(self, arguments: Sequence[Any]) -> None:
+        """Counts a run, and compares where its turn has come. No random numbers of the step are used up.
+
+        Raises:
+            VerificationError: with the worst offenders.
+        """
+        every = self._options.verify_every_n_steps
+        if self._runs == 0 or (every is not None and self._runs % every == 0):
+            with torch.random.fork_rng(devices=[]), draw_from(torch.Generator()), without_dropout():
+                worst = self._compare(arguments)
+            self._compile_log.note_verification(self._name, worst)
+        self._runs += 1
+
+    def _compare(self, arguments: Sequence[Any]) -> tuple[str, ...]:
+        original, precision = self._original, self._options.precision
+        signature = self._executable.signature
+        low = BF16_MIXED in signature.precisions
+        names = [readable_name(str(n.target)) for n in inputs_of(original.graph)]
+        return require_agreement(
+            lambda *given: run_in_eager(original, given, precision),
+            self._compiled,
+            arguments,
+            names=[name for name, argument in zip(names, arguments, strict=True) if isinstance(argument, torch.Tensor)],
+            tolerance=self._options.verify_tolerance,
+            graph=self._name,
+            exact=(lambda *given: in_float32(original, given)) if low else None,
+        )
+
+    def _compiled(self, *arguments: Any) -> tuple[Any, ...]:
+        tensors, _, numbers = self._graph.arguments(arguments)
+        return self._executable(tensors, numbers)
+
+
+def require_agreement(
+    eager: Callable[..., Any],
+    compiled: Callable[..., Any],
+    arguments: Sequence[Any],
+    *,
+    names: Sequence[str],
+    tolerance: float,
+    graph: str,
+    exact: Callable[..., Any] | None = None,
+) -> tuple[str, ...]:
+    """Compares outputs and gradients; returns the worst, each with its error.
+
+    Args:
+        eager, compiled: two ways to run one graph.
+        arguments: one call's inputs; they are not touched.
+        names: the name of every tensor among `arguments`, in order.
+        tolerance: largest relative error in the 2-norm.
+        graph: name for the message.
+        exact: a third way, in float32, for a graph in bfloat16: errors are measured against it, and `SLACK` times those
+            of `eager` are accepted beside the tolerance.
+
+    Raises:
+        VerificationError: names the worst outputs and gradients.
+    """
+    with DropoutOff():
+        rounded = _outputs_and_gradients(eager, arguments, names)
+        expected = rounded if exact is None else _outputs_and_gradients(exact, arguments, names)
+    actual = _outputs_and_gradients(compiled, arguments, names)
+    largest = max((float(t.norm()) for name, t in expected.items() if name.startswith("gradient")), default=0.0)
+
+    def error_of(found: dict[str, torch.Tensor], name: str) -> float:
+        return _relative_error(expected[name], found.get(name), FLOOR * largest if "gradient" in name else 0.0)
+
+    errors = {name: error_of(actual, name) for name in expected}
+    allowed = {name: tolerance + SLACK * error_of(rounded, name) for name in expected}
+    ordered = sorted(errors, key=lambda name: -errors[name])
+    wrong = [name for name in ordered if not errors[name] <= allowed[name]]
+    if wrong:
+        listed = "; ".join(f"{name} {errors[name]:.1e}" for name in wrong[:WORST])
+        raise VerificationError(
+            f"{graph} disagrees with eager in {len(wrong)} of {len(errors)} values beyond {tolerance:.0e}: {listed}. "
+            "Don't train on; report the graph (dump_dir keeps its stages) and use strategy='auto' meanwhile."
+        )
+    return tuple(f"{name} {errors[name]:.1e}" for name in ordered[:WORST])
+
+
+def _outputs_and_gradients(
+    function: Callable[..., Any], arguments: Sequence[Any], names: Sequence[str]
+) -> dict[str, torch.Tensor]:
+    copies = [
+        argument.detach().clone().requires_grad_(argument.requires_grad)
+        if isinstance(argument, torch.Tensor)
+        else argument
+        for argument in arguments
+    ]
+    outputs = [output for output in function(*copies) if isinstance(output, torch.Tensor)]
+    values = {f"output {k}": output.detach() for k, output in enumerate(outputs)}
+    roots = [output for output in outputs if output.requires_grad and output.grad_fn is not None]
+    leaves = {name: t for name, t in zip(names, tensors_of(copies), strict=True) if t.requires_grad}
+    if roots and leaves:
+        weights = [_weights(root) for root in roots]
+        gradients = torch.autograd.grad(roots, list(leaves.values()), weights, allow_unused=True)
+        for name, gradient in zip(leaves, gradients, strict=True):
+            values[f"gradient of {name}"] = torch.zeros_like(leaves[name]) if gradient is None else gradient
+    return values
+
+
+def _weights(root: torch.Tensor) -> torch.Tensor:
+    """Fixed, uneven output gradients, so that errors can't cancel."""
+    if root.dim() == 0:
+        return root.new_ones(())
+    return torch.linspace(0.5, 1.5, root.numel(), dtype=root.dtype).reshape(root.shape)
+
+
+def _relative_error(expected: torch.Tensor, actual: torch.Tensor | None, floor: float) -> float:
+    if actual is None or actual.shape != expected.shape:
+        return float("inf")
+    wide = torch.float32 if torch.bfloat16 in (expected.dtype, actual.dtype) else expected.dtype
+    expected, actual = expected.to(wide), actual.to(wide)
+    if not expected.is_floating_point():
+        return 0.0 if torch.equal(expected, actual) else float("inf")
+    same = torch.equal(expected.nan_to_num(), actual.nan_to_num()) if not torch.isfinite(expected).all() else False
+    if same:
+        return 0.0
+    norm = max(float(expected.norm()), floor, torch.finfo(expected.dtype).tiny)
+    return float((actual - expected).norm()) / norm

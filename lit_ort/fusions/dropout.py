@@ -1,0 +1,38 @@
+"""Dropout whose mask is a function of the run's seed.
+
+In:  `aten.dropout(x, p, train=True)`
+Out: `lit_ort.dropout(x, seed, p, stream)`
+Saves most of the time of torch's Bernoulli draws; a recomputed or repeated forward drops the same elements.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from lit_ort.fusions.graph import FusionGraph
+from lit_ort.runtime.report import PassReport
+
+aten = torch.ops.aten
+NAME = "dropout"
+
+
+def fuse_dropout(graph: FusionGraph) -> PassReport:
+    """Rewrites a captured graph in place."""
+    fired, declined = 0, []
+    for node in list(graph.graph.nodes):
+        if node.target is not aten.dropout.default:
+            continue
+        x, probability, training = node.args
+        if not training or probability == 0:
+            node.replace_all_uses_with(x)
+            graph.graph.erase_node(node)
+            fired += 1
+        elif not isinstance(probability, (int, float)):
+            declined.append(f"{node.name}: its probability {probability} is computed")
+        elif not node.meta["val"].is_floating_point():
+            declined.append(f"{node.name}: its type is {node.meta['val'].dtype}")
+        else:
+            arguments = (x, graph.seed(), float(probability), graph.next_stream())
+            graph.replace(node, torch.ops.lit_ort.dropout.default, arguments, element=0)
+            fired += 1
+    return PassReport(NAME, fired, tuple(declined))

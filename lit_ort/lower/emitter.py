@@ -1,0 +1,81 @@
+"""What a lowering of one operator may ask for: names of values, constants, shapes, nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+
+from lit_ort.lower.model import TYPES, ModelBuilder
+
+_NUMPY = {
+    torch.float32: np.float32,
+    torch.float64: np.float64,
+    torch.int64: np.int64,
+    torch.int32: np.int32,
+    torch.bool: np.bool_,
+    torch.uint8: np.uint8,
+}
+
+
+class Emitter:
+    """Writes the ONNX nodes of one FX node.
+
+    Args:
+        node: what is lowered.
+        builder: receives the nodes.
+        name_of: the ONNX value of an FX node.
+        vector_of: the ONNX vector of symbolic sizes.
+    """
+
+    def __init__(
+        self,
+        node: fx.Node,
+        builder: ModelBuilder,
+        name_of: Callable[[fx.Node], str],
+        vector_of: Callable[[Sequence[Any]], str],
+    ) -> None:
+        self.node, self._builder = node, builder
+        self._name_of, self._vector_of = name_of, vector_of
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the node's result."""
+        return self.node.meta["val"].dtype
+
+    def argument(self, position: int, name: str, default: Any = None) -> Any:
+        """An argument as the graph has it."""
+        node = self.node
+        return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
+
+    def value(self, argument: Any, dtype: torch.dtype | None = None) -> str:
+        """The ONNX value of a tensor or a number, in a type."""
+        if not isinstance(argument, fx.Node):
+            return self.scalar(argument, dtype or self.dtype)
+        name = self._name_of(argument)
+        found = argument.meta["val"].dtype
+        return name if dtype is None or found == dtype else self.cast(name, dtype)
+
+    def cast(self, name: str, dtype: torch.dtype) -> str:
+        return self.op("Cast", name, to=TYPES[dtype])
+
+    def scalar(self, number: Any, dtype: torch.dtype) -> str:
+        return self._builder.constant(np.array(number, dtype=_NUMPY[dtype]))
+
+    def integers(self, numbers: Sequence[int]) -> str:
+        """An int64 vector."""
+        return self._builder.constant(np.array(numbers, dtype=np.int64))
+
+    def sizes(self, sizes: Sequence[Any]) -> str:
+        """An int64 vector of sizes, some of which may change."""
+        plain = [size.meta["val"] if isinstance(size, fx.Node) else size for size in sizes]
+        if all(isinstance(size, int) for size in plain):
+            return self.integers(plain)
+        return self._vector_of(plain)
+
+    def op(self, operator: str, *inputs: str, **attributes: Any) -> str:
+        """A node with one output."""
+        return self._builder.node(operator, inputs, self.node.name, **attributes)[0]

@@ -1,0 +1,245 @@
+"""One phase of a step -> ONNX model and torch nodes, in the order of the graph."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import onnx
+import torch
+from torch import fx
+
+from lit_ort._compat.torch_fx import first_argument, is_element, is_size, is_view, returned_by
+from lit_ort.errors import ConvertError
+from lit_ort.joint.phases import SOURCE, PhaseGraph
+from lit_ort.lower.emitter import Emitter
+from lit_ort.lower.engines import onnx_nodes
+from lit_ort.lower.model import TYPES, ModelBuilder
+from lit_ort.lower.operators import lowering_of
+from lit_ort.lower.sizes import Places, term_of, terms_of
+from lit_ort.lower.torch_nodes import Region, form_of, home
+from lit_ort.ops.hand_over import hand_over
+from lit_ort.passes.streams import STREAM
+from lit_ort.runtime.program import AS_REAL, Phase, Source, TorchNode
+
+
+@dataclasses.dataclass(frozen=True)
+class Lowered:
+    """A phase, and its model for a look inside."""
+
+    phase: Phase
+    model: onnx.ModelProto
+
+
+def lower(graph: PhaseGraph, places: Places, name: str) -> Lowered:
+    """Writes a phase as an ONNX model.
+
+    Raises:
+        ConvertError: a value of a type that sessions don't have, or an argument that a torch node can't be told.
+    """
+    lowering = _Lowering(graph.module, places)
+    for node in graph.module.graph.nodes:
+        lowering.visit(node)
+    return lowering.finish(name)
+
+
+class _Lowering:
+    def __init__(self, module: fx.GraphModule, places: Places) -> None:
+        self._module, self._places = module, places
+        self._builder = ModelBuilder()
+        self._by_onnx = onnx_nodes(module.graph)
+        self._inputs: list[tuple[str, Source]] = []
+        self._names: dict[fx.Node, str] = {}
+        # Truth values that cross as bytes, until ONNX Runtime asks for them.
+        self._bytes: set[fx.Node] = set()
+        self._nodes: list[TorchNode] = []
+        self._terms: dict[Any, int] = {}
+        self._vectors: dict[tuple[Any, ...], str] = {}
+        self._region: Region | None = None
+        self._returned: list[fx.Node] = returned_by(module.graph)
+        self._is_returned = frozenset(self._returned)
+        self._given_out: set[str] = set()
+
+    def visit(self, node: fx.Node) -> None:
+        value = node.meta.get("val")
+        if node.op == "placeholder":
+            self._input(node, value)
+        elif node.op == "get_attr":
+            self._names[node] = self._constant(node)
+        elif node.op != "output" and not is_size(node) and not is_element(node):
+            self._compute(node)
+
+    def finish(self, name: str) -> Lowered:
+        homes = collections.Counter(home(node) for node in self._returned)
+        for node in self._returned:
+            if is_view(node) and node not in self._names:
+                region = self._open_region()
+                if homes[home(node)] == 1 and region.has(home(node)):
+                    # Nothing else is returned of the memory that it lies in.
+                    region.compute(node)
+                else:
+                    region.materialize(node)
+        self._close_region()
+        outputs = [self._output(node) for node in self._returned]
+        forms = [form_of(node.meta["val"].dtype) for node in self._returned]
+        model = self._builder.build(name)
+        phase = Phase(
+            model.SerializeToString(),
+            tuple(self._nodes),
+            tuple(self._inputs),
+            tuple(outputs),
+            tuple(forms),
+            tuple(self._terms),
+        )
+        return Lowered(phase, model)
+
+    # What goes in
+
+    def _input(self, node: fx.Node, value: Any) -> None:
+        if not isinstance(value, torch.Tensor) or not (node.users or not self._inputs):
+            return
+        source = dataclasses.replace(node.meta[SOURCE], form=AS_REAL if value.is_complex() else "")
+        self._inputs.append((node.name, source))
+        dtype, shape = self._crossing(value)
+        # What comes from outside has truth values as ONNX Runtime knows them.
+        self._names[node] = self._builder.input(node.name, torch.bool if value.dtype == torch.bool else dtype, shape)
+
+    def _constant(self, node: fx.Node) -> str:
+        tensor = getattr(self._module, str(node.target))
+        node.meta.setdefault("val", tensor)
+        if tensor.is_complex():
+            tensor = torch.view_as_real(tensor)
+        self._require_type(node, tensor.dtype)
+        return self._builder.tensor(tensor)
+
+    # What computes
+
+    def _compute(self, node: fx.Node) -> None:
+        if is_view(node):
+            # Views belong to those who read them.
+            return
+        lowering = lowering_of(node) if node in self._by_onnx else None
+        if lowering is None:
+            self._open_region().add(node, node.meta.get(STREAM))
+        else:
+            self._names[node] = lowering.emit(self._emitter(node))
+
+    def _emitter(self, node: fx.Node) -> Emitter:
+        return Emitter(node, self._builder, self._name_of, self._vector_of)
+
+    def _name_of(self, node: fx.Node) -> str:
+        """The value of a node for an ONNX node, truth values as such."""
+        if self._region is not None and (self._region.has(node) or self._is_pending_view(node)):
+            self._close_region()
+        if node not in self._names:
+            lowering = lowering_of(node)
+            if lowering is not None and lowering.view:
+                self._names[node] = lowering.emit(self._emitter(node))
+            else:
+                self._open_region().materialize(node)
+                self._close_region()
+        if node in self._bytes:
+            self._bytes.discard(node)
+            self._names[node] = self._builder.node("Cast", [self._names[node]], node.name, to=TYPES[torch.bool])[0]
+        return self._names[node]
+
+    def _is_pending_view(self, node: fx.Node) -> bool:
+        while node not in self._names and is_view(node):
+            node = first_argument(node)
+        return self._region is not None and self._region.has(node)
+
+    def _open_region(self) -> Region:
+        if self._region is None:
+            self._region = Region(self._size_index)
+        return self._region
+
+    def _close_region(self) -> None:
+        region, self._region = self._region, None
+        if region is None:
+            return
+        outputs = [value for node in region.computed for value in _values(node) if self._is_needed(value, region)]
+        index = len(self._nodes)
+        node = region.close(outputs)
+        if not outputs and not any(statement.results == 0 for statement in node.statements):
+            return
+        inputs = [self._names[value] for value in region.inputs]
+        if node.anchored:
+            inputs.append(self._anchor())
+        self._nodes.append(node)
+        described = [self._described(value) for value in outputs]
+        label = next(iter(region.computed)).name
+        names = self._builder.torch_node(index, inputs, described, label)
+        for value, name in zip(outputs, names, strict=True):
+            self._names[value] = name
+            if value.meta["val"].dtype == torch.bool:
+                self._bytes.add(value)
+
+    def _is_needed(self, value: fx.Node, region: Region) -> bool:
+        """Whether anything outside of a region reads a value."""
+        if value in self._is_returned:
+            return True
+        return any(
+            self._is_needed(user, region) if is_view(user) and user not in region.computed else not region.has(user)
+            for user in value.users
+        )
+
+    def _anchor(self) -> str:
+        """An input for a node that reads none: it would be taken for a constant."""
+        if not self._inputs:
+            self._inputs.append(("seed", Source("seed")))
+            self._builder.input("seed", torch.int64, [])
+        return self._inputs[0][0]
+
+    # What goes out
+
+    def _output(self, node: fx.Node) -> str:
+        dtype, shape = self._crossing(node.meta["val"])
+        name = self._names[node]
+        if node.op in ("placeholder", "get_attr") or name in self._given_out:
+            name = self._builder.node("Identity", [name], "output")[0]
+        self._given_out.add(name)
+        shape = None if node.target is hand_over else shape
+        natural = node.meta["val"].dtype == torch.bool and node not in self._bytes
+        self._builder.output(name, torch.bool if natural else dtype, shape)
+        return name
+
+    # Sizes and types
+
+    def _size_index(self, size: Any) -> int:
+        return self._terms.setdefault(term_of(size, self._places), len(self._terms))
+
+    def _vector_of(self, sizes: Sequence[Any]) -> str:
+        terms = terms_of(sizes, self._places)
+        if terms not in self._vectors:
+            name = f"sizes_{len(self._vectors)}"
+            self._inputs.append((name, Source("sizes", terms=terms)))
+            self._vectors[terms] = self._builder.input(name, torch.int64, [len(terms)])
+        return self._vectors[terms]
+
+    def _described(self, node: fx.Node) -> tuple[torch.dtype, list[int | None] | None]:
+        """Type and shape of a torch node's output; a gradient that an optimizer takes leaves nothing."""
+        dtype, shape = self._crossing(node.meta["val"])
+        return dtype, None if node.target is hand_over else shape
+
+    def _crossing(self, value: torch.Tensor) -> tuple[torch.dtype, list[int | None]]:
+        """Type and shape of a value at the border of a torch node."""
+        shape = [size if isinstance(size, int) else None for size in value.shape]
+        if value.is_complex():
+            return value.dtype.to_real(), [*shape, 2]
+        return (torch.uint8 if value.dtype == torch.bool else value.dtype), shape
+
+    def _require_type(self, node: fx.Node, dtype: torch.dtype) -> None:
+        if dtype not in TYPES:
+            raise ConvertError(
+                f"{node.name} is of type {dtype}, which sessions don't have",
+                remedy="Keep this part out of the step with torch.compiler.disable.",
+                operator=str(node.target),
+            )
+
+
+def _values(node: fx.Node) -> list[fx.Node]:
+    """A node's result, or those of its several results that are read."""
+    elements = [user for user in node.users if is_element(user)]
+    return elements or [node]

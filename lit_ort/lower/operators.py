@@ -1,0 +1,121 @@
+"""The lowering table: which ATen operators run as ONNX Runtime's own kernels, and how they are written.
+
+Every other operator is a torch node. An operator is here because its kernel gives torch's results and takes no longer;
+what differs at the edges of its range (Sigmoid below -18, Erf of NaN, Pow) is not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import fx
+
+from lit_ort.lower.emitter import Emitter
+
+aten = torch.ops.aten
+_FLOATS = frozenset({torch.float32, torch.float64})
+_NUMBERS = _FLOATS | {torch.int64, torch.int32}
+
+
+@dataclasses.dataclass(frozen=True)
+class Lowering:
+    """How an operator is written in ONNX.
+
+    Args:
+        emit: writes the nodes and returns the name of the result.
+        types: of the tensors it may take and give.
+        accepts: what else has to hold of a node.
+        view: whether it only looks at its argument in another shape.
+    """
+
+    emit: Callable[[Emitter], str]
+    types: frozenset[torch.dtype] = _NUMBERS
+    accepts: Callable[[fx.Node], bool] = lambda node: True
+    view: bool = False
+
+
+def lowering_of(node: fx.Node) -> Lowering | None:
+    """The ONNX form of a node, or None where torch computes it."""
+    lowering = LOWERINGS.get(node.target)
+    value = node.meta.get("val")
+    if lowering is None or not isinstance(value, torch.Tensor):
+        return None
+    tensors = [value, *(argument.meta["val"] for argument in node.all_input_nodes)]
+    dtypes = {tensor.dtype for tensor in tensors if isinstance(tensor, torch.Tensor)}
+    return lowering if dtypes <= lowering.types and lowering.accepts(node) else None
+
+
+def _binary(operator: str) -> Callable[[Emitter], str]:
+    def emit(e: Emitter) -> str:
+        return e.op(operator, e.value(e.argument(0, "self"), e.dtype), e.value(e.argument(1, "other"), e.dtype))
+
+    return emit
+
+
+def _unary(operator: str) -> Callable[[Emitter], str]:
+    return lambda e: e.op(operator, e.value(e.argument(0, "self"), e.dtype))
+
+
+def _without_alpha(node: fx.Node) -> bool:
+    return bool(node.kwargs.get("alpha", 1) == 1)
+
+
+def _result_is_float(node: fx.Node) -> bool:
+    return node.meta["val"].dtype in _FLOATS
+
+
+def _reshape(e: Emitter) -> str:
+    value = e.node.meta["val"]
+    return e.op("Reshape", e.value(e.argument(0, "self")), e.sizes(value.shape), allowzero=1)
+
+
+def _permute(e: Emitter) -> str:
+    rank = e.node.meta["val"].dim()
+    target = e.node.target
+    if target is aten.permute.default:
+        order = [d % rank for d in e.argument(1, "dims")]
+    else:
+        order = list(range(rank))
+        swapped = (0, 1) if target is aten.t.default else (e.argument(1, "dim0"), e.argument(2, "dim1"))
+        first, second = (d % rank for d in swapped)
+        order[first], order[second] = order[second], order[first]
+    return e.op("Transpose", e.value(e.argument(0, "self")), perm=order)
+
+
+def _is_matrix(node: fx.Node) -> bool:
+    return node.meta["val"].dim() >= 2
+
+
+def _expand(e: Emitter) -> str:
+    return e.op("Expand", e.value(e.argument(0, "self")), e.sizes(e.node.meta["val"].shape))
+
+
+def _softmax(operator: str) -> Callable[[Emitter], str]:
+    return lambda e: e.op(operator, e.value(e.argument(0, "self")), axis=e.argument(1, "dim"))
+
+
+_ANY = _NUMBERS | {torch.bool}
+
+LOWERINGS: Mapping[Any, Lowering] = MappingProxyType(
+    {
+        aten.add.Tensor: Lowering(_binary("Add"), accepts=_without_alpha),
+        aten.sub.Tensor: Lowering(_binary("Sub"), accepts=_without_alpha),
+        aten.mul.Tensor: Lowering(_binary("Mul")),
+        aten.div.Tensor: Lowering(_binary("Div"), _FLOATS),
+        aten.neg.default: Lowering(_unary("Neg")),
+        aten.exp.default: Lowering(_unary("Exp"), _FLOATS),
+        aten.sqrt.default: Lowering(_unary("Sqrt"), _FLOATS),
+        aten.reshape.default: Lowering(_reshape, _ANY, view=True),
+        aten.unsqueeze.default: Lowering(_reshape, _ANY, view=True),
+        aten.squeeze.dim: Lowering(_reshape, _ANY, view=True),
+        aten.squeeze.dims: Lowering(_reshape, _ANY, view=True),
+        aten.permute.default: Lowering(_permute, _ANY, view=True),
+        aten.transpose.int: Lowering(_permute, _ANY, view=True),
+        aten.t.default: Lowering(_permute, _ANY, _is_matrix, view=True),
+        aten.expand.default: Lowering(_expand, _ANY, view=True),
+    }
+)

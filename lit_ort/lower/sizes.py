@@ -1,0 +1,105 @@
+"""Symbolic sizes as plain terms, and the conditions on sizes under which a graph is right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from lit_ort._compat.torch_sizes import FUNCTIONS, expression_of, guards_of, range_of
+from lit_ort.capture.examples import Examples
+from lit_ort.errors import CaptureError
+from lit_ort.runtime.sizes import SIZE
+
+Places = Mapping[sympy.Expr, tuple[int, int]]
+
+_TERMS: dict[Any, str] = {
+    sympy.Add: "add",
+    sympy.Mul: "multiply",
+    sympy.Pow: "power",
+    **FUNCTIONS,
+    sympy.Eq: "equal",
+    sympy.Ne: "unequal",
+    sympy.Lt: "below",
+    sympy.Le: "at most",
+    sympy.Gt: "above",
+    sympy.Ge: "at least",
+    sympy.And: "all",
+    sympy.Or: "any",
+    sympy.Not: "not",
+}
+
+
+def places_of(examples: Examples) -> Places:
+    """Where each symbol is a size of an input: position of the input, dimension."""
+    places: dict[sympy.Expr, tuple[int, int]] = {}
+    for position, value in enumerate(examples.tensors):
+        for dimension, size in enumerate(value.shape):
+            if isinstance(size, torch.SymInt) and expression_of(size).is_symbol:
+                places.setdefault(expression_of(size), (position, dimension))
+    return places
+
+
+def conditions_of(examples: Examples) -> tuple[Any, ...]:
+    """For which sizes a graph is right: what was decided by the examples while it was traced.
+
+    Raises:
+        CaptureError: a decision that has no such term.
+    """
+    environment = examples.mode.shape_env
+    places = places_of(examples)
+    if environment is None:
+        return ()
+    found = [term_of(guard, places) for guard in guards_of(environment)]
+    found += [term for symbol in places for term in _range(symbol, environment, places)]
+    for position, dimensions in examples.changing.items():
+        for dimension in dimensions:
+            # A symbol that something in the graph has fixed is a number by now.
+            size = examples.tensors[position].shape[dimension]
+            place = places.get(expression_of(size)) if isinstance(size, torch.SymInt) else None
+            if place != (position, dimension):
+                found.append(("equal", (SIZE, position, dimension), term_of(size, places)))
+    return tuple(dict.fromkeys(found))
+
+
+def term_of(expression: Any, places: Places) -> Any:
+    """The term of an expression over sizes.
+
+    Raises:
+        CaptureError: it has none.
+    """
+    if isinstance(expression, (torch.SymInt, torch.SymFloat)):
+        expression = expression_of(expression)
+    if isinstance(expression, (sympy.Integer, int)):
+        return int(expression)
+    if isinstance(expression, (sympy.Float, float)):
+        return float(expression)
+    if expression in (sympy.true, sympy.false):
+        return int(bool(expression))
+    if expression in places:
+        return (SIZE, *places[expression])
+    name = _TERMS.get(expression.func)
+    if name is None or (name == "power" and not _is_whole(expression.args[1])):
+        raise CaptureError(
+            f"the graph is right for some sizes only, and {expression} is no rule that can be checked in a run",
+            remedy="Each size is compiled by itself.",
+        )
+    return (name, *(term_of(part, places) for part in expression.args))
+
+
+def terms_of(sizes: Sequence[Any], places: Places) -> tuple[Any, ...]:
+    """The terms of a shape."""
+    return tuple(term_of(size, places) for size in sizes)
+
+
+def _range(symbol: sympy.Expr, environment: Any, places: Places) -> Iterator[Any]:
+    smallest, largest = range_of(environment, symbol)
+    yield ("at least", (SIZE, *places[symbol]), smallest)
+    if largest is not None:
+        yield ("at most", (SIZE, *places[symbol]), largest)
+
+
+def _is_whole(exponent: Any) -> bool:
+    return isinstance(exponent, sympy.Integer) and int(exponent) >= 0

@@ -1,0 +1,43 @@
+"""Operators of ours, and torch's for which we have a better kernel. Importing this registers `torch.ops.lit_ort`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from lit_ort._compat.torch_ops import OpOverload
+from lit_ort.ops import (
+    activations,
+    attention,
+    casts,
+    dropout,
+    embedding,
+    layer_norm,
+    linear_cross_entropy,
+    matrix,
+    recurrent,
+    softmax,
+)
+from lit_ort.ops.operator import Memory, Operator, TorchMemory, cast
+
+_ALL: tuple[Operator, ...] = (
+    *activations.OPERATORS,
+    *attention.OPERATORS,
+    *casts.OPERATORS,
+    *dropout.OPERATORS,
+    *embedding.OPERATORS,
+    *layer_norm.OPERATORS,
+    *linear_cross_entropy.OPERATORS,
+    *matrix.OPERATORS,
+    *recurrent.OPERATORS,
+    *softmax.OPERATORS,
+)
+OPERATORS: Mapping[OpOverload, Operator] = MappingProxyType({op.target: op for op in _ALL})
+
+
+def operator_of(target: object) -> Operator | None:
+    """The operator with a kernel of ours that a node calls, if it does."""
+    return OPERATORS.get(target) if isinstance(target, OpOverload) else None
+
+
+__all__ = ["OPERATORS", "Memory", "Operator", "TorchMemory", "cast", "operator_of"]

@@ -1,0 +1,93 @@
+"""Dropout, whose mask follows from a seed, and its gradient.
+
+Source: Srivastava et al. 2014.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lit_ort.ops.masks import CHUNK_ELEMENTS, draw_mask, scale_of, share_to_drop
+from lit_ort.ops.operator import NAMESPACE, Memory, Operator, define
+
+
+def dropout(
+    memory: Memory, x: torch.Tensor, seed: torch.Tensor, p: float, stream: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sets elements to zero with probability `p` and scales the others so that the mean stays.
+
+    Args:
+        x: float[...].
+        seed: int64[], of the step; -1 keeps every element as it is.
+        p: from 0 to 1, rounded to 16 bits.
+        stream: distinguishes the dropouts of a step.
+
+    Returns:
+        float[...] in x's dtype, and the mask, bool[...], True where an element was kept.
+
+    Raises:
+        ValueError: p is no probability.
+    """
+    share = share_to_drop(seed, p)
+    mask = memory.empty(*x.shape, dtype=torch.bool)
+    draw_mask(mask.view(-1), share, int(seed), stream)
+    return _masked(memory, x, mask, share), mask
+
+
+def dropout_backward(
+    memory: Memory, grad: torch.Tensor, mask: torch.Tensor, seed: torch.Tensor, p: float
+) -> torch.Tensor:
+    """The gradient of dropout's x, float[...], from that of its result and from its mask, seed and p."""
+    return _masked(memory, grad, mask, share_to_drop(seed, p))
+
+
+def _masked(memory: Memory, data: torch.Tensor, mask: torch.Tensor, share: float) -> torch.Tensor:
+    # A product of two types would make this copy itself, in fresh memory.
+    kept = memory.empty(*data.shape, dtype=data.dtype).copy_(mask).mul_(data)
+    scale = scale_of(share)
+    return kept if scale == 1.0 else kept.mul_(scale)
+
+
+def _fake(x: torch.Tensor, seed: torch.Tensor, p: float, stream: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.new_empty(x.shape), x.new_empty(x.shape, dtype=torch.bool)
+
+
+def _fake_backward(grad: torch.Tensor, mask: torch.Tensor, seed: torch.Tensor, p: float) -> torch.Tensor:
+    return grad.new_empty(grad.shape)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    _, seed, ctx.p, _ = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(output[1], seed)
+
+
+def _gradient(ctx: Any, grad: torch.Tensor, *_: object) -> tuple[torch.Tensor | None, ...]:
+    mask, seed = ctx.saved_tensors
+    return torch.ops.lit_ort.dropout_backward(grad, mask, seed, ctx.p), None, None, None
+
+
+def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    _, mask, seed, ctx.p = inputs
+    ctx.save_for_backward(mask, seed)
+
+
+def _workspace_bytes(x: torch.Tensor, *_: object) -> int:
+    # Numbers of 2 bytes.
+    return 2 * min(x.numel(), CHUNK_ELEMENTS)
+
+
+_DROPOUT = define("dropout(Tensor x, Tensor seed, float p, int stream) -> (Tensor, Tensor)", dropout, _fake)
+_BACKWARD = define(
+    "dropout_backward(Tensor grad, Tensor mask, Tensor seed, float p) -> Tensor", dropout_backward, _fake_backward
+)
+torch.library.register_autograd(f"{NAMESPACE}::dropout", _gradient, setup_context=_setup)
+# It is linear, with a diagonal matrix: its gradient is itself.
+torch.library.register_autograd(f"{NAMESPACE}::dropout_backward", _gradient, setup_context=_setup_backward)
+
+OPERATORS = (
+    Operator(_DROPOUT, dropout, workspace_bytes=_workspace_bytes, draws=True),
+    Operator(_BACKWARD, dropout_backward),
+)

@@ -1,0 +1,280 @@
+"""Output layer and cross entropy together, a chunk of rows at a time: loss and every gradient in one visit.
+
+Only one chunk of logits exists at any time, rows whose label is ignored are never computed, and each logit is written
+once by the product and once by the softmax. The gradients are those of a loss gradient of one.
+
+Source: the idea of taking gradients in the forward, chunk by chunk, is that of Liger Kernel (Hsu et al. 2024).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from lit_ort.ops.operator import NAMESPACE, Memory, Operator, accumulation_dtype, cast, define
+from lit_ort.ops.product import product, workspace_bytes
+from lit_ort.ops.row_losses import compute_logits, losses_of, subtract_one
+
+# The weight's gradient is read and written once a chunk, which few and large chunks keep cheap.
+CHUNK_BYTES = 80_000_000
+Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def linear_cross_entropy(
+    memory: Memory,
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    class_weight: torch.Tensor | None,
+    ignore_index: int,
+    mean: bool,
+    low_precision: bool,
+    wanted: Sequence[bool],
+) -> Results:
+    """cross_entropy(hidden @ weight.T + bias, labels) and its gradients.
+
+    Args:
+        hidden: float[N, H]. weight: float[C, H]. bias, class_weight: float[C]. labels: int64[N].
+        ignore_index: the label of rows that don't count.
+        mean: whether the loss is the rows' mean, weighted by class, rather than their sum.
+        low_precision: rounds factors and results of products to bfloat16, logits and their softmax among them, as
+            autocast does; otherwise they have hidden's dtype. Losses and sums are float32 (float64) in any case.
+        wanted: which gradients to compute: of hidden, of weight, of bias.
+
+    Returns:
+        the loss, float[] in hidden's dtype, float32 with low_precision; and the gradients of hidden, weight and bias
+        in their dtypes, empty where not wanted.
+
+    Raises:
+        IndexError: a label outside of 0..C-1 that is not ignored.
+    """
+    products = torch.bfloat16 if low_precision else hidden.dtype
+    exact = accumulation_dtype(products)
+    counted = labels != ignore_index
+    _require_classes(labels, counted, classes=len(weight))
+    rows = None if bool(counted.all()) else counted.nonzero().squeeze(1)
+    factors = _Factors(cast(memory, _selected(hidden, rows), products), cast(memory, weight, products), bias)
+    labels = _selected(labels, rows)
+    share = _share(labels, class_weight, exact)
+    total = share.sum() if mean else torch.ones((), dtype=exact)
+    gradients = _Gradients(memory, factors, wanted, of_hidden=hidden.dtype)
+    losses = _visit(memory, factors, labels, share / total, gradients if any(wanted) else None)
+    loss = torch.dot(losses, share) / total
+    results = gradients.results(hidden, weight, bias, rows)
+    return (loss.to(torch.float32 if low_precision else hidden.dtype), *results)
+
+
+class _Factors:
+    """The layer, in the dtype of products. hidden: float[N, H], weight: float[C, H], bias: float[C] or None."""
+
+    def __init__(self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self.hidden, self.weight, self.bias = hidden, weight, bias
+
+    def logits(self, chunk: slice, out: torch.Tensor) -> torch.Tensor:
+        return compute_logits(self.hidden[chunk], self.weight, self.bias, out)
+
+
+class _Gradients:
+    """The gradients of a chunked pass; those not wanted stay empty.
+
+    Args:
+        of_hidden: the dtype of hidden's gradient; what sums over chunks does so in float32 (float64).
+    """
+
+    def __init__(self, memory: Memory, factors: _Factors, wanted: Sequence[bool], of_hidden: torch.dtype) -> None:
+        self._memory, self._factors, self._wanted = memory, factors, wanted
+        self._started = False
+        rows, width = factors.hidden.shape
+        classes = len(factors.weight)
+        sums = accumulation_dtype(factors.weight.dtype)
+        self._of_hidden = memory.empty(rows if wanted[0] else 0, width, dtype=of_hidden)
+        self._of_weight = memory.empty(classes if wanted[1] else 0, width, dtype=sums)
+        self._of_bias = memory.empty(classes if wanted[2] else 0, dtype=sums)
+
+    def add(self, chunk: slice, difference: torch.Tensor, scale: torch.Tensor) -> None:
+        """One chunk: `difference` is probabilities less one at the label, `scale` each row's part of the loss."""
+        # The scale goes on the narrow factor of each product rather than on the wide difference.
+        add = self._add_rounded if difference.dtype == torch.bfloat16 else self._add_exact
+        add(chunk, difference, scale)
+        self._started = True
+
+    def results(
+        self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, rows: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The gradients in their inputs' dtypes. Without any row that counts they are zero."""
+        if not self._started:
+            for gradient in (self._of_hidden, self._of_weight, self._of_bias):
+                gradient.zero_()
+        of_hidden = self._of_hidden
+        if rows is not None and self._wanted[0]:
+            of_hidden = self._memory.empty(*hidden.shape, dtype=hidden.dtype).zero_().index_copy_(0, rows, of_hidden)
+        kinds = (hidden.dtype, weight.dtype, hidden.dtype if bias is None else bias.dtype)
+        whole = (of_hidden, self._of_weight, self._of_bias)
+        first, second, third = (
+            cast(self._memory, gradient, dtype) if is_wanted else torch.empty(0, dtype=dtype)
+            for gradient, dtype, is_wanted in zip(whole, kinds, self._wanted, strict=True)
+        )
+        return first, second, third
+
+    def _add_exact(self, chunk: slice, difference: torch.Tensor, scale: torch.Tensor) -> None:
+        of_hidden, of_weight, of_bias = self._wanted
+        if of_hidden:
+            product(difference, self._factors.weight, self._of_hidden[chunk]).mul_(scale[:, None])
+        if of_weight:
+            scaled = self._factors.hidden[chunk] * scale[:, None]
+            product(difference.t(), scaled, self._of_weight, accumulate=self._started)
+        if of_bias:
+            kept = float(self._started)
+            torch.addmv(self._of_bias, difference.t(), scale, beta=kept, out=self._of_bias)
+
+    def _add_rounded(self, chunk: slice, difference: torch.Tensor, scale: torch.Tensor) -> None:
+        of_hidden, of_weight, of_bias = self._wanted
+        dtype = difference.dtype
+        if of_hidden:
+            of_rows = self._memory.empty(len(difference), self._of_hidden.shape[1], dtype=dtype)
+            torch.mm(difference, self._factors.weight, out=of_rows)
+            torch.mul(of_rows, scale[:, None], out=self._of_hidden[chunk])
+        if of_weight:
+            into = self._memory.empty(*self._of_weight.shape, dtype=dtype)
+            scaled = (self._factors.hidden[chunk] * scale[:, None]).to(dtype)
+            self._accumulate(self._of_weight, torch.mm(difference.t(), scaled, out=into))
+        if of_bias:
+            # Equal scales, the usual ones, are one after this and round to nothing else.
+            largest = scale.max().clamp_min(torch.finfo(scale.dtype).tiny)
+            scaled = (scale / largest).to(dtype)[:, None]
+            self._accumulate(self._of_bias, (difference.t() @ scaled).squeeze(1).float().mul_(largest))
+
+    def _accumulate(self, total: torch.Tensor, part: torch.Tensor) -> None:
+        if self._started:
+            # Two visits of one type each take half the time of one that mixes them.
+            total.add_(cast(self._memory, part, total.dtype))
+        else:
+            total.copy_(part)
+
+
+def _visit(
+    memory: Memory, factors: _Factors, labels: torch.Tensor, scale: torch.Tensor, gradients: _Gradients | None
+) -> torch.Tensor:
+    """Goes over the rows once: adds to the gradients, and returns each row's loss, float[rows].
+
+    scale: float[rows], the part of the loss that each row's is.
+    """
+    classes, dtype = len(factors.weight), factors.weight.dtype
+    losses = torch.empty_like(scale)
+    chunks = _chunks(len(labels), classes, dtype.itemsize)
+    logits = memory.empty(chunks[0].stop if chunks else 0, classes, dtype=dtype)
+    for chunk in chunks:
+        probabilities = factors.logits(chunk, out=logits[: chunk.stop - chunk.start])
+        torch.softmax(probabilities, 1, out=probabilities)
+        rows = factors.hidden[chunk]
+        losses[chunk] = losses_of(probabilities, rows, factors.weight, factors.bias, labels[chunk])
+        if gradients is not None:
+            subtract_one(probabilities, labels[chunk, None])
+            gradients.add(chunk, probabilities, scale[chunk])
+    return losses
+
+
+def chunk_rows(rows: int, classes: int, itemsize: int) -> int:
+    """Rows of a chunk: as few chunks as hold at most `CHUNK_BYTES` of logits each, all but the last one of a size."""
+    chunks = max(1, math.ceil(rows * classes * itemsize / CHUNK_BYTES))
+    return max(1, math.ceil(rows / chunks))
+
+
+def _chunks(rows: int, classes: int, itemsize: int) -> list[slice]:
+    size = chunk_rows(rows, classes, itemsize)
+    return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
+
+
+def _selected(tensor: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+    return tensor if rows is None else tensor.index_select(0, rows)
+
+
+def _share(labels: torch.Tensor, class_weight: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """What each row counts, float[rows]."""
+    if class_weight is None:
+        return torch.ones(len(labels), dtype=dtype)
+    return class_weight.index_select(0, labels).to(dtype)
+
+
+def _require_classes(labels: torch.Tensor, counted: torch.Tensor, classes: int) -> None:
+    outside = counted & ((labels < 0) | (labels >= classes))
+    if bool(outside.any()):
+        raise IndexError(
+            f"label {int(labels[outside][0])} is out of range: the loss has {classes} classes, so labels are 0 to "
+            f"{classes - 1}, or the ignore_index of cross_entropy"
+        )
+
+
+def _fake(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    class_weight: torch.Tensor | None,
+    ignore_index: int,
+    mean: bool,
+    low_precision: bool,
+    wanted: Sequence[bool],
+) -> Results:
+    loss = hidden.new_empty((), dtype=torch.float32 if low_precision else hidden.dtype)
+    inputs = (hidden, weight, hidden if bias is None else bias)
+    shapes = (hidden.shape, weight.shape, weight.shape[:1])
+    first, second, third = (
+        leaf.new_empty(shape if is_wanted else (0,))
+        for leaf, shape, is_wanted in zip(inputs, shapes, wanted, strict=True)
+    )
+    return loss, first, second, third
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
+    ctx.wanted = inputs[-1]
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(*output[1:])
+
+
+def _gradient(ctx: Any, grad: torch.Tensor, *_: object) -> tuple[torch.Tensor | None, ...]:
+    first, second, third = (
+        gradient * grad if is_wanted else None
+        for gradient, is_wanted in zip(ctx.saved_tensors, ctx.wanted, strict=True)
+    )
+    return first, second, third, None, None, None, None, None, None
+
+
+def _workspace_bytes(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    class_weight: torch.Tensor | None,
+    ignore_index: int,
+    mean: bool,
+    low_precision: bool,
+    wanted: Sequence[bool],
+) -> int:
+    products = torch.bfloat16 if low_precision else hidden.dtype
+    (rows, width), classes = hidden.shape, len(weight)
+    size = chunk_rows(rows, classes, products.itemsize)
+    # A chunk of logits, its rows scaled, and with labels to ignore the rows that count and their gradient.
+    taken = size * (classes + width) * products.itemsize + 2 * hidden.numel() * hidden.element_size()
+    if products == torch.bfloat16:
+        rounded = sum(factor.numel() for factor in (hidden, weight) if factor.dtype != products)
+        # The weight's gradient of one chunk, in both types, and where the weight is rounded the sum.
+        summed = (products.itemsize + 8) * weight.numel() if wanted[1] else 0
+        return taken + rounded * products.itemsize + summed
+    logits = hidden.new_empty(size, classes)
+    return taken + workspace_bytes(logits.t(), hidden[:size]) if wanted[1] else taken
+
+
+_SCHEMA = (
+    "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor? bias, Tensor labels, Tensor? class_weight, "
+    "int ignore_index, bool mean, bool low_precision, bool[] wanted) -> "
+    "(Tensor loss, Tensor hidden_gradient, Tensor weight_gradient, Tensor bias_gradient)"
+)
+_OPERATOR = define(_SCHEMA, linear_cross_entropy, _fake)
+torch.library.register_autograd(f"{NAMESPACE}::linear_cross_entropy", _gradient, setup_context=_setup)
+
+OPERATORS = (Operator(_OPERATOR, linear_cross_entropy, workspace_bytes=_workspace_bytes, recomputable=False),)

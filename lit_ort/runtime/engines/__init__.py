@@ -1,0 +1,1 @@
+"""What runs an ONNX model with torch nodes in it: one engine a file."""

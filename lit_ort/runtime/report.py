@@ -1,0 +1,103 @@
+"""Reports of one graph's compilation, as plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable
+
+import torch
+
+
+@dataclasses.dataclass(frozen=True)
+class PassReport:
+    """Outcome of one fusion or pass on one graph.
+
+    Args:
+        name: the pass.
+        fired: how many places it rewrote.
+        declined: places that have its shape but break its rule, each with the reason.
+    """
+
+    name: str
+    fired: int
+    declined: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphReport:
+    """One graph at one signature.
+
+    Args:
+        name: what was compiled, such as `training_step`.
+        kind: `fused`, `split`, `forward` or `eager`.
+        inputs: number of tensor inputs.
+        wants_gradient: number of inputs that get gradients.
+        shapes: name, dtype and shape of the inputs that are not parameters or buffers.
+        operators_before: operator counts as captured, forward only.
+        operators_after: operator counts of what runs.
+        passes: report of every pass, in order.
+        seconds: time from graph to session.
+        fallback: why the graph runs in eager, or None.
+        cache: with a `cache_dir`, whether the graph was `read` from it, was `written`, or was not kept and why.
+        precision: what its nodes compute in.
+        peak_bytes: the most that values of one run hold at a time beside its inputs, gradients included, as planned.
+        torch_operators: counts of the operators that torch nodes call.
+        verified: how many of its runs were compared with eager.
+        worst: the largest relative errors of the last comparison, as `gradient of head.weight 2.1e-07`.
+        fixed_sizes: why the graph is compiled for these sizes only, where Dynamo left some open.
+    """
+
+    name: str
+    kind: str
+    inputs: int
+    wants_gradient: int
+    shapes: tuple[str, ...]
+    operators_before: dict[str, int]
+    operators_after: dict[str, int]
+    passes: tuple[PassReport, ...]
+    seconds: float
+    fallback: str | None = None
+    cache: str | None = None
+    precision: str = "32-true"
+    peak_bytes: int = 0
+    torch_operators: dict[str, int] = dataclasses.field(default_factory=dict)
+    fixed_sizes: str | None = None
+    verified: int = 0
+    worst: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        counts = f"{self.inputs} inputs, {self.wants_gradient} gradients"
+        head = f"{self.name}: {self.kind}, {counts}, {self.precision}, {self.seconds:.1f} s"
+        lines = [head, f"  data     {', '.join(self.shapes) or 'none'}"]
+        if self.fallback is not None:
+            return "\n".join([*lines, f"  fallback {self.fallback}"])
+        if self.cache is not None:
+            lines.append(f"  cache    {self.cache}")
+        if self.verified:
+            lines.append(f"  verified {self.verified} times; errors at most {', '.join(self.worst)}")
+        if self.fixed_sizes is not None:
+            lines.append(f"  sizes    these only: {self.fixed_sizes}")
+        lines.append(f"  memory   {self.peak_bytes / 1e6:.0f} MB at most, inputs aside, as planned")
+        lines.append(f"  forward  {_counts(self.operators_before)}")
+        lines.append(f"  runs     {_counts(self.operators_after)}")
+        if self.torch_operators:
+            lines.append(f"  by torch {_counts(self.torch_operators)}")
+        for report in self.passes:
+            lines.append(f"  pass     {report.name}: {report.fired} rewritten, {len(report.declined)} declined")
+            lines.extend(f"             {reason}" for reason in report.declined[:MOST_REASONS])
+            if len(report.declined) > MOST_REASONS:
+                lines.append(f"             and {len(report.declined) - MOST_REASONS} more")
+        return "\n".join(lines)
+
+
+MOST_REASONS = 4
+
+
+def _counts(operators: dict[str, int] | Iterable[tuple[str, int]]) -> str:
+    return " ".join(f"{name} {count}" for name, count in dict(operators).items())
+
+
+def describe(name: str, tensor: torch.Tensor, changing: Collection[int] = ()) -> str:
+    """Name, type and shape of an input, for reports; `any` for the sizes that change."""
+    sizes = ["any" if k in changing else str(size) for k, size in enumerate(tensor.shape)]
+    return f"{name} {str(tensor.dtype).removeprefix('torch.')}[{', '.join(sizes)}]"

@@ -1,0 +1,63 @@
+"""Sizes that change from run to run, and for which of them a graph is right, as plain data.
+
+A term is a number, `["size", input, dimension]`, or the name of an operation and its terms.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Sequence
+from types import MappingProxyType
+from typing import Any
+
+Shapes = Sequence[Sequence[int]]
+
+SIZE = "size"
+OPERATIONS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "add": lambda *terms: sum(terms),
+        "multiply": lambda *terms: math.prod(terms),
+        "power": operator.pow,
+        "quotient": operator.floordiv,
+        "true quotient": operator.truediv,
+        "float": float,
+        "truncated": math.trunc,
+        "floor": math.floor,
+        "ceiling": math.ceil,
+        "remainder": operator.mod,
+        "largest": max,
+        "smallest": min,
+        "equal": operator.eq,
+        "unequal": operator.ne,
+        "below": operator.lt,
+        "at most": operator.le,
+        "above": operator.gt,
+        "at least": operator.ge,
+        "all": lambda *terms: all(terms),
+        "any": lambda *terms: any(terms),
+        "not": operator.not_,
+    }
+)
+
+
+def hold(conditions: Sequence[Any], shapes: Shapes) -> bool:
+    """Whether inputs of these shapes meet every condition."""
+    return all(value_of(condition, shapes) for condition in conditions)
+
+
+def value_of(term: Any, shapes: Shapes) -> Any:
+    """The value of a term for inputs of these shapes."""
+    if isinstance(term, (int, float)):
+        return term
+    name, *parts = term
+    if name == SIZE:
+        position, dimension = parts
+        return shapes[position][dimension]
+    return OPERATIONS[name](*map(functools.partial(value_of, shapes=shapes), parts))
+
+
+def values_of(terms: Sequence[Any], shapes: Shapes) -> list[Any]:
+    """The values of several terms, such as a shape."""
+    return [term if isinstance(term, (int, float)) else value_of(term, shapes) for term in terms]

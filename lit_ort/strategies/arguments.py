@@ -1,0 +1,17 @@
+"""Types and defaults of the strategies' arguments."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Literal
+
+Precision = Literal["32-true", "bf16-mixed"]
+Fallback = Literal["warn", "error"]
+# "layers", or the share of activation memory to keep.
+Recompute = Literal["layers"] | float
+Dynamic = Literal["auto", "never"]
+Schedule = Literal["1f1b", "gpipe", "interleaved"]
+StartMethod = Literal["popen", "spawn", "fork", "forkserver"]
+
+# That of gloo.
+TIMEOUT = timedelta(minutes=30)

@@ -1,0 +1,366 @@
+"""The backend as torch.compile users meet it: gradients, shapes, graph breaks, fallbacks, options."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lit_ort.backend.inspect import explain
+from lit_ort.errors import LitOrtWarning, OptionsError, SessionError
+from lit_ort.runtime.engines import training
+from tests.backend.classifier import Classifier, classes
+from tests.compare import REASON, assert_same_step, backend, gradients, relative_error, sparse_gradient
+
+
+def test_the_name_is_enough_and_needs_no_import() -> None:
+    code = (
+        "import torch; m = torch.nn.Linear(3, 1); f = torch.compile(lambda x: m(x).sum(), backend='ort',"
+        "options={'fallback': 'error'}); f(torch.ones(2, 3)).backward(); print(m.bias.grad.item())"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "2.0"
+    assert result.stderr.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"falback": "error"}, "Unknown option 'falback'"),
+        ({"fallback": "never"}, "fallback='never'"),
+        ({"disable_passes": ("dropuot",)}, "'dropuot', which is no pass"),
+        ({"disable_passes": ("canonicalize",)}, "every graph needs"),
+        ({"disable_passes": "dropout"}, "is one string"),
+        ({"threads": 0}, "threads=0"),
+        ({"verify_first_step": 1}, "is not a bool"),
+    ],
+)
+def test_wrong_options_raise(options: dict[str, Any], message: str) -> None:
+    function = torch.compile(lambda x: x.sum(), backend="ort", options=options)
+    with pytest.raises(OptionsError, match=message):
+        function(torch.ones(2, requires_grad=True))
+
+
+def test_fused_step_agrees_with_eager() -> None:
+    engine = assert_same_step(Classifier(), lambda m, x, y: m.loss(x, y), *classes(7))
+    assert [graph.kind for graph in engine.compile_log.graphs] == ["fused"]
+
+
+def test_accumulation_and_scaled_gradients() -> None:
+    module = Classifier()
+    twin = copy.deepcopy(module)
+    loss = torch.compile(Classifier.loss, backend=backend())
+    for k in range(3):
+        x, y = classes(7)
+        (loss(module, x, y) / (k + 1)).backward()
+        (twin.loss(x, y) / (k + 1)).backward()
+    for name, gradient in gradients(twin).items():
+        assert relative_error(gradients(module)[name], gradient) < 1e-5
+
+
+def test_gradients_are_stolen_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses: set[int] = set()
+    to_torch = training.to_torch
+
+    def remember(values: object) -> list[Tensor]:
+        tensors = to_torch(values)
+        addresses.update(tensor.data_ptr() for tensor in tensors)
+        return tensors
+
+    monkeypatch.setattr(training, "to_torch", remember)
+    module = Classifier()
+    torch.compile(Classifier.loss, backend=backend())(module, *classes(7)).backward()
+    assert {p.grad.data_ptr() for p in module.parameters() if p.grad is not None} <= addresses
+    assert all(p.grad is not None for p in module.parameters())
+
+
+def test_retained_graph_gives_its_gradients_again() -> None:
+    module = Classifier()
+    loss = torch.compile(Classifier.loss, backend=backend())(module, *classes(7))
+    loss.backward(retain_graph=True)
+    first = gradients(module)
+    loss.backward()
+    for name, gradient in gradients(module).items():
+        torch.testing.assert_close(gradient, 2 * first[name])
+    with pytest.raises(SessionError, match="retain_graph=True"):
+        loss.backward()
+
+
+def test_second_backward_of_a_split_graph_raises() -> None:
+    module, x = Classifier(), torch.randn(7, 6)
+    output = torch.compile(module, backend=backend())(x)
+    output.sum().backward(retain_graph=True)
+    output.sum().backward()
+    with pytest.raises(SessionError, match="run the forward again"):
+        output.sum().backward()
+
+
+def test_double_backward_is_refused() -> None:
+    x = torch.ones(3, requires_grad=True)
+    loss = torch.compile(lambda x: (x**3).sum(), backend=backend())(x)
+    with pytest.raises(SessionError, match="create_graph=True"):
+        torch.autograd.grad(loss, x, create_graph=True)
+
+
+def test_tied_and_frozen_parameters() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(11, 6)
+            self.mix = nn.Linear(6, 6)
+            self.mix.weight.requires_grad_(False)
+            self.head = nn.Linear(6, 11, bias=False)
+            self.head.weight = self.embedding.weight
+
+    def step(module: Any, tokens: Tensor) -> Tensor:
+        hidden = module.mix(module.embedding(tokens))
+        return F.cross_entropy(module.head(hidden).flatten(0, 1), tokens.flatten())
+
+    module = Tied()
+    assert_same_step(module, step, torch.randint(11, (3, 4)))
+    assert module.mix.weight.grad is None
+    assert module.mix.bias.grad is not None
+
+
+class Matrix(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(5, 5))
+
+
+TWICE: dict[str, Callable[[Tensor], Tensor]] = {
+    "square": lambda x: x * x,
+    "product": lambda x: x @ x,
+    "product with its transpose": lambda x: x @ x.T,
+    "linear": lambda x: F.linear(x, x),
+    "sum and product": lambda x: torch.addmm(x, x, x),
+    "concatenation": lambda x: torch.cat([x, x]),
+}
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("operator", TWICE)
+def test_one_operator_that_reads_a_parameter_twice(operator: str, split: bool) -> None:
+    twice = TWICE[operator]
+    module, twin = Matrix(), Matrix()
+    engine = backend()
+
+    def step(weight: Tensor) -> Tensor:
+        value = twice(weight).tanh()
+        return value if split else value.sum()
+
+    torch.compile(step, backend=engine)(module.weight).sum().backward()
+    step(twin.weight).sum().backward()
+    assert relative_error(gradients(module)["weight"], gradients(twin)["weight"]) < 1e-5
+    assert [graph.kind for graph in engine.compile_log.graphs] == ["split" if split else "fused"]
+
+
+def test_a_parameter_that_the_loss_does_not_reach_gets_no_gradient() -> None:
+    module = nn.ModuleDict({"used": nn.Linear(3, 3), "logged": nn.Linear(3, 3)})
+
+    def step(module: nn.ModuleDict, x: Tensor) -> tuple[Tensor, Tensor]:
+        return module["used"](x).sum(), module["logged"](x).detach()
+
+    loss, logged = torch.compile(step, backend=backend())(module, torch.randn(2, 3))
+    loss.backward()
+    assert module["logged"].weight.grad is None
+    assert module["used"].weight.grad is not None
+    assert not logged.requires_grad
+
+
+def test_non_contiguous_bool_and_integer_inputs() -> None:
+    module = nn.Linear(4, 4)
+    assert_same_step(
+        module,
+        lambda m, x, mask, index: (m(x)[index] * mask).sum(),
+        torch.randn(4, 6).T,
+        torch.randn(3, 4) > 0,
+        torch.tensor([0, 2, 5]),
+    )
+
+
+@pytest.mark.parametrize("kind", ["detach", "no_grad"])
+def test_gradients_stop_where_eager_stops_them(kind: str) -> None:
+    def step(module: nn.Module, x: Tensor) -> Tensor:
+        hidden = module(x)
+        if kind == "detach":
+            target = hidden.detach() * 2
+        else:
+            with torch.no_grad():
+                target = hidden * 2
+        return (hidden * target).sum() + (target**2).mean()
+
+    assert_same_step(nn.Linear(4, 4), step, torch.randn(3, 4))
+
+
+def test_extra_outputs_that_carry_no_gradient_keep_the_graph_fused() -> None:
+    engine = backend()
+    module, (x, y) = Classifier(), classes(9)
+
+    def step(module: Classifier, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logits = module(x)
+        return F.cross_entropy(logits, y), logits.detach(), (logits.argmax(-1) == y).float().mean()
+
+    loss, logits, accuracy = torch.compile(step, backend=engine)(module, x, y)
+    assert engine.compile_log.graphs[0].kind == "fused"
+    torch.testing.assert_close(logits, module(x).detach())
+    assert accuracy == (module(x).argmax(-1) == y).float().mean()
+    assert loss.requires_grad
+    assert not accuracy.requires_grad
+
+
+def test_graph_breaks_run_as_split_sessions() -> None:
+    engine = backend()
+
+    def step(module: Classifier, x: Tensor, y: Tensor) -> Tensor:
+        logits = module(x)
+        torch._dynamo.graph_break()
+        return F.cross_entropy(logits * 2, y)
+
+    module, (x, y) = Classifier(), classes(9)
+    twin = copy.deepcopy(module)
+    torch.compile(step, backend=engine)(module, x, y).backward()
+    F.cross_entropy(twin(x) * 2, y).backward()
+    assert sorted(graph.kind for graph in engine.compile_log.graphs) == ["fused", "split"]
+    for name, gradient in gradients(twin).items():
+        assert relative_error(gradients(module)[name], gradient) < 1e-5
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_split_sessions_in_flight(order: tuple[int, ...]) -> None:
+    engine = backend()
+    module = Classifier()
+    twin = copy.deepcopy(module)
+    compiled = torch.compile(module, backend=engine)
+    batches = [torch.randn(7, 6) for _ in order]
+    outputs = [compiled(batch) for batch in batches]
+    assert engine.compile_log.graphs[0].kind == "split"
+    for k in order:
+        module.zero_grad()
+        twin.zero_grad()
+        weights = torch.randn_like(outputs[k])
+        # The engine's own thread is where backward runs under data parallelism and pipelining.
+        thread = threading.Thread(target=outputs[k].backward, args=(weights,))
+        thread.start()
+        thread.join()
+        twin(batches[k]).backward(weights)
+        for name, gradient in gradients(twin).items():
+            assert relative_error(gradients(module)[name], gradient) < 1e-5
+
+
+def test_split_graph_with_an_output_nobody_uses() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(3, 3)
+            self.b = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            return self.a(x), self.b(x), (x > 0).sum()
+
+    module, x = Two(), torch.randn(4, 3)
+    first, _, count = torch.compile(module, backend=backend())(x)
+    first.sum().backward()
+    torch.testing.assert_close(module.a.weight.grad, x.sum(0).expand(3, 3))
+    assert module.b.weight.grad is None or not module.b.weight.grad.any()
+    assert count == (x > 0).sum()
+
+
+def test_forward_that_nobody_follows_frees_its_memory() -> None:
+    import psutil
+
+    module = nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 512))
+    compiled = torch.compile(module, backend=backend())
+    x = torch.randn(2048, 512)
+    for _ in range(5):
+        compiled(x)
+    before = psutil.Process().memory_info().rss
+    for _ in range(40):
+        compiled(x)
+    assert psutil.Process().memory_info().rss - before < 60e6
+
+
+def test_several_shapes_are_each_served() -> None:
+    engine = backend()
+    module = Classifier()
+    loss = torch.compile(Classifier.loss, backend=engine)
+    for rows in (7, 5, 3, 7, 5):
+        x, y = classes(rows)
+        torch.testing.assert_close(loss(module, x, y), module.loss(x, y))
+    assert len(engine.compile_log.graphs) == 2
+    assert not [graph for graph in engine.compile_log.graphs if graph.fallback]
+
+
+def test_many_shapes_are_not_compiled_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lit_ort.backend.backend.MANY_SIGNATURES", 3)
+    compiled = torch.compile(lambda x: (x * 2).sum(), backend=backend(dynamic="never"))
+    for rows in (4, 5, 6):
+        compiled(torch.ones(rows, requires_grad=True))
+    with pytest.warns(LitOrtWarning, match="compiled for 3 different sizes"):
+        compiled(torch.ones(7, requires_grad=True))
+
+
+def test_no_gradients_wanted() -> None:
+    engine = backend()
+    module, (x, y) = Classifier(), classes(7)
+    loss = torch.compile(Classifier.loss, backend=engine)
+    for context in (torch.no_grad, torch.inference_mode):
+        with context():
+            torch.testing.assert_close(loss(module, x, y), module.loss(x, y))
+    assert {graph.kind for graph in engine.compile_log.graphs} == {"forward"}
+
+
+def test_fallback_warns_once_and_runs_in_eager() -> None:
+    engine = backend(fallback="warn")
+    function = torch.compile(sparse_gradient, backend=engine)
+    x = torch.randn(4, 3, requires_grad=True)
+    with pytest.warns(LitOrtWarning, match=f"(?s)runs in eager PyTorch.*{REASON}.*torch.compiler.disable"):
+        function(x).backward()
+    torch.testing.assert_close(x.grad, torch.autograd.grad(sparse_gradient(x), x)[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        function(x)
+    report = engine.compile_log.graphs[0]
+    assert report.kind == "eager"
+    assert report.fallback is not None
+    assert REASON in report.fallback
+
+
+def test_a_label_out_of_range_raises_as_in_eager() -> None:
+    module = Classifier()
+    loss = torch.compile(Classifier.loss, backend=backend())
+    x = torch.randn(3, 6)
+    for label in (5, -1):
+        with pytest.raises(SessionError, match="index"):
+            loss(module, x, torch.tensor([0, 1, label]))
+
+
+def test_explain_and_dump(tmp_path: Path) -> None:
+    engine = backend(dump_dir=str(tmp_path), disable_passes=("dropout",))
+    torch.compile(Classifier.loss, backend=engine)(Classifier(), *classes(7))
+    text = str(explain(engine))
+    assert "fused, 8 inputs, 6 gradients" in text
+    assert "pass     linear_cross_entropy: 0 rewritten, 1 declined" in text
+    assert "scores are few" in text
+    assert "pass     dropout" not in text
+    report = engine.compile_log.graphs[0]
+    assert report.operators_before["aten.cross_entropy_loss.default"] == 1
+    assert report.operators_after["ATen"] > 0
+    assert report.torch_operators["aten._log_softmax.default"] == 1
+    assert "by torch" in text
+    assert report.seconds > 0
+    stages = sorted(path.name for path in (tmp_path / "graph_0").iterdir())
+    assert stages == ["1_captured.txt", "2_fused.txt", "3_joint.txt", "4_forward.onnx", "4_forward.txt"]
+    with pytest.raises(TypeError, match="nothing to tell"):
+        explain(object())

@@ -1,0 +1,30 @@
+"""Makes the engine wrong, for tests of what finds that out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+from lit_ort._compat.torch_fx import output_of, returned_by
+from lit_ort.passes import pipeline
+
+
+def scale_outputs(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], factor: float) -> None:
+    """Lets graphs that are built from now on return their outputs of one shape multiplied by a factor."""
+    apply = pipeline.apply
+
+    def wrong(module: fx.GraphModule, *rest: Any, **others: Any) -> Any:
+        reports = apply(module, *rest, **others)
+        output, values = output_of(module.graph), returned_by(module.graph)
+        for k, value in enumerate(values):
+            if isinstance(value, fx.Node) and tuple(value.meta["val"].shape) == shape:
+                with module.graph.inserting_before(output):
+                    values[k] = module.graph.call_function(torch.ops.aten.mul.Tensor, (value, factor))
+                values[k].meta = {**value.meta}
+        output.args = (tuple(values),)
+        return reports
+
+    monkeypatch.setattr(pipeline, "apply", wrong)

@@ -1,0 +1,217 @@
+"""Activation checkpoints and recomputed layers: eager's numbers, the module's own checkpoints honoured, less memory."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+from lit_ort.backend.backend import ORTBackend
+from lit_ort.errors import OptionsError
+from lit_ort.options import ORTOptions
+from tests.compare import TOLERANCE, assert_same_step, backend, gradients, relative_error
+from tests.hf_models import CASES
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Block(nn.Module):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.inside = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Dropout(dropout), nn.Linear(64, 16), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inside(x)
+
+
+class Blocks(nn.Module):
+    """Four blocks, each called through `call`."""
+
+    def __init__(self, call: Any, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(dropout) for _ in range(4))
+        self.call = call
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = self.call(block, x)
+        return x.square().mean()
+
+
+def plain(block: nn.Module, x: Tensor) -> Tensor:
+    return block(x)
+
+
+def checkpointed(block: nn.Module, x: Tensor) -> Tensor:
+    return checkpoint(block, x, use_reentrant=False)
+
+
+def reentrant(block: nn.Module, x: Tensor) -> Tensor:
+    return checkpoint(block, x, use_reentrant=True)
+
+
+def inner(block: Any, x: Tensor) -> Tensor:
+    """A checkpoint in another one, and two results."""
+
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        return checkpointed(block.inside, x), x * 2
+
+    first, second = checkpoint(both, x, use_reentrant=False)
+    return first + second / 2
+
+
+def step(module: Any, x: Tensor) -> Tensor:
+    return module(x)
+
+
+def assert_same_gradients(module: nn.Module, twin: nn.Module) -> None:
+    found, expected = gradients(module), gradients(twin)
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert relative_error(found[name], gradient) <= TOLERANCE, name
+
+
+# What an operator is called in the forward that was captured, and in what runs.
+WATCHED = {"aten.tanh.default": "aten.tanh.default", "aten.layer_norm.default": "aten.native_layer_norm.default"}
+
+
+def copied_nodes(engine: ORTBackend) -> int:
+    """How many of some operators run again."""
+    (report,) = engine.compile_log.graphs
+    after = report.torch_operators
+    return sum(after.get(ran, 0) - report.operators_before.get(name, 0) for name, ran in WATCHED.items())
+
+
+@pytest.mark.parametrize("call", [checkpointed, reentrant, inner])
+def test_checkpoints_of_a_module_are_honoured(call: Any) -> None:
+    x = torch.randn(8, 16, requires_grad=True)
+    engine = assert_same_step(Blocks(call), step, x)
+    assert copied_nodes(engine) >= 4
+
+
+def test_without_a_checkpoint_nothing_is_computed_twice() -> None:
+    assert copied_nodes(assert_same_step(Blocks(plain), step, torch.randn(8, 16))) == 0
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_layers_are_found_and_their_gradients_stay(dropout: float) -> None:
+    """Masks come from the same seeds with and without, so the steps are the same ones."""
+    module, x = Blocks(plain, dropout), torch.randn(8, 16)
+    twin = copy.deepcopy(module)
+    losses = []
+    for each, options in ((module, {"recompute": "layers"}), (twin, {})):
+        torch.manual_seed(1)
+        engine = backend(**options)
+        losses.append(torch.compile(step, backend=engine)(each, x))
+        losses[-1].backward()
+        assert bool(copied_nodes(engine)) == bool(options)
+        torch.compiler.reset()
+    assert relative_error(losses[0].detach(), losses[1].detach()) <= TOLERANCE
+    assert_same_gradients(module, twin)
+
+
+# transformers gives this method another name from 6.0 on.
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
+@pytest.mark.parametrize("name", ["gpt2", "bert_pretrain"])
+@pytest.mark.parametrize("by", ["model", "option"])
+def test_transformers(name: str, by: str) -> None:
+    make, make_batch = CASES[name]
+    module = make(dropout=0.1)
+    batch = make_batch(module)
+    if by == "model":
+        module.model.gradient_checkpointing_enable()
+    module.model.train()
+    engine = backend(verify_first_step=True, recompute="layers" if by == "option" else None)
+
+    def training_step(module: Any, batch: dict[str, Tensor]) -> Tensor:
+        loss = module.loss(batch)
+        return loss if isinstance(loss, Tensor) else loss[0]
+
+    torch.compile(training_step, backend=engine)(module, batch).backward()
+    assert copied_nodes(engine) >= 2
+
+
+def test_less_is_held() -> None:
+    planned = []
+    for options in ({}, {"recompute": "layers"}):
+        engine = backend(**options)
+        torch.compile(step, backend=engine)(Blocks(plain), torch.randn(512, 16)).backward()
+        planned.append(engine.compile_log.graphs[0].peak_bytes)
+        torch.compiler.reset()
+    assert planned[1] < 0.7 * planned[0]
+
+
+def test_in_bf16() -> None:
+    module, x = Blocks(plain), torch.randn(512, 16)
+    twin = copy.deepcopy(module)
+    step_16 = torch.compile(step, backend=backend(precision="bf16-mixed"))
+    step_16(twin, x).backward()
+    torch.compiler.reset()
+    engine = backend(precision="bf16-mixed", recompute="layers", verify_first_step=True)
+    torch.compile(step, backend=engine)(module, x).backward()
+    assert copied_nodes(engine) > 0
+    assert_same_gradients(module, twin)
+
+
+def test_a_split_graph_computes_again_in_its_backward() -> None:
+    def two(module: Blocks, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x
+        for block in module.blocks:
+            y = block(y)
+        return y.square().mean(), y.mean()
+
+    module, x = Blocks(plain), torch.randn(8, 16)
+    twin = copy.deepcopy(module)
+    first, second = two(twin, x)
+    (first + second).backward()
+    engine = backend(recompute="layers")
+    first, second = torch.compile(two, backend=engine)(module, x)
+    (first + second).backward()
+    assert "split" in [report.kind for report in engine.compile_log.graphs]
+    assert next(p.fired for p in engine.compile_log.graphs[-1].passes if p.name == "recompute") > 0
+    assert_same_gradients(module, twin)
+
+
+def contexts() -> Any:
+    return create_selective_checkpoint_contexts([torch.ops.aten.mm.default])
+
+
+def choosing(block: nn.Module, x: Tensor) -> Tensor:
+    return checkpoint(block, x, use_reentrant=False, context_fn=contexts)
+
+
+def choosing_inside(block: nn.Module, x: Tensor) -> Tensor:
+    return checkpoint(lambda x: choosing(block, x), x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("call", [choosing, choosing_inside])
+def test_a_choice_of_what_to_keep_leaves_the_numbers(call: Any) -> None:
+    assert_same_step(Blocks(call), step, torch.randn(8, 16))
+
+
+def test_without_layers_it_says_so() -> None:
+    engine = backend(recompute="layers")
+    torch.compile(step, backend=engine)(nn.Linear(16, 4), torch.randn(8, 16)).sum().backward()
+    (report,) = engine.compile_log.graphs
+    (reason,) = next(p.declined for p in report.passes if p.name == "recompute")
+    assert "no operator belongs to a module in a list" in reason
+
+
+def test_an_unknown_choice_is_refused() -> None:
+    with pytest.raises(OptionsError, match="neither None nor 'layers'"):
+        ORTOptions(recompute="all")
+
+
+def test_cached_graphs_keep_the_choice(tmp_path: Path) -> None:
+    found = []
+    for options in ({}, {"recompute": "layers"}, {"recompute": "layers"}):
+        engine = backend(cache_dir=str(tmp_path), **options)
+        torch.compile(step, backend=engine)(Blocks(plain), torch.randn(8, 16)).backward()
+        found.append((engine.compile_log.graphs[0].cache, copied_nodes(engine) > 0))
+        torch.compiler.reset()
+    assert found == [("written", False), ("written", True), ("read", True)]

@@ -1,0 +1,121 @@
+"""Layers whose values the backward computes again: which nodes are marked, eager's gradients, less memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.utils.checkpoint import checkpoint
+
+from lit_ort._compat.torch_aot import is_marked, must_recompute, region_of
+from lit_ort._compat.torch_fx import module_path
+from lit_ort.capture.layers import mark_layers
+from tests.compare import assert_same_step, backend
+from tests.joint.traced import captured
+
+aten = torch.ops.aten
+WIDTH, LAYERS = 32, 4
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = x.tanh().exp().sin()
+        return self.inner(x)
+
+
+class Attending(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(F.scaled_dot_product_attention(x, x, x).tanh())
+
+
+class Layers(nn.Module):
+    """Layers in a list, and a head outside of it."""
+
+    def __init__(self, layer: type[Layer] = Layer, checkpoints: bool = False) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layer() for _ in range(LAYERS))
+        self.head = nn.Linear(WIDTH, WIDTH)
+        self.checkpoints = checkpoints
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if self.checkpoints else layer(x)
+        return self.head(x).tanh().square().mean()
+
+
+def step(module: Any, x: Tensor) -> Tensor:
+    return module(x)
+
+
+def graph_of(module: nn.Module, x: Tensor) -> fx.Graph:
+    return captured(lambda x: module(x), x).module.graph
+
+
+def marked(graph: fx.Graph) -> list[fx.Node]:
+    return [node for node in graph.nodes if is_marked(node)]
+
+
+def test_nodes_of_modules_in_a_list_are_marked_layer_by_layer() -> None:
+    graph = graph_of(Layers(), torch.randn(8, WIDTH))
+    assert mark_layers(graph) == LAYERS
+    assert all(must_recompute(node) for node in marked(graph))
+    assert [node.target for node in marked(graph)].count(aten.tanh.default) == 3 * LAYERS
+    regions = [region_of(node) for node in marked(graph)]
+    assert len(set(regions)) == LAYERS
+    assert all(".layers.".replace(".", "") in (module_path(node) or "") for node in marked(graph))
+    head = [node for node in graph.nodes if node.op == "call_function" and not is_marked(node)]
+    assert {aten.linear.default, aten.mean.default} <= {node.target for node in head}
+
+
+def test_results_of_attention_are_kept() -> None:
+    graph = graph_of(Layers(Attending), torch.randn(2, 8, WIDTH))
+    assert mark_layers(graph) == LAYERS
+    kept = [node.target for node in marked(graph) if not must_recompute(node)]
+    assert kept == [aten.scaled_dot_product_attention.default] * LAYERS
+
+
+def test_checkpoints_of_the_module_stay_as_they_are() -> None:
+    graph = graph_of(Layers(checkpoints=True), torch.randn(8, WIDTH))
+    before = {node: region_of(node) for node in marked(graph)}
+    assert before
+    mark_layers(graph)
+    assert {node: region_of(node) for node in before} == before
+
+
+def test_nothing_is_marked_without_a_list() -> None:
+    graph = graph_of(nn.Linear(WIDTH, WIDTH), torch.randn(8, WIDTH))
+    assert mark_layers(graph) == 0
+    assert not marked(graph)
+
+
+@pytest.mark.parametrize("recompute", ["layers", 0.5])
+def test_what_is_computed_again_keeps_eagers_gradients_and_less_memory(
+    recompute: str | float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, x = Layers(), torch.randn(256, WIDTH)
+    everything = assert_same_step(module, step, x)
+    torch.compiler.reset()
+    module.zero_grad()
+    monkeypatch.setattr("tests.compare.backend", lambda: backend(recompute=recompute))
+    least = assert_same_step(module, step, x)
+    (kept,), (again,) = everything.compile_log.graphs, least.compile_log.graphs
+    assert again.torch_operators["aten.tanh.default"] > kept.torch_operators["aten.tanh.default"]
+    assert again.peak_bytes < kept.peak_bytes
+
+
+def test_a_budget_of_one_keeps_everything() -> None:
+    counts = []
+    for recompute in (None, 1.0):
+        engine = backend(recompute=recompute)
+        torch.compile(step, backend=engine)(Layers(), torch.randn(8, WIDTH)).backward()
+        counts.append(engine.compile_log.graphs[0].torch_operators["aten.tanh.default"])
+        torch.compiler.reset()
+    assert counts == [3 * LAYERS + 1] * 2

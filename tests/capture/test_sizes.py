@@ -1,0 +1,274 @@
+"""Batches of changing sizes: one graph serves them, with the numbers of eager."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lit_ort import ORTOptions
+from lit_ort.backend import build
+from lit_ort.backend.backend import ORTBackend
+from lit_ort.backend.steps import dynamo_settings
+from lit_ort.errors import CaptureError, OptionsError
+from lit_ort.runtime.sizes import hold
+from tests.compare import TOLERANCE, backend, gradients, relative_error
+
+WORDS, WIDTH, HEADS = 50, 16, 2
+
+
+class Block(nn.Module):
+    """A language model of one layer, whose shapes are written as users write them."""
+
+    def __init__(self, words: int = WORDS) -> None:
+        super().__init__()
+        self.word = nn.Embedding(words, WIDTH)
+        self.place = nn.Embedding(64, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.heads = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, words)
+
+    def forward(self, text: Tensor, labels: Tensor) -> Tensor:
+        batch, length = text.shape
+        x = self.word(text) + self.place(torch.arange(length))
+        split = self.heads(self.norm(x)).view(batch, length, 3, HEADS, WIDTH // HEADS)
+        query, key, value = split.permute(2, 0, 3, 1, 4)
+        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + functional.gelu(seen.transpose(1, 2).reshape(batch, length, WIDTH))
+        return functional.cross_entropy(self.out(x).view(-1, self.out.out_features), labels.view(-1))
+
+
+def assert_equal_steps(module: nn.Module, engine: ORTBackend, *batches: tuple[Tensor, ...]) -> None:
+    compiled = torch.compile(module, backend=engine)
+    for batch in batches:
+        module.zero_grad()
+        expected = module(*batch)
+        expected.backward()
+        reference = gradients(module)
+        module.zero_grad()
+        loss = compiled(*batch)
+        loss.backward()
+        assert relative_error(loss.detach(), expected.detach()) <= TOLERANCE
+        found = gradients(module)
+        assert found.keys() == reference.keys()
+        for name, gradient in reference.items():
+            assert relative_error(found[name], gradient) <= TOLERANCE, (name, [tuple(t.shape) for t in batch])
+
+
+def text(batch: int, length: int) -> tuple[Tensor, Tensor]:
+    return torch.randint(WORDS, (batch, length)), torch.randint(WORDS, (batch, length))
+
+
+def test_fifty_lengths_are_two_graphs() -> None:
+    engine = backend()
+    assert_equal_steps(Block(), engine, *(text(3, length) for length in range(5, 55)))
+    assert [graph.shapes for graph in engine.compile_log.graphs] == [
+        ("text int64[3, 5]", "labels int64[3, 5]"),
+        ("text int64[3, any]", "labels int64[3, any]"),
+    ]
+
+
+def test_batch_and_length_change_by_themselves() -> None:
+    engine = backend()
+    sizes = [(3, 9), (3, 12), (4, 12), (5, 7), (2, 30), (4, 12), (3, 9)]
+    assert_equal_steps(Block(), engine, *(text(*size) for size in sizes))
+    assert len(engine.compile_log.graphs) == 3
+
+
+def test_parts_of_a_longer_batch() -> None:
+    engine, (words, labels) = backend(), text(3, 40)
+    assert_equal_steps(Block(), engine, *((words[:, :n], labels[:, :n].contiguous()) for n in (7, 12, 19, 30)))
+    assert len(engine.compile_log.graphs) == 2
+
+
+def test_the_same_passes_fire_as_for_one_size() -> None:
+    engine, module = backend(), Block(words=6000)
+    assert_equal_steps(module, engine, text(4, 60), text(5, 64), text(6, 50))
+    fired = [{report.name: report.fired for report in graph.passes} for graph in engine.compile_log.graphs]
+    assert len(fired) == 2
+    assert fired[0] == fired[1]
+    assert fired[1]["linear_cross_entropy"] == 1
+
+
+def test_bf16() -> None:
+    torch.manual_seed(0)
+    engine, module = backend(precision="bf16-mixed"), Block(words=6000)
+    compiled = torch.compile(module, backend=engine)
+    for size in [(4, 60), (5, 64), (6, 50)]:
+        batch = text(*size)
+        loss, expected = compiled(*batch), module(*batch)
+        assert relative_error(loss.detach(), expected.detach()) <= 1e-2
+    assert len(engine.compile_log.graphs) == 2
+
+
+class Distances(nn.Module):
+    """Products of which the second factor changes its size, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = nn.Parameter(torch.randn(96, 64))
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        place = self.place[: x.size(1)]
+        scores = self.linear(x) @ place.transpose(0, 1)
+        return (scores.softmax(-1) @ (place * 2)).square().mean()
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_products_of_two_changing_sizes(precision: str) -> None:
+    torch.manual_seed(0)
+    engine, module = backend(precision=precision), Distances()
+    batches = [(torch.randn(8, length, 64),) for length in (60, 72, 80, 65)]
+    if precision == "32-true":
+        assert_equal_steps(module, engine, *batches)
+    compiled = torch.compile(module, backend=engine)
+    for batch in batches:
+        loss, expected = compiled(*batch), module(*batch)
+        assert relative_error(loss.detach(), expected.detach()) <= 2e-2
+    assert len(engine.compile_log.graphs) == 2
+
+
+def test_causal_attention_without_its_kernel() -> None:
+    engine = backend(disable_passes=("attention",))
+    assert_equal_steps(Block(), engine, *(text(3, length) for length in (5, 8, 13)))
+    assert len(engine.compile_log.graphs) == 2
+
+
+def test_never_compiles_each_size() -> None:
+    engine = backend(dynamic="never")
+    assert_equal_steps(Block(), engine, *(text(3, length) for length in (5, 8, 13)))
+    assert len(engine.compile_log.graphs) == 3
+
+
+class Halves(nn.Module):
+    """Does something else with long inputs, which Dynamo sees, and pads odd ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        if x.size(1) > 10:
+            x = x[:, : x.size(1) // 2] * 2
+        return (x * torch.arange(x.size(1))[:, None]).square().mean()
+
+
+def test_a_step_that_looks_at_its_sizes() -> None:
+    engine = backend()
+    assert_equal_steps(Halves(), engine, *((torch.randn(3, length, 4),) for length in (5, 7, 15, 9, 31, 12)))
+    assert len(engine.compile_log.graphs) <= 4
+
+
+class Resized(nn.Module):
+    """Operators that run as torch's own and take sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv1d(2, 3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.interpolate(self.convolution(x), size=2 * x.size(2), mode="linear")
+        return functional.elu(functional.adaptive_avg_pool1d(y, 4)).square().mean() + y.cumsum(-1).std()
+
+
+def test_operators_of_torch_take_changing_sizes() -> None:
+    engine = backend()
+    assert_equal_steps(Resized(), engine, *((torch.randn(3, 2, length),) for length in (9, 12, 17, 30)))
+    graphs = engine.compile_log.graphs
+    assert len(graphs) == 2, [(graph.shapes, graph.fixed_sizes) for graph in graphs]
+    assert graphs[-1].torch_operators
+
+
+class Idle(nn.Module):
+    """Permutations that leave every axis where it is, which an optimizer of ONNX Runtime's takes for others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear((x * 2).permute(0, 1))
+        return (y * torch.linspace(0.5, 2.0, 4)).square().mean()
+
+
+def test_permutations_that_change_nothing() -> None:
+    engine = backend()
+    assert_equal_steps(Idle(), engine, *((torch.randn(rows, 4),) for rows in (4, 5, 4, 7)))
+    assert len(engine.compile_log.graphs) == 2
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer = getattr(nn, kind)(3, 4, num_layers=2, bidirectional=True, batch_first=kind != "RNN")
+
+    def forward(self, x: Tensor) -> Tensor:
+        output, state = self.layer(x)
+        last = state[1] if isinstance(state, tuple) else state
+        return (output.cumsum(1) * torch.linspace(0, 1, 8)).square().mean() + last.sum()
+
+
+@pytest.mark.parametrize(("kind", "graphs"), [("GRU", 2), ("LSTM", 2), ("RNN", 4)])
+def test_recurrent_layers_under_a_strategy(kind: str, graphs: int) -> None:
+    # torch has no operator for a whole plain RNN on the way of a gradient: it is unrolled, each length by itself.
+    engine = backend()
+    with dynamo_settings("training_step", True):
+        assert_equal_steps(Recurrent(kind), engine, *((torch.randn(length, 5, 3),) for length in (4, 6, 9, 7)))
+    assert len(engine.compile_log.graphs) == graphs
+
+
+def test_what_needs_its_sizes_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(program: Any) -> Any:
+        raise CaptureError("the sizes decide", remedy="Each size is compiled by itself.")
+
+    monkeypatch.setattr(build, "conditions_of", refuse)
+    engine = backend()
+    assert_equal_steps(Block(), engine, *(text(3, length) for length in (5, 8, 13, 8)))
+    graphs = engine.compile_log.graphs
+    assert [graph.shapes[0] for graph in graphs] == [f"text int64[3, {length}]" for length in (5, 8, 13)]
+    assert "these only: the sizes decide" in str(graphs[1])
+
+
+def test_equal_graphs_share_one_that_serves_any_size() -> None:
+    engine, modules = backend(), [Block(), Block()]
+    steps = [torch.compile(module, backend=engine) for module in modules]
+    for length in (5, 6, 7, 8):
+        for step in steps:
+            step(*text(2, length)).backward()
+    assert len(engine.compile_log.graphs) == 2
+
+
+def test_a_graph_for_any_size_comes_from_the_cache(tmp_path: Path) -> None:
+    lengths = (5, 8, 13)
+    for expected in ("written", "read"):
+        torch._dynamo.reset()
+        engine = backend(cache_dir=str(tmp_path))
+        torch.manual_seed(0)
+        assert_equal_steps(Block(), engine, *(text(3, length) for length in lengths))
+        assert [graph.cache for graph in engine.compile_log.graphs] == [expected] * 2
+
+
+def test_verification_covers_it() -> None:
+    engine = backend(verify_first_step=True)
+    assert_equal_steps(Block(), engine, *(text(3, length) for length in (5, 8, 13)))
+    assert len(engine.compile_log.graphs) == 2
+
+
+def test_conditions() -> None:
+    length, width = ("size", 0, 1), ["size", 1, 0]
+    even = ("equal", ("remainder", length, 2), 0)
+    assert hold([even, ("below", width, ("multiply", length, 2))], [(3, 4), (7,)])
+    assert not hold([even], [(3, 5)])
+    assert not hold([("all", even, ("at least", ("quotient", length, 3), 2))], [(3, 4)])
+    assert hold([("not", ("any", ("above", length, 9), ("unequal", ("largest", length, 6), 6)))], [(0, 4)])
+
+
+def test_the_option_is_checked() -> None:
+    with pytest.raises(OptionsError, match="dynamic='sometimes'"):
+        ORTOptions(dynamic="sometimes")

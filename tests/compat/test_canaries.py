@@ -1,0 +1,342 @@
+"""One canary for each private symbol: which one broke, what that breaks, and the file that has to be mended."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.compat.canary import canary
+
+PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+LIGHTNING = "lightning"
+DYNAMO = "torch_dynamo"
+DISTRIBUTED = "torch_distributed"
+OPTIM = "torch_optim"
+
+
+def module_of(package: str) -> Any:
+    """A LightningModule with one layer."""
+
+    class Plain(importlib.import_module(package).LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x)
+
+    return Plain()
+
+
+def trainer_of(package: str, **settings: Any) -> Any:
+    return importlib.import_module(package).Trainer(
+        accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, enable_progress_bar=False, **settings
+    )
+
+
+@pytest.fixture
+def one_rank(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    assert dist.group.WORLD is not None
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+# Lightning
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_compiler_context(package: str) -> None:
+    effect = "a module from torch.compile is not refused and would be compiled twice"
+    with canary("LightningModule._compiler_ctx", LIGHTNING, effect) as lightning:
+        module = module_of(package)
+        assert not lightning.is_compiled(module)
+        compiled: Any = torch.compile(module, backend="eager")
+        from_compiled = importlib.import_module(f"{package}.utilities.compile").from_compiled
+        assert lightning.is_compiled(from_compiled(compiled))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("enabled", [True, False])
+def test_layer_sync(package: str, enabled: bool) -> None:
+    effect = "sync_batchnorm=True fails in the first step instead of being refused"
+    with canary("ParallelStrategy._layer_sync", LIGHTNING, effect) as lightning:
+        strategy = trainer_of(package, strategy="ddp", sync_batchnorm=enabled).strategy
+        assert lightning.synchronizes_layers(strategy) is enabled
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_lightning_optimizer(package: str) -> None:
+    effect = "checkpoints of ort_pipeline and ort_tensor read the wrapper's state"
+    with canary("LightningOptimizer._optimizer", LIGHTNING, effect) as lightning:
+        wrapper = importlib.import_module(f"{package}.core.optimizer").LightningOptimizer
+        optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
+        assert lightning.plain_optimizer(wrapper(optimizer)) is optimizer
+        assert lightning.plain_optimizer(optimizer) is optimizer
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_distributed_sampler(package: str) -> None:
+    effect = "the processes of one pipeline read different batches"
+    with canary("Trainer._accelerator_connector.use_distributed_sampler", LIGHTNING, effect) as lightning:
+        trainer = trainer_of(package)
+        assert trainer._accelerator_connector.use_distributed_sampler is True
+        lightning.leave_samplers_alone(trainer)
+        assert trainer._accelerator_connector.use_distributed_sampler is False
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_sigterm_handler(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    effect = "a job that is told to stop waits for ever where ranks wait for each other"
+    with canary("Trainer._signal_connector._sigterm_notifier_fn", LIGHTNING, effect) as lightning:
+        trainer, registered = trainer_of(package), []
+        connector = trainer._signal_connector
+        assert callable(connector._sigterm_notifier_fn)
+        connector_class: Any = type(connector)
+        register = staticmethod(lambda _, handlers: registered.append(handlers))
+        monkeypatch.setattr(connector_class, "_register_signal", register)
+        calls: list[int] = []
+        lightning.replace_sigterm_handler(trainer, lambda signum, _: calls.append(signum))
+        connector.register_signal_handlers()
+        registered[-1].signal_handlers[0](15, None)
+        assert calls == [15]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_received_sigterm(package: str) -> None:
+    effect = "a job that is told to stop goes on"
+    with canary("Trainer._signal_connector.received_sigterm", LIGHTNING, effect) as lightning:
+        trainer = trainer_of(package)
+        assert trainer.received_sigterm is False
+        assert lightning.note_sigterm(trainer) is True
+        assert trainer.received_sigterm is True
+        assert lightning.note_sigterm(trainer) is False
+
+
+def test_train_progress_bar() -> None:
+    effect = "OneLineProgressBar leaves an empty line before the first epoch"
+    with canary("TQDMProgressBar._train_progress_bar", LIGHTNING, effect) as lightning:
+        from lightning.pytorch.callbacks import TQDMProgressBar
+
+        bar = TQDMProgressBar()
+        assert lightning.training_bar(bar) is None
+        bar.train_progress_bar = opened = bar.init_train_tqdm()
+        assert lightning.training_bar(bar) is opened
+        opened.close()
+
+
+# Dynamo
+
+
+def test_step_settings() -> None:
+    effect = "RNNs are skipped, counters compile at every value, log lines break graphs, or the limit passes in silence"
+    with canary("torch._dynamo.config", DYNAMO, effect) as dynamo:
+        config = importlib.import_module("torch._dynamo.config")
+        names = ("allow_rnn", "allow_unspec_int_on_nn_module", "recompile_limit", "fail_on_recompile_limit_hit")
+        with dynamo.step_settings(3, True):
+            assert [getattr(config, name) for name in names] == [True, True, 3, True]
+            assert logging.Logger.info in config.ignore_logging_functions
+
+
+def recompiled(fail: bool) -> None:
+    """Runs a function until it has been compiled as often as it may be."""
+    dynamo = importlib.import_module("lit_ort._compat.torch_dynamo")
+
+    @torch.compile(backend="eager", dynamic=False)
+    def scaled(x: torch.Tensor, word: str) -> torch.Tensor:
+        return x * len(word)
+
+    with dynamo.step_settings(2, fail):
+        for count in range(4):
+            scaled(torch.ones(2), "x" * count)
+
+
+def test_recompile_limit_hit() -> None:
+    effect = "fallback='error' raises something else where a step is compiled again at every call"
+    with canary("torch._dynamo.exc.FailOnRecompileLimitHit", DYNAMO, effect) as dynamo:
+        with pytest.raises(dynamo.RecompileLimitHit):
+            recompiled(fail=True)
+
+
+def test_recompile_limit_log_line(caplog: pytest.LogCaptureFixture) -> None:
+    effect = "a step that is compiled again at every call turns eager without lit_ort's warning"
+    with canary("the log line of torch._dynamo.convert_frame at the recompile limit", DYNAMO, effect) as dynamo:
+        records: list[logging.LogRecord] = []
+        logger = logging.getLogger(dynamo.RECOMPILE_LOGGER)
+        watch: Callable[[logging.LogRecord], bool] = lambda record: bool(records.append(record))  # noqa: E731
+        logger.addFilter(watch)
+        try:
+            recompiled(fail=False)
+        finally:
+            logger.removeFilter(watch)
+        assert any(dynamo.is_recompile_limit(record) for record in records)
+
+
+def test_optimize_ddp() -> None:
+    effect = "ort_ddp cuts every step's graph at buckets, or overlap=True never does"
+    with canary("torch._dynamo.config.optimize_ddp", DYNAMO, effect) as dynamo:
+        config = importlib.import_module("torch._dynamo.config")
+        for enabled in (True, False):
+            with dynamo.graphs_by_bucket(enabled):
+                assert config.optimize_ddp is enabled
+
+
+def test_detect_is_causal_mask() -> None:
+    effect = "every step of an nn.Transformer breaks at its mask"
+    with canary("torch.nn.modules.transformer._detect_is_causal_mask", DYNAMO, effect) as dynamo:
+        encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, 0.0), 1, enable_nested_tensor=False)
+        mask = nn.Transformer.generate_square_subsequent_mask(3)
+        explanation = torch.compile(encoder, backend="eager", fullgraph=True)
+        with dynamo.unchecked_causal_masks():
+            torch.testing.assert_close(explanation(torch.ones(3, 1, 4), mask), encoder(torch.ones(3, 1, 4), mask))
+
+
+# torch.distributed
+
+
+def test_resolve_process_group(one_rank: dist.ProcessGroup) -> None:
+    effect = "the sums of ort_tensor find no process group"
+    with canary("torch._C._distributed_c10d._resolve_process_group", DISTRIBUTED, effect) as distributed:
+        assert distributed.group_named(one_rank.group_name) is one_rank
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_buffer_broadcast(one_rank: dist.ProcessGroup, enabled: bool) -> None:
+    effect = "broadcast_buffers does nothing, or warns"
+    with canary("DistributedDataParallel's forward_sync_buffers", DISTRIBUTED, effect) as distributed:
+        wrapper = nn.parallel.DistributedDataParallel(nn.Linear(2, 2), **distributed.buffer_broadcast(enabled))
+        assert wrapper.broadcast_buffers is enabled
+
+
+def test_first_bucket(one_rank: dist.ProcessGroup) -> None:
+    effect = "overlap=True with a small bucket_cap_mb cuts graphs elsewhere than the buckets end"
+    with canary("torch.distributed._DEFAULT_FIRST_BUCKET_BYTES", DISTRIBUTED, effect) as distributed:
+        from torch._dynamo.backends.distributed import DDPOptimizer
+
+        wrapper = nn.parallel.DistributedDataParallel(nn.Linear(64, 64), bucket_cap_mb=1e-2)
+        with distributed.graphs_of_buckets(wrapper):
+            cutter = DDPOptimizer(wrapper.bucket_bytes_cap, backend_compile_fn=lambda graph, _: graph)
+        assert cutter.first_bucket_cap == wrapper.bucket_bytes_cap == int(1e-2 * 2**20)
+
+
+def test_backward_sync(one_rank: dist.ProcessGroup) -> None:
+    effect = "manual optimization under ort_ddp averages gradients twice, or never"
+    with canary("DistributedDataParallel.require_backward_grad_sync", DISTRIBUTED, effect) as distributed:
+        wrapper = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
+        for enabled in (False, True):
+            distributed.prepare_backward_after_forward(wrapper, enabled)
+            wrapper(torch.ones(1, 2))
+            assert wrapper.require_forward_param_sync is enabled
+
+
+def test_forward_cache(one_rank: dist.ProcessGroup) -> None:
+    effect = "Pipeline.in_flight counts nothing"
+    with canary("PipelineStage.fwd_cache", DISTRIBUTED, effect) as distributed:
+        from torch.distributed import pipelining
+
+        stage = pipelining.PipelineStage(nn.Linear(2, 2), 0, 1, torch.device("cpu"))
+        sizes: list[int] = []
+        stage.submod.register_forward_hook(lambda *_: sizes.append(len(distributed.saved_micro_batches(stage))))
+        schedule = pipelining.ScheduleGPipe(stage, 2, loss_fn=lambda output, _: output.sum())
+        schedule.step(torch.ones(4, 2), target=torch.ones(4))
+        # What is there when a micro-batch's forward ends: those before it.
+        assert sizes[-2:] == [0, 1]
+
+
+def test_encoder_fast_path() -> None:
+    effect = "an nn.TransformerEncoderLayer in evaluation computes with a part of its attention as if it were whole"
+    with canary("MultiheadAttention._qkv_same_embed_dim", DISTRIBUTED, effect) as distributed:
+
+        class Attention(nn.MultiheadAttention):
+            def forward(self, query: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+                return query, None
+
+        calls: list[str] = []
+
+        def fast_path(x: torch.Tensor, *_: Any) -> torch.Tensor:
+            calls.append("fast")
+            return x
+
+        layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
+        layer.self_attn = Attention(4, 2, batch_first=True)
+        with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "_transformer_encoder_layer_fwd", fast_path)
+            layer(torch.ones(1, 3, 4))
+            assert calls == ["fast"]
+            distributed.refuse_fast_path(layer.self_attn)
+            layer(torch.ones(1, 3, 4))
+        assert calls == ["fast"]
+
+
+# torch.optim
+
+
+def test_opt_called() -> None:
+    effect = "schedules warn that no step was taken under optimizer_in_graph and ort_zero1"
+    with canary("Optimizer._opt_called", OPTIM, effect) as optim:
+        optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        optim.note_step(optimizer)
+        schedule.step()  # a warning is an error in tests
+
+
+def test_amp_scaling() -> None:
+    effect = "tasks with a fused optimizer refuse to clip gradients in mixed precision"
+    with canary("Optimizer._step_supports_amp_scaling", OPTIM, effect) as optim:
+        optimizer = torch.optim.Adam(nn.Linear(2, 2).parameters(), fused=True)
+        assert optimizer._step_supports_amp_scaling is True
+        optim.take_no_loss_scale(optimizer)
+        assert optimizer._step_supports_amp_scaling is False
+
+
+@pytest.mark.parametrize("register", ["register_step_pre_hook", "register_step_post_hook"])
+def test_step_hooks(register: str) -> None:
+    effect = "optimizer_in_graph leaves out the hooks on an optimizer's step"
+    with canary(f"Optimizer's hooks of {register}", OPTIM, effect) as optim:
+        optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
+        assert not optim.has_step_hooks(optimizer)
+        getattr(optimizer, register)(lambda *_: None)
+        assert optim.has_step_hooks(optimizer)
+
+
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_gradient_hooks(register: str) -> None:
+    effect = "optimizer_in_graph leaves out the hooks on a parameter's gradient"
+    with canary(f"Tensor's hooks of {register}", OPTIM, effect) as optim:
+        parameter = nn.Parameter(torch.ones(2))
+        assert not optim.has_gradient_hooks(parameter)
+        getattr(parameter, register)(lambda gradient: None)
+        assert optim.has_gradient_hooks(parameter)
+
+
+# The fence's own
+
+
+def test_replaced() -> None:
+    from lit_ort._compat.patching import replaced, replaced_entry
+
+    class Base:
+        name = "base"
+
+    class Derived(Base):
+        pass
+
+    for owner in (Base, Derived):
+        with replaced(owner, "name", "other"):
+            assert owner.name == "other"
+        assert owner.name == "base"
+    assert "name" not in vars(Derived)
+    with pytest.raises(AttributeError, match="nam"), replaced(Base, "nam", 1):
+        pass
+    entries = {"own": 1}
+    with replaced_entry(entries, "own", 2), replaced_entry(entries, "new", 3):
+        assert entries == {"own": 2, "new": 3}
+    assert entries == {"own": 1}

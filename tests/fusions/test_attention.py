@@ -1,0 +1,111 @@
+"""Attention with dropout as one operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.compare import assert_same_step, backend
+from tests.passes.reports import report_of
+
+NAME, TARGET = "attention", "lit_ort.attention.default"
+Step = Callable[[Any, Tensor], Tensor]
+
+
+class Projection(nn.Module):
+    """Queries, keys and values from one layer, and a mask that may want a gradient."""
+
+    hides: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 24)
+        self.bias = nn.Parameter(torch.randn(2, 1, 5, 5))
+        self.register_buffer("hides", torch.rand(2, 1, 5, 5) > 0.4)
+
+    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = self.layer(x).view(2, 5, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        return query, key, value
+
+
+def attend(dropout: float, **settings: Any) -> Step:
+    return lambda m, x: F.scaled_dot_product_attention(*m.heads(x), dropout_p=dropout, **settings).square().sum()
+
+
+def masked(m: Any, x: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(*m.heads(x), attn_mask=m.hides, dropout_p=0.2).square().sum()
+
+
+def biased(m: Any, x: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(*m.heads(x), attn_mask=m.bias, dropout_p=0.2).square().sum()
+
+
+def frozen_bias(m: Any, x: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(*m.heads(x), attn_mask=m.bias.detach(), dropout_p=0.2).square().sum()
+
+
+def one_query_for_all(m: Any, x: Tensor) -> Tensor:
+    query, key, value = m.heads(x)
+    return F.scaled_dot_product_attention(query[:1], key, value, dropout_p=0.2).square().sum()
+
+
+def of_three_dimensions(m: Any, x: Tensor) -> Tensor:
+    query, key, value = (part.flatten(0, 1) for part in m.heads(x))
+    return F.scaled_dot_product_attention(query, key, value, dropout_p=0.2).square().sum()
+
+
+def grouped(m: Any, x: Tensor) -> Tensor:
+    query, key, value = m.heads(x)
+    return F.scaled_dot_product_attention(query, key[:, :1], value[:, :1], dropout_p=0.2, enable_gqa=True).sum()
+
+
+@pytest.mark.parametrize("step", [attend(0.2), attend(0.2, is_causal=True, scale=0.3), masked, frozen_bias])
+def test_fires(step: Step) -> None:
+    engine = backend()
+    torch.compile(step, backend=engine)(Projection(), torch.randn(2, 5, 8)).backward()
+    assert report_of(engine, NAME).fired == 1
+    assert engine.compile_log.graphs[0].torch_operators[TARGET] == 1
+
+
+@pytest.mark.parametrize(
+    ("step", "reason"),
+    [
+        (attend(0.0), "no dropout"),
+        (biased, "its mask needs a gradient"),
+        (one_query_for_all, "broadcast"),
+        (of_three_dimensions, "3 dimensions"),
+        (grouped, "fewer heads"),
+    ],
+)
+def test_must_not_fire(step: Step, reason: str) -> None:
+    engine = backend()
+    torch.compile(step, backend=engine)(Projection(), torch.randn(2, 5, 8)).backward()
+    report = report_of(engine, NAME)
+    assert report.fired == 0
+    assert reason in report.declined[0]
+    assert TARGET not in engine.compile_log.graphs[0].torch_operators
+
+
+@pytest.mark.parametrize("step", [attend(1e-9), attend(1e-9, is_causal=True, scale=0.3)])
+def test_same_numbers(step: Step) -> None:
+    engine = assert_same_step(Projection(), step, torch.randn(2, 5, 8))
+    assert report_of(engine, NAME).fired == 1
+
+
+def test_same_numbers_with_a_mask_and_none_without() -> None:
+    def step(m: Any, x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(*m.heads(x), attn_mask=m.hides, dropout_p=1e-9).square().sum()
+
+    module = Projection()
+    module.hides[..., 0] = True
+    engine = assert_same_step(module, step, torch.randn(2, 5, 8))
+    assert report_of(engine, NAME).fired == 1
+    torch.compiler.reset()
+    engine = backend(disable_passes=(NAME,))
+    torch.compile(masked, backend=engine)(module, torch.randn(2, 5, 8)).backward()
+    assert NAME not in [report.name for report in engine.compile_log.graphs[0].passes]

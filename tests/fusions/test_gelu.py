@@ -1,0 +1,133 @@
+"""GELU written out by its formula, as one operator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers.activations import NewGELUActivation
+
+from tests.compare import assert_same_step, backend
+from tests.passes.reports import report_of
+
+NAME, TARGET = "gelu", "aten.gelu.default"
+ROOT = math.sqrt(2 / math.pi)
+Formula = Callable[[Tensor], Tensor]
+
+
+def by_transformers(x: Tensor) -> Tensor:
+    return NewGELUActivation()(x)
+
+
+def by_tanh(x: Tensor) -> Tensor:
+    return x * (1 + torch.tanh((x + torch.pow(x, 3) * 0.044715) * ROOT)) * 0.5
+
+
+def by_erf(x: Tensor) -> Tensor:
+    return x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))
+
+
+def by_scaled_erf(x: Tensor) -> Tensor:
+    return 0.5 * ((torch.erf(x * (1 / math.sqrt(2))) + 1) * x)
+
+
+FORMULAS = [by_transformers, by_tanh, by_erf, by_scaled_erf]
+
+
+def step_of(formula: Formula) -> Callable[[Any, Tensor], Tensor]:
+    return lambda module, x: formula(module(x)).mean()
+
+
+@pytest.mark.parametrize("formula", FORMULAS)
+def test_fires(formula: Formula) -> None:
+    engine = backend()
+    torch.compile(step_of(formula), backend=engine)(nn.Linear(6, 8), torch.randn(4, 6)).backward()
+    assert report_of(engine, NAME).fired == 1
+    targets = engine.compile_log.graphs[0].torch_operators
+    assert targets[TARGET] == targets["aten.gelu_backward.default"] == 1
+    assert not targets.keys() & {"aten.tanh.default", "aten.erf.default", "aten.pow.Tensor_Scalar"}
+
+
+def other_cubic(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.tanh(ROOT * (x + 0.0447 * x**3)))
+
+
+def other_root(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.tanh(0.8 * (x + 0.044715 * x**3)))
+
+
+def other_power(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.tanh(ROOT * (x + 0.044715 * x**2)))
+
+
+def other_divisor(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.erf(x / 1.5))
+
+
+def other_cube(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.tanh(ROOT * (x + 0.044715 * (x * 2) ** 3)))
+
+
+def other_half(x: Tensor) -> Tensor:
+    return 0.6 * x * (1 + torch.erf(x / math.sqrt(2)))
+
+
+def other_one(x: Tensor) -> Tensor:
+    return 0.5 * x * (2 + torch.erf(x / math.sqrt(2)))
+
+
+def other_factor(x: Tensor) -> Tensor:
+    return 0.5 * x.exp() * (1 + torch.erf(x / math.sqrt(2)))
+
+
+def read_elsewhere(x: Tensor) -> Tensor:
+    inner = torch.erf(x / math.sqrt(2))
+    return 0.5 * x * (1 + inner) + inner
+
+
+def weighted_one(x: Tensor) -> Tensor:
+    inner = torch.tanh(ROOT * (x + 0.044715 * x**3))
+    return 0.5 * x * torch.add(torch.ones(()), inner, alpha=2)
+
+
+@pytest.mark.parametrize("formula", [other_cubic, other_root, other_power, other_divisor, other_cube])
+def test_must_not_fire_for_another_argument(formula: Formula) -> None:
+    engine = assert_same_step(nn.Linear(6, 8), step_of(formula), torch.randn(4, 6))
+    report = report_of(engine, NAME)
+    assert (report.fired, report.declined) == (0, ())
+    assert TARGET not in engine.compile_log.graphs[0].torch_operators
+
+
+@pytest.mark.parametrize("formula", [other_half, other_one, other_factor, read_elsewhere, weighted_one])
+def test_must_not_fire_for_another_product(formula: Formula) -> None:
+    engine = assert_same_step(nn.Linear(6, 8), step_of(formula), torch.randn(4, 6))
+    report = report_of(engine, NAME)
+    assert report.fired == 0
+    (reason,) = report.declined
+    assert "what follows is not 0.5 x (1 + aten." in reason
+    assert TARGET not in engine.compile_log.graphs[0].torch_operators
+
+
+@pytest.mark.parametrize("formula", FORMULAS)
+def test_same_numbers(formula: Formula) -> None:
+    engine = assert_same_step(nn.Linear(6, 80), step_of(formula), 4 * torch.randn(40, 6))
+    assert report_of(engine, NAME).fired == 1
+
+
+def test_same_numbers_where_the_argument_is_read_again() -> None:
+    def step(module: Any, x: Tensor) -> Tensor:
+        hidden = module(x)
+        return (by_transformers(hidden) * hidden + by_erf(hidden)).mean()
+
+    engine = assert_same_step(nn.Linear(6, 80), step, torch.randn(40, 6))
+    assert report_of(engine, NAME).fired == 2
+
+
+def test_may_be_left_out() -> None:
+    engine = backend(disable_passes=(NAME,))
+    torch.compile(step_of(by_erf), backend=engine)(nn.Linear(6, 8), torch.randn(4, 6)).backward()
+    assert TARGET not in engine.compile_log.graphs[0].torch_operators

@@ -1,0 +1,148 @@
+"""Outputs as results, inputs and views of either: eager's sizes, strides and shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_ort.errors import CaptureError
+from lit_ort.joint.outputs import Returned
+from lit_ort.runtime.program import DETACHED, NO_GRAD, TRACKED, Mutation, Output, View
+from tests.compare import backend
+from tests.joint.traced import returned_by
+
+Function = Callable[[Tensor], tuple[Tensor, ...]]
+
+
+def weight() -> Tensor:
+    return torch.randn(4, 6, generator=torch.Generator().manual_seed(3)).requires_grad_()
+
+
+def result_values(returned: Returned) -> list[Tensor]:
+    output = next(node for node in returned.joint.module.graph.nodes if node.op == "output")
+    return [node.meta["val"] for node in output.args[0][: len(returned.joint.results)]]
+
+
+def test_a_result_is_as_it_is_computed() -> None:
+    returned = returned_by(lambda w: (w.exp(), w.sum()), weight())
+    assert returned.outputs == (Output("result", 0), Output("result", 1))
+    assert returned.mutations == ()
+
+
+def test_views_of_a_result_are_no_results_of_their_own() -> None:
+    def function(w: Tensor) -> tuple[Tensor, ...]:
+        hidden = w.exp()
+        return hidden, hidden.view(-1), hidden[1:3], hidden.t(), hidden.unsqueeze(0).expand(2, 4, 6)
+
+    returned = returned_by(function, weight())
+    assert len(returned.joint.results) == 1
+    assert returned.outputs == (
+        Output("result", 0),
+        Output("result", 0, view=View((24,), (1,), 0)),
+        Output("result", 0, view=View((2, 6), (6, 1), 6)),
+        Output("result", 0, view=View((6, 4), (1, 6), 0)),
+        Output("result", 0, view=View((2, 4, 6), (0, 6, 1), 0)),
+    )
+
+
+def test_views_whose_base_is_not_returned_share_a_result() -> None:
+    returned = returned_by(lambda w: (lambda hidden: (hidden[:, 2:], hidden.t()))(w.exp()), weight())
+    assert [result.kind for result in returned.joint.results] == ["base"]
+    assert returned.outputs == (
+        Output("result", 0, view=View((4, 4), (6, 1), 2)),
+        Output("result", 0, view=View((6, 4), (1, 6), 0)),
+    )
+
+
+def test_views_of_an_input() -> None:
+    returned = returned_by(lambda w: (w.sum(), w[2:], w.t()), weight())
+    assert returned.outputs == (
+        Output("result", 0),
+        Output("input", 0, view=View((2, 6), (6, 1), 12)),
+        Output("input", 0, view=View((6, 4), (1, 6), 0)),
+    )
+
+
+def test_a_view_counts_from_where_its_input_begins() -> None:
+    rows = torch.randn(6, 4)[2:]
+    returned = returned_by(lambda x: (x.sum(), x[1:]), rows)
+    assert returned.outputs[1] == Output("input", 0, view=View((3, 4), (4, 1), 4))
+
+
+def test_a_result_in_another_order_of_memory() -> None:
+    """It is computed contiguously in that order, and a view restores its shape."""
+    w = weight()
+    returned = returned_by(lambda w: (w.t().exp(),), w)
+    (value,) = result_values(returned)
+    assert value.shape == (4, 6)
+    assert value.is_contiguous()
+    assert returned.outputs == (Output("result", 0, view=View((6, 4), w.t().exp().stride(), 0)),)
+    tangent = next(n for n in returned.joint.module.graph.nodes if n.op == "placeholder" and n.name == "tangents_1")
+    assert tangent.meta["val"].shape == (4, 6)
+
+
+def double_a_parameter(x: Tensor, w: Tensor) -> None:
+    with torch.no_grad():
+        w.mul_(2)
+
+
+@pytest.mark.parametrize(
+    ("change", "mode"),
+    [
+        (lambda x, w: x.mul_(w.sum()), TRACKED),
+        (double_a_parameter, DETACHED),
+        (lambda x, w: x.mul_(2), NO_GRAD),
+    ],
+)
+def test_inputs_that_are_changed(change: Callable[[Tensor, Tensor], Any], mode: str) -> None:
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        change(x, w)
+        return ((x * w).sum(),)
+
+    returned = returned_by(function, torch.randn(4, 6), weight())
+    kinds = [result.kind for result in returned.joint.results]
+    assert returned.mutations == (Mutation(0, kinds.index("mutation"), mode),)
+
+
+def test_another_reading_of_the_same_memory_is_refused() -> None:
+    with pytest.raises(CaptureError, match=r"torch\.float32 view of a torch\.complex64 tensor"):
+        returned_by(lambda w: (lambda z: (z, z.real))(torch.complex(w, w).exp()), weight())
+
+
+def permuted(w: Tensor) -> tuple[Tensor, ...]:
+    return (w.reshape(2, 2, 6).permute(2, 0, 1).exp(),)
+
+
+def transposed_and_its_parts(w: Tensor) -> tuple[Tensor, ...]:
+    hidden = w.t().exp()
+    return hidden, hidden[1:], hidden.t()
+
+
+def overlapping(w: Tensor) -> tuple[Tensor, ...]:
+    hidden = w.exp()
+    return hidden[:3], hidden[1:]
+
+
+def transposed_loss_parts(w: Tensor) -> tuple[Tensor, ...]:
+    return w.t().exp(), (w.t() * 2).tanh().sum()
+
+
+@pytest.mark.parametrize("function", [permuted, transposed_and_its_parts, overlapping, transposed_loss_parts])
+def test_outputs_lie_in_memory_as_eagers_do(function: Function) -> None:
+    w = weight()
+    found, expected = torch.compile(function, backend=backend())(w), function(w)
+
+    def geometry(values: tuple[Tensor, ...]) -> list[tuple[torch.Size, tuple[int, ...], bool]]:
+        first = values[0].untyped_storage().data_ptr()
+        return [(v.shape, v.stride(), v.untyped_storage().data_ptr() == first) for v in values]
+
+    assert geometry(found) == geometry(expected)
+    factors = [torch.linspace(0.5, 1.5, value.numel()).reshape(value.shape) for value in expected]
+    for value, reference in zip(found, expected, strict=True):
+        torch.testing.assert_close(value, reference)
+    gradients = torch.autograd.grad(found, w, factors), torch.autograd.grad(expected, w, factors)
+    torch.testing.assert_close(*gradients)

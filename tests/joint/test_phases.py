@@ -1,0 +1,134 @@
+"""A joint graph as one run or two: the same results and gradients as eager's, and what is kept or computed again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from lit_ort.capture.checkpoints import has_checkpoints
+from lit_ort.joint.phases import SOURCE, one_phase, saved_inputs, two_phases
+from lit_ort.lower.memory import peak_bytes
+from tests.joint.traced import Function, count, joint_of, run, tensors
+
+aten = torch.ops.aten
+
+
+def weight() -> Tensor:
+    return torch.randn(8, 8, generator=torch.Generator().manual_seed(3)).requires_grad_()
+
+
+def rows() -> Tensor:
+    return torch.randn(8, 8, generator=torch.Generator().manual_seed(4))
+
+
+def loss(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    return ((w @ x).tanh().square().mean(),)
+
+
+def hidden(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    return ((w * x).exp(),)
+
+
+def checkpointed(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    inner = checkpoint(lambda w: (w @ x).tanh().sin(), w, use_reentrant=False)
+    return (inner.square().mean(),)
+
+
+def deep(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    """Products and pointwise operators, each of whose results the backward reads."""
+    for _ in range(6):
+        x = (w @ x).tanh().sin().exp().sigmoid()
+    return (x.square().mean(),)
+
+
+def test_one_run_gives_results_and_gradients() -> None:
+    w, x = weight(), rows()
+    joint = joint_of(loss, w, x)
+    phase = one_phase(joint, 0, None, recomputes=False)
+    assert joint.gradients == (0,)
+    assert phase.results == 1
+    assert [n.meta[SOURCE].kind for n in phase.module.graph.nodes if n.op == "placeholder"] == ["tensor", "tensor"]
+    value, gradient = run(phase, tensors(w, x))
+    torch.testing.assert_close(value, loss(w, x)[0])
+    torch.testing.assert_close(gradient, torch.autograd.grad(loss(w, x)[0], w)[0])
+
+
+def test_only_the_loss_has_a_gradient_in_one_run() -> None:
+    def both(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        inner = (w * x).tanh()
+        return inner, inner.square().mean()
+
+    w, x = weight(), rows()
+    _, _, gradient = run(one_phase(joint_of(both, w, x), 1, None, recomputes=False), tensors(w, x))
+    torch.testing.assert_close(gradient, torch.autograd.grad(both(w, x)[1], w)[0])
+
+
+def test_without_gradients_there_are_results_alone() -> None:
+    w, x = weight().detach(), rows()
+    joint = joint_of(loss, w, x)
+    assert not joint.differentiable
+    (value,) = run(one_phase(joint, None, None, recomputes=False), tensors(w, x))
+    torch.testing.assert_close(value, loss(w, x)[0])
+
+
+@pytest.mark.parametrize("budget", [None, 0.0, 1.0])
+@pytest.mark.parametrize("function", [loss, hidden, deep])
+def test_two_runs_hand_over_what_the_backward_reads(function: Function, budget: float | None) -> None:
+    w, x = weight(), rows()
+    joint = joint_of(function, w, x)
+    forward, backward = two_phases(joint, budget)
+    value, *saved = run(forward, tensors(w, x))
+    expected = function(w, x)[0]
+    torch.testing.assert_close(value, expected)
+    tangent = torch.linspace(0.5, 1.5, expected.numel()).reshape(expected.shape)
+    values = {**tensors(w, x), ("tangent", 0): tangent, **{("saved", k): v for k, v in enumerate(saved)}}
+    (gradient,) = run(backward, values)
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected, w, tangent)[0])
+
+
+def test_inputs_that_the_backward_reads_are_not_saved_twice() -> None:
+    """The gradient of exp(w x) is the tangent times the result, times x."""
+    forward, backward = two_phases(joint_of(hidden, weight(), rows()), None)
+    assert saved_inputs(backward) == (1,)
+    sources = [n.meta[SOURCE] for n in backward.module.graph.nodes if n.op == "placeholder"]
+    assert sorted(source.kind for source in sources) == ["saved", "tangent", "tensor"]
+    assert len(run(forward, tensors(weight(), rows()))) == 2
+
+
+def test_a_backward_that_reads_no_input() -> None:
+    _, backward = two_phases(joint_of(lambda w: (w.exp(),), weight()), None)
+    assert saved_inputs(backward) == ()
+
+
+def test_checkpoints_are_computed_again_in_one_run() -> None:
+    w, x = weight(), rows()
+    joint = joint_of(checkpointed, w, x)
+    assert has_checkpoints(joint.module)
+    once, again = (one_phase(joint, 0, None, recomputes=recomputes) for recomputes in (False, True))
+    assert (count(once, aten.tanh.default), count(again, aten.tanh.default)) == (1, 2)
+    for phase in (once, again):
+        value, gradient = run(phase, tensors(w, x))
+        torch.testing.assert_close(value, checkpointed(w, x)[0])
+        torch.testing.assert_close(gradient, torch.autograd.grad(checkpointed(w, x)[0], w)[0])
+
+
+def test_what_is_computed_again_comes_after_the_forward() -> None:
+    w, x = weight(), rows()
+    phase = one_phase(joint_of(checkpointed, w, x), 0, None, recomputes=True)
+    nodes = list(phase.module.graph.nodes)
+    output = nodes[-1].args[0]
+    assert isinstance(output, (tuple, list))
+    last = [k for k, node in enumerate(nodes) if node.target is aten.tanh.default][-1]
+    assert last > nodes.index(output[0])
+
+
+def test_a_budget_keeps_less_and_the_gradients() -> None:
+    w, x = weight(), rows()
+    joint = joint_of(deep, w, x)
+    all_kept, least = (one_phase(joint, 0, budget, recomputes=False) for budget in (None, 0.5))
+    assert count(least, aten.sin.default) > count(all_kept, aten.sin.default) == 6
+    assert peak_bytes(least.module.graph) < peak_bytes(all_kept.module.graph)
+    for phase in (all_kept, least):
+        torch.testing.assert_close(run(phase, tensors(w, x))[1], torch.autograd.grad(deep(w, x)[0], w)[0])

@@ -1,0 +1,68 @@
+"""The gradient of an embedding table beside torch's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lit_ort.ops import OPERATORS
+from tests.ops.helpers import RecordingMemory
+
+gradient_of, gradient_onto = torch.ops.lit_ort.embedding_gradient, torch.ops.lit_ort.embedding_gradient_onto
+
+
+@pytest.mark.parametrize("padding_idx", [-1, 0, 7])
+@pytest.mark.parametrize("shape", [(50,), (5, 10), (0,)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_as_torch(dtype: torch.dtype, shape: tuple[int, ...], padding_idx: int) -> None:
+    indices, grad = torch.randint(20, shape), torch.randn(*shape, 6, dtype=dtype)
+    expected = torch.ops.aten.embedding_dense_backward(grad.double(), indices, 20, padding_idx, False)
+    tolerance = 5e-2 if dtype == torch.bfloat16 else 1e-5
+    actual = gradient_of(grad, indices, 20, padding_idx)
+    assert actual.dtype == dtype
+    torch.testing.assert_close(actual.double(), expected, rtol=tolerance, atol=tolerance)
+    table = torch.randn(20, 6, dtype=dtype)
+    before = table.clone()
+    torch.testing.assert_close(
+        gradient_onto(table, grad, indices, padding_idx).double(),
+        before.double() + expected,
+        rtol=tolerance,
+        atol=tolerance,
+    )
+    assert torch.equal(table, before)
+
+
+def test_a_padding_row_gets_nothing_even_of_nan() -> None:
+    indices = torch.tensor([1, 2, 1])
+    grad = torch.tensor([[torch.nan], [1.0], [torch.inf]])
+    assert torch.equal(gradient_of(grad, indices, 3, 1), torch.tensor([[0.0], [0.0], [1.0]]))
+
+
+def test_the_kernel_adds_in_place() -> None:
+    operator = OPERATORS[gradient_onto.default]
+    table, indices, grad = torch.randn(20, 6), torch.randint(20, (5, 3)), torch.randn(5, 3, 6)
+    expected = gradient_onto(table, grad, indices, -1)
+    assert operator.writes_into == 0
+    actual = operator.kernel(RecordingMemory(), table, grad, indices, -1)
+    assert actual.data_ptr() == table.data_ptr()
+    torch.testing.assert_close(actual, expected)
+
+
+def test_results_lie_in_the_given_memory() -> None:
+    memory = RecordingMemory()
+    result = OPERATORS[gradient_of.default].kernel(memory, torch.randn(5, 6), torch.randint(20, (5,)), 20, -1)
+    assert memory.holds(result)
+
+
+def test_an_index_beyond_the_table_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="index 20 is out of bounds"):
+        gradient_of(torch.randn(2, 6), torch.tensor([1, 20]), 20, -1)
+
+
+@pytest.mark.parametrize("indices_dtype", [torch.int64, torch.int32])
+def test_opcheck(indices_dtype: torch.dtype) -> None:
+    indices, grad = torch.randint(20, (5, 3), dtype=indices_dtype), torch.randn(5, 3, 6)
+    torch.library.opcheck(gradient_of.default, (grad, indices, 20, 2))
+    torch.library.opcheck(gradient_of.default, (grad.transpose(0, 1), indices.t(), 20, -1))
+    torch.library.opcheck(gradient_onto.default, (torch.randn(20, 6), grad, indices, -1))
+    torch.library.opcheck(gradient_onto.default, (torch.randn(6, 20).t(), grad, indices, 3))

@@ -1,0 +1,229 @@
+"""Every pass over the joint graph: it fires, it must not fire, the numbers stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from lit_ort.fusions import pipeline as fusions
+from lit_ort.passes import pipeline as passes
+from tests.compare import assert_same_step, backend
+from tests.passes.reports import report_of
+
+Step = Callable[[Any, Tensor], Tensor]
+WORDS, WIDTH = 50, 8
+
+
+class Module(nn.Module):
+    def __init__(self, words: int = WORDS) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.table = nn.Embedding(words, WIDTH)
+        self.head = nn.Linear(WIDTH, words, bias=False)
+        self.head.weight = self.table.weight
+
+
+def run(step: Step, x: Tensor, module: nn.Module | None = None, **options: Any) -> Any:
+    engine = backend(**options)
+    torch.compile(step, backend=engine)(Module() if module is None else module, x).backward()
+    return engine
+
+
+# canonicalize
+
+
+def twice_the_same(m: Any, x: Tensor) -> Tensor:
+    hidden = m.linear(x).contiguous().to(torch.float32).clone()
+    return (hidden.view(-1) * torch.ones(()) + torch.zeros(6 * WIDTH)).pow(2).sum()
+
+
+def test_canonicalize_leaves_out_what_only_repeats() -> None:
+    engine = assert_same_step(Module(), twice_the_same, torch.randn(6, WIDTH))
+    assert report_of(engine, "canonicalize").fired >= 5
+    (graph,) = engine.compile_log.graphs
+    for target in ("_to_copy.default", "view.default", "add.Tensor", "zeros.default"):
+        assert f"aten.{target}" not in graph.torch_operators
+    assert "Add" not in graph.operators_after
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(lambda m, x: (m.linear(x).double() * 1).sum().float(), id="another type"),
+        pytest.param(lambda m, x: (m.linear(x)[:1] + torch.zeros(6, 1)).exp().sum(), id="a broader sum"),
+        pytest.param(lambda m, x: torch.add(m.linear(x), torch.zeros(WIDTH), alpha=3).exp().sum(), id="alpha"),
+        pytest.param(lambda m, x: torch.add(torch.zeros(WIDTH), m.linear(x), alpha=3).exp().sum(), id="other alpha"),
+        pytest.param(lambda m, x: (m.linear(x) ** 3 + m.linear(x) ** -1).sum(), id="other powers"),
+        pytest.param(lambda m, x: (1 / m.linear(x) + torch.ones(1) / m.linear(x)).sum(), id="one by it"),
+        pytest.param(lambda m, x: (torch.zeros(WIDTH) - m.linear(x)).exp().sum(), id="zero less it"),
+        pytest.param(lambda m, x: (x.long() ** 2).float().mean() + m.linear(x).sum(), id="integers"),
+    ],
+)
+def test_canonicalize_must_not_change_numbers(step: Step) -> None:
+    assert_same_step(Module(), step, torch.randn(6, WIDTH))
+
+
+# merge_equal
+
+
+def equal_masks(m: Any, x: Tensor) -> Tensor:
+    first = torch.ones(6, 6).tril() * m.linear(x).sum()
+    return (first + torch.ones(6, 6).tril() * x.exp().sum()).sum() + (x.exp() * m.linear(x)).sum()
+
+
+def test_merge_equal_fires_and_keeps_the_numbers() -> None:
+    engine = assert_same_step(Module(), equal_masks, torch.randn(6, WIDTH))
+    assert report_of(engine, "merge_equal").fired >= 3
+    assert engine.compile_log.graphs[0].torch_operators["aten.tril.default"] == 1
+
+
+def test_merge_equal_must_not_merge_draws() -> None:
+    engine = backend()
+    step = torch.compile(lambda x: (torch.rand_like(x), torch.rand_like(x)), backend=engine)
+    first, second = step(torch.zeros(6))
+    assert not torch.equal(first, second)
+
+
+def test_merge_equal_must_not_merge_what_differs_in_type_or_setting() -> None:
+    def step(m: Any, x: Tensor) -> Tensor:
+        hidden = m.linear(x)
+        counts = (torch.ones(3) * 2).sum() + (torch.ones(3, dtype=torch.int64) * 2).sum() / 4
+        return (hidden.softmax(0) * hidden.softmax(1)).sum() + counts * hidden.sum() + hidden.sum(0).exp().sum()
+
+    assert_same_step(Module(), step, torch.randn(WIDTH, WIDTH))
+
+
+def test_merge_equal_leaves_what_is_computed_again() -> None:
+    def step(m: Any, x: Tensor) -> Tensor:
+        hidden: Any = checkpoint(lambda x: m.linear(x).tanh().exp(), x, use_reentrant=False)
+        return hidden.square().sum()
+
+    engine = assert_same_step(Module(), step, torch.randn(6, WIDTH))
+    targets = engine.compile_log.graphs[0].torch_operators
+    assert targets["aten.tanh.default"] == 2
+
+
+def test_merge_equal_may_be_left_out() -> None:
+    engine = run(equal_masks, torch.randn(6, WIDTH), disable_passes=("merge_equal",))
+    assert engine.compile_log.graphs[0].torch_operators["aten.tril.default"] == 2
+
+
+# unused_gradients
+
+
+def large_loss(m: Any, x: Tensor) -> Tensor:
+    return F.cross_entropy(m.large(m.linear(x)), torch.arange(60))
+
+
+def large_module(frozen: bool) -> nn.Module:
+    module = Module()
+    module.large = nn.Linear(WIDTH, 6000)
+    module.large.requires_grad_(not frozen)
+    return module
+
+
+@pytest.mark.parametrize(("frozen", "fired"), [(True, 2), (False, 0)])
+def test_unused_gradients_are_those_of_frozen_layers(frozen: bool, fired: int) -> None:
+    engine = assert_same_step(large_module(frozen), large_loss, torch.randn(60, WIDTH))
+    assert report_of(engine, "unused_gradients").fired == fired
+
+
+def test_unused_gradients_are_all_of_them_in_evaluation() -> None:
+    engine, module, x = backend(), large_module(False), torch.randn(60, WIDTH)
+    with torch.no_grad():
+        found = torch.compile(large_loss, backend=engine)(module, x)
+        torch.testing.assert_close(found, large_loss(module, x))
+    assert report_of(engine, "unused_gradients").fired == 3
+
+
+# embedding_gradient
+
+WORDS_OF_A_BATCH = torch.tensor([1, 3, 3, 0, 49, 7])
+
+
+def embedded(m: Any, x: Tensor) -> Tensor:
+    return (m.table(WORDS_OF_A_BATCH) * x).exp().sum()
+
+
+def tied(m: Any, x: Tensor) -> Tensor:
+    return F.cross_entropy(m.head(m.linear(m.table(WORDS_OF_A_BATCH) * x)), WORDS_OF_A_BATCH.roll(1))
+
+
+def tied_to_a_large_head(m: Any, x: Tensor) -> Tensor:
+    """Large enough for output layer and loss to be one operator, whose gradient has memory of its own."""
+    return F.cross_entropy(m.head(m.linear(m.table(WORDS_OF_A_BATCH) * x)), WORDS_OF_A_BATCH.roll(1))
+
+
+def padded(m: Any, x: Tensor) -> Tensor:
+    return (F.embedding(WORDS_OF_A_BATCH, m.table.weight, padding_idx=3) * x).exp().sum()
+
+
+@pytest.mark.parametrize(
+    ("step", "target"),
+    [
+        (embedded, "lit_ort.embedding_gradient.default"),
+        (padded, "lit_ort.embedding_gradient.default"),
+        (tied_to_a_large_head, "lit_ort.embedding_gradient_onto.default"),
+    ],
+)
+def test_embedding_gradient_fires_and_keeps_the_numbers(step: Step, target: str) -> None:
+    engine = assert_same_step(Module(words=50_000), step, torch.randn(6, WIDTH))
+    assert report_of(engine, "embedding_gradient").fired == 1
+    targets = engine.compile_log.graphs[0].torch_operators
+    assert targets[target] == 1
+    assert "aten.embedding_dense_backward.default" not in targets
+
+
+def by_frequency(m: Any, x: Tensor) -> Tensor:
+    return (F.embedding(WORDS_OF_A_BATCH, m.table.weight, scale_grad_by_freq=True) * x).exp().sum()
+
+
+def test_embedding_gradient_must_not_fire_where_occurrences_count() -> None:
+    engine = assert_same_step(Module(), by_frequency, torch.randn(6, WIDTH))
+    assert report_of(engine, "embedding_gradient").fired == 0
+
+
+def tied_in_three_places(m: Any, x: Tensor) -> Tensor:
+    return tied(m, x) + m.table.weight.square().sum() + embedded(m, x)
+
+
+def test_embedding_gradient_leaves_memory_that_others_read() -> None:
+    """The other gradient is a result as well, so that nothing may be added to it."""
+
+    def step(m: Any, x: Tensor) -> Tensor:
+        doubled = m.table.weight * 2
+        return (doubled * m.linear.weight.sum()).sum() + (F.embedding(WORDS_OF_A_BATCH, doubled) * x).exp().sum()
+
+    for one in (tied_in_three_places, step):
+        assert_same_step(Module(), one, torch.randn(6, WIDTH))
+
+
+def test_embedding_gradient_may_be_left_out() -> None:
+    engine = run(tied, torch.randn(6, WIDTH), disable_passes=("embedding_gradient",))
+    assert engine.compile_log.graphs[0].torch_operators["aten.embedding_dense_backward.default"] == 1
+
+
+# All of them
+
+
+def test_each_may_be_left_out_with_the_same_numbers() -> None:
+    required = fusions.required_names()
+    names = [one.name for one in passes.PASSES if not one.required] + [n for n in fusions.names() if n not in required]
+    expected = None
+    for disabled in [(), tuple(names), *((name,) for name in names)]:
+        torch.compiler.reset()
+        torch.manual_seed(0)
+        module, engine = Module(), backend(disable_passes=disabled)
+        loss = torch.compile(tied, backend=engine)(module, torch.randn(6, WIDTH))
+        loss.backward()
+        assert not {report.name for report in engine.compile_log.graphs[0].passes} & set(disabled)
+        assert module.table.weight.grad is not None
+        if expected is None:
+            expected = module.table.weight.grad
+        torch.testing.assert_close(module.table.weight.grad, expected)

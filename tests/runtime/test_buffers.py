@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import mmap
+import random
+import threading
+
+import psutil
+import pytest
+import torch
+
+from lit_ort.runtime import buffers
+from lit_ort.runtime.buffers import BufferPool
+
+
+def test_memory_is_reused_once_nobody_holds_it() -> None:
+    pool = BufferPool(small_bytes=0)
+    first = pool.empty(10, 16)
+    address = first.data_ptr()
+    assert pool.empty(10, 16).data_ptr() != address
+    del first
+    view = pool.empty(9, 16)[3:]
+    assert view.data_ptr() - 3 * 64 == address
+    assert pool.empty(10, 16).data_ptr() != address
+    del view
+    assert pool.empty(10, 16).data_ptr() == address
+
+
+def test_neighbours_join_and_a_larger_tensor_takes_their_place() -> None:
+    pool = BufferPool(small_bytes=0)
+    parts = [pool.empty(16) for _ in range(4)]
+    end = pool.empty(16)
+    address, reserved = parts[0].data_ptr(), pool.reserved_bytes
+    for order in (2, 0, 1, 3):
+        parts[order] = torch.empty(0)
+    assert pool.empty(64).data_ptr() == address
+    assert pool.reserved_bytes == reserved
+    del end
+
+
+def test_the_smallest_place_that_fits_is_taken() -> None:
+    pool = BufferPool(small_bytes=0)
+    large, wall, small, end = pool.empty(64), pool.empty(16), pool.empty(32), pool.empty(16)
+    address = small.data_ptr()
+    del large, small
+    assert pool.empty(20).data_ptr() == address
+    del wall, end
+
+
+def test_other_types_and_no_elements() -> None:
+    pool = BufferPool(small_bytes=0)
+    mask = pool.empty(3, 5, dtype=torch.uint8)
+    assert (mask.shape, mask.dtype) == ((3, 5), torch.uint8)
+    assert pool.empty(2, dtype=torch.int64).fill_(-1).tolist() == [-1, -1]
+    assert pool.empty(0, 4).shape == (0, 4)
+    assert pool.empty().shape == ()
+
+
+def test_a_request_beyond_a_segment_gets_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffers, "SEGMENT_BYTES", 4096)
+    pool = BufferPool(small_bytes=0)
+    tensors = [pool.empty(n) for n in (500, 5000, 600)]
+    for value, tensor in enumerate(tensors):
+        tensor.fill_(value)
+    assert [tensor.unique().tolist() for tensor in tensors] == [[0.0], [1.0], [2.0]]
+
+
+def test_a_tensor_outlives_its_pool() -> None:
+    tensor = BufferPool(small_bytes=0).empty(1000).fill_(3)
+    BufferPool(small_bytes=0).empty(1000).fill_(4)
+    assert tensor.sum() == 3000
+
+
+def test_tensors_never_overlap() -> None:
+    draws = random.Random(1)
+    pool, held = BufferPool(small_bytes=0), []
+    for number in range(2000):
+        if len(held) > 20:
+            value, tensor = held.pop(draws.randrange(len(held)))
+            assert bool((tensor == value).all())
+        held.append((number, pool.empty(draws.randrange(1, 3000)).fill_(number)))
+    assert pool.reserved_bytes < 2 * sum(tensor.nbytes for _, tensor in held)
+
+
+def test_several_threads() -> None:
+    pool, wrong = BufferPool(small_bytes=0), []
+
+    def work(value: int) -> None:
+        for _ in range(300):
+            tensor = pool.empty(100).fill_(value)
+            if not bool((tensor == value).all()):
+                wrong.append(value)
+
+    threads = [threading.Thread(target=work, args=(value,)) for value in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.skipif(not hasattr(mmap.mmap, "madvise"), reason="the system takes no advice on memory")
+def test_trim_gives_free_memory_back_and_leaves_taken_memory() -> None:
+    pool, process = BufferPool(small_bytes=0), psutil.Process()
+    kept = pool.empty(1000).fill_(3.0)
+    large = pool.empty(50_000_000).fill_(1.0)
+    before = process.memory_info().rss
+    pool.trim()
+    assert process.memory_info().rss > before - 50e6
+    del large
+    pool.trim()
+    assert process.memory_info().rss < before - 150e6
+    assert bool((kept == 3.0).all())
+    assert float(pool.empty(50_000_000).fill_(2.0).sum()) == 1e8

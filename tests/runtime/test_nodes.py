@@ -1,0 +1,101 @@
+"""Torch operators as nodes of a session: errors come out, memory goes back, threads don't mix."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import psutil
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lit_ort.errors import SessionError
+from tests.compare import backend, compiled
+
+
+def test_an_error_reaches_the_caller_and_the_next_run_works() -> None:
+    table = torch.randn(5, 3)
+    step = compiled(lambda index: F.embedding(index, table).square())
+    for _ in range(3):
+        with pytest.raises(SessionError, match=r"failed: index out of range") as caught:
+            step(torch.tensor([1, 7]))
+        assert isinstance(caught.value.__cause__, IndexError)
+    torch.testing.assert_close(step(torch.tensor([1, 2])), table[1:3].square())
+
+
+def test_many_runs_leak_nothing() -> None:
+    layer = nn.Sequential(nn.Linear(4, 64), nn.ELU(), nn.Linear(64, 1))
+    step = compiled(lambda x: layer(x).mean())
+    held, sizes = [], []
+    for k in range(3000):
+        loss = step(torch.randn(2, 4))
+        if k % 2:
+            loss.backward()
+        if k % 1000 == 999:
+            gc.collect()
+            held.append(sum(type(thing) is torch.Tensor for thing in gc.get_objects()))
+            sizes.append(psutil.Process().memory_info().rss)
+    assert held[2] <= held[1] + 5
+    assert sizes[2] - sizes[1] < 10e6
+
+
+def test_results_of_several_threads_stay_apart() -> None:
+    steps = [compiled(lambda x: F.elu(x * 2)), compiled(lambda x: F.elu(x * 3))]
+    for step in steps:
+        step(torch.ones(64, 64))
+    wrong: list[str] = []
+
+    def work(k: int) -> None:
+        for j in range(200):
+            x = torch.full((64, 64), float(j))
+            if not torch.equal(steps[k](x), x * (k + 2)):
+                wrong.append(f"thread {k}, run {j}")
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_large_result_keeps_its_memory_while_it_is_held() -> None:
+    step = compiled(lambda x: (F.elu(x), x.t().softmax(0)))
+    kept = [step(torch.full((200, 300), float(k))) for k in range(5)]
+    for k, (first, second) in enumerate(kept):
+        assert bool((first == k).all())
+        torch.testing.assert_close(second.sum(0), torch.ones(200))
+
+
+def test_results_that_depend_on_no_input_are_made_anew() -> None:
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        mask = torch.ones(3, 3).tril()
+        return (x * mask).square().sum(), mask
+
+    x, engine = torch.randn(3, 3, requires_grad=True), backend()
+    function = torch.compile(step, backend=engine)
+    for _ in range(2):
+        loss, mask = function(x)
+        torch.testing.assert_close(loss, step(x)[0])
+        assert torch.equal(mask, torch.ones(3, 3).tril())
+        mask.zero_()
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_an_operator_that_gives_a_list(parts: int) -> None:
+    x = torch.randn(4, 6, requires_grad=True)
+
+    def step(x: Tensor) -> Tensor:
+        return torch.stack([part.exp() for part in x.cumsum(0).split(6 // parts, 1)]).sum()
+
+    torch.testing.assert_close(compiled(step)(x), step(x))
+
+
+def test_a_recurrent_layer_of_torch() -> None:
+    layer = nn.LSTM(3, 4, batch_first=True)
+    with torch._dynamo.config.patch(allow_rnn=True):
+        x, engine = torch.randn(2, 5, 3), backend()
+        found = torch.compile(lambda x: layer(x)[0].square().sum(), backend=engine)(x)
+    torch.testing.assert_close(found, layer(x)[0].square().sum())

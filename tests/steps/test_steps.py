@@ -1,0 +1,53 @@
+"""Steps as users write them, beside eager: results, gradients, and what parameters, buffers and batch then hold."""
+
+from __future__ import annotations
+
+import re
+import warnings
+
+import pytest
+import torch
+
+from lit_ort.backend.steps import dynamo_settings
+from lit_ort.errors import LitOrtWarning
+from tests.compare import backend
+from tests.steps import (  # noqa: F401 - they fill the list
+    aliases,
+    in_place,
+    numbers,
+    operators,
+    reported,
+    results,
+    structure,
+)
+from tests.steps.case import CASES, Case, assert_alike, values_of, with_zeros
+
+
+def made(name: str) -> Case:
+    torch.manual_seed(0)
+    return CASES[name]()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_as_eager(name: str) -> None:
+    case, twin = made(name), made(name)
+    engine = backend(fallback="warn")
+    compiled = torch.compile(case.module, backend=engine)
+    with warnings.catch_warnings(), dynamo_settings("step", fail_on_recompile_limit=True):
+        warnings.simplefilter("ignore", LitOrtWarning)
+        # Dynamo makes an object of a torch.autograd.Function.
+        warnings.filterwarnings("ignore", ".*should not be instantiated", DeprecationWarning)
+        if case.raises is None:
+            expected = with_zeros(values_of(twin.module, twin.module, twin), case.zeros)
+            assert_alike(values_of(compiled, case.module, case), expected)
+        else:
+            for step, given in ((twin.module, twin), (compiled, case)):
+                with pytest.raises(Exception, match=case.raises):
+                    values_of(step, given.module, given)
+    graphs = engine.compile_log.graphs
+    assert graphs
+    reasons = [graph.fallback for graph in graphs if graph.fallback is not None]
+    if case.falls_back is None:
+        assert not reasons
+    else:
+        assert any(re.search(case.falls_back, reason) for reason in reasons), reasons

@@ -1,0 +1,151 @@
+"""Strategies name and type every argument, so that editors, type checkers and LightningCLI see them."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from datetime import timedelta
+from typing import Any, get_type_hints
+
+import pytest
+from lightning.pytorch.cli import LightningCLI
+from pytorch_lightning.plugins.precision import Precision
+
+import lit_ort
+from lit_ort import ORTDDPStrategy, ORTOptions, ORTPipelineStrategy, ORTStrategy, ORTTensorStrategy, ORTZero1Strategy
+from lit_ort.strategies import CompiledStrategy, on_pytorch_lightning
+from tests.lightning_models import Net, assert_same_weights
+from tests.strategies.test_lightning_features import Rows
+
+STRATEGIES = (ORTStrategy, ORTDDPStrategy, ORTZero1Strategy, ORTPipelineStrategy, ORTTensorStrategy)
+PASS = "merge_equal"
+# Runs of several processes combine gradients before the optimizer's step.
+SINGLE_PROCESS = {"optimizer_in_graph"}
+# jsonargparse's own, of how Lightning uses it.
+ignore_jsonargparse = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+def parameters(strategy: type[Any]) -> dict[str, inspect.Parameter]:
+    named = dict(inspect.signature(strategy.__init__).parameters)
+    del named["self"]
+    return named
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_option_is_an_argument_with_the_same_default(strategy: type[Any]) -> None:
+    arguments = parameters(strategy)
+    fields = {field.name: field.default for field in dataclasses.fields(ORTOptions)}
+    expected = fields if strategy is ORTStrategy else {n: d for n, d in fields.items() if n not in SINGLE_PROCESS}
+    assert expected.keys() == fields.keys() & arguments.keys()
+    assert {name: arguments[name].default for name in expected} == expected
+
+
+@pytest.mark.parametrize("strategy", [*STRATEGIES, CompiledStrategy])
+def test_every_argument_is_typed_and_documented(strategy: type[Any]) -> None:
+    hints, text = get_type_hints(strategy.__init__), inspect.getdoc(strategy.__init__) or ""
+    for name, parameter in parameters(strategy).items():
+        assert parameter.kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        assert hints[name] is not Any, name
+        assert f"    {name}: " in text, name
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_options_reach_the_engine(strategy: type[Any]) -> None:
+    values: dict[str, Any] = {
+        "precision": "bf16-mixed",
+        "fallback": "error",
+        "verify_first_step": True,
+        "verify_every_n_steps": 7,
+        "verify_tolerance": 1e-2,
+        "recompute": "layers",
+        "dynamic": "never",
+        "disable_passes": (PASS,),
+        "dump_dir": "graphs",
+        "cache_dir": "/tmp/graphs",
+        "threads": 3,
+        "allow_spinning": True,
+    }
+    if strategy is ORTStrategy:
+        values["optimizer_in_graph"] = True
+    options = dataclasses.asdict(strategy(**values).options)
+    assert {name: options[name] for name in values} == values
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_both_packages_have_the_same_arguments_and_plugins_of_their_own(strategy: type[Any]) -> None:
+    other: Any = getattr(on_pytorch_lightning, strategy.__name__)
+    assert parameters(other) == parameters(strategy)
+    plugins = ("precision_class", "shared_norm_class")
+    for plugin in [getattr(other, name) for name in plugins if hasattr(other, name)]:
+        # Lightning clips in modules of the plugin's own package only.
+        assert issubclass(plugin, Precision)
+
+
+def test_arguments_reach_distributed_data_parallel() -> None:
+    strategy = ORTDDPStrategy(
+        find_unused_parameters=True, bucket_cap_mb=0.5, broadcast_buffers=False, timeout=timedelta(minutes=2)
+    )
+    arguments = strategy._ddp_kwargs
+    assert arguments["find_unused_parameters"] is True
+    assert arguments["bucket_cap_mb"] == 0.5
+    assert arguments["forward_sync_buffers"] is False
+    assert strategy._timeout == timedelta(minutes=2)
+
+
+def command_line(strategy: str, *init_args: str, run: bool = False) -> LightningCLI:
+    """The command line of a program with a strategy's class and its arguments."""
+    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    words = ["fit"] if run else []
+    words += ["--trainer.accelerator=cpu", "--trainer.max_epochs=1", *(f"--trainer.{name}=false" for name in quiet)]
+    words += [f"--trainer.strategy={strategy}", *(f"--trainer.strategy.{word}" for word in init_args)]
+    return LightningCLI(Net, Rows, args=words, run=run, save_config_callback=None, seed_everything_default=1)
+
+
+@ignore_jsonargparse
+@pytest.mark.usefixtures("_no_arguments")
+def test_lightning_cli_trains_with_a_strategys_arguments() -> None:
+    typed = ("init_args.fallback=error", "init_args.verify_first_step=true", "init_args.verify_every_n_steps=3")
+    cli = command_line("lit_ort.ORTStrategy", *typed, run=True)
+    assert isinstance(cli.trainer.strategy, ORTStrategy)
+    assert cli.trainer.strategy.options == ORTOptions(fallback="error", verify_first_step=True, verify_every_n_steps=3)
+    assert {graph.kind for graph in lit_ort.explain(cli.trainer).graphs} == {"fused", "forward"}
+    assert_same_weights(cli.model, command_line("auto", run=True).model)
+
+
+@ignore_jsonargparse
+@pytest.mark.usefixtures("_no_arguments")
+def test_lightning_cli_types_the_arguments_of_several_processes() -> None:
+    words = ("overlap=true", "bucket_cap_mb=0.5", "timeout=0:05:00", f"disable_passes=[{PASS}]", "threads=2")
+    cli = command_line("lit_ort.ORTDDPStrategy", *(f"init_args.{word}" for word in words))
+    arguments = cli.config.trainer.strategy.init_args
+    assert (arguments.overlap, arguments.bucket_cap_mb, arguments.timeout) == (True, 0.5, timedelta(minutes=5))
+    strategy: Any = cli.trainer.strategy
+    assert isinstance(strategy, ORTDDPStrategy)
+    assert strategy.options == ORTOptions(disable_passes=(PASS,), threads=2)
+
+
+@ignore_jsonargparse
+@pytest.mark.usefixtures("_no_arguments")
+@pytest.mark.parametrize(
+    ("strategy", "word", "message"),
+    [
+        ("ORTStrategy", "fallback=never", "'warn', 'error'"),
+        ("ORTStrategy", "threads=two", "threads"),
+        ("ORTStrategy", "falback=error", "falback"),
+        ("ORTDDPStrategy", "optimizer_in_graph=true", "optimizer_in_graph"),
+        ("ORTDDPStrategy", "overlap=7", "overlap"),
+        ("ORTPipelineStrategy", "schedule=zigzag", "'1f1b', 'gpipe', 'interleaved'"),
+    ],
+)
+def test_lightning_cli_refuses_wrong_arguments(
+    strategy: str, word: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        command_line(f"lit_ort.{strategy}", f"init_args.{word}")
+    assert message in capsys.readouterr().err
+
+
+@pytest.fixture
+def _no_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LightningCLI warns of words that it doesn't read."""
+    monkeypatch.setattr("sys.argv", ["train.py"])

@@ -1,0 +1,520 @@
+"""Lightning's features under `strategy="ort"`: what each does to a run is what it does to an eager one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.fabric import Fabric
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, seed_everything
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    BasePredictionWriter,
+    EMAWeightAveraging,
+    GradientAccumulationScheduler,
+    StochasticWeightAveraging,
+)
+from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.tuner.tuning import Tuner
+from lightning.pytorch.utilities import CombinedLoader
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lit_ort import ORTStrategy, explain
+from tests.lightning_models import BATCH, Net, assert_same_weights, loader, trainer
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The '.*dataloader' does not have many workers:UserWarning"),
+    pytest.mark.filterwarnings("ignore:The number of training batches .* is smaller than the logging:UserWarning"),
+    pytest.mark.filterwarnings("ignore:You .* Skipping val loop:UserWarning"),
+]
+
+Make = Callable[[], LightningModule]
+
+
+def strict() -> ORTStrategy:
+    return ORTStrategy(fallback="error")
+
+
+def fit(strategy: Any, make: Make = Net, loaders: Any = None, **settings: Any) -> LightningModule:
+    seed_everything(1, verbose=False)
+    module = make()
+    trainer(strategy, **settings).fit(module, loader() if loaders is None else loaders, loader(batch=10))
+    return module
+
+
+def assert_same_run(make: Make = Net, loaders: Callable[[], Any] = loader, **settings: Any) -> LightningModule:
+    """Trains with both strategies; settings that are made for each run come as functions without arguments."""
+
+    def made() -> dict[str, Any]:
+        return {name: value() if callable(value) else value for name, value in settings.items()}
+
+    expected = fit("auto", make, loaders(), **made())
+    strategy = strict()
+    found = fit(strategy, make, loaders(), **made())
+    kinds = {graph.kind for graph in explain(strategy).graphs if graph.name.startswith("training")}
+    assert "fused" in kinds
+    assert_same_weights(found, expected)
+    assert getattr(found, "seen", []) == pytest.approx(getattr(expected, "seen", []), rel=1e-4)
+    return found
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "accumulation by epoch": {"callbacks": lambda: [GradientAccumulationScheduler({0: 1, 1: 2})]},
+    "weight averaging": {"callbacks": lambda: [StochasticWeightAveraging(0.05, 1)], "max_epochs": 3},
+    "moving average": {"callbacks": lambda: [EMAWeightAveraging(decay=0.9)]},
+    "simple profiler": {"profiler": "simple"},
+    "advanced profiler": {"profiler": "advanced"},
+    "anomalies detected": {"detect_anomaly": True},
+    "few batches again": {"overfit_batches": 2},
+    "limits": {"limit_train_batches": 3, "limit_val_batches": 1, "num_sanity_val_steps": 2},
+    "one batch of each": {"fast_dev_run": True},
+    "validation within the epoch": {"val_check_interval": 2},
+}
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Swapping scheduler:UserWarning", "ignore:You requested to overfit but enabled:UserWarning"
+)
+@pytest.mark.parametrize("settings", [pytest.param(s, id=name) for name, s in SETTINGS.items()])
+def test_same_run_under(settings: dict[str, Any]) -> None:
+    assert_same_run(**settings)
+
+
+@pytest.mark.filterwarnings("ignore:You are trying to `self.log:UserWarning")
+def test_barebones() -> None:
+    settings: dict[str, Any] = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"))
+    runs = [fit(s, barebones=True, enable_checkpointing=None, **settings) for s in ("auto", strict())]
+    assert_same_weights(runs[1], runs[0])
+
+
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")
+def test_the_pytorch_profiler_sees_the_step(tmp_path: Path) -> None:
+    from lightning.pytorch.profilers import PyTorchProfiler
+
+    fit(strict(), profiler=PyTorchProfiler(tmp_path, "profile", export_to_chrome=False, max_name_column_width=99))
+    assert "ORTStrategy.validation_step" in next(tmp_path.glob("fit-profile*.txt")).read_text()
+
+
+class Clipping(Net):
+    def configure_gradient_clipping(
+        self,
+        optimizer: Any,
+        gradient_clip_val: float | int | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        self.clip_gradients(optimizer, 0.02, "norm")
+
+
+class Hooks(Net):
+    """Notes what it finds in every hook around the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[float] = []
+
+    def note(self) -> None:
+        self.seen.append(sum(float(p.grad.abs().sum()) for p in self.parameters() if p.grad is not None))
+
+    def on_before_zero_grad(self, optimizer: Any) -> None:
+        self.note()
+
+    def on_before_backward(self, loss: Tensor) -> None:
+        self.seen.append(float(loss.detach()))
+
+    def on_after_backward(self) -> None:
+        self.note()
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.note()
+
+
+class Gan(LightningModule):
+    """Two optimizers in manual optimization, each on its own half."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.generator = nn.Sequential(nn.Linear(3, 12), nn.ReLU(), nn.Linear(12, 6))
+        self.discriminator = nn.Sequential(nn.Linear(6, 12), nn.LeakyReLU(0.2), nn.Linear(12, 1))
+        self.seen: list[float] = []
+
+    def forward(self, noise: Tensor) -> Tensor:
+        return self.generator(noise)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        real, _ = batch
+        noise = real[:, :3].flip(0)
+        first, second = self.optimizers()  # pyright: ignore[reportGeneralTypeIssues] - two, as configured
+        self.toggle_optimizer(first)
+        score = self.discriminator(self(noise))
+        loss = F.binary_cross_entropy_with_logits(score, torch.ones_like(score))
+        first.zero_grad()
+        self.manual_backward(loss)
+        first.step()
+        self.untoggle_optimizer(first)
+        self.toggle_optimizer(second)
+        true, false = self.discriminator(real), self.discriminator(self(noise).detach())
+        other = F.binary_cross_entropy_with_logits(true, torch.ones_like(true))
+        other = other + F.binary_cross_entropy_with_logits(false, torch.zeros_like(false))
+        second.zero_grad()
+        self.manual_backward(other)
+        second.step()
+        self.untoggle_optimizer(second)
+        self.seen += [float(loss.detach()), float(other.detach())]
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.Adam(half.parameters(), 0.01) for half in (self.generator, self.discriminator)]
+
+
+@dataclasses.dataclass
+class Sample:
+    x: Tensor
+    label: str | None
+
+
+class Complicated(Net):
+    """A batch of everything that Python has."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        first, (second, nothing), sample = batch["first"], batch["more"], batch["sample"]
+        assert nothing is None
+        scale = {"half": 0.5}.get(sample.label, 1.0)
+        loss = F.cross_entropy(self(first[0]), first[1]) + scale * self(second).square().mean()
+        loss = loss + sample.x.sum() * sum(p.square().sum() for p in self.parameters()) * 1e-3
+        if batch["numbers"][0] > 1:
+            loss = loss * 2
+        self.log("loss", loss)
+        return loss
+
+
+class Batches(torch.utils.data.IterableDataset):
+    def __iter__(self) -> Any:
+        for k, (x, y) in enumerate(loader()):
+            sample = Sample(x.mean(0), "half" if k % 2 else None)
+            yield {"first": [x, y], "more": (x * 2, None), "sample": sample, "numbers": [k % 3]}
+
+
+class Unused(Net):
+    """Parameters that a step doesn't touch, one that nothing trains, and one that comes later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = nn.Linear(3, 3)
+        self.body[0].weight.requires_grad_(False)
+
+    def on_after_backward(self) -> None:
+        assert self.spare.weight.grad is None
+        assert (self.body[0].weight.grad is None) == (self.current_epoch == 0)
+
+    def on_train_epoch_start(self) -> None:
+        self.body[0].weight.requires_grad_(self.current_epoch > 0)
+
+
+class Growing(Net):
+    """Gets one more layer in its second epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tail: nn.Module = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tail(super().forward(x))
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.tail = nn.Linear(4, 4)
+            optimizer: Any = self.optimizers()
+            optimizer.add_param_group({"params": list(self.tail.parameters())})
+
+
+class Thawing(BaseFinetuning):
+    """Trains the body from the second epoch on."""
+
+    def freeze_before_training(self, pl_module: LightningModule) -> None:
+        self.freeze(pl_module.body)
+
+    def finetune_function(self, pl_module: LightningModule, epoch: int, optimizer: torch.optim.Optimizer) -> None:
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.body, optimizer, lr=0.05)
+
+
+class Headed(Net):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], 0.1)
+
+
+class Double(torch.autograd.Function):
+    """The gradient is not that of what it computes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return gradient * 3
+
+
+class OwnGradient(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        first: Any = self.body[0]
+        return super().forward(Double.apply(x * first.weight.mean()))
+
+
+class Shared(Net):
+    """One module twice, a hook that changes what it gives, and a part without gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.square = nn.Linear(6, 6)
+        self.square.register_forward_hook(lambda module, given, result: result.tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            shift = self.square(x).mean()
+        return super().forward(self.square(self.square(x)) + shift)
+
+
+class Autocast(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            x = self.body(x)
+        return self.head(x.float())
+
+
+MODULES: dict[str, Make] = {
+    "a gradient of its own": OwnGradient,
+    "clipping of its own": Clipping,
+    "hooks": Hooks,
+    "parameters that come later": Growing,
+    "unused, frozen and thawed parameters": Unused,
+    "shared modules, hooks, no_grad": Shared,
+}
+
+
+# Dynamo makes an instance of a Function.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("make", MODULES.values(), ids=MODULES)
+def test_same_run_of(make: Make) -> None:
+    assert_same_run(make)
+
+
+def test_a_finetuning_callback() -> None:
+    found = assert_same_run(Headed, callbacks=lambda: [Thawing()])
+    assert all(parameter.requires_grad for parameter in found.parameters())
+
+
+def test_two_optimizers_by_hand() -> None:
+    found = assert_same_run(Gan, loaders=lambda: loader(), callbacks=list)
+    assert isinstance(found, Gan)
+    assert len(found.seen) == 20
+
+
+def test_batches_of_everything() -> None:
+    assert_same_run(Complicated, lambda: DataLoader(Batches(), batch_size=None))
+
+
+def test_several_loaders_at_once() -> None:
+    class Pairs(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return super().training_step(batch["a"], batch_idx) + 0.5 * F.cross_entropy(
+                self(batch["b"][0]), batch["b"][1]
+            )
+
+    assert_same_run(Pairs, lambda: CombinedLoader({"a": loader(), "b": loader(24)}, "max_size_cycle"))
+
+
+def test_several_validation_loaders() -> None:
+    class Two(Net):
+        def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
+            self.log(f"val_{dataloader_idx}", F.cross_entropy(self(batch[0]), batch[1]), add_dataloader_idx=False)
+
+    metrics = []
+    for strategy in ("auto", strict()):
+        seed_everything(1, verbose=False)
+        runner = trainer(strategy)
+        runner.fit(Two(), loader(), [loader(batch=10), loader(30, 10)])
+        metrics.append({name: float(value) for name, value in runner.callback_metrics.items()})
+    assert metrics[0] == pytest.approx(metrics[1], rel=1e-4)
+    assert {"val_0", "val_1"} <= metrics[0].keys()
+
+
+@pytest.mark.filterwarnings("ignore:.*checkpoint:UserWarning")
+def test_learning_rate_finder(tmp_path: Path) -> None:
+    found = []
+    for strategy in ("auto", strict()):
+        seed_everything(1, verbose=False)
+        module = Net()
+        runner = trainer(strategy, tmp_path, max_epochs=1)
+        finder = Tuner(runner).lr_find(module, loader(), num_training=12, attr_name="learning_rate", max_lr=0.5)
+        assert finder is not None
+        found.append(finder.results["loss"])
+        runner.fit(module, loader())
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:.*checkpoint:UserWarning")
+def test_batch_size_finder(tmp_path: Path) -> None:
+    class Data(LightningDataModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.batch_size = 2
+
+        def train_dataloader(self) -> Any:
+            return loader(batch=self.batch_size)
+
+        def val_dataloader(self) -> Any:
+            return loader(batch=10)
+
+    found, strategy = [], strict()
+    for each in ("auto", strategy):
+        data, runner = Data(), trainer(each, tmp_path, max_epochs=1)
+        size = Tuner(runner).scale_batch_size(Net(), datamodule=data, max_trials=3, steps_per_trial=2)
+        found.append((size, data.batch_size))
+    assert found[0] == found[1]
+    # The first size by itself, all others in one graph.
+    assert sum(graph.name.startswith("training") for graph in explain(strategy).graphs) == 2
+
+
+class Writer(BasePredictionWriter):
+    def __init__(self) -> None:
+        super().__init__("batch_and_epoch")
+        self.batches: list[Tensor] = []
+        self.epochs: list[int] = []
+
+    def write_on_batch_end(self, trainer: Any, pl_module: Any, prediction: Any, *args: Any, **kwargs: Any) -> None:
+        self.batches.append(prediction)
+
+    def write_on_epoch_end(self, trainer: Any, pl_module: Any, predictions: Any, batch_indices: Any) -> None:
+        self.epochs.append(len(predictions))
+
+
+class Several(Net):
+    def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int, dataloader_idx: int = 0) -> Tensor:
+        return super().predict_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("inference_mode", [True, False])
+def test_predictions_are_written(inference_mode: bool) -> None:
+    module, writer = Several(), Writer()
+    predictions = trainer(strict(), callbacks=[writer], inference_mode=inference_mode).predict(
+        module, [loader(20, 10), loader(rows=8)]
+    )
+    assert predictions is not None
+    assert [len(part) for part in predictions] == [2, 1]
+    assert writer.epochs == [2]
+    expected = [module.eval()(x).softmax(-1) for batches in (loader(20, 10), loader(rows=8)) for x, _ in batches]
+    for found, wanted in zip(writer.batches, expected, strict=True):
+        torch.testing.assert_close(found, wanted.detach())
+
+
+class Rows(LightningDataModule):
+    def train_dataloader(self) -> Any:
+        return loader()
+
+    def val_dataloader(self) -> Any:
+        return loader(batch=10)
+
+
+# jsonargparse's own, of how Lightning uses it.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    settings = ["--trainer.max_epochs=1", "--trainer.logger=false", "--trainer.enable_checkpointing=false"]
+    settings += ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
+    modules = []
+    for strategy in ("auto", "ort"):
+        given = ["fit", f"--trainer.strategy={strategy}", "--trainer.accelerator=cpu", *settings]
+        cli = LightningCLI(Net, Rows, args=given, save_config_callback=None, seed_everything_default=1)
+        modules.append(cli.model)
+    assert_same_weights(modules[1], modules[0])
+
+
+def test_fit_twice_and_in_between() -> None:
+    modules = []
+    for strategy in ("auto", strict()):
+        seed_everything(1, verbose=False)
+        module, runner = Net(), trainer(strategy, max_epochs=1)
+        runner.fit(module, loader(), loader(batch=10))
+        runner.validate(module, loader(batch=10), verbose=False)
+        runner.fit_loop.max_epochs = 2
+        runner.fit(module, loader(), loader(batch=10))
+        other = Net()
+        runner.fit_loop.max_epochs = 3
+        runner.fit(other, loader())
+        modules.append(nn.ModuleList([module, other]))
+    assert_same_weights(modules[1], modules[0])
+
+
+def test_calls_from_hooks_run_as_they_are() -> None:
+    class Looking(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            x = next(iter(loader()))[0]
+            with torch.no_grad():
+                pl_module(x)
+            pl_module(x).sum().backward()
+            pl_module.zero_grad()
+
+    assert_same_run(callbacks=lambda: [Looking()])
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("clip", [None, 0.1])
+def test_what_is_not_finite_goes_the_same_way(bad: float, clip: float | None) -> None:
+    x, y = next(iter(loader()))
+    x = x.clone()
+    x[0, 0] = bad
+
+    def data() -> Any:
+        return DataLoader(TensorDataset(x, y), BATCH)
+
+    states = []
+    for strategy in ("auto", strict()):
+        module = fit(strategy, loaders=data(), max_epochs=1, gradient_clip_val=clip)
+        assert isinstance(module, Net)
+        states.append((module.losses, [value.isnan() for value in module.state_dict().values()]))
+    assert [str(loss) for loss in states[0][0]] == [str(loss) for loss in states[1][0]]
+    for a, b in zip(states[0][1], states[1][1], strict=True):
+        assert torch.equal(a, b)
+
+
+def test_an_anomaly_is_detected() -> None:
+    x, y = next(iter(loader()))
+    data = DataLoader(TensorDataset(x * float("inf"), y), BATCH)
+    with pytest.raises(RuntimeError, match="nan"):
+        fit(strict(), loaders=data, max_epochs=1, detect_anomaly=True)
+
+
+def test_the_same_seed_gives_the_same_bits() -> None:
+    def run() -> tuple[list[float], dict[str, Tensor]]:
+        module = fit(strict(), lambda: Net(dropout=0.3), max_epochs=3)
+        assert isinstance(module, Net)
+        return module.losses, module.state_dict()
+
+    (losses, weights), (again, others) = run(), run()
+    assert losses == again
+    assert all(torch.equal(value, others[name]) for name, value in weights.items())
+
+
+def test_fabric() -> None:
+    weights = []
+    for backend in (None, "ort"):
+        seed_everything(1, verbose=False)
+        fabric = Fabric(accelerator="cpu", devices=1)
+        plain = Net()
+        options: dict[str, Any] = {"fallback": "error"}
+        module: Any = plain if backend is None else torch.compile(plain, backend=backend, options=options)
+        prepared, optimizer = fabric.setup(module, torch.optim.SGD(plain.parameters(), 0.1))
+        for x, y in fabric.setup_dataloaders(loader()):
+            loss = F.cross_entropy(prepared(x), y)
+            optimizer.zero_grad()
+            fabric.backward(loss)
+            optimizer.step()
+        weights.append(plain)
+    assert_same_weights(weights[1], weights[0])

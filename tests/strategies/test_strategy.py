@@ -1,0 +1,431 @@
+"""`Trainer(strategy="ort")` beside eager: the same curves, logs and checkpoints, and clear refusals."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import mmap
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.pytorch import Callback, LightningModule, seed_everything
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import lit_ort
+from lit_ort.errors import CaptureError, LitOrtWarning, OptionsError, UnsupportedError
+from tests.compare import REASON
+from tests.lightning_models import Branching, Net, assert_same_weights, constant_loader, loader, trainer
+
+pytestmark = pytest.mark.filterwarnings(
+    # Lightning's advice on data loaders, and its own use of a deprecated checkpoint flag.
+    "ignore:The '.*dataloader' does not have many workers:UserWarning",
+    "ignore:The number of training batches .* is smaller than the logging interval:UserWarning",
+    "ignore:You're resuming from a checkpoint that ended before the epoch ended:UserWarning",
+    "ignore:Be aware that when using `ckpt_path`, callbacks used to create the checkpoint:UserWarning",
+)
+
+
+def fit(
+    strategy: Any, make: Callable[[], Net] = Net, folder: Path | None = None, rows: int = 40, **settings: Any
+) -> tuple[Any, Net]:
+    seed_everything(1, verbose=False)
+    module = make()
+    runner = trainer(strategy, folder, **settings)
+    runner.fit(module, loader(rows), loader(batch=10))
+    return runner, module
+
+
+def dropping() -> Net:
+    return Net(dropout=0.5)
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "accumulation": {"accumulate_grad_batches": 2},
+    "clip by norm": {"gradient_clip_val": 0.05},
+    "clip by value": {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
+    "no inference mode": {"inference_mode": False},
+}
+
+
+@pytest.mark.parametrize("settings", [pytest.param(s, id=name) for name, s in SETTINGS.items()])
+def test_same_curve_and_logs_as_eager(settings: dict[str, Any]) -> None:
+    eager, expected = fit("auto", **settings)
+    runner, module = fit(lit_ort.ORTStrategy(fallback="error", verify_first_step=True), **settings)
+    torch.testing.assert_close(torch.tensor(module.losses), torch.tensor(expected.losses), rtol=1e-5, atol=1e-6)
+    assert_same_weights(module, expected)
+    assert runner.callback_metrics.keys() == eager.callback_metrics.keys()
+    for name, value in eager.callback_metrics.items():
+        torch.testing.assert_close(runner.callback_metrics[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_branches_counters_and_a_shorter_last_batch() -> None:
+    settings: dict[str, Any] = {"rows": 44, "max_epochs": 10}
+    eager, expected = fit("auto", Branching, **settings)
+    runner, module = fit(lit_ort.ORTStrategy(fallback="error"), Branching, **settings)
+    torch.testing.assert_close(torch.tensor(module.losses), torch.tensor(expected.losses), rtol=1e-5, atol=1e-6)
+    assert runner.callback_metrics.keys() == eager.callback_metrics.keys()
+    graphs = lit_ort.explain(runner).graphs
+    training = [graph for graph in graphs if graph.name.startswith("training_step")]
+    # One for each set of logged values and each batch size, and again where a counter is 0 or 1, which Dynamo takes for
+    # constants; not one for each of 60 steps.
+    assert {graph.kind for graph in training} == {"fused"}
+    assert len(training) <= 12
+    assert {graph.kind for graph in graphs if graph.name.startswith("validation")} == {"forward"}
+
+
+def test_a_counter_is_not_compiled_at_every_value() -> None:
+    from torch._dynamo.utils import counters
+
+    counters.clear()
+    fit(lit_ort.ORTStrategy(fallback="error"), Counting, max_epochs=16)
+    # 80 steps: more than the recompile limit.
+    assert counters["stats"]["unique_graphs"] <= 8
+
+
+def test_every_entry_point_goes_through_the_engine() -> None:
+    runner, module = fit("ort", max_epochs=1)
+    twin = copy.deepcopy(module).eval()
+    (metrics,) = runner.test(module, loader(batch=10), verbose=False)
+    (validated,) = runner.validate(module, loader(batch=10), verbose=False)
+    predictions = runner.predict(module, loader(batch=10))
+    assert predictions is not None
+    names = {graph.name.rsplit("_", 1)[0] for graph in lit_ort.explain(runner).graphs}
+    assert names == {"training_step", "validation_step", "test_step", "predict_step"}
+    batch = next(iter(loader(batch=10)))
+    with torch.no_grad():
+        torch.testing.assert_close(predictions[0], twin(batch[0]).softmax(-1))
+    assert metrics["test_loss"] == pytest.approx(validated["val_loss"])
+
+
+def test_early_stopping_and_best_checkpoint(tmp_path: Path) -> None:
+    best = ModelCheckpoint(tmp_path, monitor="val_loss", filename="best")
+    callbacks = [best, EarlyStopping("val_loss", patience=1, min_delta=10.0)]
+    runner, module = fit("ort", Net, tmp_path, max_epochs=9, callbacks=callbacks)
+    assert runner.current_epoch == 2
+    loaded = Net.load_from_checkpoint(best.best_model_path, weights_only=False)
+    assert loaded.state_dict().keys() == module.state_dict().keys()
+    (metrics,) = runner.test(module, loader(batch=10), ckpt_path="best", verbose=False, weights_only=False)
+    assert best.best_model_score is not None
+    assert metrics["test_loss"] == pytest.approx(float(best.best_model_score), rel=1e-5)
+
+
+@pytest.mark.parametrize(("first", "second"), [("ort", "auto"), ("auto", "ort"), ("ort", "ort")])
+def test_checkpoints_go_both_ways(first: str, second: str, tmp_path: Path) -> None:
+    _, whole = fit("auto", max_epochs=3)
+    runner, _ = fit(first, Net, tmp_path, max_epochs=1)
+    runner.save_checkpoint(tmp_path / "half.ckpt")
+    seed_everything(1, verbose=False)
+    resumed = Net()
+    trainer(second, max_epochs=3).fit(
+        resumed, loader(), loader(batch=10), ckpt_path=tmp_path / "half.ckpt", weights_only=False
+    )
+    assert_same_weights(resumed, whole)
+    torch.testing.assert_close(torch.tensor(resumed.losses), torch.tensor(whole.losses[5:]), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("step", [4, 5])
+def test_resume_with_dropout_repeats_the_losses(step: int, tmp_path: Path) -> None:
+    every = ModelCheckpoint(tmp_path, every_n_train_steps=step, save_top_k=-1, filename="at-{step}")
+    seed_everything(1, verbose=False)
+    whole, data = Net(dropout=0.5), constant_loader()
+    trainer("ort", tmp_path, max_epochs=3, callbacks=[every]).fit(whole, data, data)
+    assert len(set(whole.losses)) == len(whole.losses)
+    seed_everything(99, verbose=False)
+    resumed = Net(dropout=0.5)
+    path = tmp_path / f"at-step={step}.ckpt"
+    trainer("ort", max_epochs=3).fit(resumed, data, data, ckpt_path=path, weights_only=False)
+    torch.testing.assert_close(torch.tensor(resumed.losses), torch.tensor(whole.losses[step:]), rtol=1e-6, atol=1e-7)
+
+
+def test_seed_decides_dropout() -> None:
+    first, again = (fit("ort", dropping, max_epochs=1)[1].losses for _ in range(2))
+    assert again == first
+    assert first != fit("ort", max_epochs=1)[1].losses
+
+
+def test_the_module_is_plain_again() -> None:
+    runner, module = fit("ort", max_epochs=1)
+    assert "log" not in vars(module)
+    assert module._compiler_ctx is None
+    module.trainer = None
+    pickle.loads(pickle.dumps(module))
+    copy.deepcopy(module)
+    assert module(torch.zeros(2, 6)).grad_fn.name() == "AddmmBackward0"
+    assert list(module.state_dict()) == list(Net().state_dict())
+    del runner
+
+
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_names_are_known_to_both_packages(package: str) -> None:
+    registry = importlib.import_module(f"{package}.strategies").StrategyRegistry
+    for name in ("ort", "ort_ddp", "ort_zero1", "ort_pipeline", "ort_tensor"):
+        made = registry.get(name)
+        assert made.strategy_name == name
+        assert any(base.__module__.startswith(package.split(".")[0] + ".") for base in type(made).__mro__)
+
+
+def test_pytorch_lightning_too() -> None:
+    import pytorch_lightning as pl
+
+    class Plain(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(6, 4)
+
+        def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+            loss = torch.nn.functional.cross_entropy(self.linear(batch[0]), batch[1])
+            self.log("loss", loss)
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    runner = pl.Trainer(
+        strategy="ort",
+        accelerator="cpu",
+        max_steps=2,
+        logger=False,
+        enable_progress_bar=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+    )
+    runner.fit(Plain(), loader())
+    assert [graph.kind for graph in lit_ort.explain(runner).graphs] == ["fused"]
+    assert "loss" in runner.callback_metrics
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"devices": 2}, "devices=2"),
+        ({"num_nodes": 2}, "num_nodes=2"),
+        ({"precision": "bf16-true"}, "precision='bf16-true'"),
+        ({"precision": "64-true"}, "precision='64-true'"),
+    ],
+)
+def test_what_is_not_served_is_refused_at_once(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        trainer("ort", **settings)
+
+
+def test_precision_plugin() -> None:
+    runner = trainer("ort", plugins=[lit_ort.ORTPrecision("32-true")], max_steps=1)
+    runner.fit(Net(), loader(), loader(batch=10))
+    with pytest.raises(UnsupportedError, match="Built so far: 32-true, bf16-mixed"):
+        lit_ort.ORTPrecision("16-mixed")
+
+
+class Wide(Net):
+    """Large enough for products in bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Linear(6, 512), torch.nn.GELU(), torch.nn.Linear(512, 512))
+        self.head = torch.nn.Linear(512, 4)
+
+
+@pytest.mark.parametrize("spelling", ["precision", "plugin", "option"])
+def test_mixed_precision(spelling: str, tmp_path: Path) -> None:
+    strategy = lit_ort.ORTStrategy(
+        fallback="error", verify_first_step=True, precision="bf16-mixed" if spelling == "option" else "32-true"
+    )
+    settings: dict[str, dict[str, Any]] = {
+        "precision": {"precision": "bf16-mixed"},
+        "plugin": {"plugins": [lit_ort.ORTPrecision("bf16-mixed")]},
+        "option": {},
+    }
+    _, expected = fit("auto", Wide, precision="bf16-mixed")
+    runner, module = fit(strategy, Wide, tmp_path, **settings[spelling])
+    torch.testing.assert_close(torch.tensor(module.losses), torch.tensor(expected.losses), rtol=2e-2, atol=1e-3)
+    _, exact = fit("auto", Wide)
+    assert module.losses != exact.losses
+    graphs = lit_ort.explain(runner).graphs
+    assert {(graph.name.split("_")[0], graph.precision) for graph in graphs} == {
+        ("training", "bf16-mixed"),
+        ("validation", "bf16-mixed"),
+    }
+    runner.save_checkpoint(tmp_path / "mixed.ckpt")
+    saved = torch.load(tmp_path / "mixed.ckpt", weights_only=False)
+    assert {weight.dtype for weight in saved["state_dict"].values()} == {torch.float32}
+    states = saved["optimizer_states"][0]["state"].values()
+    assert {state["momentum_buffer"].dtype for state in states} == {torch.float32}
+
+
+def test_mixed_precision_clips_gradients_of_fused_optimizers() -> None:
+    class Fused(Wide):
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.Adam(self.parameters(), fused=True)
+
+    runner, _ = fit("ort", Fused, precision="bf16-mixed", gradient_clip_val=0.5, max_steps=2)
+    assert runner.precision == "bf16-mixed"
+
+
+def test_sixteen_mixed_is_what_lightning_makes_of_it_on_a_cpu() -> None:
+    with pytest.warns(UserWarning, match="Using `precision='bf16-mixed'` instead"):
+        strategy: Any = trainer("ort", precision="16-mixed").strategy
+    assert strategy.options.precision == "bf16-mixed"
+
+
+def test_a_compiled_module_is_refused() -> None:
+    module: Any = torch.compile(Net(), backend="eager")
+    with pytest.raises(UnsupportedError, match="already compiled"):
+        trainer("ort").fit(module, loader(), loader())
+
+
+def test_wrong_options_raise_where_they_are_written() -> None:
+    with pytest.raises(TypeError, match="falback"):
+        lit_ort.ORTStrategy(falback="error")  # pyright: ignore[reportCallIssue]
+    with pytest.raises(OptionsError, match="'tall_gem', which is no pass"):
+        lit_ort.ORTStrategy(disable_passes=["tall_gem"])
+
+
+class Counting(Net):
+    """Looks at every counter of the trainer's, and computes with them."""
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        scale = 2.0 if self.global_step > 3 else 1.0
+        if batch_idx % 2 == 0:
+            scale = scale + self.current_epoch
+        return F.cross_entropy(self(batch[0]), batch[1]) * scale * (1 + self.global_step / 100)
+
+
+class Unsupported(Net):
+    """Has a gradient that is a sparse tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(3, 4, sparse=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.table(torch.tensor([0, 2, 2])).sum(0)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def test_fallback_warns_and_trains_as_eager() -> None:
+    _, expected = fit("auto", Unsupported, max_epochs=1)
+    with pytest.warns(LitOrtWarning, match="runs in eager") as caught:
+        runner, module = fit("ort", Unsupported, max_epochs=1)
+    assert_same_weights(module, expected)
+    fallbacks = lit_ort.explain(runner).fallbacks
+    assert len(fallbacks) == len([w for w in caught if issubclass(w.category, LitOrtWarning)])
+    assert {graph.name.rsplit("_", 1)[0] for graph in fallbacks} == {"training_step"}
+
+
+def test_fallback_error_raises_itself() -> None:
+    with pytest.raises(CaptureError, match=REASON):
+        fit(lit_ort.ORTStrategy(fallback="error"), Unsupported, max_epochs=1)
+
+
+class Restless(Net):
+    """Reads another text at every call, which Dynamo takes for a constant."""
+
+    word = ""
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        self.word += "x"
+        return self(batch[0]).sum() * float(len(self.word))
+
+
+@pytest.mark.parametrize("fallback", ["warn", "error"])
+def test_the_recompile_limit_is_never_hit_in_silence(
+    fallback: Literal["warn", "error"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lit_ort.backend import steps
+
+    monkeypatch.setattr(steps, "RECOMPILE_LIMIT", 3)
+    strategy = lit_ort.ORTStrategy(fallback=fallback)
+    if fallback == "error":
+        with pytest.raises(lit_ort.CaptureError, match="compiled 3 times"):
+            fit(strategy, Restless, max_epochs=1)
+    else:
+        with pytest.warns(LitOrtWarning, match="new values run in eager"):
+            fit(strategy, Restless, max_epochs=1)
+
+
+class _Watching(lit_ort.ORTStrategy):
+    """Remembers whether gradients were there when each training step began to run."""
+
+    seen: tuple[bool, ...] = ()
+
+    def _run(self, step: str, *args: Any, **kwargs: Any) -> Any:
+        if step == "training_step":
+            assert self.lightning_module is not None
+            self.seen += (any(p.grad is not None for p in self.lightning_module.parameters()),)
+        return super()._run(step, *args, **kwargs)
+
+
+class _Listening(Net):
+    def on_before_zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
+        self.losses.append(float(sum(p.grad.norm() for p in self.parameters() if p.grad is not None)))
+
+
+@pytest.mark.parametrize(
+    ("make", "accumulate", "seen"),
+    [(Net, 1, [False] * 4), (Net, 2, [False, True] * 2), (_Listening, 1, [False, True, True, True])],
+)
+def test_old_gradients_are_freed_before_a_run_unless_somebody_listens(
+    make: Callable[[], Net], accumulate: int, seen: list[bool]
+) -> None:
+    strategy = _Watching(fallback="error")
+    fit(strategy, make, max_steps=4 // accumulate, accumulate_grad_batches=accumulate, max_epochs=1)
+    assert list(strategy.seen[:4]) == seen
+
+
+class ManyClasses(LightningModule):
+    """Its logits take 80 MB."""
+
+    CLASSES, ROWS = 50_000, 400
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, self.CLASSES)
+
+    def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(self.head(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+class MemoryOfSteps(Callback):
+    """Notes the process's memory, bytes, after each step."""
+
+    def __init__(self) -> None:
+        self.resident: list[int] = []
+
+    def on_train_batch_end(self, *_: Any, **__: Any) -> None:
+        self.resident.append(psutil.Process().memory_info().rss)
+
+
+class MemoryOfSaving(TorchCheckpointIO):
+    """Notes it when a checkpoint is written."""
+
+    def __init__(self) -> None:
+        self.resident: list[int] = []
+
+    def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        self.resident.append(psutil.Process().memory_info().rss)
+        super().save_checkpoint(*args, **kwargs)
+
+
+@pytest.mark.skipif(not hasattr(mmap.mmap, "madvise"), reason="the system takes no advice on memory")
+def test_steps_keep_no_memory_while_a_checkpoint_is_written(tmp_path: Path) -> None:
+    module, steps, saving = ManyClasses(), MemoryOfSteps(), MemoryOfSaving()
+    rows = torch.randn(2 * module.ROWS, 6), torch.randint(module.CLASSES, (2 * module.ROWS,))
+    data = DataLoader(TensorDataset(*rows), module.ROWS)
+    runner = trainer("ort", max_epochs=1, callbacks=[steps], plugins=[saving])
+    runner.fit(module, data)
+    runner.save_checkpoint(tmp_path / "last.ckpt")
+    assert saving.resident[-1] < steps.resident[-1] - 70e6
