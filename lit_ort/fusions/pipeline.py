@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 
-from lit_ort.fusions import attention, dropout, gelu, linear_cross_entropy, recurrent_dropout
+from lit_ort.fusions import attention, dropout, gelu, linear_cross_entropy, recurrent_layers
 from lit_ort.fusions.graph import FusionGraph
 from lit_ort.runtime.report import PassReport
 
@@ -29,7 +29,7 @@ class Fusion:
 
 
 FUSIONS: tuple[Fusion, ...] = (
-    Fusion(recurrent_dropout.NAME, recurrent_dropout.separate_recurrent_layers, required=True),
+    Fusion(recurrent_layers.NAME, recurrent_layers.separate_recurrent_layers, required=True),
     Fusion(linear_cross_entropy.NAME, linear_cross_entropy.fuse_linear_cross_entropy),
     Fusion(attention.NAME, attention.fuse_attention),
     Fusion(dropout.NAME, dropout.fuse_dropout),

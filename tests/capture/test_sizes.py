@@ -204,9 +204,9 @@ def test_permutations_that_change_nothing() -> None:
 
 
 class Recurrent(nn.Module):
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, batch_first: bool) -> None:
         super().__init__()
-        self.layer = getattr(nn, kind)(3, 4, num_layers=2, bidirectional=True, batch_first=kind != "RNN")
+        self.layer = getattr(nn, kind)(3, 4, num_layers=2, bidirectional=True, batch_first=batch_first)
 
     def forward(self, x: Tensor) -> Tensor:
         output, state = self.layer(x)
@@ -214,13 +214,18 @@ class Recurrent(nn.Module):
         return (output.cumsum(1) * torch.linspace(0, 1, 8)).square().mean() + last.sum()
 
 
-@pytest.mark.parametrize(("kind", "graphs"), [("GRU", 2), ("LSTM", 2), ("RNN", 4)])
-def test_recurrent_layers_under_a_strategy(kind: str, graphs: int) -> None:
-    # torch has no operator for a whole plain RNN on the way of a gradient: it is unrolled, each length by itself.
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("kind", ["GRU", "LSTM", "RNN"])
+@pytest.mark.parametrize("changing", [0, 1])
+def test_recurrent_layers_are_one_graph_for_all_lengths_and_batches(
+    kind: str, batch_first: bool, changing: int
+) -> None:
     engine = backend()
+    shapes = ((size, 5, 3) if changing == 0 else (5, size, 3) for size in (4, 6, 9, 7))
+    batches = ((torch.randn(shape, requires_grad=True),) for shape in shapes)
     with dynamo_settings("training_step", True):
-        assert_equal_steps(Recurrent(kind), engine, *((torch.randn(length, 5, 3),) for length in (4, 6, 9, 7)))
-    assert len(engine.compile_log.graphs) == graphs
+        assert_equal_steps(Recurrent(kind, batch_first), engine, *batches)
+    assert len(engine.compile_log.graphs) == 2
 
 
 def test_what_needs_its_sizes_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,9 +66,13 @@ def row(name: str, graphs: tuple[GraphReport, ...]) -> str:
 
 
 def main() -> None:
+    import torch
+
     from tests.zoo.run import compare_steps
     from tests.zoo.test_models import CASES
 
+    # As in the tests: torch chooses convolutions, and with them the layout of results, by the number of threads.
+    torch.set_num_threads(1)
     rows = [row(name, compare_steps(case, steps=1).graphs) for name, case in CASES.items()]
     PATH.write_text(f"{_HEAD}{operators()}{_MODELS}{chr(10).join(rows)}\n")
 

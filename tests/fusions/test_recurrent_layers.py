@@ -1,0 +1,136 @@
+"""Recurrent layers as operators of their own: eager's numbers, and dropout between them in training alone."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lit_ort.backend.steps import dynamo_settings
+from lit_ort.errors import CaptureError
+from tests.compare import backend
+
+KINDS = [nn.LSTM, nn.GRU, nn.RNN]
+
+
+def losses(module: nn.Module, engine: Any, count: int = 3) -> list[float]:
+    step = torch.compile(lambda x: module(x)[0].square().mean(), backend=engine)
+    x = torch.randn(4, 5, 6)
+    with dynamo_settings("step", fail_on_recompile_limit=True):
+        found = [step(x) for _ in range(count)]
+    found[-1].backward()
+    return [loss.item() for loss in found]
+
+
+def fired(engine: Any) -> int:
+    (graph,) = engine.compile_log.graphs
+    return next(report.fired for report in graph.passes if report.name == "recurrent_layers")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_values_are_dropped_between_layers(kind: Any, bidirectional: bool) -> None:
+    engine = backend(verify_first_step=True)
+    found = losses(kind(6, 8, num_layers=3, dropout=0.5, bidirectional=bidirectional), engine)
+    assert len(set(found)) == 3
+    assert fired(engine) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("layers", "probability", "training"), [(1, 0.0, True), (2, 0.0, True), (2, 0.5, False)])
+def test_nothing_is_dropped_elsewhere(kind: Any, layers: int, probability: float, training: bool) -> None:
+    engine, module = backend(), kind(6, 8, num_layers=layers, dropout=probability).train(training)
+    found = losses(module, engine)
+    assert len(set(found)) == 1
+    assert fired(engine) == 1
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_results_and_gradients_of_eager(kind: Any, bidirectional: bool, bias: bool, batch_first: bool) -> None:
+    module = kind(6, 8, num_layers=2, bias=bias, bidirectional=bidirectional, batch_first=batch_first)
+    twin, engine = copy.deepcopy(module), backend()
+    directions = 2 if bidirectional else 1
+    x = torch.randn(4, 5, 6)
+    shape = (2 * directions, 4 if batch_first else 5, 8)
+    states = (torch.randn(shape), torch.randn(shape)) if kind is nn.LSTM else torch.randn(shape)
+
+    def step(module: nn.Module, x: Tensor) -> Tensor:
+        output, last = module(x, states)
+        ends = last if isinstance(last, tuple) else (last,)
+        return (output.cumsum(1) ** 2).mean() + sum((end.cumsum(0) ** 3).mean() for end in ends)
+
+    pairs = []
+    for found, call in ((module, torch.compile(step, backend=engine)), (twin, step)):
+        data = x.clone().requires_grad_()
+        with dynamo_settings("step", fail_on_recompile_limit=True):
+            loss = call(found, data)
+        loss.backward()
+        pairs.append([loss, data.grad, *(parameter.grad for parameter in found.parameters())])
+    for actual, expected in zip(*pairs, strict=True):
+        torch.testing.assert_close(actual, expected)
+    assert fired(engine) == 1
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (nn.LSTM(6, 8, proj_size=3), "it has a projection"),
+        (nn.LSTM(6, 8, dtype=torch.float64), "oneDNN computes LSTMs of float32 only"),
+    ],
+)
+def test_what_no_operator_serves_is_torchs(module: nn.Module, reason: str) -> None:
+    engine = backend(verify_first_step=True)
+    step = torch.compile(lambda x: module(x)[0].square().mean(), backend=engine)
+    with dynamo_settings("step", fail_on_recompile_limit=True):
+        step(torch.randn(4, 5, 6, dtype=next(module.parameters()).dtype)).backward()
+    (graph,) = engine.compile_log.graphs
+    report = next(report for report in graph.passes if report.name == "recurrent_layers")
+    assert report.fired == 0
+    assert reason in report.declined[0]
+
+
+def test_in_bfloat16_regions_lstms_are_eagers() -> None:
+    module, engine = nn.LSTM(6, 8, num_layers=2), backend(verify_first_step=True)
+    x = torch.randn(4, 5, 6)
+
+    def step(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return module(x)[0].float().square().mean()
+
+    with dynamo_settings("step", fail_on_recompile_limit=True):
+        torch.testing.assert_close(torch.compile(step, backend=engine)(x), step(x))
+    assert fired(engine) == 1
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return gradient * 2
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize(("probability", "training"), [(0.5, True), (0.0, True), (0.5, False)])
+def test_graphs_with_functions_of_users_are_refused_only_where_values_are_dropped(
+    probability: float, training: bool
+) -> None:
+    module = nn.LSTM(6, 8, num_layers=2, dropout=probability).train(training)
+    step = torch.compile(lambda x: Twice.apply(module(x)[0]).square().mean(), backend=backend())
+    x = torch.randn(4, 5, 6)
+    with dynamo_settings("step", fail_on_recompile_limit=True):
+        if probability > 0 and training:
+            with pytest.raises(CaptureError, match="drops values between its layers"):
+                step(x)
+        else:
+            expected = (module(x)[0] * 2).square().mean()
+            torch.testing.assert_close(step(x), expected)
