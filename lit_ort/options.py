@@ -46,8 +46,9 @@ class ORTOptions:
             computes in bfloat16, what eager autocast itself errs by is added, several times.
         recompute: what the backward computes again: less memory, more time. `"layers"` keeps of each layer (of modules
             in a list, such as `encoder.layers.3`) its input and the results of attention. A float from 0 to 1 is the
-            share of activation memory to keep; torch's min-cut partitioner chooses what. None keeps everything outside
-            of the module's own activation checkpoints.
+            share of activation memory to keep; torch's min-cut partitioner chooses what, and the peak itself may stay:
+            near 0 all is computed again at once, so compare `explain()`'s memory. None keeps everything outside of the
+            module's own activation checkpoints.
         optimizer_in_graph: the run of a step also clips and takes the optimizer's step, each parameter's as soon as its
             gradient is there, so that not all gradients are held at a time; with clipping by norm, or an optimizer that
             is not torch's own, when all are there. For steps whose loss and gradients are those of one graph, under

@@ -72,7 +72,7 @@ class _Source:
         call = self._call(statement, hooks)
         slots = [f"v{self._slots + k}" for k in range(statement.results)]
         self._slots += statement.results
-        is_list = len(slots) > 1 or (statement.target not in hooks and returns_list(operator_of(statement.target)))
+        is_list = len(slots) > 1 or (statement.target not in hooks and returns_list(overload_of(statement.target)))
         self._add(f"{', '.join(slots)}{',' if is_list else ''} = {call}" if slots else call)
 
     def drop(self, slots: Any) -> None:
@@ -97,7 +97,7 @@ class _Source:
         hook = hooks.get(statement.target)
         if hook is not None:
             return f"{self._named(hook)}({', '.join(['state', *args])})"
-        target = operator_of(statement.target)
+        target = overload_of(statement.target)
         own = OPERATORS.get(target)
         if statement.stream is not None:
             return f"{self._named(functools.partial(_drawn, target, statement.stream))}({', '.join(['state', *args])})"
@@ -107,7 +107,7 @@ class _Source:
         if statement.out is not None:
             shape = ", ".join(self._word(word) for word in statement.shape)
             memory = f"state.pool.empty({shape + ', ' if shape else ''}dtype={self._named(statement.dtype)})"
-            out = operator_of(f"{statement.target.rpartition('.')[0]}.{statement.out}")
+            out = overload_of(f"{statement.target.rpartition('.')[0]}.{statement.out}")
             return f"{self._named(out)}({', '.join([*args, f'{memory_argument(out)}={memory}'])})"
         return f"{self._named(target)}({', '.join(args)})"
 
@@ -130,7 +130,7 @@ class _Source:
 
 
 @functools.lru_cache(maxsize=4096)
-def operator_of(target: str) -> OpOverload:
+def overload_of(target: str) -> OpOverload:
     """The operator of a name such as `aten.mm.default`.
 
     Raises:
