@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 import torch._dynamo
+from torch._dynamo import trace_rules
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch.nn.modules import transformer
 
@@ -40,6 +42,18 @@ def step_settings(recompile_limit: int, fail_on_recompile_limit: bool) -> Abstra
         "ignore_logging_functions": _logging_functions(),
     }
     return torch._dynamo.config.patch(settings)
+
+
+def leave_untraced(package: str) -> None:
+    """Makes Dynamo call a package's functions as they are, where it would follow them; for the whole process."""
+    origin = _origin(package)
+    if origin is not None and not trace_rules.check_file(origin).skipped:
+        trace_rules.add(package)
+
+
+def _origin(package: str) -> str | None:
+    spec = importlib.util.find_spec(package)
+    return None if spec is None else spec.origin
 
 
 def is_recompile_limit(record: logging.LogRecord) -> bool:

@@ -19,14 +19,16 @@ from torch import fx
 
 from lit_ort.backend.cache.content import Content, content_of
 from lit_ort.backend.cache.store import GraphCache
-from lit_ort.backend.compilation import Compilation
+from lit_ort.backend.compilation import Compilation, others_as_compile_errors
 from lit_ort.backend.eager import autocast_of, run_in_eager
 from lit_ort.backend.executable import Executable, is_for, require_own_memory
+from lit_ort.backend.forms import Forms
 from lit_ort.backend.inspect import CompileLog
 from lit_ort.backend.verify import Check
 from lit_ort.capture.checkpoints import inline_checkpoints
 from lit_ort.capture.dimensions import changing_dimensions
 from lit_ort.capture.numbers import NumberedGraph, separate_numbers
+from lit_ort.capture.trivial import computes
 from lit_ort.errors import CompileError, LitOrtWarning, OptionsError, SessionError, SharedMemoryError
 from lit_ort.options import AUTO, ORTOptions
 from lit_ort.runtime.autograd import Call, SplitRunner, bind_program
@@ -79,7 +81,7 @@ class ORTBackend:
         self._executables: WeakValueDictionary[Any, Executable] = WeakValueDictionary()
 
     def __call__(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        return CompiledGraph(self, graph_module)
+        return CompiledGraph(self, graph_module) if computes(graph_module.graph) else graph_module.forward
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ORTBackend:
         # torch.compile copies the backend of a module it wraps; sessions and reports stay with this one.
@@ -103,13 +105,18 @@ class ORTBackend:
         except CompileError as error:
             if self.options.fallback == "error":
                 raise
-            self.fall_back(request, start, str(error))
+            self.fall_back(request.tensors, start, str(error))
             return None
 
-    def fall_back(self, request: Request, start: float, reason: str) -> None:
-        """Reports and warns of a graph that runs in eager."""
+    def fall_back(self, tensors: Sequence[torch.Tensor], start: float, reason: str) -> None:
+        """Reports and warns of a graph that runs in eager.
+
+        Args:
+            tensors: its inputs.
+            start: when compiling it began, of `time.perf_counter`, in seconds.
+        """
         name = f"{self.name}_{self._count}"
-        self._report(_fallback_report(name, request.tensors, reason, self.options.precision), start)
+        self._report(_fallback_report(name, tensors, reason, self.options.precision), start)
         warnings.warn(f"{name} runs in eager PyTorch: {reason}", LitOrtWarning, stacklevel=2)
 
     def _found_or_made(self, request: Request, start: float, fixed_sizes: str | None = None) -> Executable:
@@ -118,14 +125,16 @@ class ORTBackend:
         if found is not None and found.serves(request.tensors):
             return found
         name = f"{self.name}_{self._count}"
-        compilation, call = self._cached(content, request) or self._built(request, name, content)
+        forms = self._forms(request)
+        found = self._cached(content, request, forms) or self._built(request, name, content, forms)
+        compilation, call = found
         require_own_memory(compilation.program.signature, request.tensors)
         self._report(dataclasses.replace(compilation.report, name=name, fixed_sizes=fixed_sizes), start)
         signature = compilation.program.signature
-        executable = Executable(signature, call)
+        executable = Executable(signature, call, forms)
         if self.options.verifies:
-            checked = call if self._updates is None else self._bound(compilation, request, updates=False)
-            twin = Executable(signature, checked)
+            checked = call if self._updates is None else self._bound(compilation, forms, updates=False)
+            twin = Executable(signature, checked, forms)
             executable.check = Check(twin, request.graph, request.original, name, self.options, self.compile_log)
         if content.digest is not None:
             self._executables[content.digest] = executable
@@ -135,20 +144,20 @@ class ORTBackend:
         self._count += 1
         self.compile_log.graphs.append(dataclasses.replace(report, seconds=time.perf_counter() - start))
 
-    def _cached(self, content: Content, request: Request) -> tuple[Compilation, Call] | None:
+    def _cached(self, content: Content, request: Request, forms: Forms) -> tuple[Compilation, Call] | None:
         found = None if self._cache is None else self._cache.read(content)
         if self._cache is None or found is None or not is_for(found.program.signature, request.tensors):
             return None
         try:
-            call = self._bound(found, request)
+            call = self._bound(found, forms)
         except (SessionError, TypeError) as error:
             self._cache.refuse(content, error)
             return None
         return _reported(found, cache="read"), call
 
-    def _built(self, request: Request, name: str, content: Content) -> tuple[Compilation, Call]:
+    def _built(self, request: Request, name: str, content: Content, forms: Forms) -> tuple[Compilation, Call]:
         compilation = self._compiled(request, name)
-        call = self._bound(compilation, request)
+        call = self._bound(compilation, forms)
         if self._cache is not None:
             compilation = _reported(compilation, cache=self._cache.write(content, compilation))
         return compilation, call
@@ -168,35 +177,47 @@ class ORTBackend:
                 form=request.form,
             )
 
-    def _bound(self, compilation: Compilation, request: Request, updates: bool = True) -> Call:
+    def _bound(self, compilation: Compilation, forms: Forms, updates: bool = True) -> Call:
         """Makes a program's sessions and wraps them for autograd."""
         optimizer = None
         if self.options.optimizer_in_graph:
             optimizer = self._updates if updates and self._updates is not None else Updates(self._pool)
-        options = SessionOptions(
+        hooks = {} if optimizer is None else {HAND_OVER: optimizer.hand_over}
+        return bind_program(compilation.program, self._session_options(hooks), forms=forms, updates=optimizer)
+
+    def _session_options(self, hooks: Mapping[str, Callable[..., Any]]) -> SessionOptions:
+        return SessionOptions(
             threads=self.options.threads or torch.get_num_threads(),
             allow_spinning=self.options.allow_spinning,
             pool=self._pool,
-            hooks={} if optimizer is None else {HAND_OVER: optimizer.hand_over},
+            hooks=hooks,
         )
+
+    def _forms(self, request: Request) -> Forms:
+        """The other forms of a graph, compiled or run when a gradient asks for one."""
         # Without the call's tensors, which would stay in memory.
         template = dataclasses.replace(request, tensors=(), form=SPLIT, any_sizes=False)
-        forms: dict[tuple[torch.Size, ...], SplitRunner] = {}
 
-        def split_form(tensors: Sequence[torch.Tensor]) -> SplitRunner:
-            shapes = tuple(tensor.shape for tensor in tensors)
-            if shapes not in forms:
-                forms[shapes] = self._split_form(dataclasses.replace(template, tensors=tensors), options)
-            return forms[shapes]
+        def make_split(tensors: Sequence[torch.Tensor]) -> SplitRunner:
+            start, name = time.perf_counter(), f"{self.name}_{self._count}"
+            compilation = self._compiled(dataclasses.replace(template, tensors=tensors), name)
+            self._report(compilation.report, start)
+            return SplitRunner(compilation.program, self._session_options({}))
 
-        return bind_program(compilation.program, options, split_form=split_form, updates=optimizer)
+        def run_eagerly(tensors: Sequence[torch.Tensor]) -> Sequence[Any]:
+            self.fall_back(tensors, time.perf_counter(), _DOUBLE_BACKWARD)
+            with template.modes():
+                graph = template.graph
+                arguments = graph.module_arguments(tensors, template.keys)
+                return run_in_eager(graph.module, arguments, self.options.precision)
 
-    def _split_form(self, request: Request, options: SessionOptions) -> SplitRunner:
-        """The two-session form of a fused graph, compiled when a gradient for another result than its loss arrives."""
-        start, name = time.perf_counter(), f"{self.name}_{self._count}"
-        compilation = self._compiled(request, name)
-        self._report(compilation.report, start)
-        return SplitRunner(compilation.program, options)
+        return Forms(make_split, None if self.options.fallback == "error" else run_eagerly)
+
+
+_DOUBLE_BACKWARD = (
+    "its gradient is differentiated again (create_graph=True), and a session's can't be. Steps from now on run it in "
+    "eager; the rest of the step stays in ONNX Runtime."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,21 +257,30 @@ class CompiledGraph:
     def __init__(self, backend: ORTBackend, graph_module: fx.GraphModule) -> None:
         self._backend = backend
         self._original = graph_module
-        self._graph = separate_numbers(inline_checkpoints(graph_module))
-        self._resized = sorted(changing_dimensions(self._graph.module))
-        self._any_sizes = backend.options.dynamic == AUTO and bool(self._resized)
         self._compiled = 0
         self._executables: dict[tuple[Any, ...], Executable | None] = {}
         self._warned = False
+        # Raised at the first run, where Dynamo doesn't take it for an error of its own.
+        self._obstacle: CompileError | None = None
+        try:
+            with others_as_compile_errors():
+                self._graph = separate_numbers(inline_checkpoints(graph_module))
+        except CompileError as error:
+            self._obstacle = error
+            return
+        self._resized = sorted(changing_dimensions(self._graph.module))
+        self._any_sizes = backend.options.dynamic == AUTO and bool(self._resized)
 
     def __call__(self, *arguments: Any) -> Any:
+        if self._obstacle is not None:
+            return self._without_graph(self._obstacle, arguments)
         tensors, keys, numbers = self._graph.arguments(arguments)
         key = (keys, tuple([tensors[position].shape for position in self._resized]))
         if key in self._executables:
             executable = self._executables[key]
         else:
             executable = self._executables[key] = self._find(keys, tensors) or self._compile(key, tensors)
-        if executable is None:
+        if executable is None or executable.wants_eager:
             return self._in_eager(arguments)
         try:
             if executable.check is not None:
@@ -261,8 +291,18 @@ class CompiledGraph:
                 raise
             if not self._warned:
                 self._warned = True
-                self._backend.fall_back(self._request(tensors, keys), time.perf_counter(), str(error))
+                self._backend.fall_back(tensors, time.perf_counter(), str(error))
             return self._in_eager(arguments)
+
+    def _without_graph(self, obstacle: CompileError, arguments: Sequence[Any]) -> Any:
+        """Runs what could not even be prepared for compiling."""
+        if self._backend.options.fallback == "error":
+            raise obstacle
+        if not self._warned:
+            self._warned = True
+            tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+            self._backend.fall_back(tensors, time.perf_counter(), str(obstacle))
+        return self._in_eager(arguments)
 
     def _in_eager(self, arguments: Sequence[Any]) -> Any:
         return run_in_eager(self._original, arguments, self._backend.options.precision)

@@ -17,14 +17,13 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch_fx import copy_nodes, inputs_of
-from lit_ort.backend.compilation import Compilation
+from lit_ort.backend.compilation import Compilation, others_as_compile_errors
 from lit_ort.capture.capture import Captured, capture
 from lit_ort.capture.checkpoints import has_checkpoints
 from lit_ort.capture.dimensions import Dimensions
 from lit_ort.capture.layers import mark_layers
 from lit_ort.capture.names import input_names
 from lit_ort.capture.numbers import NumberedGraph
-from lit_ort.errors import CompileError
 from lit_ort.fusions import pipeline as fusions
 from lit_ort.fusions.graph import FusionGraph
 from lit_ort.joint.kinds import detach_others, loss_position
@@ -65,16 +64,8 @@ def build(
         CompileError: with the stage's own class, what keeps the graph from ONNX Runtime; any other exception of torch's
             or of the lowering is its cause.
     """
-    try:
+    with others_as_compile_errors():
         return _Build(graph, tensors, keys, options, name, any_sizes, form).run()
-    except CompileError:
-        raise
-    # Whatever tracing and lowering raise means one thing here: this graph can't be compiled, and eager can run it.
-    except Exception as error:
-        raise CompileError(
-            f"the graph can't be compiled: {type(error).__name__}: {_first_line(error)}",
-            remedy="It runs in eager under fallback='warn'; TORCH_LOGS=+aot shows torch's own trace.",
-        ) from error
 
 
 def require_pass_names(disabled: Sequence[str]) -> None:
@@ -318,7 +309,3 @@ def _data_shapes(signature: Signature, tensors: Sequence[torch.Tensor], changing
         for position, (name, tensor) in enumerate(zip(signature.input_names, tensors, strict=True))
         if not tensor.requires_grad and "." not in name
     )
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")

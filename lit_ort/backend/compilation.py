@@ -1,9 +1,12 @@
-"""What building a graph gives, and the cache keeps."""
+"""What building a graph gives and the cache keeps, and what is raised where there is none."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from lit_ort.errors import CompileError
 from lit_ort.runtime.program import Program
 from lit_ort.runtime.report import GraphReport
 
@@ -14,3 +17,24 @@ class Compilation:
 
     program: Program
     report: GraphReport
+
+
+@contextmanager
+def others_as_compile_errors() -> Iterator[None]:
+    """Raises a CompileError, with the original as its cause, for whatever tracing and lowering raise.
+
+    It means one thing here: this graph can't be compiled, and eager can run it.
+    """
+    try:
+        yield
+    except CompileError:
+        raise
+    except Exception as error:
+        raise CompileError(
+            f"the graph can't be compiled: {type(error).__name__}: {_first_line(error)}",
+            remedy="It runs in eager under fallback='warn'; TORCH_LOGS=+aot shows torch's own trace.",
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")

@@ -21,21 +21,35 @@ class Check(Protocol):
     def before_run(self, arguments: Sequence[Any]) -> None: ...
 
 
+class Forms(Protocol):
+    """Other forms of the graph."""
+
+    @property
+    def wants_eager(self) -> bool: ...
+
+
 class Executable:
     """A graph that runs through sessions.
 
     Args:
         signature: what goes in and out.
         call: its sessions.
+        forms: its other forms.
 
     Attributes:
         check: what compares its runs with eager; None where nothing does.
     """
 
-    def __init__(self, signature: Signature, call: Call) -> None:
+    def __init__(self, signature: Signature, call: Call, forms: Forms) -> None:
         self.signature = signature
         self.check: Check | None = None
         self._call = call
+        self._forms = forms
+
+    @property
+    def wants_eager(self) -> bool:
+        """Whether eager has to run the graph from now on."""
+        return self._forms.wants_eager
 
     @property
     def changes_size(self) -> bool:

@@ -2,7 +2,8 @@
 
 Dynamo keeps such a number symbolic: an int is an input of its own, a float is a float64 tensor read with `item()`.
 What is computed from numbers alone is computed in Python at every call, in double precision. Where such a number then
-only enters arithmetic with tensors, it becomes a 0-d tensor, and one session serves every value. Anything else (a size,
+only enters arithmetic with tensors, or is a tensor by itself (Dynamo returns a logged float as one), it becomes a 0-d
+tensor, and one session serves every value. Anything else (a size,
 an axis, a probability) is a key, and each of its values is compiled by itself.
 """
 
@@ -59,6 +60,14 @@ class NumberedGraph:
         count = len(self.dtypes)
         tensors += [torch.tensor(v, dtype=t) for v, t in zip(values[:count], self.dtypes, strict=True)]
         return tensors, values[count : count + self.keys], values[count + self.keys :]
+
+    def module_arguments(self, tensors: Sequence[torch.Tensor], keys: Sequence[Any]) -> list[Any]:
+        """What `module` is called with, for its tensors and keys: the sizes in between are those of the tensors."""
+        placeholders = inputs_of(self.module.graph)
+        where = size_symbols(placeholders)
+        symbols = placeholders[len(tensors) : len(tensors) + len(self.sizes)]
+        places = [where[str(_value(node))] for node in symbols]
+        return [*tensors, *(tensors[position].shape[dimension] for position, dimension in places), *keys]
 
 
 def separate_numbers(graph_module: fx.GraphModule) -> NumberedGraph:
@@ -161,8 +170,10 @@ def _uses(
 
 
 def _arithmetic_type(user: fx.Node, number: fx.Node) -> torch.dtype | None:
-    """The type in which a number enters a tensor's arithmetic, or None where it does something else."""
+    """The type in which a number enters a tensor's arithmetic or becomes one, or None where it does something else."""
     value = _value(user)
+    if user.target is torch.scalar_tensor and isinstance(value, torch.Tensor):
+        return value.dtype
     known = user.target in _ARITHMETIC if user.op == "call_function" else user.target in _METHODS
     if not known or user.op not in ("call_function", "call_method") or not isinstance(value, torch.Tensor):
         return None
@@ -210,9 +221,14 @@ def _input_before(graph: fx.Graph, name: str, example: Any) -> fx.Node:
 
 def _number_input(graph: fx.Graph, number: fx.Node, dtype: torch.dtype, users: list[fx.Node]) -> fx.Node:
     """A 0-d tensor in a number's place among the arguments of some of its users."""
-    node = _input_before(graph, f"number_{number.name}", torch.zeros((), dtype=dtype))
+    name = f"number_{number.name}_{str(dtype).removeprefix('torch.')}"
+    node = _input_before(graph, name, torch.zeros((), dtype=dtype))
     for user in users:
-        user.replace_input_with(number, node)
+        if user.target is torch.scalar_tensor:
+            user.replace_all_uses_with(node)
+            graph.erase_node(user)
+        else:
+            user.replace_input_with(number, node)
     return node
 
 

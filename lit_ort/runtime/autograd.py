@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from lit_ort._compat.torch import keeps_graph
+from lit_ort._compat.torch import keeps_graph, version_of
 from lit_ort.errors import SessionError
 from lit_ort.runtime.program import FORWARD, FUSED, Program, Signature
 from lit_ort.runtime.random import draw_seed
@@ -26,25 +26,32 @@ _SECOND_BACKWARD = (
 )
 
 
+class OtherForms(Protocol):
+    """Other forms of the same graph, for gradients that its sessions don't give."""
+
+    def split(self, tensors: Tensors) -> SplitRunner:
+        """The two-session form of a fused graph, for a gradient that is not its loss's."""
+        ...
+
+    def eager(self, tensors: Tensors) -> Sequence[Any] | None:
+        """The graph's outputs, tracked by autograd; None where it may not run in eager."""
+        ...
+
+
 def bind_program(
-    program: Program,
-    options: SessionOptions,
-    *,
-    split_form: Callable[[Tensors], SplitRunner],
-    updates: Updates | None = None,
+    program: Program, options: SessionOptions, *, forms: OtherForms, updates: Updates | None = None
 ) -> Call:
     """Makes a program's sessions and wraps them for autograd.
 
     Args:
-        split_form: gives the two-session form of a fused graph for inputs of some sizes, for a gradient that is not
-            the loss's.
+        forms: other forms of the graph.
         updates: the optimizer that may take gradients in a fused run.
     """
     if program.kind == FORWARD:
         return _forward_call(Session(program.forward, options), program.signature)
     if program.kind == FUSED:
-        return _fused_call(Session(program.forward, options), program.signature, split_form, updates)
-    return SplitRunner(program, options).call
+        return _fused_call(Session(program.forward, options), program.signature, forms, updates)
+    return SplitRunner(program, options, forms).call
 
 
 def _seed(signature: Signature) -> int:
@@ -62,9 +69,7 @@ def _forward_call(session: Session, signature: Signature) -> Call:
     return call
 
 
-def _fused_call(
-    session: Session, signature: Signature, split_form: Callable[[Tensors], SplitRunner], updates: Updates | None
-) -> Call:
+def _fused_call(session: Session, signature: Signature, forms: OtherForms, updates: Updates | None) -> Call:
     """One run gives the results and every gradient, for a loss gradient of one; backward only hands them out."""
     loss, results = signature.loss, signature.results
     assert loss is not None, "a fused program has a loss"
@@ -78,6 +83,7 @@ def _fused_call(
             ctx.seed, ctx.inputs = _seed(signature), len(tensors)
             if others:
                 ctx.save_for_backward(*(t.clone() if k in changed else t for k, t in enumerate(tensors)))
+            ctx.given = _Inputs.of(tensors)
             outputs = session.run(Given(tensors, _shapes(tensors), ctx.seed))
             ctx.gradients = outputs[results:]
             del outputs[results:]
@@ -90,19 +96,22 @@ def _fused_call(
         def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the base takes *args
             ctx: Any, *output_gradients: torch.Tensor | None
         ) -> tuple[torch.Tensor | None, ...]:
-            _refuse_double_backward()
+            given, ctx.given = ctx.given, None
+            # Autograd leaves grad mode on in backward when the gradients shall be differentiated again.
+            if torch.is_grad_enabled():
+                return _differentiable_gradients(signature, forms, given, ctx.needs_input_grad, output_gradients)
             scale = output_gradients[loss]
             if scale is None or any(output_gradients[k] is not None for k in others):
                 ctx.gradients = None
                 pairs = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=True)
                 inputs = [tensor.detach().requires_grad_(needed) for tensor, needed in pairs]
-                given = dict(zip(signature.keys, output_gradients, strict=True))
-                return split_form(inputs).repeat(inputs, ctx.seed, given)
+                tangents = dict(zip(signature.keys, output_gradients, strict=True))
+                return forms.split(inputs).repeat(inputs, ctx.seed, tangents)
             gradients, ctx.gradients = ctx.gradients, None
             if gradients is None:
                 raise SessionError(_SECOND_BACKWARD[0], remedy=_SECOND_BACKWARD[1])
             if keeps_graph():
-                ctx.gradients = gradients
+                ctx.gradients, ctx.given = gradients, given
                 gradients = [gradient.clone() for gradient in gradients]
             gradients = _handed_out(gradients, scale, updates)
             return _place(gradients, ctx.inputs, signature.gradients)
@@ -131,11 +140,13 @@ class SplitRunner:
     Args:
         program: of kind `split`.
         options: how its sessions run.
+        forms: other forms of the graph; None where this is one itself.
     """
 
-    def __init__(self, program: Program, options: SessionOptions) -> None:
+    def __init__(self, program: Program, options: SessionOptions, forms: OtherForms | None = None) -> None:
         assert program.backward is not None, "a split program has a backward"
         self._signature = program.signature
+        self._forms = forms
         self._forward = Session(program.forward, options)
         self._backward = Session(program.backward, options)
         self._tangents = [source.index for _, source in program.backward.inputs if source.kind == "tangent"]
@@ -177,7 +188,7 @@ class SplitRunner:
         class SplitStep(torch.autograd.Function):
             @staticmethod
             def forward(ctx: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-                ctx.seed = _seed(signature)
+                ctx.seed, ctx.given = _seed(signature), _Inputs.of(tensors)
                 outputs = runner._forward.run(Given(tensors, _shapes(tensors), ctx.seed))
                 results, ctx.saved = outputs[: signature.results], outputs[signature.results :]
                 # Autograd notices where one of these is changed in place before the backward.
@@ -192,12 +203,14 @@ class SplitRunner:
             def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the base takes *args
                 ctx: Any, *output_gradients: torch.Tensor | None
             ) -> tuple[torch.Tensor | None, ...]:
-                _refuse_double_backward()
+                if torch.is_grad_enabled():
+                    needs = ctx.needs_input_grad
+                    return _differentiable_gradients(signature, runner._forms, ctx.given, needs, output_gradients)
                 saved = ctx.saved
                 if saved is None:
                     raise SessionError(_SECOND_BACKWARD[0], remedy=_SECOND_BACKWARD[1])
                 if not keeps_graph():
-                    ctx.saved = None
+                    ctx.saved = ctx.given = None
                 needed = dict(zip(signature.saved_inputs, ctx.saved_tensors, strict=True))
                 return runner._gradients(Given(needed, ctx.shapes, ctx.seed, saved), ctx.types, output_gradients)
 
@@ -218,13 +231,56 @@ def _not_differentiable(outputs: Tensors, signature: Signature) -> list[torch.Te
     return [output for output, wanted in pairs if not wanted and (output.is_floating_point() or output.is_complex())]
 
 
-def _refuse_double_backward() -> None:
-    """Autograd leaves grad mode on in backward when the gradients shall be differentiated again."""
-    if torch.is_grad_enabled():
-        raise SessionError(
-            "backward() was called with create_graph=True, and sessions give gradients that can't be differentiated",
-            remedy="Run this module in eager: leave it out of torch.compile, or use strategy='auto'.",
-        )
+class _Inputs(NamedTuple):
+    """The inputs of a run, and how often each had been changed in place by then."""
+
+    tensors: tuple[torch.Tensor, ...]
+    versions: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensors: Tensors) -> _Inputs:
+        return cls(tuple(tensors), _versions(tensors))
+
+
+def _versions(tensors: Tensors) -> tuple[int, ...]:
+    return tuple([0 if tensor.is_inference() else version_of(tensor) for tensor in tensors])
+
+
+def _differentiable_gradients(
+    signature: Signature,
+    forms: OtherForms | None,
+    given: _Inputs | None,
+    needed: Sequence[bool],
+    output_gradients: Gradients,
+) -> tuple[torch.Tensor | None, ...]:
+    """Gradients that can be differentiated again, by running the graph in eager.
+
+    Raises:
+        SessionError: eager would not do the same as the session did, or may not run.
+    """
+    if given is None:
+        raise SessionError(_SECOND_BACKWARD[0], remedy=_SECOND_BACKWARD[1])
+    if signature.draws or signature.mutations or given.versions != _versions(given.tensors):
+        raise _double_backward("it draws random numbers or changes its inputs, so that eager can't repeat it")
+    outputs = None if forms is None else forms.eager(given.tensors)
+    if outputs is None:
+        raise _double_backward("fallback='error' keeps it from eager")
+    pairs = [
+        (outputs[index], gradient)
+        for (kind, index), gradient in zip(signature.keys, output_gradients, strict=True)
+        if gradient is not None and kind == "output"
+    ]
+    wanted = [tensor for tensor, is_needed in zip(given.tensors, needed, strict=True) if is_needed]
+    roots, tangents = zip(*pairs, strict=True)
+    found = iter(torch.autograd.grad(roots, wanted, tangents, create_graph=True, allow_unused=True))
+    return tuple(next(found) if is_needed else None for is_needed in needed)
+
+
+def _double_backward(reason: str) -> SessionError:
+    return SessionError(
+        f"backward() was called with create_graph=True on a graph in ONNX Runtime, and {reason}",
+        remedy="Leave this function out of the graphs with torch.compiler.disable, or use strategy='auto'.",
+    )
 
 
 def _place(gradients: list[Any], inputs: int, positions: Sequence[int | None]) -> tuple[torch.Tensor | None, ...]:

@@ -8,6 +8,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lit_ort.backend.inspect import explain
-from lit_ort.errors import LitOrtWarning, OptionsError, SessionError
+from lit_ort.errors import CompileError, LitOrtWarning, OptionsError, SessionError
 from lit_ort.runtime.engines import training
 from tests.backend.classifier import Classifier, classes
 from tests.compare import REASON, assert_same_step, backend, gradients, relative_error, sparse_gradient
@@ -105,11 +106,59 @@ def test_second_backward_of_a_split_graph_raises() -> None:
         output.sum().backward()
 
 
-def test_double_backward_is_refused() -> None:
+@pytest.mark.parametrize("scalar", [True, False])
+def test_double_backward_runs_in_eager_from_then_on(scalar: bool) -> None:
+    engine = backend(fallback="warn")
+    compiled = torch.compile(lambda x: (x**3).sum() if scalar else x**3, backend=engine)
+    for step in range(3):
+        x = torch.tensor([1.0, 2.0], requires_grad=True)
+        with pytest.warns(LitOrtWarning, match="create_graph=True") if step == 0 else nullcontext():
+            (gradient,) = torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
+            gradient.square().sum().backward()
+        assert torch.equal(gradient, 3 * x**2)
+        torch.testing.assert_close(x.grad, 36 * x.detach() ** 3)
+    assert [graph.kind for graph in engine.compile_log.graphs] == ["fused" if scalar else "split", "eager"]
+
+
+def test_double_backward_is_refused_where_eager_would_differ() -> None:
     x = torch.ones(3, requires_grad=True)
-    loss = torch.compile(lambda x: (x**3).sum(), backend=backend())(x)
-    with pytest.raises(SessionError, match="create_graph=True"):
+    dropped = torch.compile(lambda x: nn.functional.dropout(x**3).sum(), backend=backend(fallback="warn"))
+    with pytest.raises(SessionError, match="create_graph=True.*draws random numbers"):
+        torch.autograd.grad(dropped(x), x, create_graph=True)
+    strict = torch.compile(lambda x: (x**3).sum(), backend=backend())
+    with pytest.raises(SessionError, match="create_graph=True.*fallback='error'"):
+        torch.autograd.grad(strict(x), x, create_graph=True)
+    changed = torch.compile(lambda x, y: (x * y).sum(), backend=backend(fallback="warn"))
+    y = torch.ones(3, requires_grad=True)
+    loss = changed(x, y)
+    with torch.no_grad():
+        y.add_(1)
+    with pytest.raises(SessionError, match="create_graph=True.*changes its inputs"):
         torch.autograd.grad(loss, x, create_graph=True)
+
+
+def test_graphs_of_views_alone_are_no_sessions() -> None:
+    engine = backend()
+    step = torch.compile(lambda x: x.detach().view(-1), backend=engine)
+    x = torch.randn(2, 3)
+    assert torch.equal(step(x), x.view(-1))
+    assert not engine.compile_log.graphs
+
+
+def test_a_graph_that_cannot_be_prepared_runs_in_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: Any) -> Any:
+        raise RuntimeError("no numbers today")
+
+    monkeypatch.setattr("lit_ort.backend.backend.separate_numbers", broken)
+    engine, x = backend(fallback="warn"), torch.ones(3)
+    step = torch.compile(lambda x: x.exp().sum(), backend=engine)
+    with pytest.warns(LitOrtWarning, match="RuntimeError: no numbers today"):
+        assert torch.equal(step(x), x.exp().sum())
+    assert torch.equal(step(x), x.exp().sum())
+    assert [graph.kind for graph in engine.compile_log.graphs] == ["eager"]
+    torch._dynamo.reset()
+    with pytest.raises(CompileError, match="no numbers today"):
+        torch.compile(lambda x: x.exp().sum(), backend=backend())(x)
 
 
 def test_tied_and_frozen_parameters() -> None:

@@ -89,3 +89,20 @@ def test_a_counter_that_the_module_advances() -> None:
             torch.testing.assert_close(compiled(x), plain / k)
             assert module.calls == k
     assert len(engine.compile_log.graphs) <= 4
+
+
+def test_a_number_that_is_used_and_returned_is_no_reason_to_compile_again() -> None:
+    # As in `weight = min(1.0, self.global_step / 1000); self.log("weight", weight)`.
+    engine = backend()
+    x = torch.randn(4, requires_grad=True)
+
+    def step(x: torch.Tensor, number: int) -> tuple[torch.Tensor, float]:
+        weight = min(1.0, number / 10)
+        return (x**2).sum() * weight + x.double().sum() * weight, weight
+
+    compiled = torch.compile(step, backend=engine)
+    for number in range(2, 14):
+        (loss, weight), (expected, expected_weight) = compiled(x, number), step(x, number)
+        torch.testing.assert_close(loss, expected)
+        assert weight == expected_weight
+    assert len(engine.compile_log.graphs) <= 3
