@@ -21,6 +21,9 @@ RecompileLimitHit: type[Exception] = FailOnRecompileLimitHit
 # Logs a line at the limit where it doesn't.
 RECOMPILE_LOGGER = "torch._dynamo.convert_frame"
 _LIMIT_LINE = "_dynamo hit config"
+# Logs thirteen lines of advice at a process's first `item()` in a step.
+SCALAR_LOGGER = "torch._dynamo.variables.tensor"
+_SCALAR_LINE = "Graph break from `Tensor.item()`"
 
 
 def step_settings(recompile_limit: int, fail_on_recompile_limit: bool) -> AbstractContextManager[Any]:
@@ -59,6 +62,11 @@ def _origin(package: str) -> str | None:
 def is_recompile_limit(record: logging.LogRecord) -> bool:
     """Whether a record of `RECOMPILE_LOGGER` says that a function was compiled as often as it may be."""
     return _LIMIT_LINE in str(record.msg)
+
+
+def is_scalar_advice(record: logging.LogRecord) -> bool:
+    """Whether a record of `SCALAR_LOGGER` says what to set so that `item()` does not cut a graph in two."""
+    return str(record.msg).lstrip().startswith(_SCALAR_LINE)
 
 
 def graphs_by_bucket(enabled: bool) -> AbstractContextManager[Any]:

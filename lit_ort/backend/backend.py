@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import fx
 
+from lit_ort._compat.torch_dynamo import leave_untraced
 from lit_ort.backend.cache.content import Content, content_of
 from lit_ort.backend.cache.store import GraphCache
 from lit_ort.backend.compilation import Compilation, others_as_compile_errors
@@ -37,6 +38,10 @@ from lit_ort.runtime.program import SPLIT
 from lit_ort.runtime.report import GraphReport, describe
 from lit_ort.runtime.session import SessionOptions
 from lit_ort.runtime.updates import HAND_OVER, Updates
+
+# Metrics count their updates, cache their values and look at those of tensors: followed by Dynamo, they need a graph
+# for nearly every call. Here, since torch.compile looks up a backend's name before it traces anything.
+leave_untraced("torchmetrics")
 
 # Compiling for this many signatures of one graph takes longer than most users expect of a run.
 MANY_SIGNATURES = 16

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,8 +17,10 @@ import torch
 from lit_ort._compat.recurrent import shapes_without_steps
 from lit_ort._compat.torch_dynamo import (
     RECOMPILE_LOGGER,
+    SCALAR_LOGGER,
     RecompileLimitHit,
     is_recompile_limit,
+    is_scalar_advice,
     step_settings,
     unchecked_causal_masks,
 )
@@ -69,10 +71,11 @@ def dynamo_settings(step: str, fail_on_recompile_limit: bool) -> Iterator[None]:
     hits the recompile limit is reported by name instead of turning eager behind a log line.
     """
     watch = _RecompileWatch(step, warns=not fail_on_recompile_limit)
-    logger = logging.getLogger(RECOMPILE_LOGGER)
-    logger.addFilter(watch)
     try:
         with (
+            _filtered(RECOMPILE_LOGGER, watch.filter),
+            # A value that a step looks at costs it one more graph, as `explain` says; the advice would be wrong here.
+            _filtered(SCALAR_LOGGER, _is_no_scalar_advice),
             step_settings(RECOMPILE_LIMIT, fail_on_recompile_limit),
             unchecked_causal_masks(),
             shapes_without_steps(),
@@ -80,8 +83,20 @@ def dynamo_settings(step: str, fail_on_recompile_limit: bool) -> Iterator[None]:
             yield
     except RecompileLimitHit as error:
         raise CaptureError(_limit_message(step), remedy=_LIMIT_REMEDY, operator=None) from error
+
+
+@contextmanager
+def _filtered(logger: str, keeps: Callable[[logging.LogRecord], bool]) -> Iterator[None]:
+    found = logging.getLogger(logger)
+    found.addFilter(keeps)
+    try:
+        yield
     finally:
-        logger.removeFilter(watch)
+        found.removeFilter(keeps)
+
+
+def _is_no_scalar_advice(record: logging.LogRecord) -> bool:
+    return not is_scalar_advice(record)
 
 
 _LIMIT_REMEDY = (
@@ -93,11 +108,10 @@ def _limit_message(step: str) -> str:
     return f"{step} was compiled {RECOMPILE_LIMIT} times, and each new value of something it reads needs another graph"
 
 
-class _RecompileWatch(logging.Filter):
+class _RecompileWatch:
     """Turns Dynamo's log line at the recompile limit into one warning that names the step."""
 
     def __init__(self, step: str, warns: bool) -> None:
-        super().__init__()
         self._step = step
         self._warns = warns
 

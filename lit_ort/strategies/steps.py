@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from lit_ort._compat.torch_dynamo import leave_untraced
 from lit_ort.backend.steps import LogRecorder, dynamo_settings
 
 STEPS = ("training_step", "validation_step", "test_step", "predict_step")
@@ -35,9 +34,6 @@ class CompiledSteps:
         self._fail = fail_on_recompile_limit
         self._recorder = LogRecorder()
         self._compiled: dict[str, Callable[..., Any]] = {}
-        # Metrics count their updates, cache their values and look at those of tensors: as a part of the step they need
-        # a graph for nearly every call.
-        leave_untraced("torchmetrics")
 
     def run(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Calls a step; what it logs reaches Lightning after the graph has run, in the same order.
