@@ -21,6 +21,14 @@ def synchronizes_layers(strategy: Any) -> bool:
     return strategy._layer_sync is not None
 
 
+def checks_logged_values_at_once(module: Any) -> bool:
+    """Whether `log` may have to raise where it is called: no loop keeps results, or the step draws its own batches."""
+    trainer = module._trainer
+    if trainer is None or trainer._results is None:
+        return True
+    return type(trainer._active_loop._data_fetcher).__name__ == "_DataLoaderIterDataFetcher"
+
+
 def plain_optimizer(optimizer: Any) -> Optimizer:
     """The user's optimizer behind Lightning's wrapper, which takes the wrapped one's class as a further base."""
     return optimizer._optimizer if hasattr(optimizer, "_on_before_step") else optimizer

@@ -18,29 +18,31 @@ from lit_ort._compat.patching import replaced
 
 # Raised at the recompile limit where `step_settings` asks for it.
 RecompileLimitHit: type[Exception] = FailOnRecompileLimitHit
-# Logs a line at the limit where it doesn't.
-RECOMPILE_LOGGER = "torch._dynamo.convert_frame"
+# Logs a line at the limit where it doesn't, and each function that could not be traced.
+FRAME_LOGGER = "torch._dynamo.convert_frame"
 _LIMIT_LINE = "_dynamo hit config"
 # Logs thirteen lines of advice at a process's first `item()` in a step.
 SCALAR_LOGGER = "torch._dynamo.variables.tensor"
 _SCALAR_LINE = "Graph break from `Tensor.item()`"
 
 
-def step_settings(recompile_limit: int, fail_on_recompile_limit: bool) -> AbstractContextManager[Any]:
+def step_settings(recompile_limit: int, strict: bool) -> AbstractContextManager[Any]:
     """Dynamo's settings for a step.
 
     RNNs are traced rather than skipped, and counters that a step looks at may change without another graph.
 
     Args:
         recompile_limit: how often one function is compiled.
-        fail_on_recompile_limit: raise `RecompileLimitHit` there, instead of running the function in eager.
+        strict: raise `RecompileLimitHit` there, and whatever keeps Dynamo from tracing a function, instead of running
+            the function in eager.
     """
     settings: dict[str, Any] = {
         "allow_rnn": True,
         # The counters behind self.global_step and self.current_epoch are reached through the module.
         "allow_unspec_int_on_nn_module": True,
         "recompile_limit": recompile_limit,
-        "fail_on_recompile_limit_hit": fail_on_recompile_limit,
+        "fail_on_recompile_limit_hit": strict,
+        "suppress_errors": not strict,
         # A line in a log is not worth a second graph.
         "ignore_logging_functions": _logging_functions(),
     }
@@ -60,8 +62,14 @@ def _origin(package: str) -> str | None:
 
 
 def is_recompile_limit(record: logging.LogRecord) -> bool:
-    """Whether a record of `RECOMPILE_LOGGER` says that a function was compiled as often as it may be."""
+    """Whether a record of `FRAME_LOGGER` says that a function was compiled as often as it may be."""
     return _LIMIT_LINE in str(record.msg)
+
+
+def suppressed_error(record: logging.LogRecord) -> BaseException | None:
+    """What kept Dynamo from tracing a function, of a record of `FRAME_LOGGER`."""
+    is_report = record.levelno == logging.WARNING and isinstance(record.exc_info, tuple)
+    return record.exc_info[1] if is_report and isinstance(record.exc_info, tuple) else None
 
 
 def is_scalar_advice(record: logging.LogRecord) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch_fx import tree_leaves, tree_map
-from lit_ort.backend.steps import LogRecorder, dynamo_settings
+from lit_ort.backend.steps import LogRecorder, dynamo_settings, in_place_of
 from lit_ort.capture.checkpoints import inline_checkpoints
 from lit_ort.capture.numbers import separate_numbers
 from lit_ort.errors import OptionsError
@@ -114,7 +114,7 @@ class _Planned(Exception):
 def _planned(step: Any, arguments: Sequence[Any], options: ORTOptions) -> MemoryPlan:
     name = getattr(step, "__name__", type(step).__name__)
     is_module = hasattr(step, "training_step")
-    logs = LogRecorder().attached(step) if is_module else nullcontext()
+    logs = in_place_of(step, "log", LogRecorder().log) if is_module else nullcontext()
 
     def backend(graph_module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
         from lit_ort.backend.build import build
@@ -129,7 +129,7 @@ def _planned(step: Any, arguments: Sequence[Any], options: ORTOptions) -> Memory
         return leave
 
     try:
-        with dynamo_settings(name, fail_on_recompile_limit=True), logs:
+        with dynamo_settings(name, strict=True), logs:
             torch.compile(step.training_step if is_module else step, backend=backend)(*arguments)
     except _Planned as planned:
         wanting = [k for k, position in enumerate(planned.signature.gradients) if position is not None]

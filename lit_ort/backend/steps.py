@@ -16,12 +16,13 @@ import torch
 
 from lit_ort._compat.recurrent import shapes_without_steps
 from lit_ort._compat.torch_dynamo import (
-    RECOMPILE_LOGGER,
+    FRAME_LOGGER,
     SCALAR_LOGGER,
     RecompileLimitHit,
     is_recompile_limit,
     is_scalar_advice,
     step_settings,
+    suppressed_error,
     unchecked_causal_masks,
 )
 from lit_ort.errors import CaptureError, LitOrtWarning
@@ -44,39 +45,56 @@ class LogRecorder:
             value = value.detach()
         self.calls.append((name, value, args, kwargs))
 
-    @contextmanager
-    def attached(self, module: Any) -> Iterator[None]:
-        own = module.__dict__.get("log")
-        self.calls.clear()
-        module.__dict__["log"] = self.log
-        try:
-            yield
-        finally:
-            if own is None:
-                del module.__dict__["log"]
-            else:
-                module.__dict__["log"] = own
-
     def replay(self, module: Any) -> None:
-        for name, value, args, kwargs in self.calls:
-            module.log(name, value, *args, **kwargs)
+        """Logs what was recorded, and forgets it."""
+        calls = self.calls.copy()
         self.calls.clear()
+        for name, value, args, kwargs in calls:
+            module.log(name, value, *args, **kwargs)
 
 
 @contextmanager
-def dynamo_settings(step: str, fail_on_recompile_limit: bool) -> Iterator[None]:
+def in_place_of(module: Any, name: str, method: Callable[..., Any]) -> Iterator[None]:
+    """Sets a method of one module for as long as the block runs."""
+    own = module.__dict__.get(name)
+    module.__dict__[name] = method
+    try:
+        yield
+    finally:
+        if own is None:
+            del module.__dict__[name]
+        else:
+            module.__dict__[name] = own
+
+
+def warn_of_fallback(message: str) -> None:
+    """Warns of a part of a step that runs in eager."""
+    warnings.warn(message, LitOrtWarning, stacklevel=2)
+
+
+@contextmanager
+def dynamo_settings(step: str, strict: bool, report: Callable[[str], None] = warn_of_fallback) -> Iterator[None]:
     """Dynamo's settings for a training step, for as long as one runs.
 
     RNNs are traced rather than skipped; counters that a step looks at may change without another graph; and a step that
-    hits the recompile limit is reported by name instead of turning eager behind a log line.
+    hits the recompile limit, or that Dynamo can't trace, is reported by name instead of turning eager behind a log
+    line.
+
+    Args:
+        step: its name.
+        strict: raise what keeps a step from being compiled.
+        report: receives the reason where it runs in eager instead.
+
+    Raises:
+        CaptureError: under `strict`, the recompile limit.
     """
-    watch = _RecompileWatch(step, warns=not fail_on_recompile_limit)
+    watch = _FrameWatch(step, None if strict else report)
     try:
         with (
-            _filtered(RECOMPILE_LOGGER, watch.filter),
+            _filtered(FRAME_LOGGER, watch.filter),
             # A value that a step looks at costs it one more graph, as `explain` says; the advice would be wrong here.
             _filtered(SCALAR_LOGGER, _is_no_scalar_advice),
-            step_settings(RECOMPILE_LIMIT, fail_on_recompile_limit),
+            step_settings(RECOMPILE_LIMIT, strict),
             unchecked_causal_masks(),
             shapes_without_steps(),
         ):
@@ -108,17 +126,25 @@ def _limit_message(step: str) -> str:
     return f"{step} was compiled {RECOMPILE_LIMIT} times, and each new value of something it reads needs another graph"
 
 
-class _RecompileWatch:
-    """Turns Dynamo's log line at the recompile limit into one warning that names the step."""
+class _FrameWatch:
+    """Turns Dynamo's log lines of functions that it leaves in eager into one report each that names the step."""
 
-    def __init__(self, step: str, warns: bool) -> None:
+    def __init__(self, step: str, report: Callable[[str], None] | None) -> None:
         self._step = step
-        self._warns = warns
+        self._report = report
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if not is_recompile_limit(record):
+        error = suppressed_error(record)
+        if self._report is None:
+            return not is_recompile_limit(record)
+        if is_recompile_limit(record):
+            self._report(f"{_limit_message(self._step)}; new values run in eager PyTorch from now on. {_LIMIT_REMEDY}")
+        elif error is not None:
+            reason = next(iter(str(error).splitlines()), "no message")
+            self._report(
+                f"Dynamo can't trace a function of {self._step}, which runs in eager PyTorch: {type(error).__name__}: "
+                f"{reason}. Run with TORCH_LOGS=dynamo to see where."
+            )
+        else:
             return True
-        if self._warns:
-            message = f"{_limit_message(self._step)}; new values run in eager PyTorch from now on. {_LIMIT_REMEDY}"
-            warnings.warn(message, LitOrtWarning, stacklevel=2)
         return False

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from typing import Any
 
+from lit_ort._compat.imports import when_imported
 from lit_ort.strategies.compiled import CompiledStrategy
 from lit_ort.strategies.ddp import ORTDDPStrategy
 from lit_ort.strategies.pipeline import ORTPipelineStrategy
@@ -23,13 +23,22 @@ _DESCRIPTIONS = {
 
 
 def register() -> None:
-    """Makes the strategies' names known to `lightning.pytorch` and, where installed, to `pytorch_lightning`."""
+    """Makes the strategies known to `lightning.pytorch`, and to `pytorch_lightning` once that is imported.
+
+    Importing it here would turn the log lines of `lightning` into those of the other package.
+    """
     from lightning.pytorch.strategies import StrategyRegistry
 
     _register(StrategyRegistry, importlib.import_module(__name__))
-    if importlib.util.find_spec("pytorch_lightning") is not None:
-        registry = importlib.import_module("pytorch_lightning.strategies").StrategyRegistry
-        _register(registry, importlib.import_module("lit_ort.strategies.on_pytorch_lightning"))
+    when_imported("pytorch_lightning", _register_in_pytorch_lightning)
+
+
+def _register_in_pytorch_lightning() -> None:
+    package = importlib.import_module("pytorch_lightning.strategies")
+    _register(package.StrategyRegistry, importlib.import_module("lit_ort.strategies.on_pytorch_lightning"))
+    for name in _DESCRIPTIONS:
+        # Its Trainer takes instances of the classes above as well: they do all that it asks of a strategy.
+        package.Strategy.register(globals()[name])
 
 
 def _register(registry: Any, classes: Any) -> None:

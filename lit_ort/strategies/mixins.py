@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,6 +27,9 @@ from lit_ort.strategies.updates import clipping_of, is_from_lightning, reason_ag
 # Stands before a strategy of either package in the bases of a strategy.
 _Base: Any = object
 
+# What of a strategy stays with it: sessions, their memory and compiled code.
+_OF_THIS_PROCESS = frozenset({"_backends", "_pool", "_updates", "_steps"})
+
 # What Lightning's plugins call the precisions that options have.
 PRECISIONS = {"32-true": FLOAT32, "32": FLOAT32, 32: FLOAT32, "bf16-mixed": BF16_MIXED}
 
@@ -35,7 +38,7 @@ class CompiledMixin(_Base):
     """A strategy whose training, validation, test and predict steps run through `torch.compile`."""
 
     _steps: CompiledSteps | None = None
-    _fail_on_recompile_limit = False
+    _strict = False
 
     def backend_of(self, step: str) -> Callable[..., Any] | str:
         """The Dynamo backend for a step."""
@@ -54,43 +57,45 @@ class CompiledMixin(_Base):
                 f"{type(module).__name__} is already compiled by torch.compile, and {type(self).__name__} compiles it "
                 "itself. Pass the plain module to the Trainer."
             )
-        self._steps = CompiledSteps(module, self.backend_of, self._fail_on_recompile_limit)
+        self._steps = CompiledSteps(module, self.backend_of, self._strict)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        if self._steps is None:
+            return super().training_step(*args, **kwargs)
         with self.step_context("train"):
             return self._run("training_step", *args, **kwargs)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        if self._steps is None:
+            return super().validation_step(*args, **kwargs)
         with self.step_context("val"):
             return self._run("validation_step", *args, **kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        if self._steps is None:
+            return super().test_step(*args, **kwargs)
         with self.step_context("test"):
             return self._run("test_step", *args, **kwargs)
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        if self._steps is None:
+            return super().predict_step(*args, **kwargs)
         with self.step_context("predict"):
             return self._run("predict_step", *args, **kwargs)
 
-    # Manual optimization calls these within a step: no code of an optimizer's, or of a hook's, belongs into its graphs.
-
-    def backward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._untraced_if_manual(super().backward, *args, **kwargs)
-
-    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
-        return self._untraced_if_manual(super().optimizer_step, optimizer, closure, *args, **kwargs)
-
-    def _untraced_if_manual(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
+        # Manual optimization calls it within a step: no code of an optimizer's, or of a hook's, belongs into a graph.
         module = self.lightning_module
         is_manual = module is not None and not module.automatic_optimization
-        return _untraced(method, *args, **kwargs) if is_manual else method(*args, **kwargs)
+        call = _untraced if is_manual else _called
+        return call(super().optimizer_step, *args, **kwargs)
 
     def teardown(self) -> None:
         self._steps = None
         super().teardown()
 
     def _run(self, step: str, *args: Any, **kwargs: Any) -> Any:
-        assert self._steps is not None, "the Trainer calls setup() before any step"
+        assert self._steps is not None, "only steps between setup and teardown come here"
         return self._steps.run(step, *args, **kwargs)
 
 
@@ -116,7 +121,7 @@ class ORTMixin(CompiledMixin):
         self._pool = BufferPool()
         self._updates = Updates(self._pool)
         self._warned_of_updates = False
-        self._fail_on_recompile_limit = self.options.fallback == "error"
+        self._strict = self.options.fallback == "error"
         # Here, so that the name of a pass that doesn't exist is refused here.
         self._backend("training_step")
         super().__init__(**arguments)
@@ -155,9 +160,9 @@ class ORTMixin(CompiledMixin):
             self._resumed_state = None
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        assert self._generator is not None, "the Trainer calls on_train_start() before any training step"
         self._free_old_gradients()
-        with draw_from(self._generator, self.rank):
+        # A loop of somebody's own may take steps before on_train_start().
+        with nullcontext() if self._generator is None else draw_from(self._generator, self.rank):
             return super().training_step(*args, **kwargs)
 
     @property
@@ -176,7 +181,10 @@ class ORTMixin(CompiledMixin):
         starts = trainer.fit_loop.batch_idx % trainer.accumulate_grad_batches == 0
         if module.automatic_optimization and starts and not _listens_to_zero_grad(module, trainer.callbacks):
             for optimizer in self.optimizers:
-                optimizer.zero_grad()
+                # Not by `zero_grad`, which Lightning calls once a step; one that does something else has to.
+                if getattr(type(optimizer), "zero_grad", None) is torch.optim.Optimizer.zero_grad:
+                    for parameter in _parameters_of(optimizer):
+                        parameter.grad = None
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
         trainer = self.lightning_module.trainer
@@ -214,6 +222,16 @@ class ORTMixin(CompiledMixin):
         self._resumed_state = checkpoint.get("lit_ort", {}).get("generator")
         return checkpoint
 
+    # A Trainer may be copied and pickled, in the middle of a run too. A copy compiles its own graphs.
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name not in _OF_THIS_PROCESS}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._backends, self._pool, self._steps = {}, BufferPool(), None
+        self._updates = Updates(self._pool)
+
     # Refusals. Lightning's connector sets these on every strategy when a Trainer is created.
 
     @property
@@ -228,6 +246,11 @@ class ORTMixin(CompiledMixin):
                 f"far. Use Trainer(accelerator='cpu', strategy={self.strategy_name!r}), or Lightning's own strategies "
                 "on this accelerator."
             )
+        if type(accelerator).__module__.startswith("pytorch_lightning."):
+            # Its loops ask for classes of their own package, which have the same attributes.
+            from lit_ort.strategies import on_pytorch_lightning
+
+            self.__class__ = getattr(on_pytorch_lightning, type(self).__name__, type(self))
         super(ORTMixin, type(self)).accelerator.fset(self, accelerator)
 
     @property
@@ -250,9 +273,17 @@ class ORTMixin(CompiledMixin):
         self._compute_in(PRECISIONS.get(precision, FLOAT32))
 
 
+def _parameters_of(optimizer: Any) -> Iterator[torch.Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _called(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return method(*args, **kwargs)
+
+
 @torch.compiler.disable
-def _untraced(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return function(*args, **kwargs)
+def _untraced(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return method(*args, **kwargs)
 
 
 def _listens_to_zero_grad(module: Any, callbacks: Sequence[Any]) -> bool:

@@ -6,12 +6,15 @@ of the same names and no common base.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 
-from lit_ort.backend.steps import LogRecorder, dynamo_settings
+from lit_ort._compat.lightning import checks_logged_values_at_once
+from lit_ort.backend.steps import LogRecorder, dynamo_settings, in_place_of, warn_of_fallback
 
 STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 
@@ -22,30 +25,59 @@ class CompiledSteps:
     Args:
         module: the LightningModule; it is left as it is, but for its `log` during a step.
         backend_of: the Dynamo backend for a step's name.
-        fail_on_recompile_limit: raise when a step was compiled `RECOMPILE_LIMIT` times, instead of running it in eager
-            from then on with a warning.
+        strict: raise what keeps a step from being compiled, instead of running it in eager with a warning.
     """
 
-    def __init__(
-        self, module: Any, backend_of: Callable[[str], Callable[..., Any] | str], fail_on_recompile_limit: bool
-    ) -> None:
+    def __init__(self, module: Any, backend_of: Callable[[str], Callable[..., Any] | str], strict: bool) -> None:
         self._module = module
         self._backend_of = backend_of
-        self._fail = fail_on_recompile_limit
+        self._strict = strict
         self._recorder = LogRecorder()
         self._compiled: dict[str, Callable[..., Any]] = {}
+        self._reported: set[str] = set()
 
     def run(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Calls a step; what it logs reaches Lightning after the graph has run, in the same order.
 
         Raises:
-            CaptureError: under `fail_on_recompile_limit`, the step needs a new graph at nearly every call.
+            CaptureError: under `strict`, the step needs a new graph at nearly every call.
         """
         step = self._compiled.get(name)
         if step is None:
-            step = torch.compile(getattr(self._module, name), backend=self._backend_of(name))
+            step = torch.compile(_function(getattr(self._module, name)), backend=self._backend_of(name))
             self._compiled[name] = step
-        with dynamo_settings(name, self._fail), self._recorder.attached(self._module):
-            result = step(*args, **kwargs)
-        self._recorder.replay(self._module)
-        return result
+        with dynamo_settings(name, self._strict, self._report), self._attached():
+            return step(*args, **kwargs)
+
+    def _report(self, message: str) -> None:
+        """Warns once of what may hold for many functions of a step."""
+        if message not in self._reported:
+            self._reported.add(message)
+            warn_of_fallback(message)
+
+    @contextmanager
+    def _attached(self) -> Iterator[None]:
+        """Stands in for those of the module's methods that Dynamo must not follow."""
+        module = self._module
+        with ExitStack() as stack:
+            if checks_logged_values_at_once(module):
+                stack.enter_context(in_place_of(module, "log", torch.compiler.disable(module.log)))
+            else:
+                stack.callback(self._recorder.replay, module)
+                stack.enter_context(in_place_of(module, "log", self._recorder.log))
+            if not module.automatic_optimization:
+                # It runs hooks, none of which belongs into a graph.
+                untraced = torch.compiler.disable(module.manual_backward)
+                stack.enter_context(in_place_of(module, "manual_backward", untraced))
+            yield
+
+
+def _function(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A step as something that Dynamo compiles: a function, also where it is wrapped or mocked."""
+    if isinstance(step, (types.FunctionType, types.MethodType)):
+        return step
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return step(*args, **kwargs)
+
+    return call

@@ -170,7 +170,7 @@ def test_recompile_limit_log_line(caplog: pytest.LogCaptureFixture) -> None:
     effect = "a step that is compiled again at every call turns eager without lit_ort's warning"
     with canary("the log line of torch._dynamo.convert_frame at the recompile limit", DYNAMO, effect) as dynamo:
         records: list[logging.LogRecord] = []
-        logger = logging.getLogger(dynamo.RECOMPILE_LOGGER)
+        logger = logging.getLogger(dynamo.FRAME_LOGGER)
         watch: Callable[[logging.LogRecord], bool] = lambda record: bool(records.append(record))  # noqa: E731
         logger.addFilter(watch)
         try:

@@ -19,7 +19,7 @@ KINDS = [nn.LSTM, nn.GRU, nn.RNN]
 def losses(module: nn.Module, engine: Any, count: int = 3) -> list[float]:
     step = torch.compile(lambda x: module(x)[0].square().mean(), backend=engine)
     x = torch.randn(4, 5, 6)
-    with dynamo_settings("step", fail_on_recompile_limit=True):
+    with dynamo_settings("step", strict=True):
         found = [step(x) for _ in range(count)]
     found[-1].backward()
     return [loss.item() for loss in found]
@@ -68,7 +68,7 @@ def test_results_and_gradients_of_eager(kind: Any, bidirectional: bool, bias: bo
     pairs = []
     for found, call in ((module, torch.compile(step, backend=engine)), (twin, step)):
         data = x.clone().requires_grad_()
-        with dynamo_settings("step", fail_on_recompile_limit=True):
+        with dynamo_settings("step", strict=True):
             loss = call(found, data)
         loss.backward()
         pairs.append([loss, data.grad, *(parameter.grad for parameter in found.parameters())])
@@ -88,7 +88,7 @@ def test_results_and_gradients_of_eager(kind: Any, bidirectional: bool, bias: bo
 def test_what_no_operator_serves_is_torchs(module: nn.Module, reason: str) -> None:
     engine = backend(verify_first_step=True)
     step = torch.compile(lambda x: module(x)[0].square().mean(), backend=engine)
-    with dynamo_settings("step", fail_on_recompile_limit=True):
+    with dynamo_settings("step", strict=True):
         step(torch.randn(4, 5, 6, dtype=next(module.parameters()).dtype)).backward()
     (graph,) = engine.compile_log.graphs
     report = next(report for report in graph.passes if report.name == "recurrent_layers")
@@ -104,7 +104,7 @@ def test_in_bfloat16_regions_lstms_are_eagers() -> None:
         with torch.autocast("cpu", torch.bfloat16):
             return module(x)[0].float().square().mean()
 
-    with dynamo_settings("step", fail_on_recompile_limit=True):
+    with dynamo_settings("step", strict=True):
         torch.testing.assert_close(torch.compile(step, backend=engine)(x), step(x))
     assert fired(engine) == 1
 
@@ -127,7 +127,7 @@ def test_graphs_with_functions_of_users_are_refused_only_where_values_are_droppe
     module = nn.LSTM(6, 8, num_layers=2, dropout=probability).train(training)
     step = torch.compile(lambda x: Twice.apply(module(x)[0]).square().mean(), backend=backend())
     x = torch.randn(4, 5, 6)
-    with dynamo_settings("step", fail_on_recompile_limit=True):
+    with dynamo_settings("step", strict=True):
         if probability > 0 and training:
             with pytest.raises(CaptureError, match="drops values between its layers"):
                 step(x)

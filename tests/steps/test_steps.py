@@ -33,7 +33,7 @@ def test_as_eager(name: str) -> None:
     case, twin = made(name), made(name)
     engine = backend(fallback="warn")
     compiled = torch.compile(case.module, backend=engine)
-    with warnings.catch_warnings(), dynamo_settings("step", fail_on_recompile_limit=True):
+    with warnings.catch_warnings(), dynamo_settings("step", strict=True):
         warnings.simplefilter("ignore", LitOrtWarning)
         # Dynamo makes an object of a torch.autograd.Function.
         warnings.filterwarnings("ignore", ".*should not be instantiated", DeprecationWarning)

@@ -48,7 +48,7 @@ def compare_steps(case: Case, steps: int = 2) -> Outcome:
     for _ in range(steps):
         module.zero_grad()
         twin.zero_grad()
-        with dynamo_settings("step", fail_on_recompile_limit=True):
+        with dynamo_settings("step", strict=True):
             actual = compiled(module, batch)
         actual.backward()
         expected = step(twin, batch)
@@ -65,7 +65,7 @@ def dropped_losses(case: Case, steps: int = 4) -> list[float]:
     losses = []
     for _ in range(steps):
         module.zero_grad()
-        with dynamo_settings("step", fail_on_recompile_limit=True):
+        with dynamo_settings("step", strict=True):
             loss = compiled(module, batch)
         loss.backward()
         assert all(bool(gradient.isfinite().all()) for gradient in gradients(module).values())

@@ -1,0 +1,197 @@
+"""What Lightning and its users do to a strategy beside training: copies, pickles, mocks, steps at odd times."""
+
+from __future__ import annotations
+
+import copy
+import io
+import subprocess
+import sys
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from lightning.pytorch import Callback, seed_everything
+from lightning.pytorch.strategies import Strategy
+from torch import Tensor, nn
+
+from lit_ort import LitOrtWarning, ORTStrategy, explain
+from tests.lightning_models import Net, assert_same_weights, loader, trainer
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The '.*dataloader' does not have many workers:UserWarning"),
+    pytest.mark.filterwarnings("ignore:The number of training batches .* is smaller than the logging:UserWarning"),
+    pytest.mark.filterwarnings("ignore:You .* Skipping val loop:UserWarning"),
+    pytest.mark.usefixtures("one_thread"),
+]
+
+
+class Copies(Callback):
+    """Copies and pickles a Trainer in the middle of a run."""
+
+    def __init__(self) -> None:
+        self.copied: Any = None
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 1:
+            self.copied = copy.deepcopy(pl_module)
+            copy.deepcopy(trainer.strategy)
+            torch.save(trainer, io.BytesIO())
+
+
+def test_a_trainer_is_copied_and_pickled_in_the_middle_of_a_run() -> None:
+    callback = Copies()
+    own = trainer(ORTStrategy(fallback="error"), callbacks=[callback])
+    own.fit(Net(), loader(), loader())
+    file = io.BytesIO()
+    torch.save(own, file)
+    file.seek(0)
+    again = torch.load(file, weights_only=False)
+    assert len(explain(again).graphs) == len(explain(own).graphs)
+    twin = trainer(ORTStrategy(fallback="error"))
+    twin.fit(callback.copied, loader())
+    assert [graph.kind for graph in explain(twin).graphs] == ["fused"]
+
+
+@pytest.mark.parametrize("manual", [False, True])
+def test_a_backward_that_is_wrapped_is_counted_once_a_step(manual: bool) -> None:
+    class Manual(Net):
+        automatic_optimization = not manual  # pyright: ignore[reportAssignmentType,reportIncompatibleMethodOverride]
+
+        def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            if manual:
+                optimizer: Any = self.optimizers()
+                self.manual_backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+            return loss
+
+    own = trainer(ORTStrategy(fallback="error"), max_epochs=1)
+    with (
+        mock.patch.object(Strategy, "backward", wraps=own.strategy.backward) as backward,
+        mock.patch("torch.optim.SGD.zero_grad") as zero_grad,
+    ):
+        own.fit(Manual(), loader())
+    assert backward.call_count == len(loader())
+    assert zero_grad.call_count == len(loader())
+
+
+def test_a_step_that_is_mocked_runs_compiled() -> None:
+    module, strategy = Net(), ORTStrategy(fallback="error")
+    step = mock.Mock(wraps=module.training_step)
+    del step.__name__
+    module.training_step = step
+    trainer(strategy, max_epochs=1).fit(module, loader())
+    assert step.call_count == len(loader())
+    assert [graph.kind for graph in explain(strategy).graphs] == ["fused"]
+
+
+def test_what_dynamo_fails_at_runs_in_eager_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise AttributeError("__name__")
+
+    outcomes = []
+    for strategy in ("auto", "ort"):
+        seed_everything(1, verbose=False)
+        module = Net()
+        own = trainer(strategy, max_epochs=1)
+        if strategy == "ort":
+            monkeypatch.setattr("torch._dynamo.convert_frame.trace_frame", broken)
+            with pytest.warns(LitOrtWarning, match="can't trace a function of training_step.*AttributeError") as warned:
+                own.fit(module, loader())
+            assert len([warning for warning in warned if warning.category is LitOrtWarning]) == 1
+        else:
+            own.fit(module, loader())
+        outcomes.append(module)
+    assert_same_weights(*outcomes)
+
+
+def test_steps_before_and_after_a_run_are_eagers() -> None:
+    module, strategy = Net(), ORTStrategy(fallback="error")
+    own = trainer(strategy, max_epochs=1)
+    own.fit(module, loader())
+    batch = next(iter(loader()))
+    own.strategy.model = module
+    graphs = len(explain(strategy).graphs)
+    assert torch.is_tensor(own.strategy.predict_step(batch, 0))
+    assert len(explain(strategy).graphs) == graphs
+
+
+@pytest.mark.parametrize("strategy", ["auto", "ort"])
+def test_logged_values_survive_an_error_of_the_step(strategy: str) -> None:
+    class Failing(Net):
+        def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+            self.log("seen", float(batch_idx))
+            if batch_idx == 2:
+                raise KeyError("third batch")
+            return super().training_step(batch, batch_idx)
+
+    class Last(Callback):
+        value = -1.0
+
+        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+            self.value = float(trainer._results["training_step.seen"].value)
+
+    last = Last()
+    with pytest.raises(KeyError, match="third batch"):
+        trainer(strategy, max_epochs=1, callbacks=[last]).fit(Failing(), loader())
+    assert last.value == 2
+
+
+def test_log_raises_where_it_may_not_be_called() -> None:
+    class Logging(Net):
+        def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+            self.log("value", 1.0)
+            return super().predict_step(batch, batch_idx)
+
+    with pytest.raises(Exception, match="result collection is not registered"):
+        trainer("ort").predict(Logging(), loader())
+
+
+IMPORT = """
+import sys
+import logging
+import lit_ort
+assert "pytorch_lightning" not in sys.modules
+from lightning_utilities.core import rank_zero
+assert rank_zero.log.name.startswith("lightning."), rank_zero.log.name
+import pytorch_lightning as pl
+from pytorch_lightning.strategies import Strategy, StrategyRegistry
+assert "ort" in StrategyRegistry and isinstance(lit_ort.ORTStrategy(), Strategy)
+assert pl.__spec__.loader.__class__.__module__.startswith(("importlib", "_frozen")), pl.__spec__.loader
+"""
+
+
+def test_the_other_package_is_registered_when_it_is_imported() -> None:
+    done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec:FutureWarning")
+def test_an_instance_serves_the_other_package() -> None:
+    import pytorch_lightning as pl
+
+    class Other(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 2)
+
+        def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+            return self.linear(batch[0]).square().mean()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    strategy = ORTStrategy(fallback="error")
+    own = pl.Trainer(
+        strategy=strategy,  # pyright: ignore[reportArgumentType] - registered as one of its strategies
+        accelerator="cpu",
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    own.fit(Other(), loader())
+    assert [graph.kind for graph in explain(own).graphs] == ["fused"]
