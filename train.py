@@ -90,6 +90,7 @@ def fit_and_test(config: DictConfig, folder: Path) -> dict[str, Any]:
         "metrics": {name: float(value) for name, value in metrics.items()},
         "steps": asdict(statistics) if statistics else None,
         "planned_mib": planned_mib(trainer),
+        "ran": ran(trainer),
         "checkpoint": checkpoint,
         "folder": str(folder),
     }
@@ -101,6 +102,11 @@ def planned_mib(trainer: Trainer) -> float | None:
         return None
     planned = [graph.peak_bytes for graph in explain(trainer).graphs if graph.wants_gradient and not graph.fallback]
     return max(planned) / MIB if planned else None
+
+
+def ran(trainer: Trainer) -> str | None:
+    """What of a run went through ONNX Runtime; None of a run by another strategy."""
+    return explain(trainer).summary if isinstance(getattr(trainer.strategy, "compile_log", None), CompileLog) else None
 
 
 @rank_zero_only
@@ -119,6 +125,8 @@ def show(results: dict[str, Any]) -> None:
         console.print(f"{steps['step_ms_median']:.1f} ms/batch (median of {steps['steps']}), {rate}")
     if results["planned_mib"] is not None:
         console.print(f"a step plans {results['planned_mib']:.0f} MiB beside parameters, optimizer and batch")
+    if results["ran"] is not None:
+        console.print(results["ran"])
     console.print(f"run folder {results['folder']}\ncheckpoint {results['checkpoint']}")
 
 

@@ -29,6 +29,7 @@ from lit_ort.backend.verify import Check
 from lit_ort.capture.checkpoints import inline_checkpoints
 from lit_ort.capture.dimensions import changing_dimensions
 from lit_ort.capture.numbers import NumberedGraph, separate_numbers
+from lit_ort.capture.places import first_line
 from lit_ort.capture.trivial import computes
 from lit_ort.errors import CompileError, LitOrtWarning, OptionsError, SessionError, SharedMemoryError
 from lit_ort.options import AUTO, ORTOptions
@@ -110,19 +111,22 @@ class ORTBackend:
         except CompileError as error:
             if self.options.fallback == "error":
                 raise
-            self.fall_back(request.tensors, start, str(error))
+            self.fall_back(request.original.graph, request.tensors, start, str(error))
             return None
 
-    def fall_back(self, tensors: Sequence[torch.Tensor], start: float, reason: str) -> None:
-        """Reports and warns of a graph that runs in eager.
+    def fall_back(self, graph: fx.Graph, tensors: Sequence[torch.Tensor], start: float, reason: str) -> None:
+        """Reports a graph that runs in eager, and warns once of each reason at a place.
 
         Args:
+            graph: Dynamo's.
             tensors: its inputs.
             start: when compiling it began, of `time.perf_counter`, in seconds.
         """
-        name = f"{self.name}_{self._count}"
+        name, place = f"{self.name}_{self._count}", first_line(graph)
+        reason = reason if place is None else f"{reason} (The graph begins at {place}.)"
         self._report(_fallback_report(name, tensors, reason, self.options.precision), start)
-        warnings.warn(f"{name} runs in eager PyTorch: {reason}", LitOrtWarning, stacklevel=2)
+        if self.compile_log.is_new(reason):
+            warnings.warn(f"{name} runs in eager PyTorch: {reason}", LitOrtWarning, stacklevel=2)
 
     def _found_or_made(self, request: Request, start: float, fixed_sizes: str | None = None) -> Executable:
         content = content_of(request)
@@ -196,6 +200,7 @@ class ORTBackend:
             allow_spinning=self.options.allow_spinning,
             pool=self._pool,
             hooks=hooks,
+            clock=self.compile_log.clock,
         )
 
     def _forms(self, request: Request) -> Forms:
@@ -210,7 +215,7 @@ class ORTBackend:
             return SplitRunner(compilation.program, self._session_options({}))
 
         def run_eagerly(tensors: Sequence[torch.Tensor]) -> Sequence[Any]:
-            self.fall_back(tensors, time.perf_counter(), _DOUBLE_BACKWARD)
+            self.fall_back(template.original.graph, tensors, time.perf_counter(), _DOUBLE_BACKWARD)
             with template.modes():
                 graph = template.graph
                 arguments = graph.module_arguments(tensors, template.keys)
@@ -296,7 +301,7 @@ class CompiledGraph:
                 raise
             if not self._warned:
                 self._warned = True
-                self._backend.fall_back(tensors, time.perf_counter(), str(error))
+                self._backend.fall_back(self._original.graph, tensors, time.perf_counter(), str(error))
             return self._in_eager(arguments)
 
     def _without_graph(self, obstacle: CompileError, arguments: Sequence[Any]) -> Any:
@@ -306,11 +311,12 @@ class CompiledGraph:
         if not self._warned:
             self._warned = True
             tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
-            self._backend.fall_back(tensors, time.perf_counter(), str(obstacle))
+            self._backend.fall_back(self._original.graph, tensors, time.perf_counter(), str(obstacle))
         return self._in_eager(arguments)
 
     def _in_eager(self, arguments: Sequence[Any]) -> Any:
-        return run_in_eager(self._original, arguments, self._backend.options.precision)
+        with self._backend.compile_log.clock.running("eager"):
+            return run_in_eager(self._original, arguments, self._backend.options.precision)
 
     def _find(self, keys: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> Executable | None:
         """What was compiled for other sizes, and serves these."""

@@ -7,7 +7,6 @@ for; AOTAutograd takes apart those that are left.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from lit_ort._compat.torch_ops import HigherOrderOperator, of_functorch
 from lit_ort.capture.dimensions import changing_dimensions
 from lit_ort.capture.examples import Examples, examples_of
 from lit_ort.capture.numbers import NumberedGraph, copy_graph, size_symbols
+from lit_ort.capture.places import source_line
 from lit_ort.errors import CaptureError
 
 
@@ -88,14 +88,6 @@ def _drops(node: fx.Node) -> bool:
     """Whether a recurrent layer drops values: its one float is the probability, and behind it stands the mode."""
     pairs = zip(node.args, node.args[1:], strict=False)
     return any(isinstance(argument, float) and argument > 0 and bool(training) for argument, training in pairs)
-
-
-def source_line(node: fx.Node) -> str | None:
-    """The innermost source line of the user's code that made a node, as `file:line`."""
-    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines()]
-    places = [line for line in lines if line.startswith("File ")]
-    match = re.match(r'File "(?P<file>[^"]+)", line (?P<line>\d+)', places[-1]) if places else None
-    return f"{match['file']}:{match['line']}" if match else None
 
 
 def _bind_numbers(graph: NumberedGraph, examples: Examples, keys: Sequence[Any]) -> fx.GraphModule:

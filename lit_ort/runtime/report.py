@@ -65,10 +65,14 @@ class GraphReport:
     verified: int = 0
     worst: tuple[str, ...] = ()
 
-    def __str__(self) -> str:
+    @property
+    def head(self) -> str:
+        """One line of it."""
         counts = f"{self.inputs} inputs, {self.wants_gradient} gradients"
-        head = f"{self.name}: {self.kind}, {counts}, {self.precision}, {self.seconds:.1f} s"
-        lines = [head, f"  data     {', '.join(self.shapes) or 'none'}"]
+        return f"{self.name}: {self.kind}, {counts}, {self.precision}, {self.seconds:.1f} s"
+
+    def __str__(self) -> str:
+        lines = [self.head, f"  data     {', '.join(self.shapes) or 'none'}"]
         if self.fallback is not None:
             return "\n".join([*lines, f"  fallback {self.fallback}"])
         if self.cache is not None:

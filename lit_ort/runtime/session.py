@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from lit_ort.runtime.buffers import BufferPool
+from lit_ort.runtime.clock import Clock
 from lit_ort.runtime.engines.training import TrainingEngineSession
 from lit_ort.runtime.nodes import Hooks, RunState, bind, from_border, to_border
 from lit_ort.runtime.program import Phase, Source, TorchNode
@@ -23,12 +24,14 @@ class SessionOptions:
         allow_spinning: idle threads spin instead of sleeping.
         pool: memory for what torch nodes return, best shared by the sessions of one model.
         hooks: functions of this process that stand for operators, by target.
+        clock: receives the time of its runs.
     """
 
     threads: int
     allow_spinning: bool = False
     pool: BufferPool = dataclasses.field(default_factory=BufferPool)
     hooks: Hooks = dataclasses.field(default_factory=dict)
+    clock: Clock = dataclasses.field(default_factory=Clock)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Session:
     """
 
     def __init__(self, phase: Phase, options: SessionOptions) -> None:
-        self._phase, self._pool = phase, options.pool
+        self._phase, self._pool, self._clock = phase, options.pool, options.clock
         self._sources = [source for _, source in phase.inputs]
         self._sizes: dict[tuple[tuple[int, ...], ...], tuple[list[int], list[torch.Tensor]]] = {}
         self._changes = bool(phase.terms) or any(source.kind == "sizes" for source in self._sources)
@@ -70,7 +73,7 @@ class Session:
             return
         self._engine = TrainingEngineSession(
             phase.model,
-            [bind(node, options.hooks) for node in phase.nodes],
+            [options.clock.node(bind(node, options.hooks)) for node in phase.nodes],
             [_label(node) for node in phase.nodes],
             [name for name, _ in phase.inputs],
             phase.outputs,
@@ -89,7 +92,8 @@ class Session:
         numbers, vectors = self._sizes_for(given.shapes) if self._changes else ((), ())
         waiting = iter(vectors)
         tensors = [_input(source, given, waiting) for source in self._sources]
-        results = self._engine.run(tensors, RunState(self._pool, numbers, given.seed))
+        with self._clock.running("sessions"):
+            results = self._engine.run(tensors, RunState(self._pool, numbers, given.seed))
         for position, form in self._converted:
             results[position] = from_border(results[position], form)
         return results

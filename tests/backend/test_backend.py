@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import subprocess
 import sys
 import threading
@@ -386,6 +387,20 @@ def test_fallback_warns_once_and_runs_in_eager() -> None:
     assert REASON in report.fallback
 
 
+def test_a_reason_is_given_once_and_counted() -> None:
+    engine = backend(fallback="warn", dynamic="never")
+    step = torch.compile(sparse_gradient, backend=engine)
+    with pytest.warns(LitOrtWarning, match=f"{REASON}.*compare.py"):
+        step(torch.randn(3, 4, requires_grad=True))
+    for rows in (4, 5):
+        step(torch.randn(rows, 4, requires_grad=True))
+    told = explain(engine)
+    assert len(told.fallbacks) == 3
+    assert told.summary.splitlines()[0] == "lit_ort: 3 graphs (3 eager), 3 of them in eager PyTorch"
+    assert told.summary.endswith("100% eager PyTorch")
+    assert sum("fallback, 3 times" in line for line in str(told).splitlines()) == 1
+
+
 def test_a_label_out_of_range_raises_as_in_eager() -> None:
     module = Classifier()
     loss = torch.compile(Classifier.loss, backend=backend())
@@ -398,7 +413,11 @@ def test_a_label_out_of_range_raises_as_in_eager() -> None:
 def test_explain_and_dump(tmp_path: Path) -> None:
     engine = backend(dump_dir=str(tmp_path), disable_passes=("dropout",))
     torch.compile(Classifier.loss, backend=engine)(Classifier(), *classes(7))
-    text = str(explain(engine))
+    first, second, *heads = str(explain(engine)).splitlines()
+    assert first == "lit_ort: 1 graphs (1 fused), no fallback"
+    assert re.fullmatch(r"time of runs: \d+% ONNX Runtime, \d+% torch operators .*, 0% eager PyTorch", second)
+    assert len(heads) == 1
+    text = explain(engine).details
     assert "fused, 8 inputs, 6 gradients" in text
     assert "pass     linear_cross_entropy: 0 rewritten, 1 declined" in text
     assert "scores are few" in text

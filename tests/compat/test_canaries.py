@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import logging
+import types
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +135,32 @@ def test_train_progress_bar() -> None:
         opened.close()
 
 
+@pytest.mark.parametrize("package", PACKAGES)
+def test_when_log_is_checked(package: str) -> None:
+    effect = "log raises behind a step, or records nothing, where Lightning raises in it"
+    with canary("Trainer._results, _active_loop._data_fetcher", LIGHTNING, effect) as lightning:
+        module = module_of(package)
+        assert lightning.checks_logged_values_at_once(module)
+        found: list[bool] = []
+
+        def step(_: Any, batch: Any, *__: Any) -> Any:
+            found.append(lightning.checks_logged_values_at_once(module))
+            return module(torch.ones(1, 2)).sum()
+
+        def drawing(_: Any, dataloader_iter: Any) -> Any:
+            next(dataloader_iter)
+            return step(None, None)
+
+        loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(2, 2)))
+        module.configure_optimizers = lambda: torch.optim.SGD(module.parameters(), 0.1)
+        for own in (step, drawing):
+            module.training_step = types.MethodType(own, module)
+            trainer_of(package, max_steps=1, enable_model_summary=False).fit(module, loader)
+        module.predict_step = types.MethodType(step, module)
+        trainer_of(package).predict(module, loader)
+        assert found == [False, True, True, True]
+
+
 # Dynamo
 
 
@@ -169,15 +197,69 @@ def test_recompile_limit_hit() -> None:
 def test_recompile_limit_log_line(caplog: pytest.LogCaptureFixture) -> None:
     effect = "a step that is compiled again at every call turns eager without lit_ort's warning"
     with canary("the log line of torch._dynamo.convert_frame at the recompile limit", DYNAMO, effect) as dynamo:
-        records: list[logging.LogRecord] = []
-        logger = logging.getLogger(dynamo.FRAME_LOGGER)
-        watch: Callable[[logging.LogRecord], bool] = lambda record: bool(records.append(record))  # noqa: E731
-        logger.addFilter(watch)
-        try:
+        with recorded(dynamo.FRAME_LOGGER) as records:
             recompiled(fail=False)
-        finally:
-            logger.removeFilter(watch)
         assert any(dynamo.is_recompile_limit(record) for record in records)
+
+
+@contextmanager
+def recorded(name: str) -> Iterator[list[logging.LogRecord]]:
+    """The records of a logger, which go no further."""
+    records: list[logging.LogRecord] = []
+    logger = logging.getLogger(name)
+    watch: Callable[[logging.LogRecord], bool] = lambda record: bool(records.append(record))  # noqa: E731
+    logger.addFilter(watch)
+    try:
+        yield records
+    finally:
+        logger.removeFilter(watch)
+
+
+def test_suppressed_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    effect = "what Dynamo can't trace ends a run, or runs in eager without lit_ort's warning"
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise AttributeError("nothing")
+
+    with canary("torch._dynamo.config.suppress_errors and its log line", DYNAMO, effect) as dynamo:
+        monkeypatch.setattr("torch._dynamo.convert_frame.trace_frame", broken)
+        with recorded(dynamo.FRAME_LOGGER) as records, dynamo.step_settings(3, False):
+            assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(())) == 2
+        errors = [dynamo.suppressed_error(record) for record in records]
+        assert any("nothing" in str(error) for error in errors if error is not None)
+
+
+def test_scalar_advice() -> None:
+    effect = "the first item() of a step prints thirteen lines of advice that is wrong here"
+    with canary("the log line of torch._dynamo.variables.tensor at item()", DYNAMO, effect) as dynamo:
+        advice = importlib.import_module("torch._dynamo.variables.tensor").TensorVariable._warn_capture_scalar_outputs
+        advice.cache_clear()
+        with recorded(dynamo.SCALAR_LOGGER) as records:
+            torch.compile(lambda x: x * x.sum().item(), backend="eager")(torch.ones(2))
+        assert any(dynamo.is_scalar_advice(record) for record in records)
+
+
+def test_untraced_packages() -> None:
+    effect = "a step with metrics needs a graph for nearly every call"
+    with canary("torch._dynamo.trace_rules.add", DYNAMO, effect) as dynamo:
+        dynamo.leave_untraced("torchmetrics")
+        dynamo.leave_untraced("a package that is not there")
+        metric = importlib.import_module("torchmetrics").MeanMetric()
+        graphs: list[Any] = []
+
+        def backend(graph: Any, _: Any) -> Any:
+            graphs.append(graph)
+            return graph.forward
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            y = x * 2
+            metric.update(y)
+            return y
+
+        for _ in range(3):
+            torch.compile(step, backend=backend)(torch.ones(2))
+        assert len(graphs) == 1
+        assert metric.compute() == 2
 
 
 def test_optimize_ddp() -> None:

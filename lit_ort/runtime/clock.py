@@ -1,0 +1,57 @@
+"""Where the time of steps goes: ONNX Runtime's own kernels, torch nodes in its sessions, or eager PyTorch."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+
+@dataclasses.dataclass
+class Clock:
+    """Seconds since the first run.
+
+    Attributes:
+        sessions: of runs of sessions, their torch nodes included.
+        torch_nodes: of the torch nodes in them.
+        eager: of the forwards of graphs that run in eager PyTorch.
+    """
+
+    sessions: float = 0.0
+    torch_nodes: float = 0.0
+    eager: float = 0.0
+
+    @contextmanager
+    def running(self, part: str) -> Iterator[None]:
+        """Adds the time of a block to a part."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            setattr(self, part, getattr(self, part) + time.perf_counter() - start)
+
+    def node(self, function: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+        """A torch node's function that adds its time."""
+
+        def timed(*args: Any) -> Sequence[Any]:
+            start = time.perf_counter()
+            try:
+                return function(*args)
+            finally:
+                self.torch_nodes += time.perf_counter() - start
+
+        return timed
+
+    @property
+    def shares(self) -> dict[str, float] | None:
+        """The share of each in all of it, or None before the first run."""
+        total = self.sessions + self.eager
+        if not total:
+            return None
+        return {
+            "ONNX Runtime": max(0.0, self.sessions - self.torch_nodes) / total,
+            "torch operators in its sessions": min(self.torch_nodes, self.sessions) / total,
+            "eager PyTorch": self.eager / total,
+        }
