@@ -9,8 +9,7 @@ import dataclasses
 import functools
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -25,10 +24,11 @@ from lit_ort.backend.eager import autocast_of, run_in_eager
 from lit_ort.backend.executable import Executable, is_for, require_own_memory
 from lit_ort.backend.forms import Forms
 from lit_ort.backend.inspect import CompileLog
+from lit_ort.backend.request import Request
 from lit_ort.backend.verify import Check
 from lit_ort.capture.checkpoints import inline_checkpoints
 from lit_ort.capture.dimensions import changing_dimensions
-from lit_ort.capture.numbers import NumberedGraph, separate_numbers
+from lit_ort.capture.numbers import separate_numbers
 from lit_ort.capture.places import first_line
 from lit_ort.capture.trivial import computes
 from lit_ort.errors import CompileError, LitOrtWarning, OptionsError, SessionError, SharedMemoryError
@@ -230,37 +230,6 @@ _DOUBLE_BACKWARD = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """A graph to compile and one call of it.
-
-    Args:
-        graph: Dynamo's, its numbers apart.
-        original: Dynamo's.
-        tensors, keys: the call's inputs.
-        any_sizes: for as many other sizes as it can be right for.
-        form: `split` for the two-session form of a graph that could be fused.
-        gradients: whether gradients are on.
-        autocast: the type of the autocast around it, or None.
-    """
-
-    graph: NumberedGraph
-    original: fx.GraphModule
-    tensors: Sequence[torch.Tensor]
-    keys: tuple[Any, ...]
-    any_sizes: bool
-    form: str | None = None
-    gradients: bool = True
-    autocast: torch.dtype | None = None
-
-    @contextmanager
-    def modes(self) -> Iterator[None]:
-        """The grad mode and autocast of the call, to trace in."""
-        low = torch.autocast("cpu", self.autocast or torch.bfloat16, enabled=self.autocast is not None)
-        with torch.inference_mode(False), torch.set_grad_enabled(self.gradients), low:
-            yield
-
-
 class CompiledGraph:
     """What Dynamo calls in place of a graph."""
 
@@ -303,6 +272,14 @@ class CompiledGraph:
                 self._warned = True
                 self._backend.fall_back(self._original.graph, tensors, time.perf_counter(), str(error))
             return self._in_eager(arguments)
+        except SessionError as error:
+            # Before any input is written to, unless an optimizer has taken gradients in the run.
+            if self._backend.options.fallback == "error" or self._backend.options.optimizer_in_graph:
+                raise
+            results = self._in_eager(arguments)
+            self._backend.fall_back(self._original.graph, tensors, time.perf_counter(), str(error))
+            self._executables[key] = None
+            return results
 
     def _without_graph(self, obstacle: CompileError, arguments: Sequence[Any]) -> Any:
         """Runs what could not even be prepared for compiling."""

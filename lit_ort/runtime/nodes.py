@@ -183,6 +183,9 @@ def _drawn(target: OpOverload, stream: int, state: RunState, *args: Any, **kwarg
 
 def to_border(value: torch.Tensor, form: str) -> torch.Tensor:
     """A value as ONNX Runtime takes it."""
+    if not value.numel():
+        # torch calls every empty tensor contiguous, and ONNX Runtime looks at its strides.
+        value = torch.empty(value.shape, dtype=value.dtype)
     if form == AS_REAL:
         return torch.view_as_real(value.resolve_conj()).contiguous()
     # The real part of a conjugate carries a lazy minus sign, which DLPack has no place for.

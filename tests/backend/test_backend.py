@@ -408,6 +408,33 @@ def test_a_label_out_of_range_raises_as_in_eager() -> None:
     for label in (5, -1):
         with pytest.raises(SessionError, match="index"):
             loss(module, x, torch.tensor([0, 1, label]))
+    engine = backend(fallback="warn")
+    loss = torch.compile(Classifier.loss, backend=engine)
+    loss(module, x, torch.tensor([0, 1, 2]))
+    with pytest.raises(IndexError):
+        loss(module, x, torch.tensor([0, 1, 5]))
+    # It is the batch that is wrong, not the graph.
+    loss(module, x, torch.tensor([0, 1, 2]))
+    assert [graph.kind for graph in engine.compile_log.graphs] == ["fused"]
+
+
+def test_a_run_that_fails_where_eager_does_not_falls_back_for_its_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = backend(fallback="warn", dynamic="never")
+    step = torch.compile(lambda x: x.exp().sum(), backend=engine)
+    step(torch.ones(3))
+    run = training.TrainingEngineSession.run
+
+    def failing(self: Any, tensors: Any, state: Any) -> Any:
+        if tensors[0].numel() == 4:
+            raise SessionError("no kernel for four", remedy="Take three.")
+        return run(self, tensors, state)
+
+    monkeypatch.setattr(training.TrainingEngineSession, "run", failing)
+    with pytest.warns(LitOrtWarning, match="no kernel for four"):
+        torch.testing.assert_close(step(torch.ones(4)), torch.ones(4).exp().sum())
+    for size in (3, 4):
+        torch.testing.assert_close(step(torch.ones(size)), torch.ones(size).exp().sum())
+    assert [graph.kind for graph in engine.compile_log.graphs] == ["forward", "forward", "eager"]
 
 
 def test_explain_and_dump(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_train_progress_bar() -> None:
         opened.close()
 
 
-@pytest.mark.filterwarnings("ignore:You are using the `dataloader_iter` step flavor:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*`dataloader_iter`:UserWarning")
 @pytest.mark.parametrize("package", PACKAGES)
 def test_when_log_is_checked(package: str) -> None:
     effect = "log raises behind a step, or records nothing, where Lightning raises in it"

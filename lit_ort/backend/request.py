@@ -1,0 +1,44 @@
+"""What the backend is asked to compile: a graph, and one call of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx
+
+from lit_ort.capture.numbers import NumberedGraph
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """A graph to compile and one call of it.
+
+    Args:
+        graph: Dynamo's, its numbers apart.
+        original: Dynamo's.
+        tensors, keys: the call's inputs.
+        any_sizes: for as many other sizes as it can be right for.
+        form: `split` for the two-session form of a graph that could be fused.
+        gradients: whether gradients are on.
+        autocast: the type of the autocast around it, or None.
+    """
+
+    graph: NumberedGraph
+    original: fx.GraphModule
+    tensors: Sequence[torch.Tensor]
+    keys: tuple[Any, ...]
+    any_sizes: bool
+    form: str | None = None
+    gradients: bool = True
+    autocast: torch.dtype | None = None
+
+    @contextmanager
+    def modes(self) -> Iterator[None]:
+        """The grad mode and autocast of the call, to trace in."""
+        low = torch.autocast("cpu", self.autocast or torch.bfloat16, enabled=self.autocast is not None)
+        with torch.inference_mode(False), torch.set_grad_enabled(self.gradients), low:
+            yield
