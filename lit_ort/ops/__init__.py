@@ -17,6 +17,7 @@ from lit_ort.ops import (
     matrix,
     recurrent,
     softmax,
+    zeros,
 )
 from lit_ort.ops.operator import Memory, Operator, TorchMemory, cast
 
@@ -31,6 +32,7 @@ _ALL: tuple[Operator, ...] = (
     *matrix.OPERATORS,
     *recurrent.OPERATORS,
     *softmax.OPERATORS,
+    *zeros.OPERATORS,
 )
 OPERATORS: Mapping[OpOverload, Operator] = MappingProxyType({op.target: op for op in _ALL})
 

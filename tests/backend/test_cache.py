@@ -20,11 +20,11 @@ from torch import Tensor, fx, nn
 
 import lit_ort
 from lit_ort import cache as command
-from lit_ort.backend.backend import Request
 from lit_ort.backend.cache import store
 from lit_ort.backend.cache.content import content_of
 from lit_ort.backend.cache.entry import FORMAT, NotPlain, UnusableEntry, decode, encode, from_plain, to_plain
 from lit_ort.backend.compilation import Compilation
+from lit_ort.backend.request import Request
 from lit_ort.capture.numbers import separate_numbers
 from lit_ort.errors import LitOrtWarning, OptionsError, VerificationError
 from lit_ort.options import ORTOptions

@@ -62,6 +62,14 @@ def test_layer_norm(affine: bool, dtype: torch.dtype) -> None:
         assert torch.equal(actual, expected) if is_wanted else actual is None
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.int64])
+def test_zeros_have_memory(dtype: torch.dtype) -> None:
+    assert aten._efficientzerotensor((2, 3), dtype=dtype).data_ptr() == 0
+    assert_as_torch(aten._efficientzerotensor.default, (2, 3), dtype=dtype)
+    found = OPERATORS[aten._efficientzerotensor.default].kernel(RecordingMemory(), (2, 3), dtype=dtype)
+    assert found.data_ptr() != 0
+
+
 def test_operators_are_listed_by_target() -> None:
     assert all(operator.target is target for target, operator in OPERATORS.items())
     drawing = {target.name() for target, operator in OPERATORS.items() if operator.draws}

@@ -25,7 +25,7 @@ _NAMED_TYPES = (bool, int, float, complex, str, torch.dtype, torch.device, torch
 
 
 class Request(Protocol):
-    """A graph to compile and one call of it, as `lit_ort.backend.backend.Request` has it."""
+    """A graph to compile and one call of it, as `lit_ort.backend.request.Request` has it."""
 
     @property
     def graph(self) -> NumberedGraph: ...
