@@ -30,7 +30,8 @@ A graph runs in eager PyTorch, with one warning that gives the reason (`fallback
 - changes in place what shares memory with another input, or an input's shape;
 - gives sparse gradients, or returns what is no view of a contiguous result.
 
-A backward with `create_graph=True` raises: sessions give gradients that can't be differentiated again.
+A gradient that is differentiated again (`create_graph=True`) is eager's: that graph runs in eager from then on. Where
+eager could not repeat the session's run (random draws, inputs changed in place), it raises.
 
 `lit_ort.explain(trainer)` says which graphs and operators went which way. This page is written by
 `python -m tests.zoo.report`, and the tests hold each of its lines.
