@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import subprocess
 import sys
@@ -105,6 +106,27 @@ def test_what_dynamo_fails_at_runs_in_eager_with_one_warning(monkeypatch: pytest
             own.fit(module, loader())
         outcomes.append(module)
     assert_same_weights(*outcomes)
+
+
+def test_garbage_is_collected_but_for_the_first_step() -> None:
+    class Watching(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enabled: list[bool] = []
+
+        def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            self.watch()
+            return loss
+
+        @torch.compiler.disable
+        def watch(self) -> None:
+            self.enabled.append(gc.isenabled())
+
+    module = Watching()
+    trainer(ORTStrategy(fallback="error"), max_epochs=1).fit(module, loader())
+    assert module.enabled == [False, *[True] * (len(loader()) - 1)]
+    assert gc.isenabled()
 
 
 def test_steps_before_and_after_a_run_are_eagers() -> None:
