@@ -74,7 +74,7 @@ def _fused_call(session: Session, signature: Signature, forms: OtherForms, updat
     loss, results = signature.loss, signature.results
     assert loss is not None, "a fused program has a loss"
     others = [k for k, wanted in enumerate(signature.differentiable) if wanted and k != loss]
-    changed = {mutation.input for mutation in signature.mutations}
+    changed, repeatable = {mutation.input for mutation in signature.mutations}, _is_repeatable(signature)
     count = sum(position is not None for position in signature.gradients)
 
     class FusedStep(torch.autograd.Function):
@@ -83,7 +83,7 @@ def _fused_call(session: Session, signature: Signature, forms: OtherForms, updat
             ctx.seed, ctx.inputs = _seed(signature), len(tensors)
             if others:
                 ctx.save_for_backward(*(t.clone() if k in changed else t for k, t in enumerate(tensors)))
-            ctx.given = _Inputs.of(tensors)
+            ctx.given = _Inputs.of(tensors) if repeatable else None
             outputs = session.run(Given(tensors, _shapes(tensors), ctx.seed))
             ctx.gradients = outputs[results:]
             del outputs[results:]
@@ -96,10 +96,10 @@ def _fused_call(session: Session, signature: Signature, forms: OtherForms, updat
         def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the base takes *args
             ctx: Any, *output_gradients: torch.Tensor | None
         ) -> tuple[torch.Tensor | None, ...]:
-            given, ctx.given = ctx.given, None
             # Autograd leaves grad mode on in backward when the gradients shall be differentiated again.
             if torch.is_grad_enabled():
-                return _differentiable_gradients(signature, forms, given, ctx.needs_input_grad, output_gradients)
+                return _differentiable_gradients(signature, forms, ctx.given, ctx.needs_input_grad, output_gradients)
+            given, ctx.given = ctx.given, None
             scale = output_gradients[loss]
             if scale is None or any(output_gradients[k] is not None for k in others):
                 ctx.gradients = None
@@ -184,11 +184,12 @@ class SplitRunner:
 
     def _as_function(self) -> type[torch.autograd.Function]:
         signature, runner = self._signature, self
+        repeatable = _is_repeatable(signature)
 
         class SplitStep(torch.autograd.Function):
             @staticmethod
             def forward(ctx: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-                ctx.seed, ctx.given = _seed(signature), _Inputs.of(tensors)
+                ctx.seed, ctx.given = _seed(signature), _Inputs.of(tensors) if repeatable else None
                 outputs = runner._forward.run(Given(tensors, _shapes(tensors), ctx.seed))
                 results, ctx.saved = outputs[: signature.results], outputs[signature.results :]
                 # Autograd notices where one of these is changed in place before the backward.
@@ -242,6 +243,11 @@ class _Inputs(NamedTuple):
         return cls(tuple(tensors), _versions(tensors))
 
 
+def _is_repeatable(signature: Signature) -> bool:
+    """Whether eager, run on the same inputs, does what a session did."""
+    return not signature.draws and not signature.mutations
+
+
 def _versions(tensors: Tensors) -> tuple[int, ...]:
     return tuple([0 if tensor.is_inference() else version_of(tensor) for tensor in tensors])
 
@@ -258,9 +264,9 @@ def _differentiable_gradients(
     Raises:
         SessionError: eager would not do the same as the session did, or may not run.
     """
-    if given is None:
+    if _is_repeatable(signature) and given is None:
         raise SessionError(_SECOND_BACKWARD[0], remedy=_SECOND_BACKWARD[1])
-    if signature.draws or signature.mutations or given.versions != _versions(given.tensors):
+    if given is None or given.versions != _versions(given.tensors):
         raise _double_backward("it draws random numbers or changes its inputs, so that eager can't repeat it")
     outputs = None if forms is None else forms.eager(given.tensors)
     if outputs is None:

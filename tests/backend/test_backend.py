@@ -121,6 +121,19 @@ def test_double_backward_runs_in_eager_from_then_on(scalar: bool) -> None:
     assert [graph.kind for graph in engine.compile_log.graphs] == ["fused" if scalar else "split", "eager"]
 
 
+@pytest.mark.parametrize("scalar", [True, False])
+def test_gradients_with_and_without_a_graph_from_one_forward(scalar: bool) -> None:
+    # As in a penalty on the gradient of a score that is a part of the loss itself.
+    compiled = torch.compile(lambda x: (x**3).sum() if scalar else x**3, backend=backend(fallback="warn"))
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    score = compiled(x).sum()
+    with pytest.warns(LitOrtWarning, match="create_graph=True"):
+        (first,) = torch.autograd.grad(score, x, create_graph=True)
+    (second,) = torch.autograd.grad(score, x, create_graph=True)
+    (score + first.sum() + second.sum()).backward()
+    torch.testing.assert_close(x.grad, 3 * x.detach() ** 2 + 12 * x.detach())
+
+
 def test_double_backward_is_refused_where_eager_would_differ() -> None:
     x = torch.ones(3, requires_grad=True)
     dropped = torch.compile(lambda x: nn.functional.dropout(x**3).sum(), backend=backend(fallback="warn"))
