@@ -60,3 +60,8 @@ class SessionError(CompileError):
 
 class LitOrtWarning(UserWarning):
     """Something runs in another way than asked for; the text says what, why and what to do."""
+
+
+def first_line_of(error: BaseException) -> str:
+    """The first line of an error's message that says something."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lit_ort.errors import CompileError
+from lit_ort.errors import CompileError, first_line_of
 from lit_ort.runtime.program import Program
 from lit_ort.runtime.report import GraphReport
 
@@ -31,10 +31,6 @@ def others_as_compile_errors() -> Iterator[None]:
         raise
     except Exception as error:
         raise CompileError(
-            f"the graph can't be compiled: {type(error).__name__}: {_first_line(error)}",
+            f"the graph can't be compiled: {type(error).__name__}: {first_line_of(error)}",
             remedy="It runs in eager under fallback='warn'; TORCH_LOGS=+aot shows torch's own trace.",
         ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")

@@ -25,7 +25,7 @@ from lit_ort._compat.torch_dynamo import (
     suppressed_error,
     unchecked_causal_masks,
 )
-from lit_ort.errors import CaptureError, LitOrtWarning
+from lit_ort.errors import CaptureError, LitOrtWarning, first_line_of
 
 # Branches of a step on its counters are a handful; a step that needs more graphs than this compiles at every call.
 RECOMPILE_LIMIT = 64
@@ -140,10 +140,9 @@ class _FrameWatch:
         if is_recompile_limit(record):
             self._report(f"{_limit_message(self._step)}; new values run in eager PyTorch from now on. {_LIMIT_REMEDY}")
         elif error is not None:
-            reason = next(iter(str(error).splitlines()), "no message")
             self._report(
                 f"Dynamo can't trace a function of {self._step}, which runs in eager PyTorch: {type(error).__name__}: "
-                f"{reason}. Run with TORCH_LOGS=dynamo to see where."
+                f"{first_line_of(error)}. Run with TORCH_LOGS=dynamo to see where."
             )
         else:
             return True
