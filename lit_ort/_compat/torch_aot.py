@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import warnings
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -46,6 +47,9 @@ def joint_trace(graph_module: fx.GraphModule, examples: Sequence[Any], mode: Any
         stack.enter_context(tracing(TracingContext(mode)))
         # As in eager, where a backward runs outside of the autocast around its forward.
         stack.enter_context(functorch_config.patch(backward_pass_autocast="off"))
+        # Torch's trace prints where an operator of the backward came from; the error that follows is reported.
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", "Error detected in", UserWarning)
         prepared = aot_autograd.prepare_aot_module_simplified(
             graph_module, examples, None, None, False, False, flatten=False
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -14,6 +15,7 @@ from torch._dynamo import trace_rules
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch.nn.modules import transformer
 
+from lit_ort._compat.imports import when_imported
 from lit_ort._compat.patching import replaced
 
 # Raised at the recompile limit where `step_settings` asks for it.
@@ -43,6 +45,8 @@ def step_settings(recompile_limit: int, strict: bool) -> AbstractContextManager[
         "recompile_limit": recompile_limit,
         "fail_on_recompile_limit_hit": strict,
         "suppress_errors": not strict,
+        # A step draws from numpy's generator what it draws in eager, instead of torch's in its place.
+        "use_numpy_random_stream": True,
         # A line in a log is not worth a second graph.
         "ignore_logging_functions": _logging_functions(),
     }
@@ -54,6 +58,22 @@ def leave_untraced(package: str) -> None:
     origin = _origin(package)
     if origin is not None and not trace_rules.check_file(origin).skipped:
         trace_rules.add(package)
+
+
+def hold_constant(module: str, function: str) -> None:
+    """Makes Dynamo call a function once while it traces, and take what it returns for a constant of its arguments.
+
+    Args:
+        module: that it is in, imported or not yet.
+        function: its name.
+    """
+
+    def mark() -> None:
+        found = getattr(sys.modules[module], function, None)
+        if found is not None:
+            torch._dynamo.assume_constant_result(found)
+
+    when_imported(module, mark)
 
 
 def _origin(package: str) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import fx
 from torch._ops import HigherOrderOperator as HigherOrderOperator
 from torch._ops import OpOverload as OpOverload
 from torch.fx.node import _get_qualified_name  # knows torch's odd names
@@ -15,6 +16,21 @@ _FUNCTORCH = ("torch._functorch", "torch._C._functorch")
 def is_mutable(target: object) -> bool:
     """Whether what a node calls is an operator that writes into an argument."""
     return isinstance(target, OpOverload) and target._schema.is_mutable
+
+
+def written_arguments(node: fx.Node) -> list[fx.Node]:
+    """The arguments that what a node calls writes into."""
+    if not is_mutable(node.target):
+        return []
+    assert isinstance(node.target, OpOverload)
+    places = {argument.name: k for k, argument in enumerate(node.target._schema.arguments) if _is_written(argument)}
+    given = [node.args[k] if k < len(node.args) else node.kwargs.get(name) for name, k in places.items()]
+    parts = [part for value in given for part in (value if isinstance(value, (list, tuple)) else [value])]
+    return [part for part in parts if isinstance(part, fx.Node)]
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
 
 
 def returns_alias(target: object) -> bool:

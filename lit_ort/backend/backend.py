@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import fx
 
-from lit_ort._compat.torch_dynamo import leave_untraced
+from lit_ort._compat.torch_dynamo import hold_constant, leave_untraced
 from lit_ort.backend.cache.content import Content, content_of
 from lit_ort.backend.cache.store import GraphCache
 from lit_ort.backend.compilation import Compilation, others_as_compile_errors
@@ -43,6 +43,8 @@ from lit_ort.runtime.updates import HAND_OVER, Updates
 # Metrics count their updates, cache their values and look at those of tensors: followed by Dynamo, they need a graph
 # for nearly every call. Here, since torch.compile looks up a backend's name before it traces anything.
 leave_untraced("torchmetrics")
+# At a model's first call the transformers library installs hooks, under a lock, which would cut the graph for good.
+hold_constant("transformers.utils.output_capturing", "maybe_install_capturing_hooks")
 
 # Compiling for this many signatures of one graph takes longer than most users expect of a run.
 MANY_SIGNATURES = 16

@@ -10,8 +10,8 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch import enter_autocast, exit_autocast, set_grad_enabled
-from lit_ort._compat.torch_fx import inputs_of
-from lit_ort._compat.torch_ops import is_mutable
+from lit_ort._compat.torch_fx import first_argument, inputs_of
+from lit_ort._compat.torch_ops import returns_alias, written_arguments
 from lit_ort.capture.capture import Captured
 from lit_ort.capture.examples import Examples
 
@@ -78,6 +78,18 @@ class FusionGraph:
         self._streams += 1
         return self._streams - 1
 
+    def call(self, target: Any, *args: Any) -> fx.Node:
+        """Adds a call where the graph inserts, with an example of its value."""
+        made = self.graph.call_function(target, args)
+        values = fx.map_arg(args, lambda argument: argument.meta["val"])
+        with self._examples.mode, torch.no_grad():
+            made.meta["val"] = target(*values)
+        return made
+
+    def size(self, node: fx.Node, dimension: int) -> fx.Node:
+        """Adds the size of a value's dimension, which the graph leaves symbolic."""
+        return self.call(torch.ops.aten.sym_size.int, node, dimension)
+
     def replace(self, node: fx.Node, target: Any, args: tuple[Any, ...], element: int | None = None) -> fx.Node:
         """Puts a call in a node's place.
 
@@ -118,14 +130,17 @@ def _tracked_nodes(graph: fx.Graph, examples: Examples) -> set[fx.Node]:
     """The nodes that a gradient may reach: those computed, outside of no_grad, from what needs one."""
     pairs = zip(inputs_of(graph), examples.tensors, strict=True)
     tracked = {node for node, example in pairs if example.requires_grad}
+    homes: dict[fx.Node, fx.Node] = {}
     enabled = True
     for node in graph.nodes:
+        is_detached = node.target is torch.ops.aten.detach.default
+        is_view = returns_alias(node.target) and not is_detached and isinstance(node.args[0], fx.Node)
+        homes[node] = homes[first_argument(node)] if is_view else node
         if node.target is set_grad_enabled:
             enabled = bool(node.args[0])
-        elif enabled and node.target is not torch.ops.aten.detach.default:
-            if any(argument in tracked for argument in node.all_input_nodes):
-                tracked.add(node)
-                # What is written in place is tracked from then on.
-                if is_mutable(node.target):
-                    tracked.update(node.all_input_nodes)
+        elif enabled and not is_detached and any(argument in tracked for argument in node.all_input_nodes):
+            tracked.add(node)
+            # What is written in place is tracked from then on, and so are all views of it.
+            written = {homes[argument] for argument in written_arguments(node)}
+            tracked.update(other for other, home in homes.items() if written and home in written)
     return tracked

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 
-from lit_ort.fusions import attention, dropout, gelu, linear_cross_entropy, recurrent_layers
+from lit_ort.fusions import attention, dropout, gelu, linear_cross_entropy, masked_assignments, recurrent_layers
 from lit_ort.fusions.graph import FusionGraph
 from lit_ort.runtime.report import PassReport
 
@@ -30,6 +30,7 @@ class Fusion:
 
 FUSIONS: tuple[Fusion, ...] = (
     Fusion(recurrent_layers.NAME, recurrent_layers.separate_recurrent_layers, required=True),
+    Fusion(masked_assignments.NAME, masked_assignments.write_masked_assignments),
     Fusion(linear_cross_entropy.NAME, linear_cross_entropy.fuse_linear_cross_entropy),
     Fusion(attention.NAME, attention.fuse_attention),
     Fusion(dropout.NAME, dropout.fuse_dropout),

@@ -3,33 +3,36 @@
     python -m tests.operators.op_db                 # all of it, as a table of counts and what is not right
     python -m tests.operators.op_db linalg          # names that contain a text
 
-Every operator runs in a process of its own: what crashes one tells nothing about the next.
+Operators run in processes of their own: what crashes one tells nothing about the next.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import multiprocessing
-import sys
 import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lit_ort.backend.steps import dynamo_settings
 from tests.compare import backend
 
 SAMPLES = 5
 SECONDS = 120.0
+# Operators that share a process.
+BATCH = 20
 DTYPES = (torch.float32, torch.float64)
 TOLERANCES = {torch.float32: (1e-4, 1e-5), torch.float64: (1e-7, 1e-7)}
 # Right in ONNX Runtime; right with a graph in eager; another value; an error where eager has none; a crash or too slow.
@@ -61,73 +64,123 @@ def operators(text: str = "") -> list[OpInfo]:
     return [op for op in op_db if text in name_of(op) and any(op.supports_dtype(dtype, "cpu") for dtype in DTYPES)]
 
 
-def outcomes(op: OpInfo) -> list[Outcome]:
-    """Compares an operator's samples, in a process of its own."""
+def sweep(text: str = "", part: int = 0, parts: int = 1) -> Iterator[Outcome]:
+    """Outcomes of the operators whose name contains a text, or of one of several equal parts of them."""
+    waiting = operators(text)[part::parts]
+    while waiting:
+        done = 0
+        for found in _outcomes(waiting[:BATCH]):
+            done += 1
+            yield from found
+        waiting = waiting[done:]
+
+
+def _outcomes(ops: Sequence[OpInfo]) -> Iterator[list[Outcome]]:
+    """Compares samples of operators in a process of their own, up to the one at which that is lost."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_send, args=(op, sender))
+    process = context.Process(target=_send, args=(ops, sender))
     process.start()
     sender.close()
-    try:
-        found = json.loads(receiver.recv()) if receiver.poll(SECONDS) else None
-    except EOFError:
-        found = None
-    process.kill() if found is None else None
+    for op in ops:
+        try:
+            found = json.loads(receiver.recv()) if receiver.poll(SECONDS) else None
+        except EOFError:
+            found = None
+        if found is None:
+            process.kill()
+            process.join()
+            yield [Outcome(name_of(op), LOST, f"exit code {process.exitcode}")]
+            return
+        yield [Outcome(*parts) for parts in found]
     process.join()
-    if found is None:
-        return [Outcome(name_of(op), LOST, f"exit code {process.exitcode}")]
-    return [Outcome(*parts) for parts in found]
 
 
-def _send(op: OpInfo, sender: Any) -> None:
+def _send(ops: Sequence[OpInfo], sender: Any) -> None:
     warnings.simplefilter("ignore")
     # torch's vector units are per thread; a child of a process with threads has only one.
     torch.set_num_threads(1)
-    found = [dataclasses.astuple(_worst(op, dtype)) for dtype in DTYPES if op.supports_dtype(dtype, "cpu")]
-    sender.send(json.dumps(found))
+    for op in ops:
+        sender.send(json.dumps([dataclasses.astuple(outcome) for outcome in _outcomes_of(op)]))
 
 
-def _worst(op: OpInfo, dtype: torch.dtype) -> Outcome:
-    name = f"{name_of(op)} {str(dtype).removeprefix('torch.')}"
-    differentiable = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
-    found = [Outcome(name, RIGHT)]
-    torch.manual_seed(0)
-    for sample in islice(op.sample_inputs("cpu", dtype, requires_grad=differentiable), SAMPLES):
-        torch._dynamo.reset()
-        kind, detail = _compare(op, sample, differentiable)
-        found.append(Outcome(name, kind, detail))
+def _outcomes_of(op: OpInfo) -> list[Outcome]:
+    """One outcome a type: of all samples in one graph, or the worst of each by itself."""
+    steps = {dtype: _steps(op, dtype) for dtype in DTYPES if op.supports_dtype(dtype, "cpu")}
+    names = {dtype: f"{name_of(op)} {str(dtype).removeprefix('torch.')}" for dtype in steps}
+    flat = [step for own in steps.values() for step in own]
+    if not flat or _compare(_together(flat))[0] == RIGHT:
+        return [Outcome(name, RIGHT) for name in names.values()]
     ranks = (RIGHT, FALLBACK, LOST, RAISES, WRONG)
-    return max(found, key=lambda outcome: ranks.index(outcome.kind))
+    found = {dtype: [(RIGHT, ""), *(_compare(step) for step in own)] for dtype, own in steps.items()}
+    worst = {dtype: max(own, key=lambda outcome: ranks.index(outcome[0])) for dtype, own in found.items()}
+    return [Outcome(names[dtype], *worst[dtype]) for dtype in steps]
 
 
-def _compare(op: OpInfo, sample: SampleInput, differentiable: bool) -> tuple[str, str]:
-    step = _step_of(op, sample, differentiable)
+def _steps(op: OpInfo, dtype: torch.dtype) -> list[Step]:
+    """The first samples of a type, but for those that eager refuses."""
+    differentiable = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
+    torch.manual_seed(0)
+    samples = islice(op.sample_inputs("cpu", dtype, requires_grad=differentiable), SAMPLES)
+    return [step for step in (_step_of(op, sample, differentiable) for sample in samples) if _eager_takes(step)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A function to compile, from tensors to a loss, or None, and results; and what it is called with."""
+
+    call: Callable[[Sequence[Tensor]], tuple[Tensor | None, list[Tensor]]]
+    tensors: Sequence[Tensor]
+    summary: str
+
+
+def _together(steps: Sequence[Step]) -> Step:
+    """One function of all, which takes one compilation instead of many."""
+
+    def call(tensors: Sequence[Tensor]) -> tuple[Tensor | None, list[Tensor]]:
+        remaining, losses, results = list(tensors), [], []
+        for step in steps:
+            loss, own = step.call(remaining[: len(step.tensors)])
+            remaining = remaining[len(step.tensors) :]
+            losses += [] if loss is None else [loss]
+            results += own
+        return (sum(losses[1:], losses[0]) if losses else None), results
+
+    return Step(call, [tensor for step in steps for tensor in step.tensors], "all samples at once")
+
+
+def _eager_takes(step: Step) -> bool:
     try:
-        expected, again = _run(step, sample), _run(step, sample)
+        _run(step.call, step.tensors)
     # Whatever it raises is what eager does with this sample.
     except Exception:
-        return RIGHT, ""
+        return False
+    return True
+
+
+def _compare(step: Step) -> tuple[str, str]:
+    torch._dynamo.reset()
+    expected, again = _run(step.call, step.tensors), _run(step.call, step.tensors)
     engine = backend(fallback="warn")
     try:
         with dynamo_settings("step", strict=False):
-            actual = _run(torch.compile(step, backend=engine), sample)
+            actual = _run(torch.compile(step.call, backend=engine), step.tensors)
     # Whatever it raises, eager did not.
     except Exception:
         return RAISES, traceback.format_exc(limit=-1).strip().splitlines()[-1][:300]
     draws = not _are_close(again, expected, exact=True)
     if not _are_close(actual, expected, exact=False, shapes_alone=draws):
-        return WRONG, f"{sample.summary()}"[:300]
+        return WRONG, step.summary[:300]
     fallbacks = [graph.fallback for graph in engine.compile_log.graphs if graph.fallback is not None]
     return (FALLBACK, fallbacks[0][:300]) if fallbacks else (RIGHT, "")
 
 
-def _step_of(op: OpInfo, sample: SampleInput, differentiable: bool) -> Callable[[list[Tensor]], Any]:
-    """A function of the sample's tensors, to a loss and the operator's results."""
+def _step_of(op: OpInfo, sample: SampleInput, differentiable: bool) -> Step:
     leaves, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
     places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     call = op.get_op()
 
-    def step(tensors: list[Tensor]) -> Any:
+    def step(tensors: Sequence[Tensor]) -> tuple[Tensor | None, list[Tensor]]:
         filled = list(leaves)
         for place, tensor in zip(places, tensors, strict=True):
             filled[place] = tensor
@@ -138,9 +191,9 @@ def _step_of(op: OpInfo, sample: SampleInput, differentiable: bool) -> Callable[
         if not differentiable:
             return None, flat
         parts = [_weighted(result) for result in flat if result.is_floating_point() or result.is_complex()]
-        return (sum(parts) if parts else None), flat
+        return (sum(parts[1:], parts[0]) if parts else None), flat
 
-    return step
+    return Step(step, [leaves[place] for place in places], sample.summary())
 
 
 def _weighted(result: Tensor) -> Tensor:
@@ -149,16 +202,11 @@ def _weighted(result: Tensor) -> Tensor:
     return (real * weights).sum()
 
 
-def _run(step: Callable[..., Any], sample: SampleInput) -> list[Any]:
+def _run(call: Callable[..., Any], tensors: Sequence[Tensor]) -> list[Any]:
     """The results and gradients."""
-
-    def fresh(leaf: Any) -> Any:
-        return leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
-
-    leaves, _ = tree_flatten(tree_map(fresh, (sample.input, sample.args, sample.kwargs)))
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    loss, results = step(tensors)
-    wanted = [tensor for tensor in tensors if tensor.requires_grad]
+    own = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors]
+    loss, results = call(own)
+    wanted = [tensor for tensor in own if tensor.requires_grad]
     gradients: Sequence[Any] = ()
     if loss is not None and loss.requires_grad:
         gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
@@ -191,15 +239,19 @@ def _is_close(own: Tensor, reference: Tensor, exact: bool, shapes_alone: bool) -
     return True
 
 
-def sweep(text: str = "") -> Iterator[Outcome]:
-    for op in operators(text):
-        yield from outcomes(op)
-
-
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("text", nargs="?", default="", help="what the operators' names contain")
+    parser.add_argument("--part", default="0/1", help="such as 3/16: the fourth of sixteen parts")
+    parser.add_argument("--json", type=Path, help="a file to append the outcomes to, one a line")
+    given = parser.parse_args()
+    part, parts = (int(number) for number in given.part.split("/"))
     counts: Counter[str] = Counter()
-    for outcome in sweep(*sys.argv[1:2]):
+    for outcome in sweep(given.text, part, parts):
         counts[outcome.kind] += 1
+        if given.json is not None:
+            with given.json.open("a") as file:
+                file.write(json.dumps(dataclasses.asdict(outcome)) + "\n")
         if outcome.kind != RIGHT:
             print(f"{outcome.kind:8} {outcome.name}: {outcome.detail}", flush=True)
     total = sum(counts.values())

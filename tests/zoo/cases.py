@@ -20,11 +20,13 @@ class Case:
         make: from a dropout probability to the module and the batch that it is called with.
         loss: from the module's output to a scalar.
         tolerance: largest relative error of a gradient.
+        breaks: whether its own code looks at values, at which a graph ends.
     """
 
     make: Callable[[float], Made]
     loss: Callable[[Any], Tensor]
     tolerance: float = 1e-4
+    breaks: bool = False
 
 
 def own_loss(output: Any) -> Tensor:

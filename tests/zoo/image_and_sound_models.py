@@ -61,10 +61,44 @@ def whisper(dropout: float) -> Made:
     return model, {"input_features": torch.randn(BATCH, 8, 40), "labels": torch.randint(3, 60, (BATCH, 6))}
 
 
+def wav2vec2(dropout: float) -> Made:
+    """Trained to write down speech, with parts of it masked."""
+    figures: dict[str, Any] = dict(WIDTH, conv_dim=(16, 16), conv_kernel=(10, 3), conv_stride=(5, 2))
+    figures |= dict(num_feat_extract_layers=2, num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=2)
+    figures |= dict(mask_time_length=2, mask_time_prob=0.2, layerdrop=0.0, ctc_zero_infinity=True)
+    config = transformers.Wav2Vec2Config(vocab_size=32, pad_token_id=0, **figures)
+    mask = torch.ones(BATCH, 400, dtype=torch.int64)
+    mask[1, 300:] = 0
+    labels = torch.randint(1, 32, (BATCH, 5))
+    labels[1, 3:] = -100
+    batch = {"input_values": torch.randn(BATCH, 400), "attention_mask": mask, "labels": labels}
+    return transformers.Wav2Vec2ForCTC(dropouts(config, dropout)), batch
+
+
+def segformer(dropout: float) -> Made:
+    """Tells of each pixel what it belongs to."""
+    config = transformers.SegformerConfig(
+        num_encoder_blocks=2,
+        depths=[1, 1],
+        sr_ratios=[2, 1],
+        hidden_sizes=[8, 16],
+        patch_sizes=[3, 3],
+        strides=[2, 2],
+        num_attention_heads=[1, 2],
+        mlp_ratios=[2, 2],
+        decoder_hidden_size=16,
+        id2label={k: str(k) for k in range(LABELS)},
+    )
+    model = transformers.SegformerForSemanticSegmentation(dropouts(config, dropout))
+    return model, {"pixel_values": images(32), "labels": torch.randint(LABELS, (BATCH, 32, 32))}
+
+
 CASES: dict[str, Case] = {
     "ViT": classifying("ViT", **WIDTH, patch_size=4),
     "Swin": classifying("Swin", embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=2, patch_size=2),
     "ConvNeXt": classifying("ConvNext", hidden_sizes=[8, 16], depths=[1, 2], num_stages=2, patch_size=2),
     "CLIP": Case(clip, own_loss),
     "Whisper": Case(whisper, own_loss),
+    "Wav2Vec2 with CTC": Case(wav2vec2, own_loss, breaks=True),
+    "SegFormer": Case(segformer, own_loss),
 }

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from tests.zoo.cases import Case, Made, weighted_mean
+from tests.zoo import text_models
+from tests.zoo.cases import Case, Made, own_loss, weighted_mean
 
 
 class Translator(nn.Module):
@@ -134,6 +139,94 @@ class Autoencoder(nn.Module):
         return rebuilt + divergence
 
 
+class PackedRecurrent(nn.Module):
+    """An LSTM over sequences of their own lengths."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.cells = nn.LSTM(6, 8, 2, batch_first=True, dropout=dropout, bidirectional=True)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        seen, (state, _) = self.cells(packed)
+        padded, _ = pad_packed_sequence(seen, batch_first=True)
+        return self.head(padded).mean(1) + self.head(torch.cat([state[-2], state[-1]], 1))
+
+
+class MessagePassing(nn.Module):
+    """Two layers of a graph network: means and maxima of messages over edges, sums over each graph's nodes."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.messages = nn.ModuleList([nn.Linear(2 * 8, 8), nn.Linear(2 * 8, 8)])
+        self.updates = nn.ModuleList([nn.Linear(3 * 8, 8), nn.Linear(3 * 8, 8)])
+        self.drop, self.head = nn.Dropout(dropout), nn.Linear(8, 2)
+
+    def forward(self, nodes: Tensor, edges: Tensor, graph: Tensor) -> Tensor:
+        source, target = edges
+        for message, update in zip(self.messages, self.updates, strict=True):
+            sent = self.drop(message(torch.cat([nodes[source], nodes[target]], 1)).relu())
+            place = target[:, None].expand_as(sent)
+            means = torch.zeros_like(nodes).scatter_reduce(0, place, sent, "mean", include_self=False)
+            largest = torch.full_like(nodes, -1.0).scatter_reduce(0, place, sent, "amax")
+            nodes = nodes + update(torch.cat([nodes, means, largest], 1)).tanh()
+        return self.head(torch.zeros(3, 8).index_add(0, graph, nodes))
+
+
+class SetPrediction(nn.Module):
+    """Queries that find objects by attention, and a loss on the best matching of both, as DETR's."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.queries = nn.Parameter(torch.randn(5, 16))
+        self.decoder = nn.TransformerDecoderLayer(16, 4, 32, dropout, batch_first=True)
+        self.classes, self.boxes = nn.Linear(16, 4), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor, labels: Tensor, boxes: Tensor) -> Tensor:
+        seen = self.decoder(self.queries.expand(len(x), -1, -1), x)
+        scores, found = self.classes(seen), self.boxes(seen).sigmoid()
+        total = x.new_zeros(())
+        for k in range(len(x)):
+            wanted = labels[k][labels[k] >= 0]
+            targets = boxes[k][: len(wanted)]
+            cost = torch.cdist(found[k], targets, p=1) - scores[k].softmax(-1)[:, wanted]
+            rows, columns = linear_sum_assignment(cost.detach().numpy())
+            classes = torch.full((5,), 3)
+            classes[torch.as_tensor(rows)] = wanted[torch.as_tensor(columns)]
+            total = total + F.cross_entropy(scores[k], classes)
+            total = total + F.l1_loss(found[k][torch.as_tensor(rows)], targets[torch.as_tensor(columns)])
+        return total
+
+
+class Adapter(nn.Module):
+    """A linear layer that is fixed, and a trained product of low rank beside it."""
+
+    def __init__(self, base: nn.Linear, dropout: float) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.drop = nn.Dropout(dropout)
+        self.down, self.up = nn.Linear(base.in_features, 2, bias=False), nn.Linear(2, base.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(self.down(self.drop(x))) * 2.0
+
+
+def adapted(dropout: float) -> Made:
+    """Llama with adapters on two of its products, all else fixed."""
+    module, batch = text_models.CASES["Llama"].make(dropout)
+    module.requires_grad_(False)
+    for layer in module.get_submodule("model.layers").children():
+        attention: Any = layer.get_submodule("self_attn")
+        attention.q_proj, attention.v_proj = Adapter(attention.q_proj, dropout), Adapter(attention.v_proj, dropout)
+    return module, batch
+
+
+def set_batch(dropout: float) -> Made:
+    labels = torch.tensor([[0, 2, 1], [1, -1, -1], [2, 2, -1]])
+    return SetPrediction(dropout), {"x": torch.randn(3, 7, 16), "labels": labels, "boxes": torch.rand(3, 3, 4)}
+
+
 def plain(make: Callable[[float], nn.Module], **batch: Callable[[], Tensor]) -> Case:
     return Case(lambda dropout: (make(dropout), {name: value() for name, value in batch.items()}), weighted_mean)
 
@@ -162,6 +255,17 @@ CASES: dict[str, Case] = {
     "bidirectional GRU": recurrent(nn.GRU, bidirectional=True),
     "RNN": recurrent(nn.RNN),
     "bidirectional RNN": recurrent(nn.RNN, bidirectional=True, nonlinearity="relu"),
+    "LSTM of packed sequences": dataclasses.replace(
+        plain(PackedRecurrent, x=lambda: torch.randn(3, 7, 6), lengths=lambda: torch.tensor([5, 7, 3])), breaks=True
+    ),
+    "graph network": plain(
+        MessagePassing,
+        nodes=lambda: torch.randn(9, 8),
+        edges=lambda: torch.randint(9, (2, 20)),
+        graph=lambda: torch.arange(9) % 3,
+    ),
+    "set prediction, as DETR's": Case(set_batch, weighted_mean, breaks=True),
+    "LoRA on Llama": Case(adapted, own_loss),
     "ResNet": Case(resnet, weighted_mean),
     "MobileNet": Case(mobilenet, weighted_mean),
     "U-Net": plain(UNet, x=lambda: torch.randn(2, 3, 16, 16)),

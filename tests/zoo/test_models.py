@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from tests.operators import known
 from tests.zoo import image_and_sound_models, operators, plain_models, report, text_models
 from tests.zoo.run import compare_steps, dropped_losses
 
@@ -16,16 +17,19 @@ WITHOUT_DROPOUT = {"ConvNeXt", "Mamba"}
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_one_graph_with_the_numbers_of_eager(name: str) -> None:
+def test_the_numbers_of_eager(name: str) -> None:
     outcome = compare_steps(CASES[name])
-    assert [graph.kind for graph in outcome.graphs] == ["fused"]
+    kinds = [graph.kind for graph in outcome.graphs]
+    assert "eager" not in kinds
+    assert CASES[name].breaks or kinds == ["fused"]
     worst, where = outcome.worst
     assert worst <= CASES[name].tolerance, where
     assert report.row(name, outcome.graphs) in report.PATH.read_text(), "python -m tests.zoo.report writes it anew"
 
 
 def test_the_page_on_support_has_operators_fusions_and_passes() -> None:
-    assert report.operators() in report.PATH.read_text(), "python -m tests.zoo.report writes it anew"
+    for part in (report.operators(), known.page()):
+        assert part in report.PATH.read_text(), "python -m tests.zoo.report writes it anew"
 
 
 @pytest.mark.parametrize("name", operators.GROUPS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -35,7 +36,8 @@ def dropouts(config: Any, probability: float) -> Any:
 
 def configured(kind: str, head: str, dropout: float, **figures: Any) -> nn.Module:
     """A random model of a kind and head, such as `Bert` and `ForMaskedLM`."""
-    config = getattr(transformers, f"{kind}Config")(**figures)
+    text = "Text" if kind == "Gemma3" else ""
+    config = getattr(transformers, f"{kind}{text}Config")(**figures)
     return getattr(transformers, f"{kind}{head}")(dropouts(config, dropout))
 
 
@@ -75,6 +77,9 @@ def translating(kind: str, **figures: Any) -> Case:
 
 
 LLAMA: dict[str, Any] = dict(WIDTH, num_key_value_heads=2, max_position_embeddings=32, head_dim=8)
+MIXTRAL: dict[str, Any] = dict(LLAMA, num_local_experts=4, num_experts_per_tok=2)
+# Words with a meaning of their own, within the few that there are.
+MARKS: dict[str, Any] = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2)
 BART: dict[str, Any] = dict(
     d_model=32,
     encoder_layers=2,
@@ -95,6 +100,13 @@ CASES: dict[str, Case] = {
     "Llama": causal("Llama", **LLAMA),
     "Mistral": causal("Mistral", **LLAMA, sliding_window=4),
     "Qwen2": causal("Qwen2", **{k: v for k, v in LLAMA.items() if k != "head_dim"}),
+    "Qwen3": causal("Qwen3", **LLAMA),
+    "Gemma 2": causal("Gemma2", **LLAMA, sliding_window=4),
+    "Gemma 3": causal("Gemma3", **LLAMA, sliding_window=4, layer_types=["sliding_attention", "full_attention"]),
+    "Mixtral": causal("Mixtral", **MIXTRAL, router_aux_loss_coef=0.02, output_router_logits=True),
+    "Mixtral, experts in turn": dataclasses.replace(
+        causal("Mixtral", **MIXTRAL, experts_implementation="eager"), breaks=True
+    ),
     "Mamba": causal("Mamba", hidden_size=32, num_hidden_layers=2, state_size=8, expand=2, conv_kernel=4),
     "BERT": masked("Bert"),
     "FNet": masked("FNet", max_position_embeddings=32, tpu_short_seq_length=LENGTH),
@@ -103,6 +115,7 @@ CASES: dict[str, Case] = {
     "ALBERT": masked("Albert", embedding_size=16),
     "ELECTRA": masked("Electra", embedding_size=16),
     "DeBERTa-v2": masked("DebertaV2", relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=8),
+    "ModernBERT": masked("ModernBert", max_position_embeddings=32, local_attention=4, **MARKS),
     "T5": translating("T5", d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=0),
     "BART": translating("Bart", **BART),
 }

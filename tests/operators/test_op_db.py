@@ -1,0 +1,29 @@
+"""torch's database of operators: none wrong, none raising, and those that run in eager are known."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.operators import known
+from tests.operators.op_db import BAD, FALLBACK, Outcome
+
+PARTS = 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+def test_as_eager(part: int, tmp_path: Path) -> None:
+    file = tmp_path / "outcomes.json"
+    # In a process without sessions, since it forks.
+    command = [sys.executable, "-m", "tests.operators.op_db", "--part", f"{part}/{PARTS}", "--json", str(file)]
+    subprocess.run(command, check=True, timeout=900)
+    outcomes = [Outcome(**json.loads(line)) for line in file.read_text().splitlines()]
+    assert len(outcomes) > 50
+    assert not [outcome for outcome in outcomes if outcome.kind in BAD]
+    fallbacks = {outcome.name.split()[0] for outcome in outcomes if outcome.kind == FALLBACK}
+    assert fallbacks == {outcome.name.split()[0] for outcome in outcomes} & known.FALLBACKS.keys()
