@@ -24,8 +24,10 @@ from lit_ort.capture.dimensions import Dimensions
 from lit_ort.capture.layers import mark_layers
 from lit_ort.capture.names import input_names
 from lit_ort.capture.numbers import NumberedGraph
+from lit_ort.capture.untracked import untracked_views
 from lit_ort.fusions import pipeline as fusions
 from lit_ort.fusions.graph import FusionGraph
+from lit_ort.joint.aliases import share_memory
 from lit_ort.joint.kinds import detach_others, loss_position
 from lit_ort.joint.outputs import Returned, settle_outputs
 from lit_ort.joint.phases import SOURCE, PhaseGraph, one_phase, saved_inputs, two_phases
@@ -100,21 +102,23 @@ class _Build:
         trimmed, outputs, differentiable = _trimmed(self._graph)
         captured = capture(trimmed, self._tensors, self._keys, self._any_sizes)
         self._changing = captured.examples.changing
+        untracked = untracked_views(captured.module.graph)
         before = _counts(captured.module.graph)
         self._dump("1_captured", captured.module)
         captured, precisions, draws = self._fused(captured)
         places = places_of(captured.examples)
         loss = None if self._form == SPLIT else loss_position(captured.module, differentiable)
         module = captured.module if loss is None else detach_others(captured.module, differentiable, loss)
-        joint = trace(module, captured.examples)
+        joint = share_memory(trace(module, captured.examples))
         self._dump("3_joint", joint.module)
         returned = settle_outputs(joint, captured.examples.tensors, lambda sizes: terms_of(sizes, places))
+        computed = [dataclasses.replace(o, untracked=k in untracked) for k, o in enumerate(returned.outputs)]
         kind = FORWARD if not returned.joint.differentiable else SPLIT if loss is None else FUSED
         draws |= number_streams(returned.joint.module)
         phases, loss_result = self._phases(kind, returned, loss)
         lowered = [self._lowered(k, phase, places) for k, phase in enumerate(phases)]
         signature = self._signature(
-            returned, phases, _all_outputs(outputs, returned.outputs), differentiable, loss_result
+            returned, phases, _all_outputs(outputs, computed, returned.joint.tangents), differentiable, loss_result
         )
         signature = dataclasses.replace(
             signature,
@@ -265,16 +269,23 @@ def _requires_grad(node: fx.Node) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
-def _all_outputs(outputs: Sequence[Any], computed: Sequence[Output]) -> tuple[Output, ...]:
-    return tuple(one if isinstance(one, Output) else _as_expected(computed[one[0]], one[1]) for one in outputs)
+def _all_outputs(outputs: Sequence[Any], computed: Sequence[Output], tracked: Sequence[int]) -> tuple[Output, ...]:
+    """Every output of the graph.
+
+    Args:
+        outputs: as `_trimmed` gives them.
+        computed: those of the trimmed graph.
+        tracked: the results that a gradient may arrive for.
+    """
+    return tuple(one if isinstance(one, Output) else _as_expected(computed[one[0]], one[1], tracked) for one in outputs)
 
 
-def _as_expected(output: Output, example: Any) -> Output:
-    """An output in the type that Dynamo has traced the rest of the step with."""
+def _as_expected(output: Output, example: Any, tracked: Sequence[int]) -> Output:
+    """An output of the type that Dynamo has traced the rest of the step with, tracked by autograd as in that trace."""
     if not isinstance(example, torch.Tensor):
         return dataclasses.replace(output, dtype=None)
-    detached = output.view is not None and not example.requires_grad
-    return dataclasses.replace(output, dtype=example.dtype, detached=detached)
+    may_need_one = output.view is not None or (output.source == "result" and output.index in tracked)
+    return dataclasses.replace(output, dtype=example.dtype, detached=may_need_one and not example.requires_grad)
 
 
 def _layers_report(layers: int) -> PassReport:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -123,4 +124,5 @@ def _viewed(base: torch.Tensor, output: Output, tensors: Tensors) -> torch.Tenso
     assert view is not None
     shapes = [tensor.shape for tensor in tensors]
     offset = base.storage_offset() + value_of(view.offset, shapes)
-    return base.as_strided(values_of(view.size, shapes), values_of(view.stride, shapes), offset)
+    with torch.no_grad() if output.untracked else nullcontext():
+        return base.as_strided(values_of(view.size, shapes), values_of(view.stride, shapes), offset)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.nn import functional
 
 from lit_ort._compat.torch import data_of, log_api_usage
 from lit_ort._compat.torch_fx import WRONG_IN_A_TRACE, aten_graph, inputs_of
@@ -119,14 +120,27 @@ def _write(node: fx.Node, value: Any) -> None:
 
 
 def _settle_calls(graph: fx.Graph) -> None:
-    """Drops what Dynamo leaves of bookkeeping, and writes `.data` as what tracing follows: it is a detached value."""
+    """Drops what Dynamo leaves of bookkeeping, and dropouts that return their input; writes `.data` as what tracing
+    follows: it is a detached value.
+    """
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
         if node.target is log_api_usage:
             graph.erase_node(node)
+        elif node.target in (functional.dropout, torch.dropout):
+            _settle_dropout(node)
         elif node.target is data_of:
             node.op, node.target = "call_method", "detach"
+
+
+def _settle_dropout(node: fx.Node) -> None:
+    """Replaces a dropout that drops nothing by its input, which is what eager returns; a trace makes a copy of it."""
+    training = "training" if node.target is functional.dropout else "train"
+    given: dict[str, Any] = {**dict(zip(("input", "p", training), node.args, strict=False)), **node.kwargs}
+    if given.get("p", 0.5) == 0 or given.get(training, True) is False:
+        node.replace_all_uses_with(given["input"])
+        node.graph.erase_node(node)
 
 
 def _is_plain(graph: fx.Graph) -> bool:

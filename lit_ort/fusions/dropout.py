@@ -24,10 +24,8 @@ def fuse_dropout(graph: FusionGraph) -> PassReport:
             continue
         x, probability, training = node.args
         if not training or probability == 0:
-            node.replace_all_uses_with(x)
-            graph.graph.erase_node(node)
-            fired += 1
-        elif not isinstance(probability, (int, float)):
+            continue
+        if not isinstance(probability, (int, float)):
             declined.append(f"{node.name}: its probability {probability} is computed")
         elif not node.meta["val"].is_floating_point():
             declined.append(f"{node.name}: its type is {node.meta['val'].dtype}")

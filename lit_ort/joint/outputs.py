@@ -91,7 +91,7 @@ def _outputs(
                     f"the graph returns a {type(value).__name__} computed from its inputs",
                     remedy="Return a tensor, or compute the number outside of the compiled step.",
                 )
-            view = None if _memory_order(value) is None else _view(value, 0, terms)
+            view = None if _memory_order(value) is None else _view(value, value.storage_offset(), terms)
             found[result.index] = Output("result", place[position], view=view)
         elif alias[0] == "same":
             found[result.index] = Output("input", alias[1])

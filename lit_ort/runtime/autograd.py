@@ -100,11 +100,14 @@ def _fused_call(session: Session, signature: Signature, forms: OtherForms, updat
             if torch.is_grad_enabled():
                 return _differentiable_gradients(signature, forms, ctx.given, ctx.needs_input_grad, output_gradients)
             given, ctx.given = ctx.given, None
+            if all(gradient is None for gradient in output_gradients):
+                return (None,) * ctx.inputs
             scale = output_gradients[loss]
             if scale is None or any(output_gradients[k] is not None for k in others):
                 ctx.gradients = None
                 pairs = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=True)
                 inputs = [tensor.detach().requires_grad_(needed) for tensor, needed in pairs]
+                inputs = [_not_a_leaf(tensor) if k in changed else tensor for k, tensor in enumerate(inputs)]
                 tangents = dict(zip(signature.keys, output_gradients, strict=True))
                 return forms.split(inputs).repeat(inputs, ctx.seed, tangents)
             gradients, ctx.gradients = ctx.gradients, None
@@ -287,6 +290,12 @@ def _double_backward(reason: str) -> SessionError:
         f"backward() was called with create_graph=True on a graph in ONNX Runtime, and {reason}",
         remedy="Leave this function out of the graphs with torch.compiler.disable, or use strategy='auto'.",
     )
+
+
+def _not_a_leaf(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that autograd lets a trace write into, as it did with the tensor itself."""
+    with torch.enable_grad():
+        return tensor.clone()
 
 
 def _place(gradients: list[Any], inputs: int, positions: Sequence[int | None]) -> tuple[torch.Tensor | None, ...]:

@@ -117,6 +117,7 @@ class Output:
         view: how the output lies in the memory of the result or input, where it is an alias of it.
         dtype: what Dynamo expects, where the result has another type.
         detached: whether an alias needs no gradient where the result or input may.
+        untracked: whether an alias is made where gradients are off.
     """
 
     source: str
@@ -125,6 +126,7 @@ class Output:
     view: View | None = None
     dtype: torch.dtype | None = None
     detached: bool = False
+    untracked: bool = False
 
 
 # How autograd sees a write into an input.

@@ -166,3 +166,24 @@ def lazy_conjugates_of_a_result() -> Case:
         return (z.conj() * z).real.sum(), z, z.conj()
 
     return Case(Net(step), [(rows(),)], falls_back="torch.complex64 view")
+
+
+@case
+def a_turned_part_of_a_result() -> Case:
+    def step(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        bounded = x.clamp(-1, 1)
+        return m.first(x).square().mean(), bounded[1:].t()
+
+    return Case(Net(step), [(rows(),)])
+
+
+@case
+def no_gradient_for_a_part() -> Case:
+    """Autograd asks the part before the break for gradients of nothing."""
+
+    def step(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        score = m.first(x).mean()
+        torch._dynamo.graph_break()
+        return m.second(x).square().mean() + (score.detach() * 2), score.tanh()
+
+    return Case(Net(step), [(rows(),)])

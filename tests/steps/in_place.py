@@ -238,3 +238,13 @@ def detaches_in_place() -> Case:
         return kept.pow(2).mean() + (m.first(x) - target).abs().mean()
 
     return Case(Net(step), [(rows(),)])
+
+
+@case
+def writes_behind_a_dropout_that_drops_nothing() -> Case:
+    def step(m: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        F.dropout(x, 0.0).contiguous().mul_(0.5)
+        F.dropout(y[:, ::2], 0.3, training=False).contiguous().mul_(0.5)
+        return m.first(x).square().mean() + m.first(y).sum(), F.dropout(x, 0.0)
+
+    return Case(Net(step), [(rows(), rows())])

@@ -18,6 +18,7 @@ from tests.steps import (  # noqa: F401 - they fill the list
     operators,
     reported,
     results,
+    sizes,
     structure,
 )
 from tests.steps.case import CASES, Case, assert_alike, values_of, with_zeros

@@ -1,0 +1,298 @@
+"""Random training steps as source code: operators, views, writes in place, regions without gradients, breaks, types.
+
+A statement is kept if eager takes it and its values stay of ordinary size, so that rounding can't make a difference.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import re
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.steps.case import Case, Net
+
+LARGEST = 1e3
+RESULTS = (
+    "{a}.tanh()",
+    "{a}.sigmoid()",
+    "{a}.relu()",
+    "F.gelu({a})",
+    "F.silu({a})",
+    "F.softplus({a})",
+    "F.leaky_relu({a}, 0.1)",
+    "-{a}",
+    "({a}.abs() + 0.5).sqrt()",
+    "({a} * 0.1).exp()",
+    "{a}.clamp(-0.8, 0.9)",
+    "{a}.sin() * 2",
+    "{a} ** 2",
+    "{a}.softmax(-1)",
+    "{a}.log_softmax(0)",
+    "{a}.cumsum(0)",
+    "{a}.sort(-1)[0]",
+    "{a}.topk(2, 0)[0]",
+    "{a}.flip(0)",
+    "{a}.roll(1, -1)",
+    "{a}.tril()",
+    "{a}.sum(0)",
+    "{a}.mean(-1, keepdim=True)",
+    "{a}.amax(0)",
+    "{a}.max(-1)[0]",
+    "{a}.std(0)",
+    "{a}.norm(dim=-1)",
+    "{a}.logsumexp(0)",
+    "{a}.mean()",
+    "{a}.prod(0)",
+    "F.normalize({a}, dim=-1)",
+    "F.layer_norm({a}, {a}.shape[-1:])",
+    "F.dropout({a}, 0.0)",
+    "F.pad({a}, (1, 1))",
+    "{a}.clone()",
+    "{a}.float()",
+    "{a}.double()",
+    "{a}.bfloat16()",
+    "{a} > 0.1",
+    "{a}.argmax(-1)",
+    "{a}.to(torch.int64)",
+    "m.first({a})",
+    "m.norm({a})",
+    "{a} * m.scale",
+    "{a} @ m.first.weight",
+    "{a} * steps",
+    "{a} * {a}.shape[0]",
+    "torch.zeros_like({a})",
+    "torch.full({a}.shape, 0.3)",
+    "{a} + {b}",
+    "{a} - 2 * {b}",
+    "{a} * {b}",
+    "{a} / ({b}.abs() + 1)",
+    "torch.maximum({a}, {b})",
+    "torch.where({a} > {b}, {a}, {b})",
+    "torch.where({a} > 0, {b}, 0.5)",
+    "{a}.masked_fill({b} > 0, 0.25)",
+    "{a}.lerp({b}, 0.3)",
+    "{a} @ {b}",
+    "{a} @ {b}.transpose(-1, -2)",
+    "torch.einsum('ij,kj->ik', {a}, {b})",
+    "torch.cat([{a}, {b}], 0)",
+    "torch.stack([{a}, {b}], -1)",
+    "torch.outer({a}.flatten()[:4], {b}.flatten()[:4])",
+    "F.mse_loss({a}, {b})",
+    "F.cross_entropy({a}, index[: len({a})] % {a}.shape[-1])",
+    "{a}[index]",
+    "{a}[{b} > 0]",
+    "{a}.index_select(0, index)",
+    "{a}.index_add(0, index, {b}[: len(index)])",
+    "{a}.scatter_add(0, index[:, None].expand(-1, {a}.shape[-1]), {b}[: len(index)])",
+    "F.embedding(index, {a})",
+    "{a}.gather(-1, index[: len({a})].unsqueeze(-1) % {a}.shape[-1])",
+    "{a}.detach()",
+)
+VIEWS = (
+    "{a}.t()",
+    "{a}[1:]",
+    "{a}[..., ::2]",
+    "{a}[:, 1]",
+    "{a}.unsqueeze(0)",
+    "{a}.squeeze()",
+    "{a}.view(-1)",
+    "{a}.flatten()",
+    "{a}.reshape(-1, 2)",
+    "{a}.expand(2, *{a}.shape)",
+    "{a}.chunk(2, -1)[1]",
+    "{a}.narrow(0, 0, 2)",
+    "{a}.diagonal()",
+    "{a}.contiguous()",
+    "{a}.unbind(0)[-1]",
+    "{a}.view_as({b})",
+)
+WRITES = (
+    "{a}.add_(1)",
+    "{a}.mul_(0.5)",
+    "{a}.relu_()",
+    "{a}.clamp_(-1, 1)",
+    "{a}.zero_()",
+    "{a}.fill_(0.3)",
+    "{a}.add_({b})",
+    "{a}.mul_({b})",
+    "{a}.copy_({b})",
+    "{a}[0] = 0.5",
+    "{a}[..., 0] = {b}[..., 0]",
+    "{a}[{b} > 0] = 0.25",
+    "{a}[{b} > 0] = {b}.mean()",
+    "{a}[1:] += {b}[1:]",
+    "{a}[index] = 0.75",
+    "{a}.masked_fill_({b} > 0.5, 1.5)",
+    "{a}.index_add_(0, index, {b}[: len(index)].clone())",
+    "m.total.add_({a}.detach().float().mean())",
+    "m.total = m.total * 0.9 + {a}.detach().float().sum() * 0.1",
+    "m.running.copy_({a}.detach())",
+    "m.steps += 1",
+)
+BREAKS = (
+    "torch._dynamo.graph_break()",
+    "steps = {a}.float().mean().item()",
+    "steps = {a}.shape[0] / 4",
+    "steps = m.steps",
+    "steps = 2.0 if {a}.sum() > 0 else 0.5",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A step and what it takes.
+
+    Args:
+        source: of a function `step(m, x, y, index)`.
+        tracks_inputs: whether `y` needs a gradient.
+        rows: of the batches of its calls.
+    """
+
+    source: str
+    tracks_inputs: bool
+    rows: tuple[int, ...]
+
+    def case(self) -> Case:
+        """The step on equal modules and batches each time."""
+        step = _function(self.source)
+        return Case(_module(step), [_batch(rows, self.tracks_inputs) for rows in self.rows])
+
+
+def program(drawn: random.Random) -> Program:
+    """Draws a program."""
+    tracks_inputs = drawn.random() < 0.3
+    while True:
+        writer = _Writer(drawn, tracks_inputs)
+        for _ in range(drawn.randint(3, 14)):
+            writer.write()
+        if writer.is_differentiable():
+            break
+    rows = (4, 4) if drawn.random() < 0.6 else (4, 6)
+    return Program(writer.source(), tracks_inputs, rows)
+
+
+class _Writer:
+    """Writes a function, line by line, as far as eager takes the lines."""
+
+    def __init__(self, drawn: random.Random, tracks_inputs: bool) -> None:
+        self._drawn = drawn
+        x, y, index = _batch(4, tracks_inputs)
+        self._names = {"m": _module(None), "x": x, "y": y, "index": index, "steps": 1.5, "torch": torch, "F": F}
+        self._tensors = ["x", "y"]
+        self._lines: list[str] = []
+
+    def write(self) -> None:
+        kinds = (self._result, self._view, self._writing, self._break)
+        kind = self._drawn.choices(kinds, (10, 4, 4, 1))[0]
+        for _ in range(8):
+            if kind():
+                return
+
+    def is_differentiable(self) -> bool:
+        """Whether every value has a gradient, none having been changed in place where its old value is needed.
+
+        Autograd asks a graph for gradients of all it is given, also where the loss depends on a part alone.
+        """
+        values = [self._names[name] for name in self._tensors]
+        try:
+            wanted = [value.double().sum() for value in values if value.requires_grad and value.grad_fn is not None]
+            torch.stack([*wanted, self._names["m"].scale.sum().double()]).sum().backward()
+        except RuntimeError:
+            return False
+        return True
+
+    def source(self) -> str:
+        """The function, whose results are a loss and up to two more values."""
+        floats = [name for name in self._tensors if self._names[name].is_floating_point()]
+        chosen = self._drawn.sample(floats, min(len(floats), self._drawn.randint(1, 4)))
+        terms = " + ".join(f"{name}.double().mean()" for name in chosen)
+        others = self._drawn.sample(self._tensors, self._drawn.choice((0, 0, 1, 2)))
+        returned = ", ".join(["loss", *others])
+        lines = ["steps = 1.5", *self._lines, f"loss = ({terms} + m.scale.sum()).float()", f"return ({returned},)"]
+        return "def step(m, x, y, index):\n" + "".join(f"    {line}\n" for line in lines)
+
+    def _result(self) -> bool:
+        return self._define(RESULTS)
+
+    def _view(self) -> bool:
+        return self._define(VIEWS)
+
+    def _define(self, templates: Sequence[str]) -> bool:
+        name = f"v{len(self._tensors)}"
+        if not self._run(f"{name} = {self._filled(templates)}"):
+            return False
+        self._tensors.append(name)
+        return True
+
+    def _writing(self) -> bool:
+        line = self._filled(WRITES)
+        target = self._names[re.split(r"[.\[]", line)[0]]
+        # What a write does to elements that share their memory is not defined.
+        return not (isinstance(target, Tensor) and has_overlap(target)) and self._run(line)
+
+    def _break(self) -> bool:
+        return self._run(self._filled(BREAKS))
+
+    def _filled(self, templates: Sequence[str]) -> str:
+        # Late values are taken more often, so that statements build on each other.
+        first, second = (self._drawn.choice(self._tensors[-self._drawn.randint(1, 8) :]) for _ in range(2))
+        return self._drawn.choice(templates).format(a=first, b=second)
+
+    def _run(self, line: str) -> bool:
+        region = self._drawn.choices(
+            ("", "with torch.no_grad(): ", "with torch.autocast('cpu', torch.bfloat16): "), (16, 2, 1)
+        )
+        line = region[0] + line
+        before = dict(self._names)
+        try:
+            exec(line, self._names)
+            kept = all(_is_ordinary(value) for value in self._names.values())
+        # Whatever eager raises here is no statement of a program.
+        except Exception:
+            kept = False
+        if not kept:
+            self._names = before
+            return False
+        self._lines.append(line)
+        return True
+
+
+def has_overlap(value: Tensor) -> bool:
+    """Whether elements of a tensor share their memory."""
+    return any(stride == 0 and size > 1 for stride, size in zip(value.stride(), value.shape, strict=True))
+
+
+def _is_ordinary(value: Any) -> bool:
+    if not isinstance(value, Tensor) or value.numel() == 0:
+        return not isinstance(value, float) or abs(value) < LARGEST
+    return value.numel() < 500 and bool((value.detach().abs() < LARGEST).all())
+
+
+def _function(source: str) -> Callable[..., Any]:
+    names: dict[str, Any] = {"torch": torch, "F": F}
+    exec(compile(source, "<program>", "exec"), names)
+    step = names["step"]
+    assert isinstance(step, types.FunctionType)
+    return step
+
+
+def _module(step: Any) -> Net:
+    torch.manual_seed(0)
+    module = Net(
+        step, norm=nn.LayerNorm(8), scale=nn.Parameter(torch.rand(8)), total=torch.zeros(()), running=torch.zeros(4, 8)
+    )
+    module.__dict__["steps"] = 1.5
+    return module
+
+
+def _batch(rows: int, tracks_inputs: bool) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(rows)
+    x, y = (torch.randn(rows, 8, generator=generator) for _ in range(2))
+    return x, y.requires_grad_(tracks_inputs), torch.randint(4, (4,), generator=generator)
