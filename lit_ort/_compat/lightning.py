@@ -55,3 +55,26 @@ def note_sigterm(trainer: Any) -> bool:
 def training_bar(progress_bar: Any) -> Any | None:
     """The tqdm bar of a `TQDMProgressBar`'s training, None before the first one; the public property raises there."""
     return progress_bar._train_progress_bar
+
+
+def describe_bar(progress_bar: Any, stage: str, text: str) -> Callable[[], None] | None:
+    """Shows a text in front of a progress bar.
+
+    Args:
+        progress_bar: the Trainer's, tqdm's or Rich's.
+        stage: `train`, `val`, `test` or `predict`.
+
+    Returns:
+        what puts back the text that was there; None where no bar is shown.
+    """
+    bar = getattr(progress_bar, f"_{stage}_progress_bar", None)
+    if bar is not None and not bar.disable:
+        before = bar.desc
+        bar.set_description_str(text)
+        return lambda: bar.set_description_str(before)
+    rich, task = getattr(progress_bar, "progress", None), getattr(progress_bar, f"{stage}_progress_bar_id", None)
+    if rich is None or task is None:
+        return None
+    before = rich.tasks[task].description
+    rich.update(task, description=text, refresh=True)
+    return lambda: rich.update(task, description=before, refresh=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.util
 import logging
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 import torch._dynamo
 from torch._dynamo import trace_rules
+from torch._dynamo.callback import CallbackArgs, callback_handler
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch.nn.modules import transformer
 
@@ -51,6 +52,25 @@ def step_settings(recompile_limit: int, strict: bool) -> AbstractContextManager[
         "ignore_logging_functions": _logging_functions(),
     }
     return torch._dynamo.config.patch(settings)
+
+
+@contextmanager
+def traces_told(started: Callable[[], None], ended: Callable[[], None]) -> Iterator[None]:
+    """Calls functions where Dynamo begins to compile something and where it has ended, while the block runs."""
+
+    def start(_: CallbackArgs) -> None:
+        started()
+
+    def end(_: CallbackArgs) -> None:
+        ended()
+
+    callback_handler.register_start_callback(start)
+    callback_handler.register_end_callback(end)
+    try:
+        yield
+    finally:
+        callback_handler.remove_start_callback(start)
+        callback_handler.remove_end_callback(end)
 
 
 def leave_untraced(package: str) -> None:

@@ -101,6 +101,10 @@ class ORTBackend:
         Raises:
             CompileError: under `fallback="error"`, what keeps the graph from ONNX Runtime.
         """
+        with self.compile_log.watch.compiling():
+            return self._executable(request)
+
+    def _executable(self, request: Request) -> Executable | None:
         start, reason = time.perf_counter(), None
         if request.any_sizes:
             try:

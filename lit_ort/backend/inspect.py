@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 from weakref import WeakSet
 
+from lit_ort.backend.watch import CompileWatch
 from lit_ort.runtime.clock import Clock
 from lit_ort.runtime.report import GraphReport
 
@@ -59,13 +60,24 @@ class CompileLog:
     Attributes:
         graphs: the reports.
         clock: the time of their runs.
+        watch: the time of their compilation.
     """
 
     def __init__(self) -> None:
         self.graphs: list[GraphReport] = []
         self.clock = Clock()
+        self.watch = CompileWatch()
         self._reasons: set[str] = set()
         _LOGS.add(self)
+
+    # The watch is of this process: it has a thread.
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "watch"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.watch = CompileWatch()
 
     def is_new(self, reason: str) -> bool:
         """Whether a reason for a fallback is given for the first time."""

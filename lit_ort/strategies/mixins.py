@@ -16,11 +16,13 @@ from lit_ort._compat.lightning import is_compiled
 from lit_ort._compat.torch_optim import note_step
 from lit_ort.backend.backend import ORTBackend
 from lit_ort.backend.inspect import CompileLog
+from lit_ort.backend.watch import CompileWatch
 from lit_ort.errors import LitOrtWarning, UnsupportedError
 from lit_ort.options import BF16_MIXED, FLOAT32, ORTOptions
 from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.random import draw_from
 from lit_ort.runtime.updates import Updates
+from lit_ort.strategies.progress import ProgressListener
 from lit_ort.strategies.steps import CompiledSteps
 from lit_ort.strategies.updates import clipping_of, is_from_lightning, reason_against_updates
 
@@ -44,6 +46,10 @@ class CompiledMixin(_Base):
         """The Dynamo backend for a step."""
         raise NotImplementedError
 
+    def _compile_watch(self) -> CompileWatch:
+        """What counts the time of compiling."""
+        return CompileWatch()
+
     def step_context(self, kind: str) -> AbstractContextManager[Any]:
         """What a step of a kind (`train`, `val`, `test`, `predict`) runs in."""
         return getattr(self.precision_plugin, f"{kind}_step_context")()
@@ -57,7 +63,9 @@ class CompiledMixin(_Base):
                 f"{type(module).__name__} is already compiled by torch.compile, and {type(self).__name__} compiles it "
                 "itself. Pass the plain module to the Trainer."
             )
-        self._steps = CompiledSteps(module, self.backend_of, self._strict)
+        watch = self._compile_watch()
+        watch.listener = ProgressListener(trainer)
+        self._steps = CompiledSteps(module, self.backend_of, self._strict, watch)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         if self._steps is None:
@@ -128,6 +136,9 @@ class ORTMixin(CompiledMixin):
 
     def backend_of(self, step: str) -> ORTBackend:
         return self._backend(step)
+
+    def _compile_watch(self) -> CompileWatch:
+        return self.compile_log.watch
 
     def step_context(self, kind: str) -> AbstractContextManager[Any]:
         # Graphs are compiled for the precision, those that fall back to eager too: no autocast around them.

@@ -16,6 +16,7 @@ import torch
 
 from lit_ort._compat.lightning import checks_logged_values_at_once
 from lit_ort.backend.steps import LogRecorder, dynamo_settings, in_place_of, warn_of_fallback
+from lit_ort.backend.watch import CompileWatch
 
 STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 
@@ -27,12 +28,20 @@ class CompiledSteps:
         module: the LightningModule; it is left as it is, but for its `log` during a step.
         backend_of: the Dynamo backend for a step's name.
         strict: raise what keeps a step from being compiled, instead of running it in eager with a warning.
+        watch: counts the time of compiling.
     """
 
-    def __init__(self, module: Any, backend_of: Callable[[str], Callable[..., Any] | str], strict: bool) -> None:
+    def __init__(
+        self,
+        module: Any,
+        backend_of: Callable[[str], Callable[..., Any] | str],
+        strict: bool,
+        watch: CompileWatch,
+    ) -> None:
         self._module = module
         self._backend_of = backend_of
         self._strict = strict
+        self._watch = watch
         self._recorder = LogRecorder()
         self._compiled: dict[str, Callable[..., Any]] = {}
         self._reported: set[str] = set()
@@ -47,7 +56,7 @@ class CompiledSteps:
         if step is None:
             step = torch.compile(_function(getattr(self._module, name)), backend=self._backend_of(name))
             self._compiled[name], compiles = step, _collection_paused()
-        with compiles, dynamo_settings(name, self._strict, self._report), self._attached():
+        with compiles, self._watch.step(name), dynamo_settings(name, self._strict, self._report), self._attached():
             return step(*args, **kwargs)
 
     def _report(self, message: str) -> None:
