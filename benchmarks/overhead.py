@@ -1,4 +1,4 @@
-"""What the engine adds to a session's run: a module of 100 small parameters, one fused graph.
+"""What the engine adds to a session's run: a module of 100 small parameters, one fused graph; and steps of perceptrons.
 
     python benchmarks/overhead.py
 
@@ -6,6 +6,7 @@ Prints a table and one line of JSON. `engine` is the compiled graph's call with 
 same session on the tensors of one call, less autograd alone: a function of as many inputs that hands ready gradients
 out.
 What Dynamo does around the graph, guards above all, is the same for any backend and stands by itself.
+The perceptrons tell from which size on a step pays: forward, cross entropy and backward, beside eager.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from lit_ort.backend.backend import CompiledGraph, ORTBackend
 from lit_ort.runtime.engines.training import TrainingEngineSession
 
 LAYERS, WIDTH = 50, 8
+# Width, hidden layers and batch of each perceptron.
+PERCEPTRONS = ((32, 2, 32), (128, 3, 64), (256, 3, 256), (784, 3, 128))
+CLASSES = 10
 
 
 class Kept(ORTBackend):
@@ -62,21 +66,52 @@ def main() -> None:
         "bare run": bare_run(backend),
         "autograd alone": autograd_alone(parameters),
     }
+    medians = {name: 1e3 * seconds for name, seconds in interleaved(ways, parameters, arguments.rounds).items()}
+    medians["engine"] = medians["graph"] - medians["bare run"] - medians["autograd alone"]
+    medians["Dynamo"] = medians["compiled"] - medians["graph"]
+    print("| | ms |\n|---|---|")
+    for name, value in medians.items():
+        print(f"| {name} | {value:.3f} |")
+    print("\n| perceptron | eager, ms | ort, ms |\n|---|---|---|")
+    perceptrons: dict[str, dict[str, float]] = {}
+    for width, layers, batch in PERCEPTRONS:
+        name = f"{layers} hidden layers of {width}, batch {batch}"
+        found = perceptrons[name] = perceptron_steps(width, layers, batch, arguments.rounds)
+        print(f"| {name} | {found['eager']:.3f} | {found['ort']:.3f} |")
+    results = {"parameters": len(parameters), "rounds": arguments.rounds, "ms": medians, "perceptrons": perceptrons}
+    print(f"\n{json.dumps(results)}")
+
+
+def interleaved(
+    ways: dict[str, Callable[[], Any]], parameters: Sequence[nn.Parameter], rounds: int
+) -> dict[str, float]:
+    """The median of each way's time, in seconds, the ways taken in turn."""
     times: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(arguments.rounds):
+    for _ in range(rounds):
         for name, way in ways.items():
             for parameter in parameters:
                 parameter.grad = None
             start = time.perf_counter()
             way()
             times[name].append(time.perf_counter() - start)
-    medians = {name: 1e3 * statistics.median(found) for name, found in times.items()}
-    medians["engine"] = medians["graph"] - medians["bare run"] - medians["autograd alone"]
-    medians["Dynamo"] = medians["compiled"] - medians["graph"]
-    print("| | ms |\n|---|---|")
-    for name, value in medians.items():
-        print(f"| {name} | {value:.3f} |")
-    print(f"\n{json.dumps({'parameters': len(parameters), 'rounds': arguments.rounds, 'ms': medians})}")
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def perceptron_steps(width: int, layers: int, batch: int, rounds: int) -> dict[str, float]:
+    """Milliseconds of a step in eager and compiled."""
+    hidden = [part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU())]
+    module = nn.Sequential(*hidden, nn.Linear(width, CLASSES))
+    x, y = torch.randn(batch, width), torch.randint(CLASSES, (batch,))
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(module(x), y)
+
+    compiled = torch.compile(step, backend=ORTBackend(ORTOptions(fallback="error")))
+    ways = {"eager": lambda: step(x, y).backward(), "ort": lambda: compiled(x, y).backward()}
+    for way in ways.values():
+        way()
+    parameters = list(module.parameters())
+    return {name: 1e3 * seconds for name, seconds in interleaved(ways, parameters, rounds).items()}
 
 
 def parse() -> argparse.Namespace:
