@@ -115,6 +115,13 @@ def is_view(node: fx.Node) -> bool:
     return node.target is torch.ops.aten.reshape.default or returns_alias(node.target)
 
 
+def is_alias(node: fx.Node) -> bool:
+    """Whether a node's result lies in the memory of its first argument, whatever that one's order in memory."""
+    if is_element(node):
+        node = first_argument(node)
+    return returns_alias(node.target)
+
+
 def is_size(node: fx.Node) -> bool:
     """Whether a node is a number computed from sizes."""
     return isinstance(node.meta.get("val"), (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))

@@ -16,7 +16,7 @@ import onnx
 import torch
 from torch import fx
 
-from lit_ort._compat.torch_fx import copy_nodes, inputs_of
+from lit_ort._compat.torch_fx import copy_nodes, example_of, inputs_of, returned_by
 from lit_ort.backend.compilation import Compilation, others_as_compile_errors
 from lit_ort.capture.capture import Captured, capture
 from lit_ort.capture.checkpoints import has_checkpoints
@@ -111,7 +111,8 @@ class _Build:
         module = captured.module if loss is None else detach_others(captured.module, differentiable, loss)
         joint = share_memory(trace(module, captured.examples))
         self._dump("3_joint", joint.module)
-        returned = settle_outputs(joint, captured.examples.tensors, lambda sizes: terms_of(sizes, places))
+        inputs, values = captured.examples.tensors, [example_of(node) for node in returned_by(captured.module.graph)]
+        returned = settle_outputs(joint, inputs, values, lambda sizes: terms_of(sizes, places))
         computed = [dataclasses.replace(o, untracked=k in untracked) for k, o in enumerate(returned.outputs)]
         kind = FORWARD if not returned.joint.differentiable else SPLIT if loss is None else FUSED
         draws |= number_streams(returned.joint.module)

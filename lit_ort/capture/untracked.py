@@ -6,10 +6,8 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch import set_grad_enabled
-from lit_ort._compat.torch_fx import first_argument, is_element, returned_by
-from lit_ort._compat.torch_ops import returns_alias
-
-aten = torch.ops.aten
+from lit_ort._compat.torch_fx import first_argument, is_alias, returned_by
+from lit_ort._compat.torch_ops import is_mutable
 
 
 def untracked_views(graph: fx.Graph) -> frozenset[int]:
@@ -21,7 +19,7 @@ def untracked_views(graph: fx.Graph) -> frozenset[int]:
     for node in graph.nodes:
         if node.target is set_grad_enabled:
             enabled = bool(node.args[0])
-        elif not enabled:
+        elif not enabled and not is_mutable(node.target):
             made_untracked.add(node)
     returned = returned_by(graph)
     return frozenset(
@@ -31,7 +29,7 @@ def untracked_views(graph: fx.Graph) -> frozenset[int]:
 
 def _passes(node: fx.Node, untracked: set[fx.Node]) -> bool:
     """Whether one of the views between a value and the memory that it lies in is untracked."""
-    while returns_alias(node.target) or (is_element(node) and returns_alias(first_argument(node).target)):
+    while is_alias(node):
         if node in untracked:
             return True
         node = first_argument(node)

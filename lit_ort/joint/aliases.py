@@ -13,8 +13,7 @@ from typing import Any
 from torch import fx
 
 from lit_ort._compat.torch_aot import Described
-from lit_ort._compat.torch_fx import first_argument, is_element, output_of, returned_by
-from lit_ort._compat.torch_ops import returns_alias
+from lit_ort._compat.torch_fx import first_argument, is_alias, output_of, returned_by
 from lit_ort.joint.trace import JointGraph
 
 
@@ -48,10 +47,6 @@ def _position_of(owner: fx.Node, returned: Sequence[Any], members: Sequence[int]
 
 def _owner(node: fx.Node) -> fx.Node:
     """The node that computed the memory that a value lies in."""
-    while _is_alias(node):
+    while is_alias(node):
         node = first_argument(node)
     return node
-
-
-def _is_alias(node: fx.Node) -> bool:
-    return returns_alias(node.target) or (is_element(node) and returns_alias(first_argument(node).target))

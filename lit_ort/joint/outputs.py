@@ -39,11 +39,15 @@ class Returned:
     mutations: tuple[Mutation, ...]
 
 
-def settle_outputs(joint: JointGraph, inputs: Sequence[torch.Tensor], terms: Terms) -> Returned:
+def settle_outputs(
+    joint: JointGraph, inputs: Sequence[torch.Tensor], captured: Sequence[Any], terms: Terms
+) -> Returned:
     """Leaves the results to compute as outputs of a joint graph, in contiguous order.
 
     Args:
         inputs: examples of the graph's tensor inputs.
+        captured: examples of the captured graph's outputs, as they lie in memory in eager; a joint graph without writes
+            may have other strides for a view of an input that is changed.
         terms: from sizes to plain terms.
 
     Raises:
@@ -57,7 +61,7 @@ def settle_outputs(joint: JointGraph, inputs: Sequence[torch.Tensor], terms: Ter
     place = {before: after for after, before in enumerate(computed)}
     nodes = returned[:count]
     examples = [node.meta["val"] if isinstance(node, fx.Node) else None for node in nodes]
-    outputs = _outputs(joint, examples, place, inputs, terms)
+    outputs = _outputs(joint, examples, place, inputs, captured, terms)
     tangents = [node for node in inputs_of(graph) if node.meta["described"].kind == "tangent"]
     start = next(node for node in graph.nodes if node.op != "placeholder")
     for position in computed:
@@ -77,7 +81,12 @@ def settle_outputs(joint: JointGraph, inputs: Sequence[torch.Tensor], terms: Ter
 
 
 def _outputs(
-    joint: JointGraph, examples: Sequence[Any], place: dict[int, int], inputs: Sequence[torch.Tensor], terms: Terms
+    joint: JointGraph,
+    examples: Sequence[Any],
+    place: dict[int, int],
+    inputs: Sequence[torch.Tensor],
+    captured: Sequence[Any],
+    terms: Terms,
 ) -> tuple[Output, ...]:
     found: dict[int, Output] = {}
     for position, result in enumerate(joint.results):
@@ -97,7 +106,8 @@ def _outputs(
             found[result.index] = Output("input", alias[1])
         elif alias[0] == "input":
             _require_fixed_order(inputs[alias[1]])
-            found[result.index] = Output("input", alias[1], view=_view_of(example, inputs[alias[1]], terms))
+            view = _view_of(captured[result.index], inputs[alias[1]], terms)
+            found[result.index] = Output("input", alias[1], view=view)
         else:
             view = _view_of(example, examples[alias[1]], terms)
             found[result.index] = Output("result", place[alias[1]], view=view)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from lit_ort._compat import torch_fx
 from lit_ort.capture.capture import Captured, capture
 from lit_ort.capture.checkpoints import inline_checkpoints
 from lit_ort.capture.numbers import separate_numbers
@@ -46,7 +47,8 @@ def joint_of(function: Function, *inputs: Tensor) -> JointGraph:
 def returned_by(function: Function, *inputs: Tensor) -> Returned:
     found = captured(function, *inputs)
     joint = trace(found.module, found.examples)
-    return settle_outputs(joint, found.examples.tensors, lambda sizes: tuple(map(int, sizes)))
+    values = [torch_fx.example_of(node) for node in torch_fx.returned_by(found.module.graph)]
+    return settle_outputs(joint, found.examples.tensors, values, lambda sizes: tuple(map(int, sizes)))
 
 
 def run(phase: PhaseGraph, values: dict[tuple[str, int], Tensor]) -> list[Any]:

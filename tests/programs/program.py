@@ -53,7 +53,6 @@ RESULTS = (
     "F.normalize({a}, dim=-1)",
     "F.layer_norm({a}, {a}.shape[-1:])",
     "F.dropout({a}, 0.0)",
-    "F.pad({a}, (1, 1))",
     "{a}.clone()",
     "{a}.float()",
     "{a}.double()",

@@ -187,3 +187,17 @@ def no_gradient_for_a_part() -> Case:
         return m.second(x).square().mean() + (score.detach() * 2), score.tanh()
 
     return Case(Net(step), [(rows(),)])
+
+
+@case
+def views_of_a_batch_that_is_changed_without_gradients() -> Case:
+    def step(m: Any, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        turned = x.t()
+        with torch.no_grad():
+            turned.masked_fill_(turned > 0.5, 1.5)
+            y.add_(1)
+        flat = y.view(-1)
+        torch._dynamo.graph_break()
+        return m.first(x).square().mean() + (flat * 2).sum() + y.sum(), turned, flat
+
+    return Case(Net(step), [(rows(), rows().requires_grad_())])

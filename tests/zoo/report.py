@@ -26,8 +26,8 @@ operator has to be on a list. Each of them then runs in the session
 A graph runs in eager PyTorch, with one warning that gives the reason (`fallback="warn"`), or raises
 (`fallback="error"`), where it
 
-- can't be traced: it chooses between graphs (`torch.cond`), its shapes depend on values, an input is no plain dense
-  tensor on the CPU;
+- can't be traced: it chooses between graphs (`torch.cond`), a gradient's size depends on values, an input is no plain
+  dense tensor on the CPU;
 - changes in place what shares memory with another input, or an input's shape;
 - gives sparse gradients, or returns what is no view of a contiguous result.
 
