@@ -6,6 +6,7 @@ The two packages have classes of the same names and no common base, so that Ligh
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch.optim import Optimizer
@@ -72,9 +73,17 @@ def describe_bar(progress_bar: Any, stage: str, text: str) -> Callable[[], None]
         before = bar.desc
         bar.set_description_str(text)
         return lambda: bar.set_description_str(before)
-    rich, task = getattr(progress_bar, "progress", None), getattr(progress_bar, f"{stage}_progress_bar_id", None)
+    rich = getattr(progress_bar, "progress", None)
+    tasks = (getattr(progress_bar, f"{stage}{part}_progress_bar_id", None) for part in ("_sanity", ""))
+    task = next((found for found in tasks if found is not None), None)
     if rich is None or task is None:
         return None
     before = rich.tasks[task].description
     rich.update(task, description=text, refresh=True)
     return lambda: rich.update(task, description=before, refresh=True)
+
+
+def beside_bars(progress_bar: Any) -> AbstractContextManager[Any]:
+    """Clears the line of tqdm's bars for as long as something is written to the terminal."""
+    bar = training_bar(progress_bar) if hasattr(progress_bar, "_train_progress_bar") else None
+    return nullcontext() if bar is None else type(bar).external_write_mode()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lit_ort._compat.lightning import describe_bar
+from lit_ort._compat.lightning import beside_bars, describe_bar
 from lit_ort.backend.watch import LogListener
 
 _STAGES = {"training_step": "train", "validation_step": "val", "test_step": "test", "predict_step": "predict"}
@@ -38,4 +38,5 @@ class ProgressListener:
             self._restore()
             self._restore = None
         if self._trainer.is_global_zero:
-            self._log.finished(step, seconds)
+            with beside_bars(self._trainer.progress_bar_callback):
+                self._log.finished(step, seconds)
