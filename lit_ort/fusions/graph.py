@@ -141,6 +141,6 @@ def _tracked_nodes(graph: fx.Graph, examples: Examples) -> set[fx.Node]:
         elif enabled and not is_detached and any(argument in tracked for argument in node.all_input_nodes):
             tracked.add(node)
             # What is written in place is tracked from then on, and so are all views of it.
-            written = {homes[argument] for argument in written_arguments(node)}
-            tracked.update(other for other, home in homes.items() if written and home in written)
+            for written in written_arguments(node):
+                tracked.update(other for other, home in homes.items() if home is homes[written])
     return tracked
