@@ -5,6 +5,7 @@ from __future__ import annotations
 from lit_ort.backend.backend import ORTBackend
 from lit_ort.backend.inspect import explain
 from lit_ort.backend.plan import MemoryPlan, plan_memory
+from lit_ort.benchmark import Benchmark, benchmark
 from lit_ort.distributed.pipeline import Pipeline
 from lit_ort.errors import (
     CaptureError,
@@ -31,6 +32,7 @@ from lit_ort.strategies import (
 )
 
 __all__ = [
+    "Benchmark",
     "CaptureError",
     "CompileError",
     "CompiledStrategy",
@@ -52,6 +54,7 @@ __all__ = [
     "SessionError",
     "UnsupportedError",
     "VerificationError",
+    "benchmark",
     "explain",
     "plan_memory",
 ]

@@ -136,3 +136,10 @@ def _logging_functions() -> set[Callable[..., Any]]:
     """Those of a logger; the last one is the transformers library's, there once that is imported."""
     names = ("debug", "info", "warning", "error", "warning_once")
     return {getattr(logging.Logger, name) for name in names if hasattr(logging.Logger, name)}
+
+
+def fresh_inductor() -> AbstractContextManager[Any]:
+    """Lets inductor compile as on a machine where it never ran."""
+    from torch._inductor.utils import fresh_cache
+
+    return fresh_cache()

@@ -1,0 +1,132 @@
+"""The table and the picture of a suite's results."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.models import GROUPS
+
+Line = dict[str, Any]
+EAGER, INDUCTOR, ORT = "eager", "inductor", "ort"
+
+
+def table(lines: Sequence[Line]) -> str:
+    """One table for each size and precision, the slowest models first, and geometric means by group."""
+    parts = []
+    for size, precision in dict.fromkeys((line["size"], line["precision"]) for line in lines):
+        own = [line for line in lines if (line["size"], line["precision"]) == (size, precision)]
+        parts.append(_table([line for line in own if "error" not in line], f"{size} models, {precision}"))
+        parts += [f"{line['model']}: {line['error']}" for line in own if "error" in line]
+    return "\n\n".join(parts)
+
+
+def _table(lines: Sequence[Line], title: str) -> str:
+    if not lines:
+        return f"{title}: none measured"
+    versions = ", ".join(f"{name} {version}" for name, version in lines[-1]["versions"].items())
+    head = (
+        "| model | eager, ms | inductor, ms | ort, ms | to eager | to inductor | first step, s: inductor, ort, from "
+        "the cache | peak MB: eager, inductor, ort | error | fallbacks |"
+    )
+    rows = [_row(line) for line in sorted(lines, key=_to_eager, reverse=True)]
+    where = f"{title}; {lines[-1]['machine']}; {versions}; {lines[-1]['date']}"
+    return "\n".join([where, "", head, "|---|---|---|---|---|---|---|---|---|---|", *rows, "", *_means(lines)])
+
+
+def _row(line: Line) -> str:
+    own = line["figures"]
+    first = [own[INDUCTOR]["first_step_s"], own[ORT]["first_step_s"], own[ORT]["cached_first_step_s"]]
+    peaks = [own[name]["peak_mb"] for name in (EAGER, INDUCTOR, ORT)]
+    error = own[ORT]["gradient_error"]
+    cells = [
+        line["model"],
+        *(f"{median(line, name):.1f}" for name in (EAGER, INDUCTOR, ORT)),
+        f"{ratio(line, EAGER):.2f}",
+        f"{ratio(line, INDUCTOR):.2f}",
+        ", ".join(f"{seconds:.1f}" for seconds in first),
+        ", ".join("" if peak is None else f"{peak:.0f}" for peak in peaks),
+        "draws" if error is None else f"{error:.0e}",
+        str(len(own[ORT]["fallbacks"])),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def median(line: Line, baseline: str) -> float:
+    """Milliseconds of a step."""
+    return statistics.median(line["figures"][baseline]["step_ms"])
+
+
+def ratio(line: Line, to: str) -> float:
+    return median(line, ORT) / median(line, to)
+
+
+def _to_eager(line: Line) -> float:
+    return ratio(line, EAGER)
+
+
+def _means(lines: Sequence[Line]) -> list[str]:
+    """A line for each group and one for all: geometric means, and how many models are faster."""
+    found = [
+        "| geometric means | models | to eager | faster | to inductor | faster | peak memory to eager | first step to "
+        "inductor's |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    named = [(group, [line for line in lines if line["model"] in models]) for group, models in GROUPS.items()]
+    for name, own in [*named, ("all", list(lines))]:
+        if own:
+            found.append(f"| {name} | {len(own)} | {' | '.join(_summary(own))} |")
+    return found
+
+
+def _summary(lines: Sequence[Line]) -> list[str]:
+    cells = []
+    for to in (EAGER, INDUCTOR):
+        ratios = [ratio(line, to) for line in lines]
+        cells += [f"{mean(ratios):.2f}", f"{sum(r < 1 for r in ratios)} of {len(ratios)}"]
+    peaks = [line["figures"][ORT]["peak_mb"] / line["figures"][EAGER]["peak_mb"] for line in lines if _has_peaks(line)]
+    firsts = [line["figures"][ORT]["first_step_s"] / line["figures"][INDUCTOR]["first_step_s"] for line in lines]
+    return [*cells, f"{mean(peaks):.2f}" if peaks else "", f"{mean(firsts):.2f}"]
+
+
+def _has_peaks(line: Line) -> bool:
+    return all((line["figures"][name]["peak_mb"] or 0) > 0 for name in (EAGER, ORT))
+
+
+def mean(values: Iterable[float]) -> float:
+    """The geometric mean."""
+    logarithms = [math.log(value) for value in values]
+    return math.exp(sum(logarithms) / len(logarithms))
+
+
+def picture(lines: Sequence[Line], path: Path) -> None:
+    """Bars of each model's step time to eager's and inductor's, around 1."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    shown = sorted((line for line in lines if "error" not in line), key=_to_eager)
+    if not shown:
+        return
+    names = [_name(line, shown) for line in shown]
+    figure, axes = pyplot.subplots(figsize=(9, 1.5 + 0.3 * len(shown)), layout="constrained")
+    for offset, to, color in ((-0.2, EAGER, "tab:blue"), (0.2, INDUCTOR, "tab:orange")):
+        places = [k + offset for k in range(len(shown))]
+        axes.barh(places, [ratio(line, to) - 1 for line in shown], 0.38, left=1, color=color, label=f"to {to}")
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set_yticks(range(len(shown)), names)
+    axes.set_xlabel("time of a training step through ONNX Runtime, as a part of the other's (left of 1: faster)")
+    axes.set_title(f"{shown[-1]['machine']}, {shown[-1]['date']}", fontsize=9)
+    axes.legend(loc="lower right")
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def _name(line: Line, lines: Sequence[Line]) -> str:
+    """With size and precision where there are several."""
+    varying = [key for key in ("size", "precision") if len({other[key] for other in lines}) > 1]
+    return " ".join([line["model"], *(line[key] for key in varying)])
