@@ -120,8 +120,8 @@ def picture(lines: Sequence[Line], path: Path) -> None:
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set_yticks(range(len(shown)), names)
     axes.set_xlabel("time of a training step through ONNX Runtime, as a part of the other's (left of 1: faster)")
-    axes.set_title(f"{shown[-1]['machine']}, {shown[-1]['date']}", fontsize=9)
-    axes.legend(loc="lower right")
+    axes.set_title(f"{shown[-1]['machine']}, {shown[-1]['date']}", fontsize=9, loc="left")
+    figure.legend(loc="outside upper right", ncols=2)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 

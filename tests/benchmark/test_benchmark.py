@@ -1,0 +1,190 @@
+"""`lit_ort.benchmark`: what it measures, what it leaves as it was, what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+import lit_ort
+from lit_ort.benchmark import Benchmark, __main__, memory
+from lit_ort.benchmark.run import _error
+from lit_ort.benchmark.steps import Workload, without_dropout
+from lit_ort.errors import OptionsError
+from tests.lightning_models import Net
+
+WAYS = ("eager", "ort")
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process start its peak again")
+
+
+class Scored(nn.Module):
+    """Gives the entropy of its scores."""
+
+    def __init__(self, dropout: float = 0.3) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(dropout))
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.head(self.body(x)), y)
+
+
+class Noisy(Scored):
+    """Draws on its own."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return super().forward(x + torch.randn_like(x), y)
+
+
+class Chosen(Scored):
+    """Has a part that no session runs."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        chosen = torch.as_strided(x, (3, 6), (6, 1))
+        return super().forward(x, y) + self.head(self.body(chosen)).mean()
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    return torch.randn(8, 6), torch.randint(4, (8,))
+
+
+def measured(module: nn.Module, given: Any = None, **settings: Any) -> Benchmark:
+    given = batch() if given is None else given
+    return lit_ort.benchmark(module, given, **{"baselines": WAYS, "rounds": 3, **settings})
+
+
+def test_measures_each_baseline_and_leaves_the_module_as_it_was() -> None:
+    module = Scored()
+    before = copy.deepcopy(module.state_dict())
+    result = measured(module, clip=0.5)
+    assert list(result.figures) == list(WAYS)
+    for own in result.figures.values():
+        assert len(own.step_ms) == 3
+        assert own.median_ms > 0
+        assert own.first_step_s > 0
+    error = result.figures["ort"].gradient_error
+    assert error is not None
+    assert error < 1e-5
+    assert result.figures["eager"].gradient_error is None
+    assert result.figures["ort"].cached_first_step_s is not None
+    torch.testing.assert_close(module.state_dict(), before)
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_prints_a_table_and_what_ran_where() -> None:
+    text = str(measured(Scored()))
+    assert "| eager |" in text
+    assert "| ort |" in text
+    assert "1 fused), no fallback" in text
+    assert f"torch {torch.__version__}" in text
+
+
+def test_ratios_are_of_medians() -> None:
+    result = measured(Scored())
+    own, eager = result.figures["ort"].median_ms, result.figures["eager"].median_ms
+    assert result.ratio("ort", "eager") == own / eager
+    assert result.ratio("ort", "inductor") is None
+
+
+@pytest.mark.parametrize("given", [{"x": batch()[0], "y": batch()[1]}, list(batch())])
+def test_takes_batches_of_every_form(given: Any) -> None:
+    assert measured(Scored(), given).figures["ort"].fallbacks == ()
+
+
+def test_a_lightning_module_logs_into_nothing() -> None:
+    result = measured(Net(0.1))
+    assert result.step.startswith("Net")
+    assert result.figures["ort"].fallbacks == ()
+
+
+def test_bf16_is_compared_under_autocast() -> None:
+    result = measured(Scored(), options=lit_ort.ORTOptions(precision="bf16-mixed"))
+    error = result.figures["ort"].gradient_error
+    assert error is not None
+    assert error < 0.05
+    assert "bf16-mixed" in result.step
+
+
+def test_a_step_that_draws_has_no_error_and_says_so() -> None:
+    result = measured(Noisy())
+    assert result.figures["ort"].gradient_error is None
+    assert "draws random numbers" in str(result)
+
+
+def test_fallbacks_are_told() -> None:
+    (reason,) = measured(Chosen()).figures["ort"].fallbacks
+    assert "strides" in reason
+
+
+def test_an_error_is_seen() -> None:
+    expected = {"loss": torch.tensor(1.0), "weight": torch.ones(4)}
+    assert _error({**expected, "weight": torch.ones(4) * 1.1}, expected) == pytest.approx(0.1, rel=1e-3)
+    assert _error({"loss": torch.tensor(1.0)}, expected) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"baselines": ("eager", "onnx")}, "choose from eager, inductor, ort"),
+        ({"baselines": ()}, "choose from"),
+        ({"rounds": 0}, "at least one step"),
+        ({"loss": lambda output: None}, "scalar loss"),
+    ],
+)
+def test_refuses(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionsError, match=message):
+        measured(Scored(), **settings)
+
+
+def test_refuses_what_has_no_step() -> None:
+    with pytest.raises(OptionsError, match="without a scalar loss"):
+        measured(nn.Linear(6, 4), batch()[0])
+    with pytest.raises(OptionsError, match="no parameter that needs a gradient"):
+        measured(Scored().requires_grad_(False))
+    manual = Net()
+    manual.automatic_optimization = False
+    with pytest.raises(OptionsError, match="optimizes manually"):
+        measured(manual)
+
+
+def test_dropout_is_off_wherever_it_is_kept() -> None:
+    config = transformers.BertConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
+    model: Any = transformers.BertForMaskedLM(config)
+    ids = torch.randint(20, (2, 5))
+    workload = without_dropout(Workload(model, {"input_ids": ids, "labels": ids}))
+    losses = {float(workload.forward(workload.module.train(), workload.batch).detach()) for _ in range(3)}
+    assert len(losses) == 1
+    assert model.config.hidden_dropout_prob == 0.1
+
+
+@ON_LINUX
+def test_the_peak_is_that_of_the_run() -> None:
+    peak = memory.peak_mb(lambda: torch.ones(100 * 2**20, dtype=torch.uint8).sum() and None)
+    assert peak is not None
+    assert 90 < peak < 250
+
+
+def make() -> tuple[nn.Module, Any]:
+    return Scored(), batch()
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "figures.json"
+    here = f"{__name__}:make"
+    __main__.main([here, "--rounds", "2", "--baselines", "eager", "ort", "--json", str(file)])
+    assert "| ort |" in capsys.readouterr().out
+    assert set(json.loads(file.read_text())["figures"]) == set(WAYS)
+
+
+@pytest.mark.parametrize("name", ["no_such_module:make", f"{__name__}:no_such_function", "nothing"])
+def test_the_command_line_names_what_is_missing(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        __main__.main([name])
+    assert "names no function" in capsys.readouterr().err

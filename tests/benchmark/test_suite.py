@@ -1,0 +1,88 @@
+"""The suite's models, its table, and that it goes on where it was stopped."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from benchmarks import suite, suite_report
+from benchmarks.models import GROUPS, MODELS
+from benchmarks.models.case import SIZES
+
+
+def line(model: str, eager: float, inductor: float, ort: float, **own: Any) -> dict[str, Any]:
+    times = {"eager": eager, "inductor": inductor, "ort": ort}
+    figures = {
+        name: {
+            "step_ms": [ms, ms * 3, ms],
+            "first_step_s": 10.0 if name == "inductor" else 2.0,
+            "cached_first_step_s": 1.0,
+            "peak_mb": 100.0 if name == "eager" else 50.0,
+            "gradient_error": 1e-6,
+            "fallbacks": [],
+        }
+        for name, ms in times.items()
+    }
+    said = {"machine": "a machine", "versions": {"torch": "2.13.0"}, "date": "2026-11-23"}
+    return {"model": model, "size": "small", "precision": "32-true", "figures": figures, **said, **own}
+
+
+def test_there_are_models_of_every_group() -> None:
+    assert len(MODELS) == sum(map(len, GROUPS.values())) >= 32
+    assert len(GROUPS) == 5
+
+
+@pytest.mark.parametrize("name", ["BERT", "Llama", "Whisper", "ResNet", "graph network"])
+def test_sizes_differ(name: str) -> None:
+    counts = []
+    for size in SIZES:
+        module, batch = MODELS[name].make(size)
+        assert batch
+        counts.append(sum(parameter.numel() for parameter in module.parameters()))
+        assert isinstance(module, nn.Module)
+    assert counts[0] <= counts[1]
+
+
+def test_the_table_has_the_slowest_first_and_means_by_group() -> None:
+    text = suite_report.table([line("BERT", 100, 80, 40), line("Llama", 100, 80, 90), line("ResNet", 100, 120, 110)])
+    rows = [row for row in text.splitlines() if row.startswith("| ")]
+    assert [row.split(" | ")[0] for row in rows[1:4]] == ["| ResNet", "| Llama", "| BERT"]
+    assert "| BERT | 100.0 | 80.0 | 40.0 | 0.40 | 0.50 | 10.0, 2.0, 1.0 | 100, 50, 50 | 1e-06 | 0 |" in rows
+    total = next(row for row in rows if row.startswith("| all"))
+    assert total == "| all | 3 | 0.73 | 2 of 3 | 0.80 | 2 of 3 | 0.50 | 0.20 |"
+
+
+def test_what_could_not_be_measured_is_named() -> None:
+    failed = {"model": "Swin", "size": "small", "precision": "32-true", "error": "no compiler"}
+    assert "Swin: no compiler" in suite_report.table([failed, line("BERT", 2, 2, 1)])
+
+
+def test_the_geometric_mean() -> None:
+    assert suite_report.mean([0.5, 2.0]) == pytest.approx(1.0)
+
+
+def test_the_picture_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "suite.png"
+    suite_report.picture([line("BERT", 100, 80, 40), line("ResNet", 100, 120, 110)], path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = tmp_path / "results.jsonl"
+    results.write_text(json.dumps(line("BERT", 2, 2, 1)) + "\n")
+    asked: list[str] = []
+
+    def measure(name: str, size: str, precision: str, rounds: int) -> dict[str, Any]:
+        asked.append(name)
+        return line(name, 3, 2, 1)
+
+    monkeypatch.setattr(suite, "in_own_process", measure)
+    given = {"models": ["BERT", "Llama"], "sizes": ["small"], "precisions": ["32-true"], "rounds": 1}
+    suite.measure(argparse.Namespace(results=results, **given))
+    assert asked == ["Llama"]
+    assert [found["model"] for found in suite.read(results)] == ["BERT", "Llama"]
