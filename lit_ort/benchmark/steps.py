@@ -64,8 +64,9 @@ class Workload:
 
     def _loss_of(self, output: Any) -> Tensor:
         if self.loss is not None:
-            return self.loss(output)
-        loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
+            loss = self.loss(output)
+        else:
+            loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
         if not isinstance(loss, Tensor) or loss.dim() != 0:
             raise OptionsError(
                 f"the step returned a {type(output).__name__} without a scalar loss. Return one from training_step, or "

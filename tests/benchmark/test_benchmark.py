@@ -166,9 +166,12 @@ def test_dropout_is_off_wherever_it_is_kept() -> None:
 
 @ON_LINUX
 def test_the_peak_is_that_of_the_run() -> None:
-    peak = memory.peak_mb(lambda: torch.ones(100 * 2**20, dtype=torch.uint8).sum() and None)
+    def run() -> None:
+        torch.ones(100 * 2**20, dtype=torch.uint8)
+
+    peak = memory.peak_mb(run)
     assert peak is not None
-    assert 90 < peak < 250
+    assert 90 < peak < 150
 
 
 def make() -> tuple[nn.Module, Any]:
