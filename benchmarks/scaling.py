@@ -26,10 +26,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.step_time import PACKAGES, STEPS_FOR_MEMORY, WARM_UP, figure, machine
+from benchmarks.step_time import PACKAGES, STEPS_FOR_MEMORY, WARM_UP, figure
 from benchmarks.workloads import LEARNING_RATE, WORKLOADS, Workload
 from lit_ort import ORTBackend, ORTOptions
 from lit_ort._compat.torch_dynamo import graphs_by_bucket
+from lit_ort.benchmark.machine import machine
 from lit_ort.callbacks import MIB, peak_rss_bytes
 from lit_ort.distributed.adasum import AdaSum, adasum_hook
 from tests.ranks import run_on_ranks

@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -28,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.workloads import BASELINES, CLIP, WORKLOADS, Baseline, Workload
 from lit_ort import ORTBackend, ORTOptions
+from lit_ort.benchmark.machine import machine
 from lit_ort.callbacks import peak_rss_bytes
 
 WARM_UP = 3
@@ -169,14 +168,6 @@ def peak_flops() -> float:
         torch.mm(a, b)
         seconds.append(time.perf_counter() - start)
     return 2 * size**3 / statistics.median(seconds)
-
-
-def machine() -> str:
-    model = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").open() if line.startswith("model name")),
-        platform.processor(),
-    )
-    return f"{model}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
 
 
 def table(report: dict[str, Any]) -> str:

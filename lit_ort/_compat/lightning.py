@@ -74,8 +74,8 @@ def describe_bar(progress_bar: Any, stage: str, text: str) -> Callable[[], None]
         bar.set_description_str(text)
         return lambda: bar.set_description_str(before)
     rich = getattr(progress_bar, "progress", None)
-    tasks = (getattr(progress_bar, f"{stage}{part}_progress_bar_id", None) for part in ("_sanity", ""))
-    task = next((found for found in tasks if found is not None), None)
+    tasks = [getattr(progress_bar, f"{stage}{part}_progress_bar_id", None) for part in ("_sanity", "")]
+    task = next((found for found in tasks if rich and found is not None and rich.tasks[found].visible), None)
     if rich is None or task is None:
         return None
     before = rich.tasks[task].description

@@ -92,6 +92,8 @@ class CompileWatch:
         self._spent += time.perf_counter() - self._begin
         if self._timer is not None:
             self._timer.cancel()
+            # One that has just fired has told by then.
+            self._timer.join()
             self._timer = None
 
     def _tell(self, step: str) -> None:

@@ -10,8 +10,8 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch import enter_autocast, exit_autocast, set_grad_enabled
-from lit_ort._compat.torch_fx import first_argument, inputs_of
-from lit_ort._compat.torch_ops import returns_alias, written_arguments
+from lit_ort._compat.torch_fx import first_argument, inputs_of, is_alias
+from lit_ort._compat.torch_ops import written_arguments
 from lit_ort.capture.capture import Captured
 from lit_ort.capture.examples import Examples
 
@@ -134,7 +134,7 @@ def _tracked_nodes(graph: fx.Graph, examples: Examples) -> set[fx.Node]:
     enabled = True
     for node in graph.nodes:
         is_detached = node.target is torch.ops.aten.detach.default
-        is_view = returns_alias(node.target) and not is_detached and isinstance(node.args[0], fx.Node)
+        is_view = is_alias(node) and not is_detached
         homes[node] = homes[first_argument(node)] if is_view else node
         if node.target is set_grad_enabled:
             enabled = bool(node.args[0])

@@ -108,6 +108,17 @@ def test_leaves_values_without_gradients() -> None:
     assert report_of(engine, NAME).fired == 0
 
 
+def test_values_whose_part_was_written_need_a_gradient_too() -> None:
+    def assign(x: Tensor, values: Tensor) -> Tensor:
+        rows = torch.zeros(4, 5)
+        rows[:2].add_(values)
+        x[CELLS] = rows[1]
+        return x
+
+    engine = assert_same_step(Filled((5,), assign), lambda module, x: module(x), torch.randn(4, 3, 5))
+    assert report_of(engine, NAME).fired == 1
+
+
 def test_leaves_masks_among_other_indices() -> None:
     module = Filled((), assigning(ROWS, torch.tensor([1, 2, 0])))
     engine = backend(fallback="warn")

@@ -50,6 +50,25 @@ def test_the_bar_says_what_is_compiled(kind: type[Any], tmp_path: Path) -> None:
     assert all(seen.startswith(TEXT) for seen in describing.seen)
 
 
+def test_a_bar_that_is_hidden_is_not_described(tmp_path: Path) -> None:
+    bar = RichProgressBar()
+    seen: list[bool] = []
+
+    class Hidden(Callback):
+        def on_validation_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
+            if not trainer.sanity_checking:
+                assert bar.progress is not None
+                restore = describe_bar(bar, "val", TEXT)
+                shown = [task for task in bar.progress.tasks if task.description == TEXT]
+                seen.append(restore is not None and len(shown) == 1 and shown[0].visible)
+
+    trainer("auto", tmp_path, max_epochs=1, callbacks=[bar, Hidden()], enable_progress_bar=True).fit(
+        Net(), loader(), loader()
+    )
+    assert seen
+    assert all(seen)
+
+
 def test_without_a_bar_there_is_nothing_to_describe() -> None:
     assert describe_bar(None, "train", TEXT) is None
 
