@@ -48,9 +48,16 @@ def returns_list(target: object) -> bool:
     return isinstance(target, OpOverload) and [str(r.type) for r in target._schema.returns] == ["List[Tensor]"]
 
 
-def draws(target: object) -> bool:
-    """Whether it is an operator that draws from torch's random generator."""
-    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+def draws(node: fx.Node) -> bool:
+    """Whether a node draws from torch's random generator; attention does with a dropout probability alone."""
+    target = node.target
+    if not isinstance(target, OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    for place, argument in enumerate(target._schema.arguments):
+        if argument.name == "dropout_p":
+            value = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
+            return value != 0
+    return True
 
 
 def is_pointwise(target: object) -> bool:

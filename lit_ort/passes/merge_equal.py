@@ -41,7 +41,7 @@ def _may_merge(node: fx.Node) -> bool:
     if node.op != "call_function" or is_marked(node) or not isinstance(node.meta.get("val"), torch.Tensor):
         return False
     target = node.target
-    if not isinstance(target, OpOverload) or is_mutable(target) or draws(target):
+    if not isinstance(target, OpOverload) or is_mutable(target) or draws(node):
         return False
     return target.namespace in ("aten", "prims")
 

@@ -17,7 +17,7 @@ def number_streams(module: fx.GraphModule) -> bool:
     """Marks the nodes of a joint graph; returns whether any draws."""
     count = 0
     for node in module.graph.nodes:
-        if draws(node.target):
+        if draws(node):
             node.meta[STREAM] = count
             count += 1
     return count > 0

@@ -56,7 +56,14 @@ def without_dropout() -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int, stream: int) -> Iterator[None]:
-    """Lets torch's operators draw from a stream of a run's seed, and leaves torch's own generator where it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed((seed + (stream + 1) * _BETWEEN_STREAMS) % _SEEDS)
+    """Lets torch's operators draw from a stream of a run's seed, and leaves torch's own generator where it was.
+
+    Only the CPU's generator: `torch.manual_seed` also queues a call, with its stack, for each device that may come.
+    """
+    generator = torch.default_generator
+    state = generator.get_state()
+    generator.manual_seed((seed + (stream + 1) * _BETWEEN_STREAMS) % _SEEDS)
+    try:
         yield
+    finally:
+        generator.set_state(state)

@@ -177,7 +177,10 @@ def test_schemas() -> None:
     with canary("OpOverload._schema and its tags", OPS, effect) as ops:
         assert [ops.is_mutable(one) for one in (aten.add_.Tensor, aten.add.Tensor, len)] == [True, False, False]
         assert [ops.returns_alias(one) for one in (aten.t.default, aten.clone.default, len)] == [True, False, False]
-        assert [ops.draws(one) for one in (aten.bernoulli.default, aten.add.Tensor, len)] == [True, False, False]
+        flash = aten._scaled_dot_product_flash_attention_for_cpu.default
+        calls = [(aten.bernoulli.default, {}), (aten.add.Tensor, {}), (flash, {}), (flash, {"dropout_p": 0.1})]
+        drawing = [ops.draws(fx.Graph().call_function(target, kwargs=given)) for target, given in calls]
+        assert drawing == [True, False, False, True]
         assert [ops.is_pointwise(one) for one in (aten.exp.default, aten.mm.default, len)] == [True, False, False]
         assert [ops.returns_list(one) for one in (aten.unbind.int, aten.exp.default, len)] == [True, False, False]
         counts = [ops.result_count(one) for one in (aten.native_layer_norm.default, aten.exp.default)]
