@@ -41,3 +41,13 @@ def replaced_entry(entries: MutableMapping[Key, Value], key: Key, value: Value) 
             entries[key] = original[key]
         else:
             del entries[key]
+
+
+@contextmanager
+def removed_entry(entries: MutableMapping[Key, Value], key: Key) -> Iterator[None]:
+    """Leaves `entries[key]` out for as long as the block runs, if there is one."""
+    original = {key: entries.pop(key)} if key in entries else {}
+    try:
+        yield
+    finally:
+        entries.update(original)

@@ -2,8 +2,9 @@
 
 torch gives float32 products to MKL, which on CPUs that are not Intel's runs below the speed of their vector units:
 180 GFLOP/s on two cores of an AMD EPYC of family 26 (Zen 5) where oneDNN has 280 to 410. With vector units of half that
-width (family 25) both have about 190, and oneDNN pays only with a large second factor. oneDNN returns memory of its
-own, so that it works on parts whose results stay in a cache until they are copied. Two things it is slow at:
+width (family 25) MKL takes 1.05 to 1.25 times oneDNN's time with a left factor that is not transposed (64 to 4,096
+rows, factors of 256 x 256 to 3,072 x 768), and with a transposed one where the result is wide. oneDNN returns memory of
+its own, so that it works on parts whose results stay in a cache until they are copied. Two things it is slow at:
 
 - a transposed left factor with a tall result, such as a weight's gradient g^T x (28,782 x 700 times 700 x 200: 115
   GFLOP/s; MKL 170). (x^T g)^T is the same at 270, with its copy.
@@ -29,16 +30,17 @@ PART_ROWS = 64
 FAST_PRODUCT = 1.6e7
 FAST_INNER, FAST_RESULT = 64, 2**21
 TALL_INNER, TALL_RESULT = 128, 2**23
-# Where it is a little faster: elements of the second factor, operations and rows of the first factor.
-LARGE_FACTOR, LARGE_PRODUCT, LARGE_ROWS = 2**20, 1e8, 1024
+# Where it is a little faster: operations from which this shows, and for a transposed left factor, how many times as many
+# columns as rows the result has.
+LITTLE_PRODUCT, LITTLE_WIDTH = 1.5e8, 3
 
 
 class Gain(enum.Enum):
-    """In which products oneDNN is faster than MKL on this CPU."""
+    """How much faster than MKL oneDNN is on this CPU."""
 
     NONE = enum.auto()
-    LARGE = enum.auto()
-    MOST = enum.auto()
+    LITTLE = enum.auto()
+    MUCH = enum.auto()
 
 
 class Way(enum.Enum):
@@ -82,13 +84,12 @@ def way_of(left: torch.Tensor, right: torch.Tensor) -> Way:
         return Way.MKL
     (rows, inner), columns = left.shape, right.shape[1]
     operations, elements = 2.0 * rows * inner * columns, rows * columns
-    if gain is Gain.LARGE:
-        large = right.numel() >= LARGE_FACTOR and operations >= LARGE_PRODUCT and rows <= LARGE_ROWS
-        return Way.DIRECT if large and left.is_contiguous() and _divisible(right, rows) else Way.MKL
-    if operations < FAST_PRODUCT:
+    if operations < (LITTLE_PRODUCT if gain is Gain.LITTLE else FAST_PRODUCT):
         return Way.MKL
     if left.is_contiguous():
         return Way.DIRECT if _divisible(right, rows) else Way.MKL
+    if gain is Gain.LITTLE and columns < LITTLE_WIDTH * rows:
+        return Way.MKL
     if rows > columns and inner >= TALL_INNER and elements <= TALL_RESULT:
         return Way.TRANSPOSED
     return Way.DIRECT if inner >= FAST_INNER and elements <= FAST_RESULT else Way.MKL
@@ -110,7 +111,7 @@ def onednn_gain() -> Gain:
     if not torch.backends.mkldnn.is_available() or "Intel" in features.get("cpu_name", "Intel"):
         return Gain.NONE
     # AMD's family 26 is the first one with AVX-VNNI, and the first one with vector units of the full 512 bits.
-    return Gain.MOST if features.get("avx512_f") and features.get("avx_vnni") else Gain.LARGE
+    return Gain.MUCH if features.get("avx512_f") and features.get("avx_vnni") else Gain.LITTLE
 
 
 def _direct(
