@@ -51,11 +51,7 @@ class Case:
 def main() -> None:
     arguments = parse()
     print(json.dumps({"machine": machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}))
-    lines = [
-        measured(name, shape, arguments.rounds)
-        for name in arguments.names
-        for shape in CASES[name].shapes
-    ]
+    lines = [measured(name, shape, arguments.rounds) for name in arguments.names for shape in CASES[name].shapes]
     print(table(lines))
 
 
@@ -266,7 +262,16 @@ _ATTENTION = (
     *((2, 2, 8, 16), (8, 4, 16, 32), (8, 4, 65, 64), (4, 4, 128, 64)),
     *((2, 12, 256, 64), (8, 8, 256, 64), (2, 8, 1024, 64), (1, 4, 4096, 64)),
 )
-_STACKED = ((4, 8, 8), (16, 16, 32), (32, 65, 64), (16, 128, 64), (48, 128, 64), (24, 256, 64), (64, 256, 64), (8, 1024, 64))
+_STACKED = (
+    (4, 8, 8),
+    (16, 16, 32),
+    (32, 65, 64),
+    (16, 128, 64),
+    (48, 128, 64),
+    (24, 256, 64),
+    (64, 256, 64),
+    (8, 1024, 64),
+)
 _RECURRENT = (
     *((5, 2, 8), (20, 8, 32), (20, 40, 64), (35, 20, 128)),
     *((50, 32, 128), (50, 64, 256), (100, 32, 256), (128, 32, 512)),

@@ -55,8 +55,10 @@ def draws(node: fx.Node) -> bool:
         return False
     for place, argument in enumerate(target._schema.arguments):
         if argument.name == "dropout_p":
-            value = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
-            return value != 0
+            value = (
+                node.args[place] if place < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
+            )
+            return bool(value != 0)
     return True
 
 

@@ -30,8 +30,8 @@ PART_ROWS = 64
 FAST_PRODUCT = 1.6e7
 FAST_INNER, FAST_RESULT = 64, 2**21
 TALL_INNER, TALL_RESULT = 128, 2**23
-# Where it is a little faster: operations from which this shows, and for a transposed left factor, how many times as many
-# columns as rows the result has.
+# Where it is a little faster: operations from which this shows, and for a transposed left factor, how many columns the
+# result has for each row.
 LITTLE_PRODUCT, LITTLE_WIDTH = 1.5e8, 3
 
 

@@ -13,6 +13,7 @@ from torch import fx
 from lit_ort.errors import OptionsError
 from lit_ort.passes.canonicalize import canonicalize
 from lit_ort.passes.embedding_gradient import fuse_embedding_gradients
+from lit_ort.passes.memory_format import order_channels
 from lit_ort.passes.merge_equal import merge_equal
 from lit_ort.passes.unused_gradients import trim_unused_gradients
 from lit_ort.runtime.report import PassReport
@@ -38,6 +39,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("merge_equal", merge_equal),
     Pass("unused_gradients", trim_unused_gradients),
     Pass("embedding_gradient", fuse_embedding_gradients),
+    Pass("memory_format", order_channels),
 )
 
 

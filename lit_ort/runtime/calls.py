@@ -20,19 +20,22 @@ _METHODS = {
     "unsqueeze.default": "unsqueeze",
     "select.int": "select",
     "expand.default": "expand",
+    "relu.default": "relu",
 }
-# Elementwise functions and their like, in their overloads for tensors; those with out= have it here too.
+# Elementwise functions and their like, in their overloads for tensors, which take `out` as well.
 _FUNCTIONS = (
-    *("abs", "cos", "erf", "exp", "log", "neg", "relu", "rsqrt", "sigmoid", "sin", "sqrt", "tanh", "cat"),
-    *("add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "where.self", "index_select"),
+    *("abs", "cos", "erf", "exp", "log", "neg", "rsqrt", "sigmoid", "sin", "sqrt", "tanh", "cat", "index_select"),
+    *("add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "where.self"),
 )
 
+
+def _target(name: str) -> str:
+    return f"aten.{name}" if "." in name else f"aten.{name}.default"
+
+
+CALLS_INTO_MEMORY: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {_target(name): getattr(torch, name.partition(".")[0]) for name in _FUNCTIONS}
+)
 CALLS: Mapping[str, Callable[..., Any]] = MappingProxyType(
-    {
-        **{f"aten.{target}": getattr(torch.Tensor, name) for target, name in _METHODS.items()},
-        **{
-            f"aten.{name if '.' in name else f'{name}.default'}": getattr(torch, name.partition(".")[0])
-            for name in _FUNCTIONS
-        },
-    }
+    {**CALLS_INTO_MEMORY, **{_target(name): getattr(torch.Tensor, method) for name, method in _METHODS.items()}}
 )

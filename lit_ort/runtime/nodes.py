@@ -13,7 +13,7 @@ from lit_ort._compat.torch_ops import OpOverload, memory_argument, returns_list
 from lit_ort.ops import OPERATORS
 from lit_ort.ops.operator import Memory, Operator
 from lit_ort.runtime.buffers import BufferPool
-from lit_ort.runtime.calls import CALLS
+from lit_ort.runtime.calls import CALLS, CALLS_INTO_MEMORY
 from lit_ort.runtime.program import AS_BYTES, AS_REAL, Statement, TorchNode
 from lit_ort.runtime.random import seeded
 from lit_ort.runtime.words import SIZE, SLOT, constant_of, is_constant
@@ -109,7 +109,7 @@ class _Source:
             shape = ", ".join(self._word(word) for word in statement.shape)
             memory = f"state.pool.empty({shape + ', ' if shape else ''}dtype={self._named(statement.dtype)})"
             out = overload_of(f"{statement.target.rpartition('.')[0]}.{statement.out}")
-            function = CALLS.get(statement.target, out)
+            function = CALLS_INTO_MEMORY.get(statement.target, out)
             return f"{self._named(function)}({', '.join([*args, f'{memory_argument(out)}={memory}'])})"
         return f"{self._named(CALLS.get(statement.target, target))}({', '.join(args)})"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -227,3 +228,73 @@ def test_each_may_be_left_out_with_the_same_numbers() -> None:
         if expected is None:
             expected = module.table.weight.grad
         torch.testing.assert_close(module.table.weight.grad, expected)
+
+
+# memory_format
+
+
+class Images(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 16, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(16)
+        self.depthwise = nn.Conv2d(16, 16, 3, padding=1, groups=16)
+        self.last = nn.Conv2d(16, 4, 1)
+        self.head = nn.Linear(4 * 64, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = F.max_pool2d(self.norm(self.first(x)).relu(), 2)
+        hidden = hidden + self.depthwise(hidden)
+        return self.head(self.last(hidden).flatten(1))
+
+
+def classify(m: Any, x: Tensor) -> Tensor:
+    return m(x).square().mean()
+
+
+def test_memory_format_keeps_channels_last_from_the_first_convolution_on() -> None:
+    engine = assert_same_step(Images(), classify, torch.randn(4, 3, 16, 16))
+    # The forward and the backward of three convolutions, and one change of order.
+    assert report_of(engine, "memory_format").fired == 6
+    (graph,) = engine.compile_log.graphs
+    assert graph.torch_operators["lit_ort.in_memory_format.default"] >= 1
+
+
+def test_memory_format_of_another_batch() -> None:
+    module, engine = Images().eval(), backend()
+    step = torch.compile(classify, backend=engine)
+    for batch in (4, 3, 5):
+        twin, x = copy.deepcopy(module), torch.randn(batch, 3, 16, 16)
+        module.zero_grad()
+        expected, actual = classify(twin, x), step(module, x)
+        expected.backward()
+        actual.backward()
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+        for own, other in zip(module.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(own.grad, other.grad, rtol=1e-4, atol=1e-6)
+    assert all(graph.fallback is None for graph in engine.compile_log.graphs)
+
+
+@pytest.mark.parametrize(
+    ("step", "images"),
+    [
+        pytest.param(classify, (1, 3, 16, 16), id="few places, but for the depthwise one"),
+        pytest.param(lambda m, x: m.first(x).as_strided((4, 16), (16, 1)).sum(), (4, 3, 16, 16), id="by strides"),
+        pytest.param(lambda m, x: m.first(x).relu().square().sum(), (1, 3, 16, 16), id="few places"),
+    ],
+)
+def test_memory_format_must_not_change_numbers(step: Step, images: tuple[int, ...]) -> None:
+    engine = assert_same_step(Images(), step, torch.randn(images))
+    assert report_of(engine, "memory_format").fired == (2 if step is classify else 0)
+
+
+def test_memory_format_leaves_two_sessions_alone() -> None:
+    module = Images()
+    engine = backend()
+    output = torch.compile(lambda m, x: m(x), backend=engine)(module, torch.randn(4, 3, 16, 16))
+    output.backward(torch.randn_like(output))
+    assert report_of(engine, "memory_format").fired == 0
+    # Without a backward nothing is kept.
+    with torch.no_grad():
+        torch.compile(lambda m, x: m(x) + 1, backend=engine)(module, torch.randn(4, 3, 16, 16))
+    assert sum(r.fired for r in engine.compile_log.graphs[-1].passes if r.name == "memory_format") == 3

@@ -1,0 +1,38 @@
+"""A value in another order of memory: channels behind the places of an image, or in front of them."""
+
+from __future__ import annotations
+
+import torch
+
+from lit_ort.ops.operator import Memory, Operator, define
+
+
+def in_memory_format(memory: Memory, x: torch.Tensor, channels_last: bool) -> torch.Tensor:
+    """x, float[batch, channels, height, width], in `torch.channels_last` or in `torch.contiguous_format`.
+
+    The value itself where it is in that order already.
+    """
+    wanted = _format(channels_last)
+    if x.is_contiguous(memory_format=wanted):
+        return x
+    batch, channels, height, width = x.shape
+    if channels_last:
+        return memory.empty(batch, height, width, channels, dtype=x.dtype).permute(0, 3, 1, 2).copy_(x)
+    return memory.empty(batch, channels, height, width, dtype=x.dtype).copy_(x)
+
+
+def _format(channels_last: bool) -> torch.memory_format:
+    return torch.channels_last if channels_last else torch.contiguous_format
+
+
+def _copy(x: torch.Tensor, channels_last: bool) -> torch.Tensor:
+    return torch.empty_like(x, memory_format=_format(channels_last)).copy_(x)
+
+
+def _fake(x: torch.Tensor, channels_last: bool) -> torch.Tensor:
+    return torch.empty_like(x, memory_format=_format(channels_last))
+
+
+_OPERATOR = define("in_memory_format(Tensor x, bool channels_last) -> Tensor", in_memory_format, _fake, eager=_copy)
+
+OPERATORS = (Operator(_OPERATOR, in_memory_format),)
