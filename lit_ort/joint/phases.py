@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import fx
 
 from lit_ort._compat.torch_aot import OF_BACKWARD, is_marked, mark_recomputed, partition
-from lit_ort._compat.torch_fx import inputs_of, output_of, returned_by
+from lit_ort._compat.torch_fx import first_argument, inputs_of, output_of, returned_by
 from lit_ort.joint.trace import JointGraph
 from lit_ort.runtime.program import Source
 
 aten = torch.ops.aten
+# Views of all of a value.
+_WHOLE_VIEWS = frozenset(
+    {aten.t.default, aten.transpose.int, aten.permute.default, aten.view.default, aten._unsafe_view.default}
+    | {aten.unsqueeze.default, aten.expand.default, aten.squeeze.dim, aten.squeeze.dims, aten.detach.default}
+)
+_SAVED = "lit_ort_saved"
 # What a node of a backward carries.
 SOURCE = "lit_ort_source"
 
@@ -70,6 +77,7 @@ def two_phases(joint: JointGraph, budget: float | None) -> tuple[PhaseGraph, Pha
     """The forward, which also gives what the backward needs, and the backward."""
     results = len(joint.results)
     forward, backward = partition(joint.module, results, budget)
+    _save_bases(forward.graph, backward.graph, results)
     described = {node.name: node.meta["described"] for node in inputs_of(joint.module.graph)}
     tangents = _tangents(joint.module)
     for node in inputs_of(forward.graph):
@@ -78,15 +86,70 @@ def two_phases(joint: JointGraph, budget: float | None) -> tuple[PhaseGraph, Pha
     saved = returned[results:]
     kept = [node for node in saved if node.op != "placeholder" and isinstance(node.meta.get("val"), torch.Tensor)]
     for node in inputs_of(backward.graph):
-        description = described.get(node.name)
+        name = _name_in_forward(node)
+        description = described.get(name)
         if description is not None and description.kind == "input":
             node.meta[SOURCE] = Source("tensor", description.index)
         elif node.name in tangents:
             node.meta[SOURCE] = Source("tangent", joint.tangents[tangents.index(node.name)])
         elif isinstance(node.meta.get("val"), torch.Tensor):
-            node.meta[SOURCE] = Source("saved", next(k for k, value in enumerate(kept) if value.name == node.name))
+            node.meta[SOURCE] = Source("saved", next(k for k, value in enumerate(kept) if value.name == name))
     output_of(forward.graph).args = ((*returned[:results], *kept),)
     return PhaseGraph(forward, results), PhaseGraph(backward, 0)
+
+
+def _save_bases(forward: fx.Graph, backward: fx.Graph, results: int) -> None:
+    """Saves what views are of, which the backward views again: a view of an input or result would be a copy."""
+    returned = returned_by(forward)
+    saved: dict[fx.Node, None] = {}
+    for node in returned[results:]:
+        base, views = _base_of(node)
+        place = _saved_place(backward, base) if views else None
+        if place is None:
+            saved[node] = None
+            continue
+        saved[base] = None
+        own = next(other for other in inputs_of(backward) if _name_in_forward(other) == node.name)
+        with backward.inserting_before(_first_after_inputs(backward)):
+            value = place
+            for view in views:
+                value = backward.call_function(view.target, (value, *view.args[1:]), view.kwargs)
+                value.meta = dict(view.meta)
+        own.replace_all_uses_with(value)
+        backward.erase_node(own)
+    output_of(forward).args = ((*returned[:results], *saved),)
+
+
+def _base_of(value: Any) -> tuple[Any, list[fx.Node]]:
+    """What a saved value is a view of, and the views in between, first to last; of as many elements or fewer."""
+    views: list[fx.Node] = []
+    while isinstance(value, fx.Node) and value.target in _WHOLE_VIEWS:
+        base = first_argument(value)
+        if len(value.all_input_nodes) > 1 or base.op == "get_attr":
+            break
+        views.insert(0, value)
+        value = base
+    return value, views
+
+
+def _saved_place(backward: fx.Graph, base: fx.Node) -> fx.Node | None:
+    """The input of a backward for a value of the forward; None where the backward computes that value again."""
+    found = next((node for node in backward.nodes if _name_in_forward(node) == base.name), None)
+    if found is not None:
+        return found if found.op == "placeholder" else None
+    with backward.inserting_before(_first_after_inputs(backward)):
+        place = backward.placeholder(base.name)
+    place.meta = {"val": base.meta["val"], _SAVED: base.name}
+    return place
+
+
+def _name_in_forward(node: fx.Node) -> str:
+    """The name in the forward of what a backward's input is, which the backward's own name may only resemble."""
+    return node.meta.get(_SAVED, node.name)
+
+
+def _first_after_inputs(graph: fx.Graph) -> fx.Node:
+    return next(node for node in graph.nodes if node.op != "placeholder")
 
 
 def _tangents(module: fx.GraphModule) -> list[str]:
