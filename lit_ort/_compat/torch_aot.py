@@ -5,27 +5,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from torch import fx
-from torch._C import DispatchKey
 from torch.fx.node import has_side_effect
 
-from lit_ort._compat.patching import removed_entry
+from lit_ort._compat.interpolation import whole_interpolations
 from lit_ort._compat.torch_ops import OpOverload
-
-# Operators with kernels and gradients of torch's own, which a trace would write out.
-_PACKETS = (
-    *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d", "upsample_bilinear2d"),
-    *("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "upsample_trilinear3d"),
-    *("upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
-)
-_WRITTEN_OUT = tuple(
-    getattr(getattr(torch.ops.aten, packet), overload) for packet in _PACKETS for overload in ("default", "vec")
-)
 
 # What marks a node as one of the backward, for the partitioners.
 OF_BACKWARD: Mapping[str, Any] = MappingProxyType({"partitioner_tag": "is_backward"})
@@ -57,7 +45,7 @@ def joint_trace(graph_module: fx.GraphModule, examples: Sequence[Any], mode: Any
     from torch._guards import TracingContext, tracing
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_whole_operators())
+        stack.enter_context(whole_interpolations())
         stack.enter_context(tracing(TracingContext(mode)))
         # As in eager, where a backward runs outside of the autocast around its forward.
         stack.enter_context(functorch_config.patch(backward_pass_autocast="off"))
@@ -71,22 +59,6 @@ def joint_trace(graph_module: fx.GraphModule, examples: Sequence[Any], mode: Any
         state = aot_autograd.create_aot_state(stack, call, inputs, descriptions, config, fake_mode, environment)
         captured = aot_stage1_graph_capture(state, call)
     return JointTrace(captured.graph_module, state.needs_autograd, state.fw_metadata)
-
-
-@contextlib.contextmanager
-def _whole_operators() -> Iterator[None]:
-    """Keeps operators whole whose kernels and gradients torch writes out in Python while it traces.
-
-    Interpolation written out gathers and scatters every element, which takes about ten times as long as its kernel.
-    """
-    keys = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
-    with contextlib.ExitStack() as stack:
-        for target in _WRITTEN_OUT:
-            target._dispatch_cache.clear()
-            stack.callback(target._dispatch_cache.clear)
-            for key in keys:
-                stack.enter_context(removed_entry(target.py_kernels, key))
-        yield
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,7 @@ from torch import fx
 
 from lit_ort._compat.torch_aot import OF_BACKWARD, is_marked, mark_recomputed, partition
 from lit_ort._compat.torch_fx import first_argument, inputs_of, output_of, returned_by
+from lit_ort._compat.torch_ops import OpOverload
 from lit_ort.joint.trace import JointGraph
 from lit_ort.runtime.program import Source
 
@@ -113,6 +114,7 @@ def _save_bases(forward: fx.Graph, backward: fx.Graph, results: int) -> None:
         with backward.inserting_before(_first_after_inputs(backward)):
             value = place
             for view in views:
+                assert isinstance(view.target, OpOverload)
                 value = backward.call_function(view.target, (value, *view.args[1:]), view.kwargs)
                 value.meta = dict(view.meta)
         own.replace_all_uses_with(value)

@@ -14,7 +14,7 @@ from torch import fx, nn
 from tests.compat.canary import canary
 
 TORCH, OPS, FX, SIZES, AOT = "torch", "torch_ops", "torch_fx", "torch_sizes", "torch_aot"
-ORT, RECURRENT = "onnxruntime", "recurrent"
+ORT, RECURRENT, INTERPOLATION = "onnxruntime", "recurrent", "interpolation"
 aten = torch.ops.aten
 
 
@@ -566,3 +566,29 @@ def test_checkpoint_is_torchs_own() -> None:
     effect = "a graph breaks at every checkpoint of a module"
     with canary("torch.utils.checkpoint.checkpoint, which onnxruntime wraps", ORT, effect):
         assert not torch.utils.checkpoint.checkpoint.__module__.startswith("onnxruntime")
+
+
+def test_interpolations() -> None:
+    effect = "graphs write them out as gathers and scatters, or can't tell their shapes at changing sizes"
+    with canary(
+        "py_kernels of operators, meta_table and op_implementations_dict", INTERPOLATION, effect
+    ) as interpolation:
+        from lit_ort._compat.torch_fx import fake_mode
+
+        mode = fake_mode(symbolic=True)
+        environment = mode.shape_env
+        assert environment is not None
+        size = environment.create_unbacked_symint()
+        with interpolation.whole_interpolations(), mode:
+            images = torch.empty(2, 3, 4, 4)
+            grown = aten.upsample_bilinear2d.default(images, [size, 8], False)
+            assert grown.shape[2] is size or str(grown.shape[2]) == str(size)
+            back = aten.upsample_bilinear2d_backward.default(grown, [size, 8], [2, 3, 4, 4], False)
+            assert tuple(back.shape) == (2, 3, 4, 4)
+        trace = trace_of(lambda x: (torch.nn.functional.interpolate(x, scale_factor=2).sum(),), images_that_learn())
+        names = [str(target) for target in targets(trace.graph_module)]
+        assert {"aten.upsample_nearest2d.default", "aten.upsample_nearest2d_backward.default"} <= set(names)
+
+
+def images_that_learn() -> torch.Tensor:
+    return torch.randn(2, 3, 4, 4, requires_grad=True)

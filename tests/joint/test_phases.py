@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from lit_ort._compat.torch_fx import is_view, returned_by
 from lit_ort.capture.checkpoints import has_checkpoints
 from lit_ort.joint.phases import SOURCE, one_phase, saved_inputs, two_phases
 from lit_ort.lower.memory import peak_bytes
@@ -95,6 +96,26 @@ def test_inputs_that_the_backward_reads_are_not_saved_twice() -> None:
     sources = [n.meta[SOURCE] for n in backward.module.graph.nodes if n.op == "placeholder"]
     assert sorted(source.kind for source in sources) == ["saved", "tangent", "tensor"]
     assert len(run(forward, tensors(weight(), rows()))) == 2
+
+
+def turned(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    factor = w.exp().t()
+    return ((x.t() @ factor).unsqueeze(0).exp(),)
+
+
+def test_views_are_saved_as_what_they_are_of() -> None:
+    w, x = torch.randn(3, 5), torch.randn(5, 4)
+    w.requires_grad_()
+    forward, backward = two_phases(joint_of(turned, w, x), None)
+    views = [node.name for node in returned_by(forward.module.graph)[1:] if is_view(node)]
+    assert not views
+    # The other factor of the product is an input, turned in the backward.
+    assert saved_inputs(backward) == (1,)
+    value, *saved = run(forward, tensors(w, x))
+    tangent = torch.linspace(0.5, 1.5, value.numel()).reshape(value.shape)
+    values = {**tensors(w, x), ("tangent", 0): tangent, **{("saved", k): v for k, v in enumerate(saved)}}
+    (gradient,) = run(backward, values)
+    torch.testing.assert_close(gradient, torch.autograd.grad(turned(w, x)[0], w, tangent)[0])
 
 
 def test_a_backward_that_reads_no_input() -> None:

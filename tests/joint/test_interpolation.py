@@ -1,0 +1,73 @@
+"""Interpolation is one operator of the graph, in both directions and at sizes that change."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tests.compare import assert_same_step, backend
+
+CASES: list[tuple[int, dict[str, Any]]] = [
+    (1, {"mode": "nearest"}),
+    (2, {"mode": "nearest"}),
+    (3, {"mode": "nearest"}),
+    (1, {"mode": "nearest-exact"}),
+    (2, {"mode": "nearest-exact"}),
+    (1, {"mode": "linear", "align_corners": True}),
+    (2, {"mode": "bilinear"}),
+    (2, {"mode": "bilinear", "align_corners": True}),
+    (2, {"mode": "bilinear", "antialias": True}),
+    (2, {"mode": "bicubic"}),
+    (2, {"mode": "bicubic", "antialias": True}),
+    (3, {"mode": "trilinear"}),
+]
+
+
+class Resized(nn.Module):
+    def __init__(self, rank: int, settings: dict[str, Any]) -> None:
+        super().__init__()
+        kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[rank - 1]
+        self.convolution = kind(2, 3, 3, padding=1)
+        self.settings = settings
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.interpolate(self.convolution(x), **self.settings).square().mean()
+
+
+def step(module: Any, x: Tensor) -> Tensor:
+    return module(x)
+
+
+@pytest.mark.parametrize("sizes", [{"scale_factor": 2}, {"scale_factor": 1.5}, {"size": 7}])
+@pytest.mark.parametrize(("rank", "settings"), CASES, ids=str)
+def test_stays_whole(rank: int, settings: dict[str, Any], sizes: dict[str, Any]) -> None:
+    module = Resized(rank, {**settings, **sizes})
+    engine = assert_same_step(module, step, torch.randn(2, 2, *[6] * rank))
+    (graph,) = engine.compile_log.graphs
+    names = [name for name in graph.torch_operators if "upsample" in name]
+    assert sorted(name.endswith("_backward.default") for name in names) == [False, True]
+    assert not any("index" in name for name in graph.torch_operators)
+
+
+@pytest.mark.parametrize(("rank", "settings"), CASES, ids=str)
+def test_one_graph_serves_other_sizes(rank: int, settings: dict[str, Any]) -> None:
+    module, engine = Resized(rank, {**settings, "scale_factor": 2}), backend()
+    compiled = torch.compile(step, backend=engine)
+    for batch, size in ((2, 6), (3, 5), (4, 8), (5, 9)):
+        twin, x = copy.deepcopy(module), torch.randn(batch, 2, *[size] * rank)
+        module.zero_grad()
+        twin.zero_grad()
+        expected, actual = step(twin, x), compiled(module, x)
+        expected.backward()
+        actual.backward()
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+        for own, other in zip(module.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(own.grad, other.grad, rtol=1e-4, atol=1e-6)
+    graphs = engine.compile_log.graphs
+    assert len(graphs) == 2, [(graph.shapes, graph.fixed_sizes) for graph in graphs]
+    assert all(any("upsample" in name for name in graph.torch_operators) for graph in graphs)
