@@ -5,40 +5,49 @@
     python benchmarks/suite.py results.jsonl --models Llama ViT --sizes small medium --precisions 32-true bf16-mixed
     python benchmarks/suite.py results.jsonl --report            # the table and the picture of what is there
 
-Each model is measured in a process of its own, and adds a line of JSON. A step is forward, loss, backward, clipping
-where usual, and fused AdamW, dropout as configured; medians of interleaved rounds.
+A step is forward, loss, backward, clipping where usual, and fused AdamW, dropout as configured. Each way to run it has
+a process of its own, as for who uses it, and they take their steps in turn; medians. Each model adds a line of JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
 import json
 import subprocess
 import sys
+import tempfile
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.models import GROUPS, MODELS
 from benchmarks.models.case import SIZES, SMALL
-from benchmarks.suite_report import picture, table
+from benchmarks.suite_report import picture, summary, table
+from lit_ort.benchmark.machine import machine, versions
+from lit_ort.benchmark.result import BASELINES, ORT
+from lit_ort.benchmark.run import interleaved
 
 FLOAT32, BF16 = "32-true", "bf16-mixed"
 QUICK = ("BERT", "Llama", "T5", "ViT", "ResNet", "MLP", "graph network")
 SECONDS = 1800
+STEP = "step"
 
 
 def main() -> None:
     arguments = parse()
     if arguments.alone:
-        print(json.dumps(alone(*arguments.alone, rounds=arguments.rounds)))
+        alone(*arguments.alone)
         return
     if not arguments.report:
         measure(arguments)
     results = read(arguments.results)
-    print(table(results))
+    print(f"{table(results)}\n\n{summary(results)}")
     image = arguments.results.with_suffix(".png")
     picture(results, image)
     print(f"\n{image}")
@@ -54,7 +63,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)}")
     parser.add_argument("--report", action="store_true", help="measure nothing")
-    parser.add_argument("--alone", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--alone", nargs=4, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -65,7 +74,7 @@ def measure(arguments: argparse.Namespace) -> None:
         for size in arguments.sizes:
             for precision in arguments.precisions:
                 if (name, size, precision) not in done:
-                    line = in_own_process(name, size, precision, arguments.rounds)
+                    line = measured(name, size, precision, arguments.rounds)
                     with arguments.results.open("a") as file:
                         file.write(json.dumps(line) + "\n")
                     print(progress(line), file=sys.stderr, flush=True)
@@ -79,33 +88,113 @@ def chosen(arguments: argparse.Namespace) -> list[str]:
     return [name for group in arguments.groups or GROUPS for name in GROUPS[group]]
 
 
-def in_own_process(name: str, size: str, precision: str, rounds: int) -> dict[str, Any]:
+def measured(name: str, size: str, precision: str, rounds: int) -> dict[str, Any]:
     """A model's line; one with an `error` where it could not be measured."""
-    command = [sys.executable, "-W", "ignore", __file__, "-", "--rounds", str(rounds), "--alone", name, size, precision]
     line: dict[str, Any] = {"model": name, "size": size, "precision": precision, "date": time.strftime("%Y-%m-%d")}
     try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
-    except subprocess.TimeoutExpired:
-        return {**line, "error": f"took longer than {SECONDS} s"}
-    if run.returncode != 0:
-        return {**line, "error": run.stderr.strip().splitlines()[-1][:300]}
-    return {**line, **json.loads(run.stdout.splitlines()[-1])}
+        with contextlib.ExitStack() as stack:
+            # One after the other: compiling takes all cores.
+            processes = {b: stack.enter_context(Process.started(name, size, precision, b)) for b in BASELINES}
+            times = interleaved({b: process.step for b, process in processes.items()}, rounds)
+            figures = {b: process.figures(times[b]) for b, process in processes.items()}
+    except ProcessError as error:
+        return {**line, "error": str(error)}
+    return {**line, "machine": machine(), "versions": versions(), "figures": figures}
 
 
-def alone(name: str, size: str, precision: str, rounds: int) -> dict[str, Any]:
-    """Measures a model in this process."""
+class ProcessError(Exception):
+    """A process that ended or took too long."""
+
+
+class Process:
+    """One way to run a model's step, in a process of its own.
+
+    Args:
+        baseline: `eager`, `inductor` or `ort`.
+        popen: the process.
+        errors: what it writes to stderr.
+    """
+
+    def __init__(self, baseline: str, popen: subprocess.Popen[str], errors: IO[str]) -> None:
+        self._baseline, self._popen, self._errors = baseline, popen, errors
+
+    @classmethod
+    @contextlib.contextmanager
+    def started(cls, name: str, size: str, precision: str, baseline: str) -> Iterator[Process]:
+        """A process that has taken its first steps."""
+        command = [sys.executable, "-W", "ignore", __file__, "-", "--alone", name, size, precision, baseline]
+        with tempfile.TemporaryFile("w+") as errors:
+            pipe = subprocess.PIPE
+            with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True) as popen:
+                try:
+                    process = cls(baseline, popen, errors)
+                    process._answer()
+                    yield process
+                finally:
+                    popen.kill()
+
+    def step(self) -> float:
+        """Takes a step; how many seconds that took."""
+        return self._ask(STEP)
+
+    def figures(self, seconds: list[float]) -> dict[str, Any]:
+        return self._ask(seconds)
+
+    def _ask(self, question: Any) -> Any:
+        assert self._popen.stdin is not None
+        try:
+            print(json.dumps(question), file=self._popen.stdin, flush=True)
+        except BrokenPipeError:
+            raise self._ended() from None
+        return self._answer()
+
+    def _answer(self) -> Any:
+        assert self._popen.stdout is not None
+        limit = threading.Timer(SECONDS, self._popen.kill)
+        limit.start()
+        try:
+            answer = self._popen.stdout.readline()
+        finally:
+            limit.cancel()
+        if not answer:
+            raise self._ended()
+        return json.loads(answer)
+
+    def _ended(self) -> ProcessError:
+        self._popen.wait()
+        self._errors.seek(0)
+        last = (self._errors.read().strip().splitlines() or [f"ended, or took longer than {SECONDS} s"])[-1]
+        return ProcessError(f"{self._baseline}: {last[:300]}")
+
+
+def alone(name: str, size: str, precision: str, baseline: str) -> None:
+    """Measures a model in this process, and answers on stdout."""
     import torch
     import transformers
 
-    from lit_ort import ORTOptions, benchmark
+    from lit_ort import ORTOptions
+    from lit_ort.benchmark.run import Measurement, gradients_in_eager
+    from lit_ort.benchmark.steps import Workload
 
+    answers, sys.stdout = sys.stdout, sys.stderr
     transformers.logging.set_verbosity_error()
+    options = ORTOptions(precision=precision)
+    # What every compilation imports and starts is no model's memory.
+    Measurement(baseline, Workload(torch.nn.Linear(2, 2), torch.ones(1, 2), loss=torch.sum), options)
     torch.manual_seed(0)
     model = MODELS[name]
     module, batch = model.make(size)
-    module.train()
-    options = ORTOptions(precision=precision)
-    return benchmark(module, batch, rounds=rounds, options=options, clip=model.clip, loss=model.loss).as_dict()
+    workload = Workload(module.train(), batch, model.clip, model.loss)
+    measurement = Measurement(baseline, workload, options)
+    print(json.dumps("ready"), file=answers, flush=True)
+    for question in map(json.loads, sys.stdin):
+        if question == STEP:
+            answer = measurement.step()
+        else:
+            # Inductor's gradients are not in question, and would take its compilation once more.
+            expected = gradients_in_eager(workload, options) if baseline == ORT else None
+            answer = dataclasses.asdict(measurement.figures(question, expected))
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from benchmarks.models import GROUPS
 
 Line = dict[str, Any]
 EAGER, INDUCTOR, ORT = "eager", "inductor", "ort"
+SLOWEST = 5
 
 
 def table(lines: Sequence[Line]) -> str:
@@ -35,6 +36,30 @@ def _table(lines: Sequence[Line], title: str) -> str:
     rows = [_row(line) for line in sorted(lines, key=_to_eager, reverse=True)]
     where = f"{title}; {lines[-1]['machine']}; {versions}; {lines[-1]['date']}"
     return "\n".join([where, "", head, "|---|---|---|---|---|---|---|---|---|---|", *rows, "", *_means(lines)])
+
+
+def summary(lines: Sequence[Line]) -> str:
+    """A table of the geometric means of each size and precision, with the slowest models named."""
+    found = [
+        "| models | | step to eager's | faster | step to inductor's | faster | peak memory to eager's | first step to "
+        "inductor's |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    slowest = []
+    for size, precision in dict.fromkeys((line["size"], line["precision"]) for line in lines):
+        own = [line for line in lines if (line["size"], line["precision"]) == (size, precision) and "error" not in line]
+        for name, part in _groups(own):
+            found.append(f"| {size}, {precision} | {name}, {len(part)} | {' | '.join(_summary(part))} |")
+        worst = sorted(own, key=_to_eager, reverse=True)[:SLOWEST]
+        named = ", ".join(f"{line['model']} {ratio(line, EAGER):.2f}" for line in worst)
+        slowest.append(f"Slowest beside eager, {size}, {precision}: {named}.")
+    return "\n".join([*found, "", *slowest])
+
+
+def _groups(lines: Sequence[Line]) -> list[tuple[str, list[Line]]]:
+    """The lines of each group that has any, and all."""
+    named = [(group, [line for line in lines if line["model"] in models]) for group, models in GROUPS.items()]
+    return [(name, own) for name, own in [*named, ("all", list(lines))] if own]
 
 
 def _row(line: Line) -> str:
@@ -75,11 +100,7 @@ def _means(lines: Sequence[Line]) -> list[str]:
         "inductor's |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    named = [(group, [line for line in lines if line["model"] in models]) for group, models in GROUPS.items()]
-    for name, own in [*named, ("all", list(lines))]:
-        if own:
-            found.append(f"| {name} | {len(own)} | {' | '.join(_summary(own))} |")
-    return found
+    return [*found, *(f"| {name} | {len(own)} | {' | '.join(_summary(own))} |" for name, own in _groups(lines))]
 
 
 def _summary(lines: Sequence[Line]) -> list[str]:

@@ -64,6 +64,8 @@ class ORTOptions:
         threads: threads of a session's operators; None takes `torch.get_num_threads()`.
         allow_spinning: let idle session threads spin. Off by default: spinning threads take the cores from the torch
             optimizer that runs between two sessions (upstream issue microsoft/onnxruntime#13808).
+        keep_memory: let the C library keep the memory that a step frees for the next one, up to 1 GiB, instead of
+            giving it back to the system; for the whole process, where the library is glibc.
 
     Raises:
         OptionsError: a value outside its rule.
@@ -82,6 +84,7 @@ class ORTOptions:
     cache_dir: str | None = _of_the_run(None)
     threads: int | None = _of_the_run(None)
     allow_spinning: bool = _of_the_run(False)
+    keep_memory: bool = _of_the_run(True)
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
@@ -97,7 +100,7 @@ class ORTOptions:
                 f"Write disable_passes=({self.disable_passes!r},)."
             )
         object.__setattr__(self, "disable_passes", tuple(self.disable_passes))
-        for option in ("verify_first_step", "optimizer_in_graph", "allow_spinning"):
+        for option in ("verify_first_step", "optimizer_in_graph", "allow_spinning", "keep_memory"):
             require_bool(option, getattr(self, option))
         if self.cache_dir is not None:
             object.__setattr__(self, "cache_dir", _folder("cache_dir", self.cache_dir))

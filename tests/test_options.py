@@ -30,6 +30,7 @@ OTHERS: dict[str, tuple[Any, bool]] = {
     "cache_dir": ("elsewhere", False),
     "threads": (3, False),
     "allow_spinning": (True, False),
+    "keep_memory": (False, False),
 }
 
 

@@ -109,22 +109,8 @@ def ancestors_of(nodes: Iterable[fx.Node], beyond: fx.Node | None = None) -> set
     return found
 
 
-def restride(graph: fx.Graph) -> None:
-    """Gives the nodes of a graph examples with the strides that they have, where those before them have others."""
-    changed: set[fx.Node] = set()
-    for node in graph.nodes:
-        if node.op != "call_function" or is_size(node):
-            continue
-        is_new = node.target is torch.ops.lit_ort.in_memory_format.default
-        if is_new or any(argument in changed for argument in node.all_input_nodes):
-            before, after = node.meta["val"], _computed(node)
-            node.meta["val"] = after
-            if is_new or _strides(before) != _strides(after):
-                changed.add(node)
-
-
-def _computed(node: fx.Node) -> Any:
-    """A node's example, from those of its arguments."""
+def restrided(node: fx.Node) -> Any:
+    """A node's example, computed anew from those of its arguments."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda argument: argument.meta["val"])
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
     assert callable(node.target)
@@ -132,7 +118,8 @@ def _computed(node: fx.Node) -> Any:
         return node.target(*args, **kwargs)
 
 
-def _strides(value: Any) -> list[Any]:
+def strides_of(value: Any) -> list[str]:
+    """The strides of a value's tensors, as text: comparing symbols would add guards."""
     return [str(leaf.stride()) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +36,7 @@ from lit_ort.errors import CompileError, LitOrtWarning, OptionsError, SessionErr
 from lit_ort.options import AUTO, ORTOptions
 from lit_ort.runtime.autograd import Call, SplitRunner, bind_program
 from lit_ort.runtime.buffers import BufferPool
+from lit_ort.runtime.heap import keep_freed_memory
 from lit_ort.runtime.program import SPLIT
 from lit_ort.runtime.report import GraphReport, describe
 from lit_ort.runtime.session import SessionOptions
@@ -78,6 +80,8 @@ class ORTBackend:
                 "optimizer_in_graph=True, and torch.compile knows of no optimizer. Leave it out, or train with "
                 "Trainer(strategy=lit_ort.ORTStrategy(optimizer_in_graph=True))."
             )
+        if options.keep_memory:
+            keep_freed_memory()
         self.options = options
         self.name = name
         self.compile_log = CompileLog() if compile_log is None else compile_log
@@ -145,6 +149,7 @@ class ORTBackend:
         compilation, call = found
         require_own_memory(compilation.program.signature, request.tensors)
         self._report(dataclasses.replace(compilation.report, name=name, fixed_sizes=fixed_sizes), start)
+        self._hint(name, compilation.report.speed)
         signature = compilation.program.signature
         executable = Executable(signature, call, forms)
         if self.options.verifies:
@@ -158,6 +163,10 @@ class ORTBackend:
     def _report(self, report: GraphReport, start: float) -> None:
         self._count += 1
         self.compile_log.graphs.append(dataclasses.replace(report, seconds=time.perf_counter() - start))
+
+    def _hint(self, name: str, speed: str | None) -> None:
+        if speed is not None and self.compile_log.is_new(speed):
+            logging.getLogger("lit_ort").info("lit_ort: the speed of %s is %s", name, speed)
 
     def _cached(self, content: Content, request: Request, forms: Forms) -> tuple[Compilation, Call] | None:
         found = None if self._cache is None else self._cache.read(content)

@@ -18,6 +18,7 @@ from torch import fx
 
 from lit_ort._compat.torch_fx import copy_nodes, example_of, inputs_of, returned_by
 from lit_ort.backend.compilation import Compilation, others_as_compile_errors
+from lit_ort.backend.expectation import expected_speed
 from lit_ort.capture.capture import Captured, capture
 from lit_ort.capture.checkpoints import has_checkpoints
 from lit_ort.capture.dimensions import Dimensions
@@ -209,6 +210,8 @@ class _Build:
         after = collections.Counter(node.op_type for one in lowered for node in one.model.graph.node)
         calls = (s.target for one in lowered for node in one.phase.nodes for s in node.statements)
         signature = program.signature
+        operators = dict(collections.Counter(calls).most_common())
+        graphs = [phase.module.graph for phase in phases]
         return GraphReport(
             name=self._name,
             kind=program.kind,
@@ -221,7 +224,8 @@ class _Build:
             seconds=0.0,
             precision=" and ".join(sorted(signature.precisions)),
             peak_bytes=max(peak_bytes(phase.module.graph) for phase in phases),
-            torch_operators=dict(collections.Counter(calls).most_common()),
+            torch_operators=operators,
+            speed=None if program.kind == FORWARD else expected_speed(graphs, operators, self._reports),
         )
 
     def _folder(self) -> Path:

@@ -18,8 +18,8 @@ class BaselineFigures:
         step_ms: milliseconds of each timed step.
         first_step_s: seconds of the first step, compiling included.
         cached_first_step_s: the same with the graph read from `cache_dir`; None for others than `ort`.
-        peak_mb: the most memory above what the process held before the copy of the module was made, in MB; None where
-            the system does not tell.
+        peak_mb: the most memory of the first steps above what the process held with the module, in MB, compiling and
+            the optimizer's state included; None where the system does not tell.
         gradient_error: the largest relative error of the loss or a gradient against eager, with dropout off; None for
             eager, and for a step that draws random numbers of its own.
         ran: what `explain` says in short; empty for others than `ort`.

@@ -6,7 +6,7 @@ import dataclasses
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -24,6 +24,8 @@ from lit_ort.errors import LitOrtWarning, OptionsError
 from lit_ort.options import BF16_MIXED, ORTOptions
 
 WARM_UP = 3
+# The loss and each parameter's gradient, by name.
+Gradients = dict[str, Tensor]
 
 
 def benchmark(
@@ -56,10 +58,11 @@ def benchmark(
     _require(rounds, baselines)
     options = ORTOptions() if options is None else options
     workload = Workload(module, batch, clip, loss)
-    measured = {name: _Measured(name, workload, options) for name in baselines}
-    times = _interleaved({name: one.runner for name, one in measured.items()}, rounds)
-    errors, notes = _errors(workload, options, [name for name in baselines if name != EAGER])
-    figures = {name: one.figures(times[name], errors.get(name)) for name, one in measured.items()}
+    measured = {name: Measurement(name, workload, options) for name in baselines}
+    times = interleaved({name: one.step for name, one in measured.items()}, rounds)
+    expected = gradients_in_eager(workload, options)
+    notes = () if expected is not None else ("Errors are not measured: the step draws random numbers of its own.",)
+    figures = {name: one.figures(times[name], expected) for name, one in measured.items()}
     step = f"{type(module).__name__}, {options.precision}, medians of {rounds} rounds"
     return Benchmark(step, machine(), versions(), figures, notes)
 
@@ -72,22 +75,32 @@ def _require(rounds: int, baselines: Sequence[str]) -> None:
         raise OptionsError(f"rounds={rounds}: at least one step has to be timed.")
 
 
-class _Measured:
-    """A baseline after its first steps."""
+class Measurement:
+    """A baseline after its first steps, whose time and memory it knows.
+
+    Args:
+        baseline: `eager`, `inductor` or `ort`.
+        workload: what to run; of a module that stays as it is.
+        options: of ONNX Runtime; its precision is that of every baseline.
+    """
 
     def __init__(self, baseline: str, workload: Workload, options: ORTOptions) -> None:
         self._baseline, self._workload, self._options = baseline, workload, options
         self._first = 0.0
+        backend = ORTBackend(options, "step") if baseline == ORT else None
+        self._runner = Runner(baseline, workload.copy(), _is_low(options), backend)
         self._peak = peak_mb(self._first_steps)
         self._cached = self._first_step_from_cache() if baseline == ORT else None
 
     def _first_steps(self) -> None:
-        backend = ORTBackend(self._options, "step") if self._baseline == ORT else None
-        self.runner = Runner(self._baseline, self._workload.copy(), _is_low(self._options), backend)
         with fresh_inductor() if self._baseline == INDUCTOR else nullcontext(), _quiet():
-            self._first = _timed(self.runner.step)
+            self._first = self.step()
             for _ in range(WARM_UP - 1):
-                self.runner.step()
+                self.step()
+
+    def step(self) -> float:
+        """Takes a step; how many seconds that took."""
+        return _timed(self._runner.step)
 
     def _first_step_from_cache(self) -> float:
         with tempfile.TemporaryDirectory() as folder, _quiet():
@@ -97,15 +110,29 @@ class _Measured:
             ]
             return [_timed(runner.step) for runner in runners][-1]
 
-    def figures(self, seconds: Sequence[float], error: float | None) -> BaselineFigures:
+    def figures(self, seconds: Sequence[float], expected: Gradients | None) -> BaselineFigures:
+        """All that is known of it.
+
+        Args:
+            seconds: of its steps.
+            expected: eager's loss and gradients, to compare its own with; None where they are not compared.
+        """
+        error = None if expected is None or self._baseline == EAGER else self._error(expected)
         ran, fallbacks = "", tuple[str, ...]()
-        if self.runner.backend is not None:
-            explanation = explain(self.runner.backend)
+        if self._runner.backend is not None:
+            explanation = explain(self._runner.backend)
             ran = explanation.summary
             fallbacks = tuple(dict.fromkeys(graph.fallback for graph in explanation.fallbacks if graph.fallback))
         return BaselineFigures(
             tuple(1e3 * second for second in seconds), self._first, self._cached, self._peak, error, ran, fallbacks
         )
+
+    def _error(self, expected: Gradients) -> float:
+        """The largest relative error of its loss and gradients, with dropout off."""
+        backend = ORTBackend(self._options, "step") if self._baseline == ORT else None
+        with _quiet():
+            runner = Runner(self._baseline, without_dropout(self._workload), _is_low(self._options), backend)
+            return _error(_gradients(runner, seed=0), expected)
 
 
 def _is_low(options: ORTOptions) -> bool:
@@ -126,35 +153,24 @@ def _timed(run: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def _interleaved(runners: dict[str, Runner], rounds: int) -> dict[str, list[float]]:
+def interleaved(steps: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
     """Seconds of each baseline's steps; another one begins in each round, so that none always follows the same."""
-    times: dict[str, list[float]] = {name: [] for name in runners}
-    names = list(runners)
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    names = list(steps)
     for k in range(rounds):
         for name in [*names[k % len(names) :], *names[: k % len(names)]]:
-            times[name].append(_timed(runners[name].step))
+            times[name].append(steps[name]())
     return times
 
 
-def _errors(
-    workload: Workload, options: ORTOptions, baselines: Sequence[str]
-) -> tuple[dict[str, float], tuple[str, ...]]:
-    """The largest relative error of each baseline's loss and gradients, with dropout off."""
-    plain = without_dropout(workload)
-    reference = Runner(EAGER, plain, _is_low(options), None)
+def gradients_in_eager(workload: Workload, options: ORTOptions) -> Gradients | None:
+    """Loss and gradients with dropout off; None where they change from run to run."""
+    reference = Runner(EAGER, without_dropout(workload), _is_low(options), None)
     expected = _gradients(reference, seed=0)
-    if not _is_same(expected, _gradients(reference, seed=1)):
-        return {}, ("Errors are not measured: the step draws random numbers of its own.",)
-    errors: dict[str, float] = {}
-    with _quiet():
-        for name in baselines:
-            backend = ORTBackend(options, "step") if name == ORT else None
-            runner = Runner(name, without_dropout(workload), _is_low(options), backend)
-            errors[name] = _error(_gradients(runner, seed=0), expected)
-    return errors, ()
+    return expected if _is_same(expected, _gradients(reference, seed=1)) else None
 
 
-def _gradients(runner: Runner, seed: int) -> dict[str, Tensor]:
+def _gradients(runner: Runner, seed: int) -> Gradients:
     torch.manual_seed(seed)
     state = {name: value.clone() for name, value in runner.workload.module.state_dict().items()}
     loss = runner.gradients()
@@ -164,11 +180,11 @@ def _gradients(runner: Runner, seed: int) -> dict[str, Tensor]:
     return {"loss": loss, **{name: gradient.clone() for name, gradient in found.items()}}
 
 
-def _is_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+def _is_same(one: Gradients, other: Gradients) -> bool:
     return all(torch.allclose(one[name], other[name], rtol=1e-4, atol=1e-6, equal_nan=True) for name in one)
 
 
-def _error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+def _error(found: Gradients, expected: Gradients) -> float:
     # What is zero but for rounding has no direction to compare.
     floor = 1e-2 * max(float(value.norm()) for value in expected.values())
     pairs = [(found.get(name, torch.zeros_like(value)), value) for name, value in expected.items()]

@@ -21,6 +21,7 @@ from lit_ort.capture.dimensions import changing_dimensions
 from lit_ort.capture.examples import Examples, examples_of
 from lit_ort.capture.numbers import NumberedGraph, copy_graph, size_symbols
 from lit_ort.capture.places import source_line
+from lit_ort.capture.vmaps import inline_vmaps
 from lit_ort.errors import CaptureError
 
 
@@ -54,6 +55,7 @@ def capture(graph: NumberedGraph, tensors: Sequence[torch.Tensor], keys: Sequenc
     examples = examples_of(tensors, torch.is_grad_enabled(), dimensions)
     bound = _bind_numbers(graph, examples, keys)
     _settle_calls(bound.graph)
+    inline_vmaps(bound, examples)
     if not _is_plain(bound.graph):
         _refuse_recurrent_dropout(bound.graph)
         return Captured(bound, examples, False)

@@ -13,10 +13,12 @@ Source: Vaswani et al. 2017; computing again in the backward, FlashAttention (Da
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import register_flop_formula
 
 from lit_ort.ops.attention_scores import Block, Group, Mask, group_heads, groups_of, mask_of, piece_elements
 from lit_ort.ops.masks import Draws, scale_of, share_to_drop, smallest_kept
@@ -272,6 +274,20 @@ _BACKWARD = define(
     f"attention_backward(Tensor grad, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor)", attention_backward, _fake_backward
 )
 torch.library.register_autograd(f"{NAMESPACE}::attention", _gradient, setup_context=_setup)
+
+
+@register_flop_formula(torch.ops.lit_ort.attention)
+def _operations(q: Sequence[int], k: Sequence[int], v: Sequence[int], *_: Any, **__: Any) -> int:
+    """Of the products, from shapes."""
+    return 2 * math.prod(q[:3]) * k[2] * (q[3] + v[3])
+
+
+@register_flop_formula(torch.ops.lit_ort.attention_backward)
+def _backward_operations(
+    grad: Sequence[int], q: Sequence[int], k: Sequence[int], v: Sequence[int], *_: Any, **__: Any
+) -> int:
+    return 2 * math.prod(q[:3]) * k[2] * (3 * q[3] + 2 * v[3])
+
 
 OPERATORS = (
     Operator(_ATTENTION, attention, workspace_bytes=_bytes, draws=True, recomputable=False),

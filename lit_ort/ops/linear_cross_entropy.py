@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import register_flop_formula
 
 from lit_ort.ops.operator import NAMESPACE, Memory, Operator, accumulation_dtype, cast, define
 from lit_ort.ops.product import product, workspace_bytes
@@ -276,5 +277,13 @@ _SCHEMA = (
 )
 _OPERATOR = define(_SCHEMA, linear_cross_entropy, _fake)
 torch.library.register_autograd(f"{NAMESPACE}::linear_cross_entropy", _gradient, setup_context=_setup)
+
+
+@register_flop_formula(torch.ops.lit_ort.linear_cross_entropy)
+def _operations(hidden: Sequence[int], weight: Sequence[int], *rest: Any, **_: Any) -> int:
+    """Of the products, from shapes: logits, and the gradients that are wanted."""
+    wanted = rest[-1]
+    return 2 * hidden[0] * hidden[1] * weight[0] * (1 + sum(wanted[:2]))
+
 
 OPERATORS = (Operator(_OPERATOR, linear_cross_entropy, workspace_bytes=_workspace_bytes, recomputable=False),)

@@ -8,10 +8,12 @@ Source: Cho et al. 2014 (GRU, in torch's form: the reset gate is applied behind 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import register_flop_formula
 
 from lit_ort.ops.operator import NAMESPACE, Memory, Operator, define
 
@@ -235,6 +237,20 @@ _BACKWARD = define(
     _fake_backward,
 )
 torch.library.register_autograd(f"{NAMESPACE}::recurrent_layer", _gradient, setup_context=_setup)
+
+
+@register_flop_formula(torch.ops.lit_ort.recurrent_layer)
+def _operations(
+    x: Sequence[int], state: Sequence[int], input_weight: Sequence[int], state_weight: Sequence[int], *_: Any, **__: Any
+) -> int:
+    """Of the products, from shapes."""
+    return 2 * x[0] * x[1] * (math.prod(input_weight) + math.prod(state_weight))
+
+
+@register_flop_formula(torch.ops.lit_ort.recurrent_layer_backward)
+def _backward_operations(grad: Sequence[int], *rest: Any, **_: Any) -> int:
+    return 2 * _operations(*rest)
+
 
 OPERATORS = (
     Operator(_LAYER, recurrent_layer, workspace_bytes=_bytes, recomputable=False),

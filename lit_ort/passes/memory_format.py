@@ -15,13 +15,46 @@ import torch
 from torch import fx
 
 import lit_ort.ops  # noqa: F401 - registers the operator
-from lit_ort._compat.torch_fx import arguments_of, first_argument, restride, returned_by
+from lit_ort._compat.torch_fx import (
+    arguments_of,
+    first_argument,
+    is_element,
+    is_size,
+    is_view,
+    restrided,
+    returned_by,
+    strides_of,
+)
+from lit_ort._compat.torch_ops import is_pointwise
 from lit_ort._compat.torch_sizes import hint_of
 
 aten = torch.ops.aten
 _FORWARD, _BACKWARD = aten.convolution.default, aten.convolution_backward.default
 # Operators that read values by the strides that they were traced with.
 _BY_STRIDES = frozenset({aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default})
+_FORMAT = torch.ops.lit_ort.in_memory_format.default
+_GROUP_NORM_BACKWARD = aten.native_group_norm_backward.default
+# Operators that take values in any order of memory, beside views and those that compute each element by itself.
+_OF_ANY_ORDER = frozenset(
+    {
+        *(_FORWARD, _BACKWARD, _FORMAT, _GROUP_NORM_BACKWARD, aten.native_group_norm.default),
+        *(aten._native_batch_norm_legit_functional.default, aten._native_batch_norm_legit_no_training.default),
+        *(aten.native_batch_norm_backward.default, aten.cat.default, aten.constant_pad_nd.default),
+        *(aten.max_pool2d_with_indices.default, aten.max_pool2d_with_indices_backward.default),
+        *(aten.avg_pool2d.default, aten.avg_pool2d_backward.default),
+        *(aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool2d_backward.default),
+        *(aten.upsample_nearest2d.default, aten.upsample_nearest2d_backward.default),
+        *(aten.upsample_bilinear2d.default, aten.upsample_bilinear2d_backward.default),
+        *(aten.mean.dim, aten.sum.dim_IntList, aten.sum.default, aten.mean.default, aten._to_copy.default),
+        *(aten.slice_backward.default, aten.select_backward.default, aten.native_dropout.default),
+        # Elementwise ones that torch doesn't mark as such.
+        *(aten.hardtanh.default, aten.hardtanh_backward.default, aten.leaky_relu_backward.default),
+        *(aten.hardswish.default, aten.hardswish_backward.default, aten.hardsigmoid_backward.default),
+        *(aten.elu_backward.default, aten.softplus_backward.default, aten.mish_backward.default),
+        *(aten.rsub.Scalar, aten.rsub.Tensor),
+        *(torch.ops.lit_ort.dropout.default, torch.ops.lit_ort.dropout_backward.default),
+    }
+)
 # Places of all images of a batch from which channels last pay: for any kernel, and for one of one place.
 PLACES, PLACES_OF_POINTS = 512, 128
 
@@ -41,13 +74,49 @@ def order_channels(module: fx.GraphModule) -> int:
             ordered[images, channels_last] = _ordered(graph, images, channels_last)
         node.update_arg(place, ordered[images, channels_last])
         fired += channels_last
-    restride(graph)
+    _propagate(graph)
     return fired
+
+
+def _propagate(graph: fx.Graph) -> None:
+    """Gives the nodes behind a change of order the strides that they have, or the old order where they need it."""
+    changed: set[fx.Node] = set()
+    for node in list(graph.nodes):
+        if node.op != "call_function" or is_size(node):
+            continue
+        if node.target is _GROUP_NORM_BACKWARD:
+            _align_group_norm(graph, node, changed)
+        elif not (node.target in _OF_ANY_ORDER or is_view(node) or is_element(node) or is_pointwise(node.target)):
+            for argument in [argument for argument in node.all_input_nodes if argument in changed]:
+                if not _is_contiguous(argument):
+                    node.replace_input_with(argument, _ordered(graph, argument, channels_last=False))
+        if node.target is _FORMAT or any(argument in changed for argument in node.all_input_nodes):
+            before = strides_of(node.meta["val"])
+            node.meta["val"] = restrided(node)
+            if node.target is _FORMAT or strides_of(node.meta["val"]) != before:
+                changed.add(node)
+
+
+def _align_group_norm(graph: fx.Graph, node: fx.Node, changed: set[fx.Node]) -> None:
+    """torch's kernel takes a gradient for one in the order of its images."""
+    gradient, images = arguments_of(node)[:2]
+    if gradient in changed or images in changed:
+        last = not _is_contiguous(images)
+        for place, value in enumerate((gradient, images)):
+            ordered = _ordered(graph, value, channels_last=last)
+            ordered.meta["val"] = restrided(ordered)
+            changed.add(ordered)
+            node.update_arg(place, ordered)
+
+
+def _is_contiguous(node: fx.Node) -> bool:
+    value = node.meta["val"]
+    return not isinstance(value, torch.Tensor) or value.dim() != 4 or value.is_contiguous()
 
 
 def _ordered(graph: fx.Graph, images: fx.Node, channels_last: bool) -> fx.Node:
     with graph.inserting_after(images):
-        node = graph.call_function(torch.ops.lit_ort.in_memory_format.default, (images, channels_last))
+        node = graph.call_function(_FORMAT, (images, channels_last))
     node.meta["val"] = images.meta["val"]
     return node
 

@@ -44,6 +44,7 @@ class GraphReport:
         torch_operators: counts of the operators that torch nodes call.
         verified: how many of its runs were compared with eager.
         worst: the largest relative errors of the last comparison, as `gradient of head.weight 2.1e-07`.
+        speed: why a step of the graph takes as long as in eager, or longer; None where something in it is faster.
         fixed_sizes: why the graph is compiled for these sizes only, where Dynamo left some open.
     """
 
@@ -61,6 +62,7 @@ class GraphReport:
     precision: str = "32-true"
     peak_bytes: int = 0
     torch_operators: dict[str, int] = dataclasses.field(default_factory=dict)
+    speed: str | None = None
     fixed_sizes: str | None = None
     verified: int = 0
     worst: tuple[str, ...] = ()
@@ -81,6 +83,8 @@ class GraphReport:
             lines.append(f"  verified {self.verified} times; errors at most {', '.join(self.worst)}")
         if self.fixed_sizes is not None:
             lines.append(f"  sizes    these only: {self.fixed_sizes}")
+        if self.speed is not None:
+            lines.append(f"  speed    {self.speed}")
         lines.append(f"  memory   {self.peak_bytes / 1e6:.0f} MB at most, inputs aside, as planned")
         lines.append(f"  forward  {_counts(self.operators_before)}")
         lines.append(f"  runs     {_counts(self.operators_after)}")

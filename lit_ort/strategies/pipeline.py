@@ -53,6 +53,7 @@ class PipelineMixin(ProcessesMixin):
         cache_dir: str | None = None,
         threads: int | None = None,
         allow_spinning: bool = False,
+        keep_memory: bool = True,
         timeout: timedelta | None = TIMEOUT,
         process_group_backend: str | None = None,
         start_method: StartMethod = "popen",
@@ -62,7 +63,7 @@ class PipelineMixin(ProcessesMixin):
         checkpoint_io: CheckpointIO | None = None,
         precision_plugin: PrecisionPlugin | None = None,
     ) -> None:
-        """`lit_ort.ORTOptions` says more about the arguments from `precision` to `allow_spinning`.
+        """`lit_ort.ORTOptions` says more about the arguments from `precision` to `keep_memory`.
 
         Args:
             schedule: "1f1b" (one forward and one backward in turn, which keeps the least), "gpipe" (all forwards, then
@@ -82,6 +83,7 @@ class PipelineMixin(ProcessesMixin):
             cache_dir: folder that keeps compiled graphs for later runs.
             threads: of a session's operators; None takes torch's number.
             allow_spinning: let idle session threads spin.
+            keep_memory: let the C library keep freed memory for the next step.
             timeout: after which a process that waits for another one gives up.
             process_group_backend: of torch.distributed; None takes gloo.
             start_method: how Lightning starts the processes; "popen" runs the script again.
@@ -111,6 +113,7 @@ class PipelineMixin(ProcessesMixin):
                 cache_dir=cache_dir,
                 threads=threads,
                 allow_spinning=allow_spinning,
+                keep_memory=keep_memory,
             ),
             timeout=timeout,
             process_group_backend=process_group_backend,

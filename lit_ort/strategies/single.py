@@ -42,6 +42,7 @@ class SingleDeviceMixin(ORTMixin):
         cache_dir: str | None = None,
         threads: int | None = None,
         allow_spinning: bool = False,
+        keep_memory: bool = True,
     ) -> None:
         """`lit_ort.ORTOptions` says more about the arguments from `precision` on.
 
@@ -64,6 +65,7 @@ class SingleDeviceMixin(ORTMixin):
             cache_dir: folder that keeps compiled graphs for later runs.
             threads: of a session's operators; None takes torch's number.
             allow_spinning: let idle session threads spin.
+            keep_memory: let the C library keep freed memory for the next step.
         """
         super().__init__(
             ORTOptions(
@@ -80,6 +82,7 @@ class SingleDeviceMixin(ORTMixin):
                 cache_dir=cache_dir,
                 threads=threads,
                 allow_spinning=allow_spinning,
+                keep_memory=keep_memory,
             ),
             device=device,
             accelerator=accelerator,

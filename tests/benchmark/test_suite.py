@@ -62,6 +62,26 @@ def test_what_could_not_be_measured_is_named() -> None:
     assert "Swin: no compiler" in suite_report.table([failed, line("BERT", 2, 2, 1)])
 
 
+def test_the_summary_names_the_slowest() -> None:
+    text = suite_report.summary([line("BERT", 100, 80, 40), line("Llama", 100, 80, 90), line("ResNet", 100, 120, 110)])
+    assert "| small, 32-true | all, 3 | 0.73 | 2 of 3 | 0.80 | 2 of 3 | 0.50 | 0.20 |" in text
+    assert text.endswith("Slowest beside eager, small, 32-true: ResNet 1.10, Llama 0.90, BERT 0.40.")
+
+
+@pytest.mark.slow
+def test_each_way_has_a_process_of_its_own() -> None:
+    found = suite.measured("MLP", "small", "32-true", rounds=2)
+    assert "error" not in found
+    assert [len(own["step_ms"]) for own in found["figures"].values()] == [2, 2, 2]
+    assert found["figures"]["ort"]["gradient_error"] < 1e-5
+    assert all(own["peak_mb"] > 0 for own in found["figures"].values())
+
+
+def test_a_process_that_ends_is_told() -> None:
+    found = suite.measured("MLP", "small", "no precision", rounds=1)
+    assert found["error"].startswith("eager: lit_ort.errors.OptionsError: precision='no precision'")
+
+
 def test_the_geometric_mean() -> None:
     assert suite_report.mean([0.5, 2.0]) == pytest.approx(1.0)
 
@@ -81,7 +101,7 @@ def test_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.Monkey
         asked.append(name)
         return line(name, 3, 2, 1)
 
-    monkeypatch.setattr(suite, "in_own_process", measure)
+    monkeypatch.setattr(suite, "measured", measure)
     given = {"models": ["BERT", "Llama"], "sizes": ["small"], "precisions": ["32-true"], "rounds": 1}
     suite.measure(argparse.Namespace(results=results, **given))
     assert asked == ["Llama"]

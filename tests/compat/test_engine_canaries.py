@@ -592,3 +592,15 @@ def test_interpolations() -> None:
 
 def images_that_learn() -> torch.Tensor:
     return torch.randn(2, 3, 4, 4, requires_grad=True)
+
+
+def test_levels_of_functorch() -> None:
+    effect = "graphs with torch.vmap have no fusions"
+    with canary("torch._functorch.predispatch", "torch_functorch", effect) as functorch:
+        graph = dynamo_graph(lambda x: torch.vmap(torch.sin)(x), torch.randn(2, 3))
+        assert {functorch.VMAP_START, functorch.VMAP_END, functorch.LOAD_RULES} <= set(targets(graph))
+        own = {target for target in targets(graph) if "functorch" in (getattr(target, "__module__", None) or "")}
+        assert own <= functorch.VMAP_FUNCTIONS
+        traced = functorch.operators_of(graph, [torch.randn(2, 3)])
+        assert aten.sin.default in targets(traced)
+        assert not own & set(targets(traced))

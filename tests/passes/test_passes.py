@@ -288,6 +288,25 @@ def test_memory_format_must_not_change_numbers(step: Step, images: tuple[int, ..
     assert report_of(engine, "memory_format").fired == (2 if step is classify else 0)
 
 
+@pytest.mark.parametrize(
+    "between",
+    [
+        pytest.param(lambda hidden: F.group_norm(hidden, 4), id="a gradient in the order of its images"),
+        pytest.param(lambda hidden: F.group_norm(hidden, 4).relu().contiguous() * hidden, id="in both orders"),
+        pytest.param(lambda hidden: F.layer_norm(hidden, hidden.shape[1:]), id="rows of values"),
+        pytest.param(lambda hidden: hidden.cumsum(2).flip(3), id="along a dimension"),
+        pytest.param(lambda hidden: hidden.flatten(2).transpose(1, 2).softmax(1).mT.view(4, 16, 16, 16), id="tokens"),
+        pytest.param(lambda hidden: F.pixel_shuffle(hidden, 2).repeat(1, 4, 1, 1)[..., ::2, ::2], id="moved places"),
+    ],
+)
+def test_memory_format_gives_operators_the_order_that_they_need(between: Callable[[Tensor], Tensor]) -> None:
+    def mixed(m: Any, x: Tensor) -> Tensor:
+        return m.last(m.depthwise(between(m.first(x))) + 1).square().mean()
+
+    engine = assert_same_step(Images(), mixed, torch.randn(4, 3, 16, 16))
+    assert report_of(engine, "memory_format").fired == 6
+
+
 def test_memory_format_leaves_two_sessions_alone() -> None:
     module = Images()
     engine = backend()

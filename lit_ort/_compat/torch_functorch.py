@@ -1,0 +1,25 @@
+"""Private interfaces of functorch: the functions that open and close the levels of `torch.vmap`, and their trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx
+from torch._functorch import predispatch
+
+VMAP_START: Callable[..., Any] = predispatch._vmap_increment_nesting
+VMAP_END: Callable[..., Any] = predispatch._vmap_decrement_nesting
+# Loads functorch's rules, once.
+LOAD_RULES: Callable[..., Any] = predispatch.lazy_load_decompositions
+VMAP_FUNCTIONS: frozenset[Callable[..., Any]] = frozenset(
+    {VMAP_START, VMAP_END, predispatch._add_batch_dim, predispatch._remove_batch_dim, LOAD_RULES}
+)
+
+
+def operators_of(graph_module: fx.GraphModule, examples: Sequence[Any]) -> fx.GraphModule:
+    """The operators that a graph with levels comes to below them, for examples without data."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    LOAD_RULES()
+    return make_fx(fx.Interpreter(graph_module).run, tracing_mode="real")(*examples)

@@ -1,0 +1,55 @@
+"""Whether a graph can be faster here than in eager, told from its operators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from torch import fx
+from torch.utils.flop_counter import flop_registry
+
+from lit_ort._compat.torch_ops import OpOverload
+from lit_ort._compat.torch_sizes import hint_of
+from lit_ort.fusions import pipeline as fusions
+from lit_ort.ops.product import Gain, onednn_gain
+from lit_ort.runtime.report import PassReport
+
+# Floating point operations of products below which a run's own 0.2 ms show: 2 ms of two cores.
+LEAST_WORK = 3e8
+SMALL = (
+    "below eager's: its products are {work:.2g} GFLOP, which don't win back the 0.2 ms that a run costs more than "
+    "eager's calls. Larger batches do."
+)
+ALL_BY_TORCH = "about eager's: its products and convolutions are torch's own kernels, and nothing in it could be fused"
+_PRODUCTS = ("aten.mm.default", "aten.addmm.default")
+# Passes after which an operator takes less time than torch's own way.
+_GAINS = frozenset({*fusions.names(), "embedding_gradient", "memory_format"})
+
+
+def expected_speed(
+    graphs: Iterable[fx.Graph], torch_operators: Mapping[str, int], passes: Iterable[PassReport]
+) -> str | None:
+    """Why a step of a graph takes as long as in eager, or longer; None where something in it is faster.
+
+    Args:
+        graphs: its phases.
+        torch_operators: counts of the operators that torch nodes call.
+        passes: what its fusions and passes did.
+    """
+    work = sum(_work_of(node) for graph in graphs for node in graph.nodes)
+    if work < LEAST_WORK:
+        return SMALL.format(work=work / 1e9)
+    gains = any(report.fired for report in passes if report.name in _GAINS)
+    own = any(name.startswith("lit_ort.") for name in torch_operators)
+    products = onednn_gain() is Gain.MUCH and any(name in torch_operators for name in _PRODUCTS)
+    return None if gains or own or products else ALL_BY_TORCH
+
+
+def _work_of(node: fx.Node) -> float:
+    """Floating point operations of a product, a convolution or an attention; 0 of anything else."""
+    if not isinstance(node.target, OpOverload):
+        return 0.0
+    count = flop_registry.get(node.target.overloadpacket)
+    if count is None:
+        return 0.0
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda argument: argument.meta.get("val"))
+    return float(hint_of(count(*args, **kwargs, out_val=node.meta["val"])) or 0)
