@@ -22,11 +22,16 @@ def onnx_nodes(graph: fx.Graph, shortest_run: int = SHORTEST_RUN) -> frozenset[f
     chosen: set[fx.Node] = set()
     run: list[fx.Node] = []
     for node in graph.nodes:
-        if node.op != "call_function" or is_view(node) or is_element(node) or is_size(node):
+        if node.op != "call_function" or is_element(node) or is_size(node):
             continue
-        if lowering_of(node) is not None:
+        lowering = lowering_of(node)
+        if is_view(node):
+            if lowering is not None and lowering.view:
+                continue
+        elif lowering is not None:
             run.append(node)
             continue
+        # Of a view that ONNX Runtime doesn't have, it would take a copy.
         chosen.update(run if len(run) >= shortest_run else ())
         run = []
     chosen.update(run if len(run) >= shortest_run else ())

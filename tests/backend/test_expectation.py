@@ -37,6 +37,10 @@ def layers() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.ReLU(), nn.Linear(4 * WIDTH, WIDTH))
 
 
+def classifier() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, 30_000))
+
+
 def plain(module: nn.Module, x: Tensor) -> Tensor:
     return module(x).square().mean()
 
@@ -58,9 +62,9 @@ def test_products_of_a_faster_library_are_not() -> None:
     assert speed_of(plain, layers(), torch.randn(ROWS, WIDTH)) is None
 
 
-@pytest.mark.parametrize("step", [with_dropout, with_labels])
-def test_what_is_fused_is_faster(step: Callable[[nn.Module, Tensor], Tensor]) -> None:
-    assert speed_of(step, layers(), torch.randn(ROWS, WIDTH)) is None
+def test_what_is_fused_is_faster() -> None:
+    assert speed_of(with_dropout, layers(), torch.randn(ROWS, WIDTH)) is None
+    assert speed_of(with_labels, classifier(), torch.randn(4 * ROWS, WIDTH)) is None
 
 
 @pytest.mark.parametrize("step", [plain, with_dropout, with_labels])
