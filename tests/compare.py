@@ -65,3 +65,18 @@ def assert_same_step(
         error = float((found[name] - gradient).norm()) / max(float(gradient.norm()), floor)
         assert error <= tolerance, f"{name}: {error:.1e}"
     return engine
+
+
+def assert_same_call(
+    module: nn.Module, step: Callable[..., torch.Tensor], compiled: Callable[..., torch.Tensor], x: torch.Tensor
+) -> None:
+    """Loss and gradients of one call of a step that is compiled already agree with eager."""
+    twin = copy.deepcopy(module)
+    module.zero_grad()
+    twin.zero_grad()
+    expected, actual = step(twin, x), compiled(module, x)
+    expected.backward()
+    actual.backward()
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+    for own, other in zip(module.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, other.grad, rtol=1e-4, atol=1e-6)

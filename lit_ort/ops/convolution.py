@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -61,19 +62,8 @@ def convolution_backward(
     return of_input, of_weight, of_bias
 
 
-def _supports(
-    grad_output: torch.Tensor,
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    bias_sizes: Sequence[int] | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    output_mask: Sequence[bool],
-) -> bool:
+def _supports(grad_output: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, *rest: Any) -> bool:
+    _, _, _, _, transposed, _, groups, _ = rest
     is_plain = not transposed and groups == 1 and weight.dim() == 4 and weight.dtype == torch.float32
     places = grad_output.shape[0] * math.prod(grad_output.shape[2:])
     return is_plain and 0 < places <= MOST_PLACES and weight.numel() >= LEAST_WEIGHT
