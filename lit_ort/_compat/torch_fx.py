@@ -12,7 +12,6 @@ from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.utils import _pytree
 
-from lit_ort._compat.interpolation import whole_interpolations
 from lit_ort._compat.torch_ops import returns_alias
 
 # Nested tuples, lists and dictionaries as leaves, and back.
@@ -114,7 +113,7 @@ def restrided(node: fx.Node) -> Any:
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda argument: argument.meta["val"])
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
     assert callable(node.target)
-    with tensors[0].fake_mode, whole_interpolations(), torch.no_grad():
+    with tensors[0].fake_mode, torch.no_grad():
         return node.target(*args, **kwargs)
 
 

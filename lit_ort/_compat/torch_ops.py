@@ -10,6 +10,9 @@ from torch._ops import HigherOrderOperator as HigherOrderOperator
 from torch._ops import OpOverload as OpOverload
 from torch.fx.node import _get_qualified_name  # knows torch's odd names
 
+aten = torch.ops.aten
+# Operators that read their first argument by its strides; AOTAutograd traced them with contiguous ones.
+BY_STRIDES = frozenset({aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default})
 _FUNCTORCH = ("torch._functorch", "torch._C._functorch")
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch_fx import arguments_of, first_argument, is_element, is_view
-from lit_ort._compat.torch_ops import OpOverload, is_pointwise, out_overload, overload_name, result_count
+from lit_ort._compat.torch_ops import BY_STRIDES, OpOverload, is_pointwise, out_overload, overload_name, result_count
 from lit_ort.errors import ConvertError
 from lit_ort.ops import OPERATORS
 from lit_ort.runtime.buffers import SMALL_BYTES
@@ -21,8 +21,6 @@ from lit_ort.runtime.program import AS_BYTES, AS_IS, AS_REAL, Statement, TorchNo
 from lit_ort.runtime.words import SIZE, SLOT, word_for
 
 aten = torch.ops.aten
-# Operators that read their first argument by its strides; AOTAutograd traced them with contiguous ones.
-BY_STRIDES = frozenset({aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default})
 # Operators with an out= form that computes straight into it, beside those that torch marks as pointwise.
 _INTO_MEMORY = frozenset({aten.cat.default, aten.sum.dim_IntList, aten.mean.dim, aten.index_select.default})
 # Numbers that nodes take: sizes, and what is computed from them.

@@ -8,17 +8,17 @@ from lit_ort.ops.operator import Memory, Operator, define
 
 
 def in_memory_format(memory: Memory, x: torch.Tensor, channels_last: bool) -> torch.Tensor:
-    """x, float[batch, channels, height, width], in `torch.channels_last` or in `torch.contiguous_format`.
+    """x, float[batch, channels, height, width], in `torch.channels_last`; or float[...] in `torch.contiguous_format`.
 
     The value itself where it is in that order already.
     """
     wanted = _format(channels_last)
     if x.is_contiguous(memory_format=wanted):
         return x
+    if not channels_last:
+        return memory.empty(*x.shape, dtype=x.dtype).copy_(x)
     batch, channels, height, width = x.shape
-    if channels_last:
-        return memory.empty(batch, height, width, channels, dtype=x.dtype).permute(0, 3, 1, 2).copy_(x)
-    return memory.empty(batch, channels, height, width, dtype=x.dtype).copy_(x)
+    return memory.empty(batch, height, width, channels, dtype=x.dtype).permute(0, 3, 1, 2).copy_(x)
 
 
 def _format(channels_last: bool) -> torch.memory_format:

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 import lit_ort.ops  # noqa: F401 - registers the operator
+from lit_ort._compat.interpolation import whole_interpolations
 from lit_ort._compat.torch_fx import (
     arguments_of,
     first_argument,
@@ -25,13 +26,11 @@ from lit_ort._compat.torch_fx import (
     returned_by,
     strides_of,
 )
-from lit_ort._compat.torch_ops import is_pointwise
+from lit_ort._compat.torch_ops import BY_STRIDES, is_pointwise
 from lit_ort._compat.torch_sizes import hint_of
 
 aten = torch.ops.aten
 _FORWARD, _BACKWARD = aten.convolution.default, aten.convolution_backward.default
-# Operators that read values by the strides that they were traced with.
-_BY_STRIDES = frozenset({aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default})
 _FORMAT = torch.ops.lit_ort.in_memory_format.default
 _GROUP_NORM_BACKWARD = aten.native_group_norm_backward.default
 # Operators that take values in any order of memory, beside views and those that compute each element by itself.
@@ -47,6 +46,7 @@ _OF_ANY_ORDER = frozenset(
         *(aten.upsample_bilinear2d.default, aten.upsample_bilinear2d_backward.default),
         *(aten.mean.dim, aten.sum.dim_IntList, aten.sum.default, aten.mean.default, aten._to_copy.default),
         *(aten.slice_backward.default, aten.select_backward.default, aten.native_dropout.default),
+        *(aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default),
         # Elementwise ones that torch doesn't mark as such.
         *(aten.hardtanh.default, aten.hardtanh_backward.default, aten.leaky_relu_backward.default),
         *(aten.hardswish.default, aten.hardswish_backward.default, aten.hardsigmoid_backward.default),
@@ -74,7 +74,8 @@ def order_channels(module: fx.GraphModule) -> int:
             ordered[images, channels_last] = _ordered(graph, images, channels_last)
         node.update_arg(place, ordered[images, channels_last])
         fired += channels_last
-    _propagate(graph)
+    with whole_interpolations():
+        _propagate(graph)
     return fired
 
 
@@ -101,7 +102,7 @@ def _align_group_norm(graph: fx.Graph, node: fx.Node, changed: set[fx.Node]) -> 
     """torch's kernel takes a gradient for one in the order of its images."""
     gradient, images = arguments_of(node)[:2]
     if gradient in changed or images in changed:
-        last = not _is_contiguous(images)
+        last = images.meta["val"].dim() == 4 and not _is_contiguous(images)
         for place, value in enumerate((gradient, images)):
             ordered = _ordered(graph, value, channels_last=last)
             ordered.meta["val"] = restrided(ordered)
@@ -111,7 +112,7 @@ def _align_group_norm(graph: fx.Graph, node: fx.Node, changed: set[fx.Node]) -> 
 
 def _is_contiguous(node: fx.Node) -> bool:
     value = node.meta["val"]
-    return not isinstance(value, torch.Tensor) or value.dim() != 4 or value.is_contiguous()
+    return not isinstance(value, torch.Tensor) or value.is_contiguous()
 
 
 def _ordered(graph: fx.Graph, images: fx.Node, channels_last: bool) -> fx.Node:
@@ -147,7 +148,7 @@ def _prefers_last(node: fx.Node) -> bool:
 
 def _is_bound_to_strides(graph: fx.Graph, convolutions: list[fx.Node]) -> bool:
     """Whether orders of memory matter or get lost: values read by strides, or kept for a session of the backward."""
-    if any(node.target in _BY_STRIDES for node in graph.nodes):
+    if any(node.target in BY_STRIDES for node in graph.nodes):
         return True
     of_one_direction = len({node.target for node in convolutions}) == 1
     returned = {value for value in returned_by(graph) if isinstance(value, fx.Node)}

@@ -285,6 +285,7 @@ def test_memory_format_must_not_change_numbers(step: Step, images: tuple[int, ..
     [
         pytest.param(lambda hidden: F.group_norm(hidden, 4), id="a gradient in the order of its images"),
         pytest.param(lambda hidden: F.group_norm(hidden, 4).relu().contiguous() * hidden, id="in both orders"),
+        pytest.param(lambda hidden: F.group_norm(hidden.flatten(2), 4).view_as(hidden), id="normalised when flat"),
         pytest.param(lambda hidden: F.layer_norm(hidden, hidden.shape[1:]), id="rows of values"),
         pytest.param(lambda hidden: hidden.cumsum(2).flip(3), id="along a dimension"),
         pytest.param(lambda hidden: hidden.flatten(2).transpose(1, 2).softmax(1).mT.view(4, 16, 16, 16), id="tokens"),
