@@ -87,7 +87,7 @@ def _propagate(graph: fx.Graph) -> None:
             continue
         if node.target is _GROUP_NORM_BACKWARD:
             _align_group_norm(graph, node, changed)
-        elif not (node.target in _OF_ANY_ORDER or is_view(node) or is_element(node) or is_pointwise(node.target)):
+        elif not _takes_any_order(node):
             for argument in [argument for argument in node.all_input_nodes if argument in changed]:
                 if not _is_contiguous(argument):
                     node.replace_input_with(argument, _ordered(graph, argument, channels_last=False))
@@ -96,6 +96,12 @@ def _propagate(graph: fx.Graph) -> None:
             node.meta["val"] = restrided(node)
             if node.target is _FORMAT or strides_of(node.meta["val"]) != before:
                 changed.add(node)
+
+
+def _takes_any_order(node: fx.Node) -> bool:
+    if node.target is aten.native_group_norm.default and first_argument(node).meta["val"].dim() != 4:
+        return False
+    return node.target in _OF_ANY_ORDER or is_view(node) or is_element(node) or is_pointwise(node.target)
 
 
 def _align_group_norm(graph: fx.Graph, node: fx.Node, changed: set[fx.Node]) -> None:
