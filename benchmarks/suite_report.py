@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.models import GROUPS
+from benchmarks.models import GROUPS, TASKS
 
 Line = dict[str, Any]
 EAGER, INDUCTOR, ORT = "eager", "inductor", "ort"
@@ -16,7 +16,7 @@ SLOWEST = 5
 
 
 def table(lines: Sequence[Line]) -> str:
-    """One table for each size and precision, the slowest models first, and geometric means by group."""
+    """One table for each size and precision, the slowest models first."""
     parts = []
     for size, precision in dict.fromkeys((line["size"], line["precision"]) for line in lines):
         own = [line for line in lines if (line["size"], line["precision"]) == (size, precision)]
@@ -35,11 +35,11 @@ def _table(lines: Sequence[Line], title: str) -> str:
     )
     rows = [_row(line) for line in sorted(lines, key=_to_eager, reverse=True)]
     where = f"{title}; {lines[-1]['machine']}; {versions}; {lines[-1]['date']}"
-    return "\n".join([where, "", head, "|---|---|---|---|---|---|---|---|---|---|", *rows, "", *_means(lines)])
+    return "\n".join([where, "", head, "|---|---|---|---|---|---|---|---|---|---|", *rows])
 
 
 def summary(lines: Sequence[Line]) -> str:
-    """A table of the geometric means of each size and precision, with the slowest models named."""
+    """A table of the geometric means of each size and precision, with the slowest models of each named."""
     found = [
         "| models | | step to eager's | faster | step to inductor's | faster | peak memory to eager's | first step to "
         "inductor's |",
@@ -57,9 +57,11 @@ def summary(lines: Sequence[Line]) -> str:
 
 
 def _groups(lines: Sequence[Line]) -> list[tuple[str, list[Line]]]:
-    """The lines of each group that has any, and all."""
-    named = [(group, [line for line in lines if line["model"] in models]) for group, models in GROUPS.items()]
-    return [(name, own) for name, own in [*named, ("all", list(lines))] if own]
+    """The lines of each group that has any; all of them count together, but for this project's own tasks."""
+    named = {group: [line for line in lines if line["model"] in models] for group, models in GROUPS.items()}
+    own = named.pop(TASKS)
+    everyone = [line for group in named.values() for line in group]
+    return [(name, part) for name, part in [*named.items(), ("all of these", everyone), (TASKS, own)] if part]
 
 
 def _row(line: Line) -> str:
@@ -91,16 +93,6 @@ def ratio(line: Line, to: str) -> float:
 
 def _to_eager(line: Line) -> float:
     return ratio(line, EAGER)
-
-
-def _means(lines: Sequence[Line]) -> list[str]:
-    """A line for each group and one for all: geometric means, and how many models are faster."""
-    found = [
-        "| geometric means | models | to eager | faster | to inductor | faster | peak memory to eager | first step to "
-        "inductor's |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    return [*found, *(f"| {name} | {len(own)} | {' | '.join(_summary(own))} |" for name, own in _groups(lines))]
 
 
 def _summary(lines: Sequence[Line]) -> list[str]:

@@ -44,9 +44,9 @@ class Workload:
     loss: Callable[[Any, Any], torch.Tensor]
 
 
-def transformer_lm(vocabulary: int = 28_782) -> Workload:
-    """The seeds' language model: 2 encoder layers of width 200 on 35 x 20 tokens."""
-    length, batch, width, layers = 35, 20, 200, 2
+def transformer_lm(vocabulary: int = 28_782, layers: int = 2) -> Workload:
+    """The language model of PyTorch's tutorial: encoder layers of width 200 on 35 x 20 tokens."""
+    length, batch, width = 35, 20, 200
     tokens = length * batch
     per_layer = tokens * 12 * width * width + 4 * tokens * length * width
     products = 2 * tokens * width * vocabulary + layers * per_layer
@@ -58,7 +58,7 @@ def transformer_lm(vocabulary: int = 28_782) -> Workload:
         name="transformer_lm",
         configuration=f"{layers} layers, width {width}, {vocabulary:,} words, {length}x{batch} tokens, dropout 0.2",
         floating_point_operations=3 * products,
-        build=lambda: TransformerLM(vocabulary),
+        build=lambda: TransformerLM(vocabulary, layers=layers),
         batch=make_batch,
         loss=lambda module, given: module.loss(given),
     )

@@ -18,6 +18,7 @@ from lit_ort.ops import (
     matrix,
     memory_format,
     recurrent,
+    slices,
     softmax,
     zeros,
 )
@@ -35,6 +36,7 @@ _ALL: tuple[Operator, ...] = (
     *matrix.OPERATORS,
     *memory_format.OPERATORS,
     *recurrent.OPERATORS,
+    *slices.OPERATORS,
     *softmax.OPERATORS,
     *zeros.OPERATORS,
 )

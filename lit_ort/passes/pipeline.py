@@ -15,6 +15,7 @@ from lit_ort.passes.canonicalize import canonicalize
 from lit_ort.passes.embedding_gradient import fuse_embedding_gradients
 from lit_ort.passes.memory_format import order_channels
 from lit_ort.passes.merge_equal import merge_equal
+from lit_ort.passes.slice_gradients import join_slice_gradients
 from lit_ort.passes.unused_gradients import trim_unused_gradients
 from lit_ort.runtime.report import PassReport
 
@@ -38,6 +39,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("canonicalize", canonicalize, required=True),
     Pass("merge_equal", merge_equal),
     Pass("unused_gradients", trim_unused_gradients),
+    Pass("slice_gradients", join_slice_gradients),
     Pass("embedding_gradient", fuse_embedding_gradients),
     Pass("memory_format", order_channels),
 )

@@ -1,0 +1,104 @@
+"""The gradient of what a graph reads by slices, in one memory.
+
+In:  sums of `slice_backward(gradient, sizes, dim, start, end, step)`, and of other gradients of the same value
+Out: `lit_ort.add_slices(others, gradients, sizes, dims, starts, ends, steps)`
+Saves for each slice a tensor of zeros and a sum over the whole value: rotary embeddings, gates, scans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+import lit_ort.ops  # noqa: F401 - registers the operators
+
+aten = torch.ops.aten
+_LAST = 2**63 - 1
+
+
+def join_slice_gradients(module: fx.GraphModule) -> int:
+    """Rewrites a graph in place; returns how many sums it joined."""
+    graph, fired = module.graph, 0
+    for root in reversed(list(graph.nodes)):
+        if not _is_sum(root) or any(_continues(user, root) for user in root.users):
+            continue
+        leaves = list(_leaves(root, root))
+        slices = [leaf for leaf in leaves if _is_slice(leaf)]
+        others = [leaf for leaf in leaves if leaf not in slices]
+        if not slices or len(leaves) < 2:
+            continue
+        with graph.inserting_before(root):
+            made = _made(graph, root, slices, others)
+        root.replace_all_uses_with(made)
+        fired += 1
+    graph.eliminate_dead_code()
+    return fired
+
+
+def _is_sum(node: fx.Node) -> bool:
+    if node.target is not aten.add.Tensor or node.kwargs or len(node.args) != 2:
+        return False
+    return all(isinstance(argument, fx.Node) and _is_alike(argument, node) for argument in node.args)
+
+
+def _is_alike(node: fx.Node, other: fx.Node) -> bool:
+    a, b = node.meta.get("val"), other.meta.get("val")
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return False
+    return a.is_floating_point() and a.dtype == b.dtype and tuple(a.shape) == tuple(b.shape)
+
+
+def _continues(node: fx.Node, part: fx.Node) -> bool:
+    """Whether a node is a larger sum that a sum belongs to."""
+    return len(part.users) == 1 and _is_sum(node) and node.args[0] is not node.args[1]
+
+
+def _leaves(node: fx.Node, root: fx.Node) -> Iterator[fx.Node]:
+    """The terms of a sum, its partial sums opened where nothing else reads them."""
+    for argument in node.args:
+        assert isinstance(argument, fx.Node)
+        if len(argument.users) == 1 and _is_sum(argument) and node.args[0] is not node.args[1]:
+            yield from _leaves(argument, root)
+        else:
+            yield argument
+
+
+def _is_slice(node: fx.Node) -> bool:
+    arguments: tuple[Any, ...] = node.args
+    if len(node.users) != 1 or len(arguments) < 4 or not isinstance(arguments[2], int):
+        return False
+    if node.target is aten.slice_backward.default:
+        return True
+    # A symbolic index may be -1, whose slice ends elsewhere.
+    return node.target is aten.select_backward.default and isinstance(arguments[3], int)
+
+
+def _made(graph: fx.Graph, root: fx.Node, slices: list[fx.Node], others: list[fx.Node]) -> fx.Node:
+    base = None
+    for other in others:
+        base = other if base is None else _with_meta(graph.call_function(aten.add.Tensor, (base, other)), root)
+    parts, places = zip(*(_part(graph, node) for node in slices), strict=True)
+    dims, starts, ends, steps = ([place[k] for place in places] for k in range(4))
+    arguments = (base, list(parts), slices[0].args[1], dims, starts, ends, steps)
+    return _with_meta(graph.call_function(torch.ops.lit_ort.add_slices.default, arguments), root)
+
+
+def _part(graph: fx.Graph, node: fx.Node) -> tuple[fx.Node, tuple[Any, Any, Any, Any]]:
+    """What lies in the slice, and where: dimension, start, end, step."""
+    arguments: tuple[Any, ...] = node.args
+    gradient, dim = arguments[0], arguments[2] % node.meta["val"].dim()
+    if node.target is aten.slice_backward.default:
+        _, _, _, start, end, step = arguments
+        return gradient, (dim, start, end, step)
+    index = arguments[3]
+    part = graph.call_function(aten.unsqueeze.default, (gradient, dim))
+    part.meta["val"] = gradient.meta["val"].unsqueeze(dim)
+    return part, (dim, index, _LAST if index == -1 else index + 1, 1)
+
+
+def _with_meta(made: fx.Node, root: fx.Node) -> fx.Node:
+    made.meta = {**root.meta, "val": root.meta["val"].new_empty(root.meta["val"].shape)}
+    return made

@@ -1,0 +1,78 @@
+"""Gradients of slices lie in one memory: where that fires, where it must not, and the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.compare import assert_same_step, backend
+from tests.passes.reports import report_of
+
+WIDTH = 8
+Step = Callable[[Any, Tensor], Tensor]
+
+
+def halves(m: Any, x: Tensor) -> Tensor:
+    hidden = m(x).tanh()
+    return (hidden[:, :4].exp() * hidden[:, 4:].sin()).sum()
+
+
+def rotary(m: Any, x: Tensor) -> Tensor:
+    hidden = m(x)
+    turned = torch.cat([-hidden[..., 4:], hidden[..., :4]], -1)
+    return (hidden * 0.3 + turned * 0.7).square().sum()
+
+
+def every_other(m: Any, x: Tensor) -> Tensor:
+    hidden = m(x)
+    return (hidden[:, ::2].exp() * hidden[:, 1::2]).sum() + hidden[:, 2].cos().sum() + hidden[0].sin().sum()
+
+
+def overlapping(m: Any, x: Tensor) -> Tensor:
+    hidden = m(x)
+    return (hidden[:, :6].exp() * hidden[:, 2:].sin()).sum() + hidden[:, -1].cos().sum()
+
+
+@pytest.mark.parametrize("step", [halves, rotary, every_other, overlapping])
+def test_it_fires_and_keeps_the_numbers(step: Step) -> None:
+    engine = assert_same_step(nn.Linear(WIDTH, WIDTH), step, torch.randn(6, WIDTH))
+    assert report_of(engine, "slice_gradients").fired == 1
+    targets = engine.compile_log.graphs[0].torch_operators
+    assert targets["lit_ort.add_slices.default"] == 1
+    assert not any("slice_backward" in name or "select_backward" in name for name in targets)
+
+
+def one_slice(m: Any, x: Tensor) -> Tensor:
+    return m(x)[:, :4].exp().sum()
+
+
+def no_slice(m: Any, x: Tensor) -> Tensor:
+    hidden = m(x)
+    return (hidden.exp() + hidden.sin()).sum()
+
+
+@pytest.mark.parametrize("step", [one_slice, no_slice])
+def test_it_leaves_other_gradients(step: Step) -> None:
+    engine = assert_same_step(nn.Linear(WIDTH, WIDTH), step, torch.randn(6, WIDTH))
+    assert report_of(engine, "slice_gradients").fired == 0
+
+
+def test_sizes_may_change() -> None:
+    def step(m: Any, x: Tensor) -> Tensor:
+        hidden = m(x)
+        half = x.shape[0] // 2
+        return (hidden[:half].exp().sum() + hidden[half:].sin().sum()) + rotary(m, x)
+
+    engine, module = backend(), nn.Linear(WIDTH, WIDTH)
+    compiled = torch.compile(step, backend=engine)
+    for rows in (6, 8, 10):
+        x = torch.randn(rows, WIDTH)
+        expected = torch.autograd.grad(step(module, x), list(module.parameters()))
+        actual = torch.autograd.grad(compiled(module, x), list(module.parameters()))
+        torch.testing.assert_close(actual, expected)
+    assert len(engine.compile_log.graphs) == 2
+    assert all(report.fallback is None for report in engine.compile_log.graphs)
