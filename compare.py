@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.status import Status
 
 from tasks.errors import InputError, require
+from tasks.runs import RESULTS
 
 TRAIN = Path(__file__).with_name("train.py")
 # Overrides that a comparison sets itself.
@@ -96,7 +97,6 @@ def run(strategy: str, overrides: Sequence[str], folder: Path, console: Console)
     """Trains with one strategy in a process of its own; its output goes to `output.log` in the strategy's folder."""
     run_folder = folder / strategy
     run_folder.mkdir(parents=True, exist_ok=True)
-    (run_folder / "results.json").unlink(missing_ok=True)
     log = run_folder / "output.log"
     # Hydra reads quotes in an override: a path with spaces or commas is one value.
     quoted = str(run_folder).replace("'", "\\'")
@@ -110,7 +110,7 @@ def run(strategy: str, overrides: Sequence[str], folder: Path, console: Console)
             process.kill()
             process.wait()
     took = f"{time.monotonic() - start_s:.0f} s"
-    results_file = run_folder / "results.json"
+    results_file = run_folder / RESULTS
     if code == 0 and results_file.exists():
         console.print(f"{strategy}: done in {took}")
         return Outcome(strategy, log, json.loads(results_file.read_text(encoding="utf-8")), None)
@@ -223,7 +223,7 @@ def write_report(folder: Path, outcomes: Sequence[Outcome], overrides: Sequence[
         "",
         "ms/batch and the rate are medians over all training batches but the first, without validation and data "
         "loading. peak MiB is the process's resident memory at its highest during fit, added MiB what fit added to it."
-        f" val is of the last validation, test of the best checkpoint. x {outcomes[0].strategy}: how many "
+        f" val is of the last validation, test of {tested(outcomes)}. x {outcomes[0].strategy}: how many "
         f"times as fast as {outcomes[0].strategy} a batch is.",
         "",
         "![Loss, step time and memory](report.png)",
@@ -234,6 +234,14 @@ def write_report(folder: Path, outcomes: Sequence[Outcome], overrides: Sequence[
     report = folder / "report.md"
     report.write_text("\n".join(lines), encoding="utf-8")
     return report
+
+
+def tested(outcomes: Sequence[Outcome]) -> str:
+    """Which checkpoints the test read."""
+    names = {o.strategy: Path(o.results["checkpoint"]).name for o in outcomes if o.results is not None}
+    if len(set(names.values())) == 1:
+        return f"checkpoints/{next(iter(names.values()))}"
+    return ", ".join(f"checkpoints/{name} for {strategy}" for strategy, name in names.items()) or "no checkpoint"
 
 
 def busy() -> str:

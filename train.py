@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,14 @@ from rich.console import Console
 
 from lit_ort import ORTOptions, explain, plan_memory
 from lit_ort.backend.inspect import CompileLog
-from lit_ort.callbacks import MIB, StepStatistics, short_figure
+from lit_ort.callbacks import MIB, LastCheckpoint, StepStatistics, short_figure
 from lit_ort.errors import LitOrtError
+from lit_ort.files import whole_file
 from tasks.console import drop_known_messages
 from tasks.errors import InputError, require
+from tasks.overrides import require_known_keys
+from tasks.rules import require_rules
+from tasks.runs import RESULTS, checkpoint_to_resume, resume_command
 
 
 @dataclass(frozen=True)
@@ -36,11 +42,15 @@ class Run:
 
 
 def make(config: DictConfig) -> Run:
+    require_rules(config)
     seed_everything(config.seed, workers=True, verbose=False)
     strategy = instantiate(config.strategy)
     data = instantiate(config.data)
     task = instantiate(config.task, **data.task_arguments)
     callbacks = [instantiate(part) for part in config.get("callbacks", {}).values()]
+    for callback in callbacks:
+        if isinstance(callback, LastCheckpoint):
+            callback.resume = resume_command
     loggers = [instantiate(part) for part in config.get("logger", {}).values()]
     trainer: Trainer = instantiate(config.trainer, strategy=strategy, callbacks=callbacks, logger=loggers)
     return Run(trainer, task, data)
@@ -67,33 +77,40 @@ def plan(config: DictConfig) -> None:
 
 def fit_and_test(config: DictConfig, folder: Path) -> dict[str, Any]:
     """Runs the configuration. Returns the last value of each metric and which to compare, the steps, the checkpoint."""
-    require(
-        config.ckpt_path is None or Path(config.ckpt_path).is_file(),
-        f"ckpt_path={config.ckpt_path}: no such file. Give a checkpoint of an earlier run, or leave it out.",
-    )
+    resumed = checkpoint_to_resume(config.ckpt_path, folder, config)
     run = make(config)
     trainer, task, data = run.trainer, run.task, run.data
     for logger in trainer.loggers:
         logger.log_hyperparams(OmegaConf.to_container(config, resolve=True))  # pyright: ignore[reportArgumentType]
-    trainer.fit(task, datamodule=data, ckpt_path=config.ckpt_path, weights_only=True)
+    trainer.fit(task, datamodule=data, ckpt_path=resumed, weights_only=True)
     metrics: dict[str, Any] = dict(trainer.callback_metrics)
     checkpoint = getattr(trainer.checkpoint_callback, "best_model_path", "")
     if not checkpoint:  # a step or time limit came before the first validation
-        metrics |= trainer.validate(task, datamodule=data, verbose=False)[0]
+        metrics |= first(trainer.validate(task, datamodule=data, verbose=False))
         checkpoint = str(folder / "checkpoints" / "last.ckpt")
         trainer.save_checkpoint(checkpoint, weights_only=False)
-    metrics |= trainer.test(task, datamodule=data, ckpt_path=checkpoint, verbose=False, weights_only=True)[0]
+    metrics |= first(trainer.test(task, datamodule=data, ckpt_path=checkpoint, verbose=False, weights_only=True))
     callbacks = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue] (set by a connector)
     statistics = next((part.summary() for part in callbacks if isinstance(part, StepStatistics)), None)
     return {
         "headline": list(getattr(task, "headline", ("loss",))),
-        "metrics": {name: float(value) for name, value in metrics.items()},
+        "metrics": {name: finite(float(value)) for name, value in metrics.items()},
         "steps": asdict(statistics) if statistics else None,
         "planned_mib": planned_mib(trainer),
         "ran": ran(trainer),
         "checkpoint": checkpoint,
         "folder": str(folder),
     }
+
+
+def first(results: Sequence[Any]) -> dict[str, Any]:
+    """The figures of an evaluation's only loader; none where it has no batches."""
+    return dict(results[0]) if results else {}
+
+
+def finite(value: float) -> float | None:
+    """JSON has neither NaN nor infinity."""
+    return value if math.isfinite(value) else None
 
 
 def planned_mib(trainer: Trainer) -> float | None:
@@ -111,7 +128,8 @@ def ran(trainer: Trainer) -> str | None:
 
 @rank_zero_only
 def report(results: dict[str, Any], folder: Path) -> None:
-    (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    with whole_file(folder / RESULTS) as file:
+        file.write((json.dumps(results, indent=2, allow_nan=False) + "\n").encode())
     show(results)
 
 
@@ -119,7 +137,10 @@ def show(results: dict[str, Any]) -> None:
     metrics, steps = results["metrics"], results["steps"]
     console = Console(soft_wrap=True, highlight=False)
     tested = {name.removeprefix("test/"): value for name, value in metrics.items() if name.startswith("test/")}
-    console.print("\ntest " + ", ".join(f"{name} {short_figure(value)}" for name, value in tested.items()))
+    shown = ", ".join(
+        f"{name} {'not finite' if value is None else short_figure(value)}" for name, value in tested.items()
+    )
+    console.print(f"\ntest {shown}" if tested else "\nnothing was tested: there were no test batches")
     if steps and steps["step_ms_median"] is not None:
         rate = f"{steps['items_per_s']:.0f} {steps['item']}/s"
         console.print(f"{steps['step_ms_median']:.1f} ms/batch (median of {steps['steps']}), {rate}")
@@ -149,4 +170,8 @@ def main(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
+    try:
+        require_known_keys(sys.argv[1:], Path(__file__).with_name("conf"), "train")
+    except InputError as error:
+        sys.exit(f"error: {error}")
     main()

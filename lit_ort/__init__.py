@@ -6,9 +6,11 @@ from lit_ort.backend.backend import ORTBackend
 from lit_ort.backend.inspect import explain
 from lit_ort.backend.plan import MemoryPlan, plan_memory
 from lit_ort.benchmark import Benchmark, benchmark
+from lit_ort.checkpoint_io import AtomicCheckpointIO
 from lit_ort.distributed.pipeline import Pipeline
 from lit_ort.errors import (
     CaptureError,
+    CheckpointError,
     CompileError,
     ConvertError,
     LitOrtError,
@@ -32,8 +34,10 @@ from lit_ort.strategies import (
 )
 
 __all__ = [
+    "AtomicCheckpointIO",
     "Benchmark",
     "CaptureError",
+    "CheckpointError",
     "CompileError",
     "CompiledStrategy",
     "ConvertError",

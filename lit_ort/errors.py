@@ -19,6 +19,14 @@ class RankError(LitOrtError):
     """A process of several could not join the others."""
 
 
+class CheckpointError(LitOrtError):
+    """A checkpoint can't be written or read."""
+
+
+class NonFiniteError(LitOrtError):
+    """A training loss is NaN or infinite."""
+
+
 class VerificationError(LitOrtError):
     """The first step through ONNX Runtime disagrees with eager."""
 

@@ -6,6 +6,7 @@ average and log them.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,6 +16,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torchmetrics import MeanMetric
 
+from lit_ort._compat.lightning import trainer_of
+from tasks.checkpoints import ORIGIN, origin_of, require_same_origin
 from tasks.optimization import ScheduleFactory, configure_optimizers, weight_decay_groups
 
 Figures = dict[str, Tensor]
@@ -99,13 +102,26 @@ class Task(LightningModule):
     def on_test_epoch_end(self) -> None:
         self._log_evaluation("test")
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint[ORIGIN] = origin_of(self, self._optimizer_name())
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        trainer = trainer_of(self)
+        if trainer is not None and trainer.state.fn == "fit":
+            require_same_origin(self, self._optimizer_name(), checkpoint, is_whole=trainer.world_size == 1)
+
+    def _optimizer_name(self) -> str:
+        made = self.optimizer_factory
+        return getattr(getattr(made, "func", made), "__name__", type(made).__name__)
+
     def configure_optimizers(self) -> Any:
         parameters = self.parameters() if self.decay_all else weight_decay_groups(self)
         return configure_optimizers(self, parameters, self.optimizer_factory, self.schedule_factory)
 
     def _evaluate(self, outputs: Mapping[str, Tensor], batch: Any) -> None:
         for name, count in self.counts(batch).items():
-            metric = self._evaluated.setdefault(name, MeanMetric().to(self.device))
+            # NaN takes the place of NaN: a mean over the rest would hide it, and "disable" leaves the weights out.
+            metric = self._evaluated.setdefault(name, MeanMetric(nan_strategy=math.nan).to(self.device))
             metric.update(outputs[name], weight=count)
 
     def _log_evaluation(self, split: str) -> None:

@@ -20,7 +20,7 @@ def require_whole(group: str, least: int = 1, /, **options: object) -> None:
     """Raises InputError for the first of these options of a group that is not a whole number of at least `least`."""
     for name, value in options.items():
         require(
-            isinstance(value, int) and value >= least,
+            isinstance(value, int) and not isinstance(value, bool) and value >= least,
             f"{group}.{name}={value!r}: must be a whole number of at least {least}. Give one, or leave it out.",
         )
 

@@ -12,14 +12,29 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils import logging
 
+from lit_ort.checkpoint_io import verify
 from lit_ort.distributed.tensor_parallel import is_sharded
+from lit_ort.errors import CheckpointError
 from tasks.errors import InputError, require, require_heads, require_whole
 
+# What transformers and the libraries below it raise for files that are missing or damaged.
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    RuntimeError,
+    KeyError,
+    TypeError,
+    EOFError,
+    RecursionError,
+    pickle.UnpicklingError,
+    SafetensorError,
+)
 # Where a Lightning checkpoint holds what belongs to the Hugging Face library.
 CHECKPOINT_KEY = "huggingface"
 
@@ -124,8 +139,9 @@ def _read_checkpoint(name: str | os.PathLike[str], option: str) -> dict[str, Any
         Path(name).is_file(), f"{option}: no such file. Give a checkpoint of an earlier run (checkpoints/best.ckpt)."
     )
     try:
+        verify(Path(name))
         content = torch.load(name, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
+    except (CheckpointError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"{option}: not a readable checkpoint ({reason}). Give one of a finished run.") from error
     require(
@@ -145,9 +161,13 @@ def _from_pretrained(loader: Any, name: str | os.PathLike[str], option: str, **s
     # Without an answer the library retries for minutes; offline it still finds what was fetched before.
     offline = not looks_local and not hub_answers()
     try:
-        return loader.from_pretrained(name, local_files_only=looks_local or offline, **settings)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+        return loader.from_pretrained(
+            name, local_files_only=looks_local or offline, trust_remote_code=False, **settings
+        )
+    except Exception as error:
+        if not isinstance(error, _UNREADABLE) and type(error) is not Exception:  # as tokenizers' own are
+            raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         place = "the folder lacks what is needed" if looks_local else "it cannot be fetched"
         hint = "the hub does not answer, and it was not fetched before" if offline else reason
         raise InputError(
@@ -163,6 +183,7 @@ class HuggingFaceTask(LightningModule):
     tokenizer: Any
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
         checkpoint[CHECKPOINT_KEY] = checkpoint_part(self.model, self.tokenizer)
 
     def save_tokenizer(self, folder: Path) -> None:

@@ -14,7 +14,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from tasks.data.batches import Batch
-from tasks.data.pretraining_batches import EpochBatches, PretrainingData
+from tasks.data.loaders import EpochBatches
+from tasks.data.pretraining_batches import PretrainingData
 from tasks.data.tokenization import BERT_SPECIALS
 
 DOCUMENTS, LENGTH = 80, 32

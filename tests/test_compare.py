@@ -60,7 +60,8 @@ def stub(compare: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         if options["strategy"] == "ort":
             steps |= dict(step_ms_median=80.0)
         (folder / "arguments.json").write_text(json.dumps(sys.argv[1:]))
-        (folder / "results.json").write_text(json.dumps(dict(steps=steps, metrics={METRICS!r}, headline=["ppl"])))
+        results = dict(steps=steps, metrics={METRICS!r}, headline=["ppl"], checkpoint="best.ckpt")
+        (folder / "results.json").write_text(json.dumps(results))
     """
     path.write_text(textwrap.dedent(program))
     monkeypatch.setattr(compare, "TRAIN", path)

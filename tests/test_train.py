@@ -6,8 +6,10 @@ import json
 import math
 import os
 import runpy
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import torch
 from hydra.errors import InstantiationException
 from omegaconf import OmegaConf
 
+from lit_ort import LitOrtWarning
 from tasks.data.text import WikiText2
 from tasks.errors import InputError
 from tasks.transformer_lm import TransformerLM
@@ -128,6 +131,78 @@ def test_resuming_continues_where_the_run_stopped(monkeypatch: pytest.MonkeyPatc
     assert second["metrics"]["test/loss"] == pytest.approx(whole["metrics"]["test/loss"], rel=1e-6)
 
 
+def test_a_stopped_run_goes_on_in_its_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path) -> None:
+    folder = tmp_path / "run"
+    arguments = [*SMALL, f"data.dir={text}", f"hydra.run.dir={folder}", "trainer.max_epochs=100000"]
+    with subprocess.Popen(
+        [sys.executable, str(TRAIN), *arguments],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ) as started:
+        last = folder / "checkpoints" / "last.ckpt"
+        while not last.exists() and started.poll() is None:
+            time.sleep(0.05)
+        started.send_signal(signal.SIGTERM)
+        said = started.communicate(timeout=60)[1]
+    assert started.returncode == 143, said
+    command = " ".join(["train.py", *arguments, f"ckpt_path={last}"])
+    assert f"saved {last}. Resume: python " in said
+    assert said.rstrip().endswith(command)
+    assert not (folder / "results.json").exists()
+
+    epochs = f"trainer.max_epochs={torch.load(last, weights_only=True)['epoch'] + 2}"
+    with pytest.raises(SystemExit, match=r"checkpoints of another run is in it.*go on with that run: ckpt_path="):
+        run(monkeypatch, folder, text, epochs)
+    resumed = run(monkeypatch, folder, text, epochs, "ckpt_path=last")
+    whole = run(monkeypatch, tmp_path / "whole", text, epochs)
+    assert resumed["metrics"]["test/loss"] == pytest.approx(whole["metrics"]["test/loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize("limits", [["val"], ["test"], ["val", "test"]], ids=str)
+def test_runs_without_batches_to_evaluate_end_with_results(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path, limits: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    none = [f"trainer.limit_{name}_batches=0" for name in limits]
+    results = run(monkeypatch, tmp_path / "run", text, "trainer.max_epochs=1", *none)
+    assert {name for name in ("val", "test") if f"{name}/loss" not in results["metrics"]} == set(limits)
+    assert Path(results["checkpoint"]).is_file()
+    assert ("nothing was tested" in capsys.readouterr().out) == ("test" in limits)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_or_is_null(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path
+) -> None:
+    wild = ("optimizer=sgd", "optimizer.lr=1e30", "trainer.gradient_clip_val=null", "trainer.max_epochs=1")
+    with pytest.raises(SystemExit, match=r"error: the training loss is (nan|inf) at step \d+, batch \d+ of epoch 0"):
+        run(monkeypatch, tmp_path / "stop", text, *wild)
+    with pytest.warns(LitOrtWarning, match="Training goes on"):
+        results = run(monkeypatch, tmp_path / "warn", text, *wild, "on_nonfinite=warn")
+    assert results["metrics"]["test/loss"] is None
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("task.width=16", "error: The checkpoint is of another model: task.width=8 there and 16 here"),
+        ("optimizer=sgd", "error: The checkpoint has the state of Adam, and this run's optimizer is SGD"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path, override: str, message: str
+) -> None:
+    run(monkeypatch, tmp_path / "one", text, "trainer.max_epochs=1")
+    last = tmp_path / "one" / "checkpoints" / "last.ckpt"
+    with pytest.raises(SystemExit, match=message):
+        run(monkeypatch, tmp_path / "two", text, f"ckpt_path={last}", override)
+    data = bytearray(last.read_bytes())
+    data[len(data) // 2] ^= 1
+    last.write_bytes(data)
+    with pytest.raises(SystemExit, match=r"error: .*last.ckpt is damaged"):
+        run(monkeypatch, tmp_path / "two", text, f"ckpt_path={last}")
+
+
 def test_several_runs_have_a_folder_each(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path) -> None:
     arguments = ["train.py", "-m", *SMALL, f"data.dir={text}", f"hydra.sweep.dir={tmp_path}/sweep"]
     logging = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
@@ -145,6 +220,12 @@ def test_several_runs_have_a_folder_each(monkeypatch: pytest.MonkeyPatch, tmp_pa
         ("data.bptt=0", "error: data.bptt=0: must be a whole number of at least 1"),
         ("data.bptt=100", r"error: .*valid\.txt: 240 tokens.*needs 202|error: .*train\.txt: 240 tokens.*needs 404"),
         ("ckpt_path=absent.ckpt", "error: ckpt_path=absent.ckpt: no such file"),
+        ("ckpt_path=.", "error: ckpt_path=.: is no file"),
+        ("optimizer.lr=nan", "error: optimizer.lr=nan: must be a number above 0"),
+        ("on_nonfinite=explode", "error: on_nonfinite='explode': choose from stop, warn"),
+        ("callbacks.last.train_time_interval=0", "error: train_time_interval=0: must be above 0 seconds"),
+        ("data.batch_size=true", "error: data.batch_size=True: must be a whole number"),
+        ("trainer.max_epoch=3", "error: trainer.max_epoch: no such key.*Did you mean trainer.max_epochs"),
     ],
 )
 def test_unusable_values_end_with_one_message(

@@ -22,6 +22,11 @@ def synchronizes_layers(strategy: Any) -> bool:
     return strategy._layer_sync is not None
 
 
+def trainer_of(module: Any) -> Any | None:
+    """The Trainer that a LightningModule is attached to; the public property raises where there is none."""
+    return module._trainer
+
+
 def checks_logged_values_at_once(module: Any) -> bool:
     """Whether `log` may have to raise where it is called: no loop keeps results, or the step draws its own batches."""
     trainer = module._trainer
@@ -33,6 +38,11 @@ def checks_logged_values_at_once(module: Any) -> bool:
 def plain_optimizer(optimizer: Any) -> Optimizer:
     """The user's optimizer behind Lightning's wrapper, which takes the wrapped one's class as a further base."""
     return optimizer._optimizer if hasattr(optimizer, "_on_before_step") else optimizer
+
+
+def chosen_checkpoint_io(strategy: Any) -> Any | None:
+    """What somebody chose to write a strategy's checkpoints; the public property gives Lightning's where nobody did."""
+    return strategy._checkpoint_io
 
 
 def leave_samplers_alone(trainer: Any) -> None:
@@ -51,6 +61,24 @@ def note_sigterm(trainer: Any) -> bool:
     first = not connector.received_sigterm
     connector.received_sigterm = True
     return first
+
+
+def is_accumulating(trainer: Any) -> bool:
+    """Whether the optimizer's step waits for more batches than the one that has just ended."""
+    return trainer.fit_loop.epoch_loop._should_accumulate()
+
+
+def validation_follows(trainer: Any) -> bool:
+    """Whether a validation, or the end of the epoch, comes right after the training batch that has just ended."""
+    loop = trainer.fit_loop.epoch_loop
+    return loop.batch_progress.is_last_batch or loop._should_check_val_fx(trainer.fit_loop._data_fetcher)
+
+
+def begin_validation_again(checkpoint: dict[str, Any]) -> None:
+    """Makes a checkpoint that is written during a validation resume with that validation's first batch."""
+    first = {"ready": 1, "started": 1, "processed": 0, "completed": 0}
+    progress = checkpoint["loops"]["fit_loop"]["epoch_loop.val_loop.batch_progress"]
+    progress.update(total=dict(first), current=dict(first), is_last_batch=False)
 
 
 def training_bar(progress_bar: Any) -> Any | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -13,6 +14,12 @@ from torch.fx.node import _get_qualified_name  # knows torch's odd names
 aten = torch.ops.aten
 # Operators that read their first argument by its strides; AOTAutograd traced them with contiguous ones.
 BY_STRIDES = frozenset({aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default})
+_NAMESPACES = frozenset({"aten", "prims", "lit_ort", "torchvision"})
+_PLAIN_TYPES = re.compile(r"((Optional\[|List\[)*(Tensor|number|int|float|bool|complex|str|Device|Generator)\]*)")
+# Arguments that name a way to compute.
+_WAYS = frozenset(
+    {"approximate", "equation", "indexing", "interpolation", "mode", "padding", "reduce", "rounding_mode"}
+)
 _FUNCTORCH = ("torch._functorch", "torch._C._functorch")
 
 
@@ -39,6 +46,18 @@ def _is_written(argument: Any) -> bool:
 def returns_alias(target: object) -> bool:
     """Whether it is an operator whose result lies in the memory of an argument."""
     return isinstance(target, OpOverload) and any(r.alias_info is not None for r in target._schema.returns)
+
+
+def is_of_tensors(target: OpOverload) -> bool:
+    """Whether an operator is one of torch's own, or of this project's, that reads and writes tensors alone.
+
+    One that takes a text which isn't the name of one of its ways to compute may open what the text names, as
+    `aten.from_file` does.
+    """
+    arguments, results = target._schema.arguments, target._schema.returns
+    plain = all(_PLAIN_TYPES.fullmatch(str(part.type)) for part in (*arguments, *results))
+    texts = {argument.name for argument in arguments if "str" in str(argument.type)}
+    return target.namespace in _NAMESPACES and plain and texts <= _WAYS
 
 
 def result_count(target: OpOverload) -> int:

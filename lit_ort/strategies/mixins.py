@@ -12,11 +12,12 @@ from typing import Any, ClassVar
 import torch
 from lightning.pytorch.plugins.precision import Precision
 
-from lit_ort._compat.lightning import is_compiled
+from lit_ort._compat.lightning import chosen_checkpoint_io, is_compiled
 from lit_ort._compat.torch_optim import note_step
 from lit_ort.backend.backend import ORTBackend
 from lit_ort.backend.inspect import CompileLog
 from lit_ort.backend.watch import CompileWatch
+from lit_ort.checkpoint_io import AtomicCheckpointIO
 from lit_ort.errors import LitOrtWarning, UnsupportedError
 from lit_ort.options import BF16_MIXED, FLOAT32, ORTOptions
 from lit_ort.runtime.buffers import BufferPool
@@ -53,6 +54,20 @@ class CompiledMixin(_Base):
     def step_context(self, kind: str) -> AbstractContextManager[Any]:
         """What a step of a kind (`train`, `val`, `test`, `predict`) runs in."""
         return getattr(self.precision_plugin, f"{kind}_step_context")()
+
+    @property
+    def checkpoint_io(self) -> Any:
+        chosen = chosen_checkpoint_io(self)
+        if chosen is None:
+            self.checkpoint_io = AtomicCheckpointIO()
+        elif hasattr(chosen, "checkpoint_io"):
+            # A wrapper, such as one that writes in the background, keeps what it has.
+            chosen.checkpoint_io = AtomicCheckpointIO()
+        return super().checkpoint_io
+
+    @checkpoint_io.setter
+    def checkpoint_io(self, io: Any) -> None:
+        super(CompiledMixin, type(self)).checkpoint_io.fset(self, io)
 
     def setup(self, trainer: Any) -> None:
         super().setup(trainer)

@@ -23,7 +23,7 @@ from tasks.data.labelled_corpora import (
     glue,
     require_glue_task,
 )
-from tasks.data.sampling import EpochSampler
+from tasks.data.loaders import Shuffled, evaluation_loader, training_loader
 from tasks.data.tables import TableColumns, table
 from tasks.data.tokenization import (
     ENCODED_AT_A_TIME,
@@ -173,15 +173,14 @@ class LabelledText(LightningDataModule):
         _ = self.encoded
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        texts = self.encoded["train"]
         # A short last batch would be another shape, and another compiled graph.
-        return DataLoader(texts, self.batch_size, sampler=EpochSampler(len(texts), self.seed), drop_last=True)
+        return training_loader(Shuffled(self.encoded["train"], self.seed), self.batch_size, self.trainer)
 
     def val_dataloader(self) -> DataLoader[Batch]:
-        return DataLoader(self.encoded["valid"], self.eval_batch_size)
+        return evaluation_loader(Shuffled(self.encoded["valid"], None), self.eval_batch_size, self.trainer)
 
     def test_dataloader(self) -> DataLoader[Batch]:
-        return DataLoader(self.encoded["test"], self.eval_batch_size)
+        return evaluation_loader(Shuffled(self.encoded["test"], None), self.eval_batch_size, self.trainer)
 
     def state_dict(self) -> dict[str, Any]:
         return {"labels": list(self.corpus.labels), "tokenizer": self._tokenizer_key}

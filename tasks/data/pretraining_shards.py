@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from tasks.data.batches import Batch
-from tasks.data.pretraining_batches import BatchKey, BatchSource, PretrainingData, Splits
+from tasks.data.loaders import BatchKey, BatchSource
+from tasks.data.pretraining_batches import PretrainingData, Splits
 from tasks.data.pretraining_shard_files import Rows, Shard, check_shard, read_shard, to_batch, write_shard
 from tasks.data.tokenization import load_tokenizer
 from tasks.errors import InputError, require, require_whole

@@ -20,8 +20,9 @@ from tasks.data.corpora import (
     text_file,
     with_held_out,
 )
+from tasks.data.loaders import BatchKey, BatchSource
 from tasks.data.masking import DRAWS, Masking, mask_tokens, masking_of
-from tasks.data.pretraining_batches import BatchKey, BatchSource, PretrainingData, Splits
+from tasks.data.pretraining_batches import PretrainingData, Splits
 from tasks.data.pretraining_pairs import (
     A_START,
     A_STOP,

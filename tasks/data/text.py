@@ -21,6 +21,7 @@ from torchtext.data.utils import get_tokenizer
 from torchtext.vocab import Vocab
 
 from tasks.data.corpora import Corpus, python_docs, wikitext2
+from tasks.data.loaders import Ready, evaluation_loader, training_loader
 from tasks.errors import InputError, require, require_whole
 
 UNKNOWN = "<unk>"
@@ -145,17 +146,16 @@ class TextData(LightningDataModule):
         _ = self.streams
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        return self._loader(self.streams.train, self.batch_size)
+        return training_loader(self._batches(self.streams.train, self.batch_size), 1, self.trainer)
 
     def val_dataloader(self) -> DataLoader[Batch]:
-        return self._loader(self.streams.valid, self.eval_batch_size)
+        return evaluation_loader(self._batches(self.streams.valid, self.eval_batch_size), 1, self.trainer)
 
     def test_dataloader(self) -> DataLoader[Batch]:
-        return self._loader(self.streams.test, self.eval_batch_size)
+        return evaluation_loader(self._batches(self.streams.test, self.eval_batch_size), 1, self.trainer)
 
-    def _loader(self, stream: Tensor, batch_size: int) -> DataLoader[Batch]:
-        # The items are batches already (batch_size=None), and slices: worker processes would only add copies.
-        return DataLoader(StreamBatches(batchify(stream, batch_size), self.bptt), batch_size=None)
+    def _batches(self, stream: Tensor, batch_size: int) -> Ready:
+        return Ready(StreamBatches(batchify(stream, batch_size), self.bptt))
 
     def state_dict(self) -> dict[str, Any]:
         return {"vocabulary": self.streams.vocabulary}

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tasks.data.batches import IGNORED, Batch
 from tasks.data.corpora import HELD_OUT_EVERY, Corpus, Split, python_docs, text_file, with_held_out
-from tasks.data.sampling import EpochSampler
+from tasks.data.loaders import Shuffled, evaluation_loader, share_of, training_loader
 from tasks.data.token_cache import cached_arrays, content_key
 from tasks.data.tokenization import (
     encode_documents,
@@ -156,16 +156,18 @@ class TextBlocks(LightningDataModule):
         _ = self.streams
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        blocks = Blocks(self.streams["train"], self.block)
-        # A short last batch would be another shape; what it leaves out differs from epoch to epoch.
-        whole = len(blocks) >= self.batch_size
-        return DataLoader(blocks, self.batch_size, sampler=EpochSampler(len(blocks), self.seed), drop_last=whole)
+        blocks = Shuffled(Blocks(self.streams["train"], self.block), self.seed)
+        # A short last batch would be another shape; what is left out differs from epoch to epoch.
+        fits = max(1, len(blocks) // share_of(self.trainer).ranks)
+        return training_loader(blocks, min(self.batch_size, fits), self.trainer)
 
     def val_dataloader(self) -> DataLoader[Batch]:
-        return DataLoader(Blocks(self.streams["valid"], self.block), self.eval_batch_size)
+        blocks = Shuffled(Blocks(self.streams["valid"], self.block), None)
+        return evaluation_loader(blocks, self.eval_batch_size, self.trainer)
 
     def test_dataloader(self) -> DataLoader[Batch]:
-        return DataLoader(Blocks(self.streams["test"], self.block), self.eval_batch_size)
+        blocks = Shuffled(Blocks(self.streams["test"], self.block), None)
+        return evaluation_loader(blocks, self.eval_batch_size, self.trainer)
 
     def state_dict(self) -> dict[str, Any]:
         return {"tokenizer": tokenizer_key(self.tokenizer)}

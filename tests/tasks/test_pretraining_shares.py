@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.data.pretraining_batches import BatchKey, EpochBatches, FixedBatches, Share
+from tasks.data.loaders import BatchKey, EpochBatches, FixedBatches, Share
 
 ITEMS, SIZE = 46, 4
 

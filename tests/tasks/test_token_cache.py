@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +52,7 @@ def test_what_fails_half_way_leaves_no_entry(tmp_path: Path, monkeypatch: pytest
 
     arrays = {"first": np.arange(3), "second": np.arange(3)}
     monkeypatch.setattr(np, "save", fails_at_the_second)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(InputError, match=r"cannot be written \(No space left on device\)"):
         cached_arrays(tmp_path, "key", lambda: arrays)
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr(np, "save", save)
@@ -70,3 +72,41 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=r"data\.cache_dir=.*file/cache: cannot be written"):
         cached_arrays(tmp_path / "file" / "cache", "key", lambda: {})
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def replace_by_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "said"),
+    [
+        ("ids.npy", flip, "ids.npy doesn't match its checksum"),
+        ("ids.npy", Path.unlink, "ids.npy is missing"),
+        ("ids.npy", replace_by_pipe, "ids.npy is missing"),
+        ("ids.npy", lambda path: path.write_bytes(b""), "ids.npy doesn't match its checksum"),
+        ("checksums.json", Path.unlink, "No such file"),
+        ("checksums.json", replace_by_pipe, "is no regular file"),
+        ("checksums.json", lambda path: path.write_text("[" * 100_000), "nested too deeply|Expecting"),
+        ("checksums.json", lambda path: path.write_text("[1]"), "is no list of checksums"),
+    ],
+)
+def test_a_damaged_entry_is_named_and_made_again(
+    tmp_path: Path, name: str, damage: Callable[[Path], object], said: str
+) -> None:
+    def read() -> list[int]:
+        return cached_arrays(tmp_path, "key", lambda: {"ids": np.arange(3)})["ids"].tolist()
+
+    read()
+    damage(tmp_path / "key" / name)
+    with pytest.warns(UserWarning, match=rf"key is damaged \(.*({said})"):
+        assert read() == [0, 1, 2]
+    assert read() == [0, 1, 2]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["key"]

@@ -10,15 +10,20 @@ import hashlib
 import json
 import types
 import typing
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from lit_ort._compat.torch_ops import is_of_tensors
 from lit_ort.backend.compilation import Compilation
+from lit_ort.runtime.nodes import overload_of
 from lit_ort.runtime.program import Program
 from lit_ort.runtime.report import GraphReport
 
 FORMAT = b"lit_ort compiled graph 2"
+# The key by which a tensor of an ONNX model names the file that holds its data (onnx.proto, TensorProto.external_data).
+_EXTERNAL = b"location"
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -34,12 +39,16 @@ def encode(compilation: Compilation, key: str) -> bytes:
     """The entry of a graph.
 
     Raises:
-        NotPlain: the graph returns a constant that is none of number, text and None.
+        NotPlain: the graph returns a constant that is none of number, text and None, or calls an operator of another
+            library, which a reader can't know to be harmless.
     """
     for output in compilation.program.signature.outputs:
         if type(output.value) not in _PLAIN:
             raise NotPlain(f"it returns a {type(output.value).__name__}, which has no plain form")
     program = compilation.program
+    for target in targets_of(program):
+        if not is_of_tensors(overload_of(target)):
+            raise NotPlain(f"it calls {target}, which is not one of torch's operators on tensors")
     phases = [phase for phase in (program.forward, program.backward) if phase is not None]
     models = [phase.model for phase in phases]
     facts = {
@@ -65,13 +74,24 @@ def decode(data: bytes, key: str) -> Compilation:
         program = from_plain(Program, facts["program"])
         report = from_plain(GraphReport, facts["report"])
         first, *rest = from_plain(tuple[int, ...], facts["models"])
-    except (KeyError, TypeError, ValueError) as error:
+        unknown = [target for target in targets_of(program) if not is_of_tensors(overload_of(target))]
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise UnusableEntry(f"its facts don't fit ({error!r})") from error
+    if unknown:
+        raise UnusableEntry(f"it calls {unknown[0]}, which is not one of torch's operators on tensors")
     forward = dataclasses.replace(program.forward, model=models[:first])
     backward = None if program.backward is None else dataclasses.replace(program.backward, model=models[first:])
     if len(models) != first + sum(rest) or bool(rest) != (backward is not None):
         raise UnusableEntry("its models are not those it tells of")
+    if _EXTERNAL in models:
+        raise UnusableEntry("its models refer to other files")
     return Compilation(dataclasses.replace(program, forward=forward, backward=backward), report)
+
+
+def targets_of(program: Program) -> Iterator[str]:
+    """The names of the operators that a program calls."""
+    phases = [phase for phase in (program.forward, program.backward) if phase is not None]
+    return (statement.target for phase in phases for node in phase.nodes for statement in node.statements)
 
 
 def _without_models(program: Program) -> Program:
@@ -104,7 +124,7 @@ def _parts(data: bytes) -> tuple[dict[str, Any], bytes]:
     text, _, model = content.partition(b"\n")
     try:
         facts = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UnusableEntry("its facts are not JSON") from error
     if not isinstance(facts, dict):
         raise UnusableEntry("its facts are not a mapping")

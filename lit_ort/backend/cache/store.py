@@ -12,10 +12,8 @@ import functools
 import hashlib
 import importlib.metadata
 import json
-import os
 import platform
 import re
-import uuid
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,10 +25,13 @@ from lit_ort.backend.cache.content import Content
 from lit_ort.backend.cache.entry import FORMAT, NotPlain, UnusableEntry, decode, encode
 from lit_ort.backend.compilation import Compilation
 from lit_ort.errors import LitOrtWarning
+from lit_ort.files import read_regular, remove_unfinished, whole_file
 from lit_ort.options import ORTOptions
 
 SUFFIX = ".ortgraph"
-_OWN_FILE = re.compile(rf"[0-9a-f]{{64}}{re.escape(SUFFIX)}(\.[0-9a-f]{{32}}\.tmp)?")
+# Bytes of an entry; the largest of the suite's models has some hundred thousand.
+LARGEST = 2**30
+_OWN_FILE = re.compile(rf"\.?[0-9a-f]{{64}}{re.escape(SUFFIX)}(\.[0-9a-f]{{32}}\.tmp)?")
 
 
 class GraphCache:
@@ -52,7 +53,7 @@ class GraphCache:
             return None
         path = self._path(content.digest)
         try:
-            return decode(path.read_bytes(), path.stem)
+            return decode(read_regular(path, LARGEST), path.stem)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, UnusableEntry) as error:
@@ -74,7 +75,10 @@ class GraphCache:
             return f"not kept: {content.obstacle}"
         path = self._path(content.digest)
         try:
-            _replace(path, encode(compilation, path.stem))
+            data = encode(compilation, path.stem)
+            remove_unfinished(self._folder)
+            with whole_file(path) as file:
+                file.write(data)
         except NotPlain as reason:
             return f"not kept: {reason}"
         except OSError as error:
@@ -117,14 +121,3 @@ def _code(package: Path) -> str:
     for path in sorted(package.rglob("*.py")):
         digest.update(f"{path.relative_to(package)}\n".encode() + path.read_bytes())
     return digest.hexdigest()
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Writes a file that is there as a whole or not at all, whoever else writes it at the same time."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        unfinished.write_bytes(data)
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)

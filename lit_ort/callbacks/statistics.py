@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import TQDMProgressBar
-from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from torch import Tensor
 
-from lit_ort._compat.lightning import training_bar
-
-MIB = 2**20
+from lit_ort.callbacks.memory import MIB, peak_rss_bytes, reset_peak_rss
 
 
 def first_dimension(batch: Any) -> int:
@@ -149,78 +143,3 @@ class StepStatistics(Callback):
             peak_above_start_mib=(peak - start) / MIB if peak is not None and start is not None else None,
             started_unix_s=self._started_unix_s,
         )
-
-
-class OneLineProgressBar(TQDMProgressBar):
-    """Lightning's bar with short names and figures, so that a hundred columns hold it: `loss=6.77, ppl=873, ms=180`.
-
-    An epoch's line stays when it ends.
-    """
-
-    BAR_FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
-
-    def __init__(self, refresh_rate: int = 1) -> None:
-        super().__init__(refresh_rate=refresh_rate, leave=True)
-
-    def init_train_tqdm(self) -> Tqdm:
-        """Takes the bar that Lightning opens before the first epoch for that epoch: it would stay, empty."""
-        bar = training_bar(self)
-        return super().init_train_tqdm() if bar is None or bar.total is not None else bar
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.train_progress_bar.total is not None:  # None: a resumed run ends an epoch that it has not begun
-            super().on_train_epoch_end(trainer, pl_module)
-
-    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        """Shown by name; a training metric goes without its group, and Lightning's version number is left out."""
-        metrics = super().get_metrics(trainer, pl_module)
-        metrics.pop("v_num", None)
-        return {short_name(name): short_figure(value) for name, value in metrics.items()}
-
-
-def short_name(name: str) -> str:
-    """`train/loss` is "loss", `speed/step_ms` "ms", `speed/tokens_per_s` "tokens/s", `val/ppl` "val_ppl"."""
-    group, _, rest = name.partition("/")
-    if group == "speed":
-        return "ms" if rest == "step_ms" else rest.replace("_per_s", "/s")
-    return rest if group == "train" and rest else name.replace("/", "_")
-
-
-def short_figure(value: Any) -> Any:
-    """Three significant digits, or all digits of the whole part where it has more."""
-    if not isinstance(value, float):
-        return value
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def peak_rss_bytes() -> int | None:
-    """The most resident memory of this process since its start or `reset_peak_rss`; None where it is not known."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        line = next((line for line in status.read_text().splitlines() if line.startswith("VmHWM:")), None)
-        return int(line.split()[1]) * 1024 if line else None
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
-def reset_peak_rss() -> bool:
-    """Starts the peak again at what the process holds now (Linux, proc(5) clear_refs); False where it cannot."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True
-
-
-__all__ = [
-    "OneLineProgressBar",
-    "StepStatistics",
-    "StepSummary",
-    "first_dimension",
-    "peak_rss_bytes",
-    "reset_peak_rss",
-]

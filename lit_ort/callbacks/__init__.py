@@ -1,0 +1,24 @@
+"""Callbacks for any Trainer: what a run costs, and what keeps its work."""
+
+from __future__ import annotations
+
+from lit_ort.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
+from lit_ort.callbacks.memory import MIB, peak_rss_bytes, reset_peak_rss
+from lit_ort.callbacks.nonfinite import NonFiniteLoss
+from lit_ort.callbacks.progress import OneLineProgressBar, short_figure, short_name
+from lit_ort.callbacks.statistics import StepStatistics, StepSummary, first_dimension
+
+__all__ = [
+    "MIB",
+    "BestCheckpoint",
+    "LastCheckpoint",
+    "NonFiniteLoss",
+    "OneLineProgressBar",
+    "StepStatistics",
+    "StepSummary",
+    "first_dimension",
+    "peak_rss_bytes",
+    "reset_peak_rss",
+    "short_figure",
+    "short_name",
+]

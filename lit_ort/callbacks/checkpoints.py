@@ -1,0 +1,236 @@
+"""Checkpoints that keep a run's work: the last one, to resume from, and the best one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch import Tensor
+
+from lit_ort._compat.lightning import (
+    begin_validation_again,
+    is_accumulating,
+    note_sigterm,
+    replace_sigterm_handler,
+    validation_follows,
+)
+from lit_ort.errors import OptionsError
+from lit_ort.files import remove_unfinished
+
+STDERR = 2
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# What a shell shows of a process that a signal ended is this and the signal's number.
+_ENDED_BY_SIGNAL = 128
+
+
+class LastCheckpoint(Checkpoint):
+    """The checkpoint to resume from, one file: written after each epoch, now and then within it, and when stopped.
+
+    SIGTERM and Ctrl-C end a run after the batch, with a checkpoint and with the exit code that shells expect (143 and
+    130). A second Ctrl-C ends it at once.
+
+    Args:
+        dirpath: its folder.
+        filename: without the suffix `.ckpt`.
+        train_time_interval: seconds between checkpoints within an epoch; None writes none by time.
+        every_n_train_steps: optimizer steps between checkpoints within an epoch; None writes none by steps.
+        save_on_train_epoch_end: write one at the end of each epoch.
+        resume: from the checkpoint's path to what resumes from it, for the message.
+
+    Raises:
+        OptionsError: an interval that is not above 0, or fewer than one step.
+    """
+
+    def __init__(
+        self,
+        dirpath: str | os.PathLike[str],
+        filename: str = "last",
+        train_time_interval: float | None = 600.0,
+        every_n_train_steps: int | None = None,
+        save_on_train_epoch_end: bool = True,
+        resume: Callable[[Path], str] = "Trainer.fit(..., ckpt_path={!r})".format,
+    ) -> None:
+        if train_time_interval is not None and not train_time_interval > 0:
+            raise OptionsError(
+                f"train_time_interval={train_time_interval}: must be above 0 seconds. Give such a number, or None for "
+                "checkpoints at the end of epochs alone."
+            )
+        if every_n_train_steps is not None and every_n_train_steps < 1:
+            raise OptionsError(f"every_n_train_steps={every_n_train_steps}: must be at least 1, or None.")
+        self.path = Path(dirpath).absolute() / f"{filename}.ckpt"
+        self.train_time_interval = train_time_interval
+        self.every_n_train_steps = every_n_train_steps
+        self.save_on_train_epoch_end = save_on_train_epoch_end
+        self.resume = resume
+        self._saved_at_s, self._saved_step = 0.0, 0
+        self._is_due = False
+        self._signum: int | None = None
+        self._handlers: dict[int, Any] = {}
+        self._trainer: Trainer | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._trainer, self._signum = trainer, None
+        if trainer.is_global_zero:
+            remove_unfinished(self.path.parent)
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                if signal.getsignal(number) != self._note:
+                    self._handlers[number] = signal.signal(number, self._note)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._trainer = None
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Lightning's own handler would end the run between the batches of one optimizer step.
+        replace_sigterm_handler(trainer, partial(_pass_on, trainer))
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._saved_at_s, self._saved_step = time.monotonic(), trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._is_due = self._is_due or self._is_due_at(trainer)
+        # Gradients that wait for more batches are in no checkpoint.
+        if is_accumulating(trainer):
+            return
+        # Where a validation or the end of an epoch comes next, the checkpoint is written behind it: one from before
+        # would resume without it.
+        if trainer.strategy.broadcast(self._is_due) and not validation_follows(trainer):
+            self._save(trainer)
+        # Processes stop at the same step, whichever of them was told to.
+        if trainer.strategy.reduce_boolean_decision(self._signum is not None, all=False):
+            note_sigterm(trainer)
+
+    def _is_due_at(self, trainer: Trainer) -> bool:
+        interval, steps = self.train_time_interval, self.every_n_train_steps
+        if interval is not None and time.monotonic() - self._saved_at_s >= interval:
+            return True
+        if steps is not None and trainer.global_step // steps > self._saved_step // steps:
+            return True
+        # Where a step limit ends the run within an epoch, Lightning takes the epoch for a complete one afterwards.
+        return trainer.global_step == trainer.max_steps
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        # Several processes may have other numbers of batches to validate with, and stop at the next step.
+        if self._signum is not None and trainer.world_size == 1:
+            note_sigterm(trainer)
+
+    def on_test_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if self._signum is not None and trainer.world_size == 1:
+            note_sigterm(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.sanity_checking and trainer.strategy.broadcast(self._is_due):
+            self._save(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.save_on_train_epoch_end and trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+            self._save(trainer)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if trainer.validating:
+            # What it measured so far is in no checkpoint.
+            begin_validation_again(checkpoint)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._trainer = None
+        if not isinstance(exception, SIGTERMException):
+            return
+        signum = signal.SIGTERM if self._signum is None else self._signum
+        exception.code = _ENDED_BY_SIGNAL + signum
+        said = f"stopped by {signal.Signals(signum).name} at step {trainer.global_step}"
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._save(trainer)
+            said += f" of epoch {trainer.current_epoch}; saved {self.path}. Resume: {self.resume(self.path)}"
+        if trainer.is_global_zero:
+            print(f"\n{said}", file=sys.stderr, flush=True)
+
+    def _save(self, trainer: Trainer) -> None:
+        trainer.save_checkpoint(self.path, weights_only=False)
+        self._is_due, self._saved_at_s, self._saved_step = False, time.monotonic(), trainer.global_step
+
+    def _note(self, signum: int, frame: Any) -> None:
+        """What a signal does: a note, which is read when a batch is done."""
+        if self._trainer is None:
+            self._hand_on(signum, frame)
+        elif self._signum == signal.SIGINT == signum:
+            raise KeyboardInterrupt
+        else:
+            self._signum = signum
+            if signum == signal.SIGINT:
+                # Python's own buffer may be in the middle of another line.
+                os.write(STDERR, b"\nstopping after this batch; Ctrl-C again stops at once\n")
+
+    def _hand_on(self, signum: int, frame: Any) -> None:
+        """Between runs: Lightning puts back the handlers that it found, this one among them."""
+        before = self._handlers.get(signum, signal.SIG_DFL)
+        if callable(before):
+            before(signum, frame)
+        elif before == signal.SIG_DFL:
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(os.getpid(), signum)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_handlers": {}, "_trainer": None}
+
+
+def _pass_on(trainer: Trainer, signum: int, _: Any) -> None:
+    """Tells the processes that this one started."""
+    if trainer.strategy.launcher is not None:
+        trainer.strategy.launcher.kill(signum)  # pyright: ignore[reportAttributeAccessIssue] - launchers of processes
+
+
+class BestCheckpoint(ModelCheckpoint):
+    """Lightning's `ModelCheckpoint` of one file; another run in its folder replaces it by a better one alone."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        with warnings.catch_warnings():
+            # Lightning warns of files that a run would replace.
+            warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
+            super().setup(trainer, pl_module, stage)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        path = Path(self.dirpath or "") / f"{self.filename}{self.FILE_EXTENSION}"
+        if not path.is_file():
+            return
+        saved = trainer.strategy.checkpoint_io.load_checkpoint(path, weights_only=True)
+        score = saved.get("callbacks", {}).get(self.state_key, {}).get("current_score")
+        if isinstance(score, Tensor) and self._is_better(score):
+            self.best_k_models = {str(path): score}
+            self.best_model_path = self.kth_best_model_path = str(path)
+            self.best_model_score = self.kth_value = score
+
+    def _is_better(self, score: Tensor) -> bool:
+        known = self.best_model_score
+        if known is None:
+            return True
+        return bool(score <= known if self.mode == "min" else score >= known)

@@ -1,0 +1,31 @@
+"""The most memory that this process holds, as the system tells it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+MIB = 2**20
+
+
+def peak_rss_bytes() -> int | None:
+    """The most resident memory of this process since its start or `reset_peak_rss`; None where it is not known."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        line = next((line for line in status.read_text().splitlines() if line.startswith("VmHWM:")), None)
+        return int(line.split()[1]) * 1024 if line else None
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def reset_peak_rss() -> bool:
+    """Starts the peak again at what the process holds now (Linux, proc(5) clear_refs); False where it cannot."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True

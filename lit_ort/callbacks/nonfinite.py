@@ -1,0 +1,76 @@
+"""A loss that is NaN or infinite, named at its step."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lit_ort.callbacks.checkpoints import LastCheckpoint
+from lit_ort.errors import LitOrtWarning, NonFiniteError, OptionsError
+
+ACTIONS = ("stop", "warn")
+
+
+class NonFiniteLoss(Callback):
+    """Ends a run whose training loss is NaN or infinite, or warns once; keeps the last checkpoint from before apart.
+
+    It reads the loss of every step, which waits for a device that computes asynchronously.
+
+    Args:
+        action: `stop` or `warn`.
+
+    Raises:
+        OptionsError: another action.
+        NonFiniteError: from `fit`, at the step, under `stop`.
+    """
+
+    def __init__(self, action: Literal["stop", "warn"] = "stop") -> None:
+        if action not in ACTIONS:
+            raise OptionsError(f"on_nonfinite={action!r}: choose from {', '.join(ACTIONS)}.")
+        self._action = action
+        self._has_warned = False
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        value = float(loss.detach()) if isinstance(loss, torch.Tensor) and loss.numel() == 1 else 0.0
+        if math.isfinite(value) or self._has_warned:
+            return
+        found = f"the training loss is {value} at step {trainer.global_step}, batch {batch_idx} of epoch "
+        message = f"{found}{trainer.current_epoch}. {_kept(trainer)}"
+        if self._action == "stop":
+            raise NonFiniteError(
+                f"{message} Lower the learning rate, clip gradients, or look at this batch; on_nonfinite=warn goes on."
+            )
+        self._has_warned = True
+        warnings.warn(f"{message} Training goes on.", LitOrtWarning, stacklevel=2)
+
+
+def _kept(trainer: Trainer) -> str:
+    """Copies the last checkpoint with finite weights beside itself; a sentence about it."""
+    callbacks = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue] (set by a connector)
+    last = next((part.path for part in callbacks if isinstance(part, LastCheckpoint)), None)
+    if last is None or not last.is_file():
+        return "There is no checkpoint from before."
+    if not _is_finite(trainer, last):
+        return f"The weights in {last} are not finite either."
+    apart = last.with_stem(f"{last.stem}_finite")
+    if trainer.is_global_zero:
+        unfinished = apart.with_suffix(".tmp")
+        shutil.copyfile(last, unfinished)
+        os.replace(unfinished, apart)
+    return f"The last checkpoint with finite weights is kept as {apart}."
+
+
+def _is_finite(trainer: Trainer, path: Path) -> bool:
+    state = trainer.strategy.checkpoint_io.load_checkpoint(path, weights_only=True)["state_dict"]
+    return all(bool(torch.isfinite(value).all()) for value in state.values() if value.is_floating_point())
