@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +50,14 @@ def summary(lines: Sequence[Line]) -> str:
         own = [line for line in lines if (line["size"], line["precision"]) == (size, precision) and "error" not in line]
         for name, part in _groups(own):
             found.append(f"| {size}, {precision} | {name}, {len(part)} | {' | '.join(_summary(part))} |")
-        worst = sorted(own, key=_to_eager, reverse=True)[:SLOWEST]
-        named = ", ".join(f"{line['model']} {ratio(line, EAGER):.2f}" for line in worst)
+        named = "; beside inductor: ".join(_slowest(own, to) for to in (EAGER, INDUCTOR))
         slowest.append(f"Slowest beside eager, {size}, {precision}: {named}.")
     return "\n".join([*found, "", *slowest])
+
+
+def _slowest(lines: Sequence[Line], to: str) -> str:
+    worst = sorted(lines, key=lambda line: ratio(line, to), reverse=True)[:SLOWEST]
+    return ", ".join(f"{line['model']} {ratio(line, to):.2f}" for line in worst)
 
 
 def _groups(lines: Sequence[Line]) -> list[tuple[str, list[Line]]]:
@@ -116,30 +120,34 @@ def mean(values: Iterable[float]) -> float:
 
 
 def picture(lines: Sequence[Line], path: Path) -> None:
-    """Bars of each model's step time to eager's and inductor's, around 1."""
+    """Bars of each model's step time to eager's and inductor's, around 1; a panel for each size and precision."""
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    shown = sorted((line for line in lines if "error" not in line), key=_to_eager)
-    if not shown:
+    measured = [line for line in lines if "error" not in line]
+    if not measured:
         return
-    names = [_name(line, shown) for line in shown]
-    figure, axes = pyplot.subplots(figsize=(9, 1.5 + 0.3 * len(shown)), layout="constrained")
-    for offset, to, color in ((-0.2, EAGER, "tab:blue"), (0.2, INDUCTOR, "tab:orange")):
-        places = [k + offset for k in range(len(shown))]
-        axes.barh(places, [ratio(line, to) - 1 for line in shown], 0.38, left=1, color=color, label=f"to {to}")
-    axes.axvline(1, color="black", linewidth=0.8)
-    axes.set_yticks(range(len(shown)), names)
-    axes.set_xlabel("time of a training step through ONNX Runtime, as a part of the other's (left of 1: faster)")
-    axes.set_title(f"{shown[-1]['machine']}, {shown[-1]['date']}", fontsize=9, loc="left")
-    figure.legend(loc="outside upper right", ncols=2)
-    figure.savefig(path, dpi=120)
+    panels = list(dict.fromkeys((line["size"], line["precision"]) for line in measured))
+    names = list(dict.fromkeys(line["model"] for line in sorted(measured, key=_to_eager)))
+    size = (3 + 5 * len(panels), 1.5 + 0.3 * len(names))
+    figure, axes = pyplot.subplots(1, len(panels), figsize=size, sharey=True, squeeze=False, layout="constrained")
+    for axis, panel in zip(axes[0], panels, strict=True):
+        own = [line for line in measured if (line["size"], line["precision"]) == panel]
+        _draw(axis, own, {name: k for k, name in enumerate(names)})
+        axis.set_title(", ".join(panel), loc="left")
+    axes[0][0].set_yticks(range(len(names)), names)
+    axes[0][0].margins(y=0.01)
+    figure.supxlabel("time of a training step through ONNX Runtime, as a part of the other's (left of 1: faster)")
+    figure.suptitle(f"{measured[-1]['machine']}, {measured[-1]['date']}", fontsize=9)
+    axes[0][-1].legend(loc="lower right")
+    figure.savefig(path, dpi=100)
     pyplot.close(figure)
 
 
-def _name(line: Line, lines: Sequence[Line]) -> str:
-    """With size and precision where there are several."""
-    varying = [key for key in ("size", "precision") if len({other[key] for other in lines}) > 1]
-    return " ".join([line["model"], *(line[key] for key in varying)])
+def _draw(axis: Any, lines: Sequence[Line], places: Mapping[str, int]) -> None:
+    for offset, to, color in ((-0.2, EAGER, "tab:blue"), (0.2, INDUCTOR, "tab:orange")):
+        rows = [places[line["model"]] + offset for line in lines]
+        axis.barh(rows, [ratio(line, to) - 1 for line in lines], 0.38, left=1, color=color, label=f"to {to}")
+    axis.axvline(1, color="black", linewidth=0.8)

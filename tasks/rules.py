@@ -79,6 +79,8 @@ RULES = (
         "a share of the epoch above 0.0 and up to 1.0, a whole number of batches from 1 on, or null",
         _is_interval,
     ),
+    Rule("callbacks.last.train_time_interval", "a number of seconds above 0, or null for none", _above_zero),
+    Rule("callbacks.last.every_n_train_steps", "a whole number of at least 1, or null for none", _whole_from(1)),
     Rule("trainer.limit_train_batches", _A_SHARE, _is_share_or_count),
     Rule("trainer.limit_val_batches", _A_SHARE, _is_share_or_count),
     Rule("trainer.limit_test_batches", _A_SHARE, _is_share_or_count),

@@ -59,7 +59,7 @@ class LastCheckpoint(Checkpoint):
         train_time_interval: float | None = 600.0,
         every_n_train_steps: int | None = None,
         save_on_train_epoch_end: bool = True,
-        resume: Callable[[Path], str] = "Trainer.fit(..., ckpt_path={!r})".format,
+        resume: Callable[[Path], str] = lambda path: f"Trainer.fit(..., ckpt_path={str(path)!r})",
     ) -> None:
         if train_time_interval is not None and not train_time_interval > 0:
             raise OptionsError(
@@ -77,10 +77,14 @@ class LastCheckpoint(Checkpoint):
         self._is_due = False
         self._signum: int | None = None
         self._handlers: dict[int, Any] = {}
+        # Of the run that is going on, in the process that it is in.
         self._trainer: Trainer | None = None
+        self._process = 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._trainer, self._signum = trainer, None
+        if stage == "predict":
+            return
+        self._trainer, self._signum, self._process = trainer, None, os.getpid()
         if trainer.is_global_zero:
             remove_unfinished(self.path.parent)
         if threading.current_thread() is threading.main_thread():
@@ -179,7 +183,9 @@ class LastCheckpoint(Checkpoint):
 
     def _note(self, signum: int, frame: Any) -> None:
         """What a signal does: a note, which is read when a batch is done."""
-        if self._trainer is None:
+        if os.getpid() != self._process and signum == signal.SIGINT:
+            return  # the worker of a loader, whose batch is still wanted
+        if self._trainer is None or os.getpid() != self._process:
             self._hand_on(signum, frame)
         elif self._signum == signal.SIGINT == signum:
             raise KeyboardInterrupt

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import warnings
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_ort.callbacks.checkpoints import LastCheckpoint
 from lit_ort.errors import LitOrtWarning, NonFiniteError, OptionsError
+from lit_ort.files import whole_file
 
 ACTIONS = ("stop", "warn")
 
@@ -65,9 +65,8 @@ def _kept(trainer: Trainer) -> str:
         return f"The weights in {last} are not finite either."
     apart = last.with_stem(f"{last.stem}_finite")
     if trainer.is_global_zero:
-        unfinished = apart.with_suffix(".tmp")
-        shutil.copyfile(last, unfinished)
-        os.replace(unfinished, apart)
+        with last.open("rb") as source, whole_file(apart) as copy:
+            shutil.copyfileobj(source, copy)
     return f"The last checkpoint with finite weights is kept as {apart}."
 
 

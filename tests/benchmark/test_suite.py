@@ -65,7 +65,10 @@ def test_the_summary_names_the_slowest() -> None:
     text = suite_report.summary([*lines, line("task GPT-2", 100, 80, 50)])
     assert "| small, 32-true | all of these, 3 | 0.73 | 2 of 3 | 0.80 | 2 of 3 | 0.50 | 0.20 |" in text
     assert "| small, 32-true | this project's tasks, 1 | 0.50 | 1 of 1 | 0.62 | 1 of 1 | 0.50 | 0.20 |" in text
-    assert text.endswith("Slowest beside eager, small, 32-true: ResNet 1.10, Llama 0.90, task GPT-2 0.50, BERT 0.40.")
+    assert text.endswith(
+        "Slowest beside eager, small, 32-true: ResNet 1.10, Llama 0.90, task GPT-2 0.50, BERT 0.40; beside inductor: "
+        "Llama 1.12, ResNet 0.92, task GPT-2 0.62, BERT 0.50."
+    )
 
 
 @pytest.mark.slow
@@ -75,6 +78,13 @@ def test_each_way_has_a_process_of_its_own() -> None:
     assert [len(own["step_ms"]) for own in found["figures"].values()] == [2, 2, 2]
     assert found["figures"]["ort"]["gradient_error"] < 1e-5
     assert all(own["peak_mb"] > 0 for own in found["figures"].values())
+
+
+def test_a_turn_leaves_out_its_first_step() -> None:
+    steps = iter([0.2, 0.02, 0.01, 0.03])
+    assert suite.turn(lambda: next(steps)) == 0.02
+    assert next(steps, None) is None
+    assert suite.turn(lambda: 0.3) == 0.3
 
 
 def test_a_process_that_ends_is_told() -> None:

@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from lit_ort.backend.steps import dynamo_settings
 from tests.compare import backend
 
-SAMPLES = 5
+SAMPLES = 3
 SECONDS = 120.0
 # Operators that share a process.
 BATCH = 20

@@ -2,13 +2,41 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
+from lit_ort.errors import SessionError
 from lit_ort.ops import OPERATORS
+from tests.compare import backend
 from tests.ops.helpers import RecordingMemory
 
 gradient_of, gradient_onto = torch.ops.lit_ort.embedding_gradient, torch.ops.lit_ort.embedding_gradient_onto
+
+
+@pytest.mark.parametrize("shape", [(50,), (5, 10), (0,), ()])
+@pytest.mark.parametrize("indices", [torch.int64, torch.int32])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_rows_as_torch(dtype: torch.dtype, indices: torch.dtype, shape: tuple[int, ...]) -> None:
+    weight, chosen = torch.randn(20, 6, dtype=dtype), torch.randint(20, shape, dtype=indices)
+    memory = RecordingMemory()
+    actual = OPERATORS[torch.ops.aten.embedding.default].kernel(memory, weight, chosen, -1, False, False)
+    assert torch.equal(actual, torch.embedding(weight, chosen))
+    assert memory.holds(actual)
+
+
+@pytest.mark.parametrize("index", [-1, -100, 20, 2**40])
+@pytest.mark.parametrize("fallback", ["warn", "error"])
+def test_an_index_outside_of_the_table_is_named(index: int, fallback: Any) -> None:
+    table = torch.nn.Embedding(20, 6)
+    step = torch.compile(lambda table, x: table(x).sum(), backend=backend(fallback=fallback))
+    step(table, torch.tensor([1, 19])).backward()
+    with pytest.raises((IndexError, SessionError)) as caught:
+        step(table, torch.tensor([1, index]))
+    error = caught.value if fallback == "error" else caught.value.__context__
+    assert f"index {index} is outside of an embedding of 20 rows, which has 0 to 19" in str(error)
+    assert isinstance(caught.value, IndexError) == (fallback == "warn")
 
 
 @pytest.mark.parametrize("padding_idx", [-1, 0, 7])
