@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,15 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(
         assert resumed or [seen for seen in before if seen[:2] == ("val", step)] == once, step
 
 
+@pytest.fixture
+def plain_ctrl_c() -> Iterator[None]:
+    """Python's own handler, whatever tests before have left."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("plain_ctrl_c")
 def test_ctrl_c_stops_after_the_batch(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     _, code = stopped(tmp_path, SendsSignal("on_train_batch_start", 4, signal.SIGINT))
     assert code == 130
@@ -171,6 +181,7 @@ class SendsTwice(Callback):
             os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.mark.usefixtures("plain_ctrl_c")
 def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as caught:
         fit(tmp_path, SendsTwice())

@@ -139,17 +139,7 @@ class LastCheckpoint(Checkpoint):
         if self._signum is not None and trainer.world_size == 1:
             note_sigterm(trainer)
 
-    def on_test_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        if self._signum is not None and trainer.world_size == 1:
-            note_sigterm(trainer)
+    on_test_batch_end = on_validation_batch_end
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.sanity_checking and trainer.strategy.broadcast(self._is_due):
