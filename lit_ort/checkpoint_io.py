@@ -18,7 +18,7 @@ from lit_ort.files import remove_unfinished, whole_file
 
 # torch's reader of archives, in its errors.
 _READER = "PytorchStreamReader"
-_ZIP = b"PK\x03\x04"
+_ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
 # What `zipfile` raises for archives whose structure is damaged.
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
 
@@ -76,8 +76,12 @@ def verify(path: Path) -> bool:
     if not path.is_file():
         raise CheckpointError(f"{path} is no file, and checkpoints are. Give the path of one that a run saved.")
     with path.open("rb") as file:
-        if file.read(len(_ZIP)) != _ZIP:
-            return _require_pickle(path)
+        head = file.read(len(_ZIP))
+    if head[:1] == _PICKLE:
+        return False
+    if head != _ZIP:
+        size = path.stat().st_size
+        raise CheckpointError(f"{path}, {size} bytes, is no checkpoint. Give the path of one that a run saved.")
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
@@ -89,15 +93,6 @@ def verify(path: Path) -> bool:
 
 
 _REMEDY = "It changed after it was written, on the disk or on its way: copy it again, or take another checkpoint."
-
-
-def _require_pickle(path: Path) -> bool:
-    with path.open("rb") as file:
-        head = file.read(1)
-    if head != b"\x80":
-        size = path.stat().st_size
-        raise CheckpointError(f"{path}, {size} bytes, is no checkpoint. Give the path of one that a run saved.")
-    return False
 
 
 def _local(path: Any) -> Path | None:

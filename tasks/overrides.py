@@ -31,13 +31,16 @@ def require_known_keys(arguments: Sequence[str], conf: Path, name: str) -> None:
     words = [word for word in arguments if "=" in word and not word.startswith("-")]
     try:
         overrides = OverridesParser.create().parse_overrides(words)
-        config = _composed(conf, name, [o for o in overrides if (conf / o.key_or_group).is_dir()])
+        groups = [override for override in overrides if (conf / override.key_or_group).is_dir()]
+        if len(groups) == len(overrides):
+            return
+        config = _composed(conf, name, groups)
     except HydraException:
         return
     known = list(_keys(OmegaConf.to_container(config, resolve=False)))
     for override in overrides:
         key = override.key_or_group
-        if override.is_add() or (conf / key).exists() or key.startswith("hydra") or key in known:
+        if override in groups or override.is_add() or key.startswith("hydra") or key in known:
             continue
         close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
         meant = f"Did you mean {close[0]}?" if close else "`python train.py --help` shows all keys."

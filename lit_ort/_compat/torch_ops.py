@@ -18,7 +18,8 @@ _NAMESPACES = frozenset({"aten", "prims", "lit_ort", "torchvision"})
 _PLAIN_TYPES = re.compile(r"((Optional\[|List\[)*(Tensor|number|int|float|bool|complex|str|Device|Generator)\]*)")
 # Arguments that name a way to compute.
 _WAYS = frozenset(
-    {"approximate", "equation", "indexing", "interpolation", "mode", "padding", "reduce", "rounding_mode"}
+    {"activation", "approximate", "driver", "equation", "indexing", "interpolation", "mode", "norm", "ord", "p"}
+    | {"pad_mode", "padding", "padding_side", "reduce", "rounding_mode", "side", "UPLO"}
 )
 _FUNCTORCH = ("torch._functorch", "torch._C._functorch")
 

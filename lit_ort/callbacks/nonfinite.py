@@ -57,8 +57,7 @@ class NonFiniteLoss(Callback):
 
 def _kept(trainer: Trainer) -> str:
     """Copies the last checkpoint with finite weights beside itself; a sentence about it."""
-    callbacks = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue] (set by a connector)
-    last = next((part.path for part in callbacks if isinstance(part, LastCheckpoint)), None)
+    last = next((part.path for part in trainer.checkpoint_callbacks if isinstance(part, LastCheckpoint)), None)
     if last is None or not last.is_file():
         return "There is no checkpoint from before."
     if not _is_finite(trainer, last):

@@ -1,11 +1,12 @@
 """The sum of values that lie in slices of a larger one, each zero elsewhere, as the gradient of what is read by slices.
 
-At 4 x 256 x 512 with two halves: 0.1 ms; two tensors of zeros with a slice each and their sum 0.4.
+At 4 x 256 x 512 with two halves: 0.08 ms; two tensors of zeros with a slice each and their sum 0.12.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -71,15 +72,7 @@ def _fill(places: Sequence[range], sizes: Sequence[int], dims: Sequence[int]) ->
     return all(_are_apart(a, b) for k, a in enumerate(places) for b in places[:k])
 
 
-def _fake(
-    base: torch.Tensor | None,
-    parts: Sequence[torch.Tensor],
-    sizes: Sequence[int],
-    dims: Sequence[int],
-    starts: Sequence[int],
-    ends: Sequence[int],
-    steps: Sequence[int],
-) -> torch.Tensor:
+def _fake(base: torch.Tensor | None, parts: Sequence[torch.Tensor], sizes: Sequence[int], *_: Any) -> torch.Tensor:
     return parts[0].new_empty(list(sizes))
 
 

@@ -25,7 +25,7 @@ def join_slice_gradients(module: fx.GraphModule) -> int:
     for root in reversed(list(graph.nodes)):
         if not _is_sum(root) or any(_continues(user, root) for user in root.users):
             continue
-        leaves = list(_leaves(root, root))
+        leaves = list(_leaves(root))
         slices = [leaf for leaf in leaves if _is_slice(leaf)]
         others = [leaf for leaf in leaves if leaf not in slices]
         if not slices or len(leaves) < 2:
@@ -56,12 +56,12 @@ def _continues(node: fx.Node, part: fx.Node) -> bool:
     return len(part.users) == 1 and _is_sum(node) and node.args[0] is not node.args[1]
 
 
-def _leaves(node: fx.Node, root: fx.Node) -> Iterator[fx.Node]:
+def _leaves(node: fx.Node) -> Iterator[fx.Node]:
     """The terms of a sum, its partial sums opened where nothing else reads them."""
     for argument in node.args:
         assert isinstance(argument, fx.Node)
-        if len(argument.users) == 1 and _is_sum(argument) and node.args[0] is not node.args[1]:
-            yield from _leaves(argument, root)
+        if _is_sum(argument) and _continues(node, argument):
+            yield from _leaves(argument)
         else:
             yield argument
 

@@ -248,6 +248,50 @@ def test_a_broken_entry_is_built_anew_with_a_warning(kind: str, tmp_path: Path) 
     assert outcome(tmp_path)["cache"] == "read"
 
 
+def naming(data: bytes, target: str) -> bytes:
+    """An entry whose first statement calls another operator."""
+    facts = json.loads(data.split(b"\n", 3)[2])
+    program = facts["program"]
+    program["forward"]["nodes"][0]["statements"][0]["target"] = target
+    return sealed(data, program=program)
+
+
+@pytest.mark.parametrize("target", ["aten.from_file.default", "aten.set_.source_Storage", "test_cache.twice.default"])
+def test_an_entry_calls_operators_on_tensors_alone(target: str, tmp_path: Path) -> None:
+    if target.startswith("test_cache"):
+        torch.library.custom_op("test_cache::twice", lambda x: 2 * x, mutates_args=(), schema="(Tensor x) -> Tensor")
+    outcome(tmp_path)
+    (entry,) = entries(tmp_path)
+    data = entry.read_bytes()
+    key = entry.name.removesuffix(".ortgraph")
+    decode(naming(data, "aten.mm.default"), key)
+    with pytest.raises(UnusableEntry, match=rf"it calls {target}, which is not one of torch's operators on tensors"):
+        decode(naming(data, target), key)
+    model = data.split(b"\n", 3)[3]
+    with pytest.raises(UnusableEntry, match="its models refer to other files"):
+        decode(sealed(data, model=model[:-8] + b"location"), key)
+
+
+def test_a_pipe_in_place_of_an_entry_is_not_waited_for(tmp_path: Path) -> None:
+    first = outcome(tmp_path)
+    (entry,) = entries(tmp_path)
+    entry.unlink()
+    os.mkfifo(entry)
+    with pytest.warns(LitOrtWarning, match="can't be used: .*is no regular file"):
+        again = outcome(tmp_path)
+    assert_equal(first["values"], again["values"])
+
+
+def decomposed(module: nn.Module, x: Tensor) -> Tensor:
+    values = torch.linalg.svdvals(module(x)) + torch.linalg.eigvalsh(module(x).t() @ module(x))
+    return values.sum() + torch.searchsorted(x[0].detach().sort().values, x[0].detach()).sum()
+
+
+def test_operators_that_take_the_name_of_a_way_are_kept(tmp_path: Path) -> None:
+    assert outcome(tmp_path, decomposed)["cache"] == "written"
+    assert outcome(tmp_path, decomposed)["cache"] == "read"
+
+
 def test_an_interrupted_write_leaves_no_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -438,7 +482,7 @@ def test_list_and_clear_touch_nothing_else(tmp_path: Path, capsys: pytest.Captur
     (entry,) = entries(tmp_path)
     damaged = tmp_path / f"{'0' * 64}.ortgraph"
     damaged.write_bytes(b"")
-    unfinished = tmp_path / f"{entry.name}.{'a' * 32}.tmp"
+    unfinished = tmp_path / f".{entry.name}.{'a' * 32}.tmp"
     unfinished.write_bytes(entry.read_bytes()[:100])
     others = [tmp_path / name for name in ("model.onnx", "mine.ortgraph", "notes.tmp")]
     for other in others:

@@ -10,7 +10,6 @@ import hashlib
 import json
 import types
 import typing
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ import torch
 from lit_ort._compat.torch_ops import is_of_tensors
 from lit_ort.backend.compilation import Compilation
 from lit_ort.runtime.nodes import overload_of
-from lit_ort.runtime.program import Program
+from lit_ort.runtime.program import Phase, Program
 from lit_ort.runtime.report import GraphReport
 
 FORMAT = b"lit_ort compiled graph 2"
@@ -46,11 +45,9 @@ def encode(compilation: Compilation, key: str) -> bytes:
         if type(output.value) not in _PLAIN:
             raise NotPlain(f"it returns a {type(output.value).__name__}, which has no plain form")
     program = compilation.program
-    for target in targets_of(program):
-        if not is_of_tensors(overload_of(target)):
-            raise NotPlain(f"it calls {target}, which is not one of torch's operators on tensors")
-    phases = [phase for phase in (program.forward, program.backward) if phase is not None]
-    models = [phase.model for phase in phases]
+    if (unknown := _unknown_operator(program)) is not None:
+        raise NotPlain(f"it calls {unknown}, which is not one of torch's operators on tensors")
+    models = [phase.model for phase in _phases(program)]
     facts = {
         "key": key,
         "program": to_plain(_without_models(program)),
@@ -74,11 +71,11 @@ def decode(data: bytes, key: str) -> Compilation:
         program = from_plain(Program, facts["program"])
         report = from_plain(GraphReport, facts["report"])
         first, *rest = from_plain(tuple[int, ...], facts["models"])
-        unknown = [target for target in targets_of(program) if not is_of_tensors(overload_of(target))]
+        unknown = _unknown_operator(program)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise UnusableEntry(f"its facts don't fit ({error!r})") from error
-    if unknown:
-        raise UnusableEntry(f"it calls {unknown[0]}, which is not one of torch's operators on tensors")
+    if unknown is not None:
+        raise UnusableEntry(f"it calls {unknown}, which is not one of torch's operators on tensors")
     forward = dataclasses.replace(program.forward, model=models[:first])
     backward = None if program.backward is None else dataclasses.replace(program.backward, model=models[first:])
     if len(models) != first + sum(rest) or bool(rest) != (backward is not None):
@@ -88,10 +85,18 @@ def decode(data: bytes, key: str) -> Compilation:
     return Compilation(dataclasses.replace(program, forward=forward, backward=backward), report)
 
 
-def targets_of(program: Program) -> Iterator[str]:
-    """The names of the operators that a program calls."""
-    phases = [phase for phase in (program.forward, program.backward) if phase is not None]
-    return (statement.target for phase in phases for node in phase.nodes for statement in node.statements)
+def _phases(program: Program) -> list[Phase]:
+    return [phase for phase in (program.forward, program.backward) if phase is not None]
+
+
+def _unknown_operator(program: Program) -> str | None:
+    """The first operator called that may do more than compute with tensors.
+
+    Raises:
+        TypeError: a name of none.
+    """
+    targets = (s.target for phase in _phases(program) for node in phase.nodes for s in node.statements)
+    return next((target for target in targets if not is_of_tensors(overload_of(target))), None)
 
 
 def _without_models(program: Program) -> Program:
