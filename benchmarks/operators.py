@@ -127,36 +127,6 @@ def stacked(batch: int, rows: int, width: int) -> tuple[Run, Run]:
     return run(kernel(aten.bmm.default)), run(aten.bmm.default)
 
 
-def gelu(rows: int, width: int) -> tuple[Run, Run]:
-    x, grad = torch.randn(rows, width), torch.randn(rows, width)
-    forward, backward = kernel(aten.gelu.default), kernel(aten.gelu_backward.default)
-    return lambda: (forward(x), backward(grad, x)), lambda: (aten.gelu(x), aten.gelu_backward(grad, x))
-
-
-def softmax(rows: int, width: int) -> tuple[Run, Run]:
-    x, grad = torch.randn(rows, width), torch.randn(rows, width)
-    forward, backward = kernel(aten._softmax.default), kernel(aten._softmax_backward_data.default)
-
-    def run(forward: Callable[..., Tensor], backward: Callable[..., Tensor]) -> Run:
-        return lambda: backward(grad, forward(x, -1, False), -1, x.dtype)
-
-    return run(forward, backward), run(aten._softmax, aten._softmax_backward_data)
-
-
-def layer_norm(rows: int, width: int) -> tuple[Run, Run]:
-    x, weight, bias, grad = torch.randn(rows, width), torch.randn(width), torch.randn(width), torch.randn(rows, width)
-
-    def run(forward: Callable[..., Any], backward: Callable[..., Any]) -> Run:
-        def both() -> Any:
-            _, mean, scale = forward(x, [width], weight, bias, 1e-5)
-            return backward(grad, x, [width], mean, scale, weight, bias, [True, True, True])
-
-        return both
-
-    own = run(kernel(aten.native_layer_norm.default), kernel(aten.native_layer_norm_backward.default))
-    return own, run(aten.native_layer_norm, aten.native_layer_norm_backward)
-
-
 def dropout(rows: int, width: int) -> tuple[Run, Run]:
     x, grad, seed = torch.randn(rows, width), torch.randn(rows, width), torch.tensor(5)
     forward, backward = kernel(own_ops.dropout.default), kernel(own_ops.dropout_backward.default)
@@ -287,9 +257,6 @@ _TABLES = (
 CASES = {
     "linear": Case(linear, _LINEAR),
     "bmm": Case(stacked, _STACKED),
-    "gelu": Case(gelu, _MATRICES),
-    "softmax": Case(softmax, _MATRICES),
-    "layer_norm": Case(layer_norm, _MATRICES),
     "cast": Case(cast, _MATRICES),
     "dropout": Case(dropout, _MATRICES),
     "embedding_gradient": Case(embedding, _TABLES),

@@ -21,8 +21,14 @@ from lit_ort.runtime.program import AS_BYTES, AS_IS, AS_REAL, Statement, TorchNo
 from lit_ort.runtime.words import SIZE, SLOT, word_for
 
 aten = torch.ops.aten
-# Operators with an out= form that computes straight into it, beside those that torch marks as pointwise.
-_INTO_MEMORY = frozenset({aten.cat.default, aten.sum.dim_IntList, aten.mean.dim, aten.index_select.default})
+# Operators with an out= form that computes straight into it, beside those that torch marks as pointwise. Layer
+# normalisation's computes into fresh memory and copies: at [512, 768] 78 us for 57 in the forward, 90 for 69 in the
+# backward.
+_INTO_MEMORY = frozenset(
+    {aten.cat.default, aten.sum.dim_IntList, aten.mean.dim, aten.index_select.default}
+    | {aten._softmax.default, aten._softmax_backward_data.default}
+    | {aten._log_softmax.default, aten._log_softmax_backward_data.default}
+)
 # Numbers that nodes take: sizes, and what is computed from them.
 _SIZES = (int, float, torch.SymInt, torch.SymFloat)
 

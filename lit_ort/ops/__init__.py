@@ -7,37 +7,31 @@ from types import MappingProxyType
 
 from lit_ort._compat.torch_ops import OpOverload
 from lit_ort.ops import (
-    activations,
     attention,
     casts,
     convolution,
     dropout,
     embedding,
-    layer_norm,
     linear_cross_entropy,
     matrix,
     memory_format,
     recurrent,
     slices,
-    softmax,
     zeros,
 )
 from lit_ort.ops.operator import Memory, Operator, TorchMemory, cast
 
 _ALL: tuple[Operator, ...] = (
-    *activations.OPERATORS,
     *attention.OPERATORS,
     *casts.OPERATORS,
     *convolution.OPERATORS,
     *dropout.OPERATORS,
     *embedding.OPERATORS,
-    *layer_norm.OPERATORS,
     *linear_cross_entropy.OPERATORS,
     *matrix.OPERATORS,
     *memory_format.OPERATORS,
     *recurrent.OPERATORS,
     *slices.OPERATORS,
-    *softmax.OPERATORS,
     *zeros.OPERATORS,
 )
 OPERATORS: Mapping[OpOverload, Operator] = MappingProxyType({op.target: op for op in _ALL})

@@ -22,6 +22,8 @@ SEGMENT_BYTES = 2**30
 ALIGNMENT = 64
 # Tensors below this size come from torch's allocator, whose heap reuses them without page faults and in less time.
 SMALL_BYTES = 2**20
+# What memory of NumPy's is made of, by the bytes of an element, so that a tensor of any type lies in it.
+_ELEMENTS = {1: np.int8, 2: np.int16, 4: np.float32, 8: np.int64, 16: np.complex128}
 
 
 class BufferPool:
@@ -43,8 +45,9 @@ class BufferPool:
             return torch.empty(shape, dtype=dtype)
         size = -(-wanted // ALIGNMENT) * ALIGNMENT
         with self._lock:
-            memory = self._take(size)
-        return torch.from_numpy(memory)[:wanted].view(dtype).view(shape)
+            memory = self._take(size, shape, _ELEMENTS[dtype.itemsize])
+        tensor = torch.from_numpy(memory)
+        return tensor if tensor.dtype == dtype else tensor.view(dtype)
 
     def cast(self, data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """`data` in another type; itself where it has it."""
@@ -61,14 +64,14 @@ class BufferPool:
             for segment in self._segments:
                 segment.trim()
 
-    def _take(self, size: int) -> np.ndarray:
+    def _take(self, size: int, shape: tuple[int, ...], element: type[np.generic]) -> np.ndarray:
         for segment in self._segments:
-            memory = segment.take(size)
+            memory = segment.take(size, shape, element)
             if memory is not None:
                 return memory
         segment = _Segment(max(size, SEGMENT_BYTES))
         self._segments.append(segment)
-        memory = segment.take(size)
+        memory = segment.take(size, shape, element)
         assert memory is not None
         return memory
 
@@ -90,20 +93,20 @@ class _Segment:
         # Appending is all that a callback does: it can come at any moment, also while this thread holds the lock.
         self._returned: collections.deque[int] = collections.deque()
 
-    def take(self, size: int) -> np.ndarray | None:
-        """Bytes that live as long as anyone holds them, or None where no free block is long enough."""
+    def take(self, size: int, shape: tuple[int, ...], element: type[np.generic]) -> np.ndarray | None:
+        """An array in `size` bytes, its own while anyone holds it, or None where no free block is long enough."""
         self._collect()
-        fitting = [(length, k) for k, length in enumerate(self._sizes) if length >= size]
-        if not fitting:
+        length = min((length for length in self._sizes if length >= size), default=0)
+        if not length:
             return None
-        length, k = min(fitting)
+        k = self._sizes.index(length)
         start = self._starts[k]
         if length == size:
             del self._starts[k], self._sizes[k]
         else:
             self._starts[k], self._sizes[k] = start + size, length - size
         self.highest = max(self.highest, start + size)
-        memory = np.frombuffer(self._memory, dtype=np.uint8, count=size, offset=start)
+        memory = np.ndarray(shape, element, self._memory, start)
         returned = self._returned
         self._taken[start] = (weakref.ref(memory, lambda _: returned.append(start)), size)
         return memory

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Callable
 
 import psutil
 import pytest
@@ -67,6 +68,35 @@ def test_a_large_result_keeps_its_memory_while_it_is_held() -> None:
     for k, (first, second) in enumerate(kept):
         assert bool((first == k).all())
         torch.testing.assert_close(second.sum(0), torch.ones(200))
+
+
+LARGE = {
+    "gelu": lambda x: F.gelu(x),
+    "gelu, tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu, permuted": lambda x: F.gelu(x.transpose(0, 2)),
+    "softmax": lambda x: x.softmax(-1),
+    "softmax, first dimension": lambda x: x.softmax(0),
+    "log_softmax": lambda x: x.log_softmax(-1),
+    "log_softmax, permuted": lambda x: x.transpose(1, 2).log_softmax(0),
+    "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("name", LARGE)
+def test_large_results_and_gradients(name: str, dtype: torch.dtype) -> None:
+    """In memory of the pool, with the values and strides of eager's."""
+    x, tangent = torch.randn(3, 700, 512, dtype=dtype), torch.randn(3, 700, 512, dtype=dtype)
+
+    def run(function: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        leaf = x.clone().requires_grad_()
+        result = function(leaf)
+        return result.detach(), torch.autograd.grad(result, leaf, tangent.reshape(result.shape))[0]
+
+    (result, gradient), (expected, expected_gradient) = run(compiled(LARGE[name])), run(LARGE[name])
+    assert result.stride() == expected.stride()
+    torch.testing.assert_close(result, expected)
+    torch.testing.assert_close(gradient, expected_gradient)
 
 
 def test_results_that_depend_on_no_input_are_made_anew() -> None:

@@ -1,0 +1,56 @@
+"""Zeros with memory, and what holds for all operators."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from lit_ort.ops import OPERATORS
+from tests.ops.helpers import RecordingMemory
+
+aten = torch.ops.aten
+
+
+def assert_as_torch(target: torch._ops.OpOverload, *args: Any, held: bool = True, **kwargs: Any) -> None:
+    memory = RecordingMemory()
+    found, expected = OPERATORS[target].kernel(memory, *args, **kwargs), target(*args, **kwargs)
+    pairs = ((found, expected),) if isinstance(found, torch.Tensor) else zip(found, expected, strict=True)
+    for actual, reference in pairs:
+        assert memory.holds(actual) == held
+        assert (actual.dtype, actual.stride()) == (reference.dtype, reference.stride())
+        assert torch.equal(actual, reference)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.int64])
+def test_zeros_have_memory(dtype: torch.dtype) -> None:
+    assert aten._efficientzerotensor((2, 3), dtype=dtype).data_ptr() == 0
+    assert_as_torch(aten._efficientzerotensor.default, (2, 3), dtype=dtype)
+    found = OPERATORS[aten._efficientzerotensor.default].kernel(RecordingMemory(), (2, 3), dtype=dtype)
+    assert found.data_ptr() != 0
+
+
+def test_operators_are_listed_by_target() -> None:
+    assert all(operator.target is target for target, operator in OPERATORS.items())
+    drawing = {target.name() for target, operator in OPERATORS.items() if operator.draws}
+    assert drawing == {"lit_ort::dropout", "lit_ort::attention", "lit_ort::attention_backward"}
+
+
+@pytest.mark.slow
+def test_the_room_needs_only_torch() -> None:
+    """Loads the package's files without the package's own `__init__`."""
+    program = """
+import pathlib, sys, types
+package = types.ModuleType("lit_ort")
+package.__path__ = [str(pathlib.Path(sys.argv[1]) / "lit_ort")]
+sys.modules["lit_ort"] = package
+import lit_ort.ops
+assert not {"onnx", "onnxruntime", "lightning", "torch._inductor"} & set(sys.modules)
+own = {name for name in sys.modules if name.startswith("lit_ort.")}
+assert all(name.startswith(("lit_ort.ops", "lit_ort.errors", "lit_ort._compat")) for name in own), own
+"""
+    root = __file__.split("/tests/ops/")[0]
+    subprocess.run([sys.executable, "-c", program, root], check=True)
