@@ -34,7 +34,7 @@ def attention(
     k: torch.Tensor,
     v: torch.Tensor,
     mask: torch.Tensor | None,
-    seed: torch.Tensor,
+    seed: torch.Tensor | None,
     p: float,
     causal: bool,
     scale: float,
@@ -46,7 +46,7 @@ def attention(
         q: float[batch, heads, length, width]. k: float[batch, heads, keys, width].
         v: float[batch, heads, keys, value width].
         mask: bool (True takes part) or float (added), broadcastable to [batch, heads, length, keys]; no gradient.
-        seed: int64[], of the step; -1 switches dropout off.
+        seed: int64[], of the step; -1 and None switch dropout off.
         p: share of the weights to drop, from 0 to 1.
         causal: hides each query's later keys, counted from the first.
         stream: distinguishes the dropouts of a step.
@@ -62,7 +62,7 @@ def attention(
     if share == 0 and mask is None and _flash_is_faster(q, v):
         return result.copy_(aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)[0])
     pieces = _Pieces(memory, q, k, mask, causal, scale, pieces=1 + (share > 0))
-    dropout = _Dropout(share, int(seed), stream)
+    dropout = _Dropout(share, seed, stream)
     for group in pieces.groups():
         keys, values = group.of(k), group.of(v)
         for block in group.blocks:
@@ -81,7 +81,7 @@ def attention_backward(
     k: torch.Tensor,
     v: torch.Tensor,
     mask: torch.Tensor | None,
-    seed: torch.Tensor,
+    seed: torch.Tensor | None,
     p: float,
     causal: bool,
     scale: float,
@@ -93,7 +93,7 @@ def attention_backward(
     if not q.shape[2]:
         return of_q, of_k.zero_(), of_v.zero_()
     pieces = _Pieces(memory, q, k, mask, causal, scale, pieces=2 + (share > 0))
-    dropout = _Dropout(share, int(seed), stream)
+    dropout = _Dropout(share, seed, stream)
     for group in pieces.groups():
         keys, values = group.of(k), group.of(v)
         key_sum, value_sum = (_Sum(memory, tensor, len(group.blocks) > 1) for tensor in (keys, values))
@@ -176,13 +176,14 @@ class _Pieces:
 class _Dropout:
     """The masks of consecutive pieces, the same ones in both directions."""
 
-    def __init__(self, share: float, seed: int, stream: int) -> None:
+    def __init__(self, share: float, seed: torch.Tensor | None, stream: int) -> None:
         self.scale = scale_of(share)
         self._smallest = float(smallest_kept(share))
-        self._draws = Draws(seed, stream)
+        self._draws = None if seed is None else Draws(int(seed), stream)
 
     def draw(self, out: torch.Tensor) -> torch.Tensor:
         """1 where a weight is kept and 0 elsewhere."""
+        assert self._draws is not None
         return out.copy_(self._draws.take(out.numel()).view(out.shape)).ge_(self._smallest)
 
 
@@ -268,7 +269,7 @@ def _backward_bytes(
     return _pieces_bytes(q, k, v, mask, causal, 2 + (p > 0))
 
 
-_ARGUMENTS = "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor seed, float p, bool causal, float scale, int stream"
+_ARGUMENTS = "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? seed, float p, bool causal, float scale, int stream"
 _ATTENTION = define(f"attention({_ARGUMENTS}) -> Tensor", attention, _fake)
 _BACKWARD = define(
     f"attention_backward(Tensor grad, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor)", attention_backward, _fake_backward
@@ -290,7 +291,6 @@ def _backward_operations(
 
 
 OPERATORS = (
-    Operator(_ATTENTION, attention, workspace_bytes=_bytes, draws=True, recomputable=False),
-    # The seed that it takes is that of the forward, whose masks it draws again.
-    Operator(_BACKWARD, attention_backward, workspace_bytes=_backward_bytes, draws=True, recomputable=False),
+    Operator(_ATTENTION, attention, workspace_bytes=_bytes, recomputable=False),
+    Operator(_BACKWARD, attention_backward, workspace_bytes=_backward_bytes, recomputable=False),
 )

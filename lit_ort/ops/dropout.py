@@ -88,6 +88,6 @@ torch.library.register_autograd(f"{NAMESPACE}::dropout", _gradient, setup_contex
 torch.library.register_autograd(f"{NAMESPACE}::dropout_backward", _gradient, setup_context=_setup_backward)
 
 OPERATORS = (
-    Operator(_DROPOUT, dropout, workspace_bytes=_workspace_bytes, draws=True),
+    Operator(_DROPOUT, dropout, workspace_bytes=_workspace_bytes),
     Operator(_BACKWARD, dropout_backward),
 )

@@ -32,15 +32,15 @@ class Draws:
         return torch.from_numpy(numbers.view(np.int16))[:count]
 
 
-def share_to_drop(seed: torch.Tensor, p: float) -> float:
-    """`p`, or 0 where the seed, int64[], says that dropout is off.
+def share_to_drop(seed: torch.Tensor | None, p: float) -> float:
+    """`p`, or 0 where the seed, int64[], says that dropout is off, as None does.
 
     Raises:
         ValueError: p is no probability.
     """
     if not 0 <= p <= 1:
         raise ValueError(f"dropout probability is {p}, but has to be between 0 and 1: check the p of the module")
-    return 0.0 if int(seed) == OFF else p
+    return 0.0 if seed is None or int(seed) == OFF else p
 
 
 def draw_mask(mask: torch.Tensor, share: float, seed: int, stream: int) -> None:

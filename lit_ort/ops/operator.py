@@ -38,7 +38,6 @@ class Operator:
         kernel: `kernel(memory, *args, **kwargs)` with the arguments of the target's schema; results like the target's,
             large ones in memory of `memory`.
         workspace_bytes: what it takes beside its results while it runs, from its arguments, which may be fake.
-        draws: whether it draws random numbers, from its seed argument.
         recomputable: whether it is cheap and pure enough to be computed again in the backward.
         writes_into: position of the argument whose memory the first result is, or None.
         supports: whether the kernel computes this call, from its actual arguments; None where it computes all.
@@ -47,7 +46,6 @@ class Operator:
     target: OpOverload
     kernel: Callable[..., Any]
     workspace_bytes: Callable[..., int] | None = None
-    draws: bool = False
     recomputable: bool = True
     writes_into: int | None = None
     supports: Callable[..., bool] | None = None

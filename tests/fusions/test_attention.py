@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.compare import assert_same_step, backend
+from tests.compare import assert_same_step, backend, relative_error
 from tests.passes.reports import report_of
 
 NAME, TARGET = "attention", "lit_ort.attention.default"
@@ -70,6 +71,33 @@ def test_fires(step: Step) -> None:
     torch.compile(step, backend=engine)(Projection(), torch.randn(2, 5, 8)).backward()
     assert report_of(engine, NAME).fired == 1
     assert engine.compile_log.graphs[0].torch_operators[TARGET] == 1
+
+
+@pytest.mark.parametrize("mixed", [True, False])
+def test_in_bfloat16_without_dropout(mixed: bool) -> None:
+    """The numbers are as close to exact ones as eager's, and nothing is drawn."""
+    module, x = Projection(), torch.randn(2, 5, 8)
+    step, engine = attend(0.0, is_causal=True), backend(precision="bf16-mixed" if mixed else "32-true")
+    exact = gradient_of(step, copy.deepcopy(module).double(), x.double())
+    low = module if mixed else module.bfloat16()
+    with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+        eager = gradient_of(step, low, x.to(low.layer.weight.dtype))
+    state = torch.get_rng_state()
+    found = gradient_of(torch.compile(step, backend=engine), low, x.to(low.layer.weight.dtype))
+    assert relative_error(found.double(), exact) <= 2 * relative_error(eager.double(), exact)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert engine.compile_log.graphs[0].torch_operators[TARGET] == 1
+
+
+def gradient_of(step: Step, module: Any, x: Tensor) -> Tensor:
+    return torch.autograd.grad(step(module, x), module.layer.weight)[0]
+
+
+def test_long_causal_attention_in_bfloat16_is_torchs() -> None:
+    x = torch.randn(1, 1, 768, 4, dtype=torch.bfloat16, requires_grad=True)
+    engine = backend()
+    torch.compile(lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True).sum(), backend=engine)(x)
+    assert report_of(engine, NAME).declined
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,6 @@ def test_zeros_have_memory(dtype: torch.dtype) -> None:
 
 def test_operators_are_listed_by_target() -> None:
     assert all(operator.target is target for target, operator in OPERATORS.items())
-    drawing = {target.name() for target, operator in OPERATORS.items() if operator.draws}
-    assert drawing == {"lit_ort::dropout", "lit_ort::attention", "lit_ort::attention_backward"}
 
 
 @pytest.mark.slow
