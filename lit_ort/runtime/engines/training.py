@@ -27,9 +27,10 @@ OPERATOR = "lit_ort::node"
 CHECK_THE_BATCH = "Check the batch against what the module takes (index ranges, shapes); eager says more."
 _ERROR_SEVERITY = 3
 
-# The arena's first chunk is address space, whose memory is taken when it is first written to; parts of it that are free
-# become one again, and anything larger than the other figure that a value leaves over of a part is free.
-_ARENA = {"arena_extend_strategy": 0, "initial_chunk_size_bytes": 2**30, "max_dead_bytes_per_chunk": 2**16}
+# The arena's first chunk is address space, whose memory is taken when it is first written to, but for a list of its
+# parts, which takes a thirty-second of its size at once; later chunks are twice as large each. Parts that are free become
+# one again, and anything larger than the other figure that a value leaves over of a part is free.
+_ARENA = {"arena_extend_strategy": 0, "initial_chunk_size_bytes": 2**26, "max_dead_bytes_per_chunk": 2**16}
 
 _FRESH, _USED = b"dltensor", b"used_dltensor"
 _new_capsule = ctypes.pythonapi.PyCapsule_New
