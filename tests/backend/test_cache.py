@@ -292,6 +292,16 @@ def test_operators_that_take_the_name_of_a_way_are_kept(tmp_path: Path) -> None:
     assert outcome(tmp_path, decomposed)["cache"] == "read"
 
 
+def spectral(module: nn.Module, x: Tensor) -> Tensor:
+    return torch.fft.fft(module(x)).real.T.square().mean()
+
+
+def test_attributes_of_tensors_are_kept(tmp_path: Path) -> None:
+    first, again = outcome(tmp_path, spectral), outcome(tmp_path, spectral)
+    assert (first["cache"], again["cache"]) == ("written", "read")
+    assert_equal(first["values"], again["values"])
+
+
 def test_an_interrupted_write_leaves_no_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")

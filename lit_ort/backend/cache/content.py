@@ -132,7 +132,8 @@ def _function(function: Any) -> str:
             return str(function)
         raise _Obstacle(f"it calls the custom operator {function}, whose code may change")
     try:
-        name = qualified_name(function)
+        # torch's name of the one builtin that attributes of tensors, such as x.T, become has no module.
+        name = "builtins.getattr" if function is getattr else qualified_name(function)
         package, *path = name.split(".")
         known = package in _KNOWN_PACKAGES and functools.reduce(getattr, path, sys.modules[package]) is function
     except (AttributeError, KeyError, RuntimeError):
