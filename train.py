@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -28,7 +29,7 @@ from lit_ort.files import whole_file
 from tasks.console import drop_known_messages
 from tasks.errors import InputError, require
 from tasks.overrides import require_known_keys
-from tasks.rules import require_rules
+from tasks.rules import require_processes, require_rules
 from tasks.runs import RESULTS, checkpoint_to_resume, resume_command
 
 
@@ -43,6 +44,7 @@ class Run:
 
 def make(config: DictConfig) -> Run:
     require_rules(config)
+    require_processes(config, os.environ)
     seed_everything(config.seed, workers=True, verbose=False)
     strategy = instantiate(config.strategy)
     data = instantiate(config.data)
@@ -128,9 +130,12 @@ def ran(trainer: Trainer) -> str | None:
 
 @rank_zero_only
 def report(results: dict[str, Any], folder: Path) -> None:
-    with whole_file(folder / RESULTS) as file:
-        file.write((json.dumps(results, indent=2, allow_nan=False) + "\n").encode())
     show(results)
+    try:
+        with whole_file(folder / RESULTS) as file:
+            file.write((json.dumps(results, indent=2, allow_nan=False) + "\n").encode())
+    except OSError as error:
+        sys.exit(f"error: {folder / RESULTS} can't be written: {error.strerror or error}. What it would hold is above.")
 
 
 def show(results: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from lightning.fabric.plugins import TorchCheckpointIO
 
-from lit_ort.errors import CheckpointError, first_line_of
+from lit_ort.errors import CheckpointError, LitOrtWarning, first_line_of
 from lit_ort.files import remove_unfinished, whole_file
 
 # torch's reader of archives, in its errors.
@@ -54,8 +55,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self, path: Any, map_location: Callable[..., Any] | None = lambda storage, loc: storage, *args: Any, **kw: Any
     ) -> dict[str, Any]:
         local = _local(path)
-        if local is not None and local.exists():
-            verify(local)
+        if local is not None and local.exists() and not verify(local):
+            warnings.warn(
+                f"{local} has no checksums, as files of torch before 1.6 have none, so damage to it can't be told. "
+                "Saved again, it has.",
+                LitOrtWarning,
+                stacklevel=2,
+            )
         try:
             return super().load_checkpoint(path, map_location, *args, **kw)
         except RuntimeError as error:

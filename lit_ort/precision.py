@@ -11,8 +11,8 @@ from lit_ort.options import PRECISIONS
 class ORTPrecision(Precision):
     """Precision of `strategy="ort"`: `Trainer(strategy="ort", plugins=[ORTPrecision("bf16-mixed")])`.
 
-    The same as `Trainer(strategy="ort", precision="bf16-mixed")`. No autocast is put around a step: its graphs are
-    compiled for the precision.
+    The same as `Trainer(strategy="ort", precision="bf16-mixed")`. The strategy puts autocast around a step, and its
+    graphs are compiled for it.
 
     Args:
         precision: `"32-true"`, float32 throughout, or `"bf16-mixed"`, matrix products and attention in bfloat16 and

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -99,6 +99,28 @@ def require_rules(config: DictConfig) -> None:
             continue
         shown = "null" if value is None else value
         require(rule.holds(value), f"{rule.key}={shown}: must be {rule.says}.")
+
+
+def require_processes(config: DictConfig, environment: Mapping[str, str]) -> None:
+    """Checks that torchrun started as many processes as the configuration has.
+
+    Args:
+        config: composed.
+        environment: this process's variables, as torchrun sets them.
+
+    Raises:
+        InputError: it started another number.
+    """
+    if "TORCHELASTIC_RUN_ID" not in environment:
+        return
+    devices, nodes = config.trainer.devices, OmegaConf.select(config, "trainer.num_nodes", default=1)
+    started = int(environment["WORLD_SIZE"])
+    require(
+        not is_whole(devices) or devices * nodes == started,
+        f"trainer.devices={devices}: torchrun started {started} processes, and the run has {devices} on each of "
+        f"{nodes} machines. Set trainer.devices={environment['LOCAL_WORLD_SIZE']} and a strategy for several processes "
+        "(strategy=ort_ddp), or start it without torchrun.",
+    )
 
 
 _ABSENT = object()

@@ -19,7 +19,7 @@ RUNS = Path("runs")
 LAST = "last"
 _LAST_FILE = Path("checkpoints") / "last.ckpt"
 RESULTS = "results.json"
-_OF_A_RUN = ("checkpoints", RESULTS, "report.md")
+_OF_A_RUN = ("checkpoints/*.ckpt", RESULTS, "report.md")
 _CONFIG = Path(".hydra") / "config.yaml"
 
 
@@ -54,7 +54,7 @@ def require_unused(folder: Path, ckpt_path: str | None) -> None:
     Raises:
         InputError: there are checkpoints or results in it.
     """
-    found = next((folder / name for name in _OF_A_RUN if (folder / name).exists()), None)
+    found = next((path for pattern in _OF_A_RUN for path in sorted(folder.glob(pattern))), None)
     if found is None:
         return
     goes_on = ckpt_path is not None and (
@@ -62,8 +62,8 @@ def require_unused(folder: Path, ckpt_path: str | None) -> None:
     )
     require(
         goes_on,
-        f"hydra.run.dir={folder}: {found.name} of another run is in it, and would be overwritten. Choose another "
-        f"folder, or go on with that run: ckpt_path={folder / _LAST_FILE}.",
+        f"hydra.run.dir={folder}: {found.relative_to(folder)} of another run is in it, and would be overwritten. "
+        f"Choose another folder, or go on with that run: ckpt_path={folder / _LAST_FILE}.",
     )
 
 

@@ -28,12 +28,19 @@ def run(folder: Path, task: str = "tasks.gpt2.GPT2", age: float = 0) -> Path:
 def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
     require_unused(tmp_path / "new", None)
     last = run(tmp_path / "old")
-    with pytest.raises(InputError, match=r"checkpoints of another run is in it.*ckpt_path=.*old/checkpoints/last.ckpt"):
+    with pytest.raises(
+        InputError, match=r"checkpoints/last.ckpt of another run.*ckpt_path=.*old/checkpoints/last.ckpt"
+    ):
         require_unused(tmp_path / "old", None)
     with pytest.raises(InputError, match="would be overwritten"):
         require_unused(tmp_path / "old", str(run(tmp_path / "other")))
     require_unused(tmp_path / "old", str(last))
     require_unused(tmp_path / "old", "last")
+    # What a run left that was killed while it wrote its first checkpoint.
+    unfinished = tmp_path / "young" / "checkpoints" / f".last.ckpt.{'0' * 32}.tmp"
+    unfinished.parent.mkdir(parents=True)
+    unfinished.touch()
+    require_unused(tmp_path / "young", None)
 
 
 def test_the_newest_checkpoint_of_the_task_is_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

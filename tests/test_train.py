@@ -153,7 +153,7 @@ def test_a_stopped_run_goes_on_in_its_folder(monkeypatch: pytest.MonkeyPatch, tm
     assert not (folder / "results.json").exists()
 
     epochs = f"trainer.max_epochs={torch.load(last, weights_only=True)['epoch'] + 2}"
-    with pytest.raises(SystemExit, match=r"checkpoints of another run is in it.*go on with that run: ckpt_path="):
+    with pytest.raises(SystemExit, match=r"checkpoints/best.ckpt of another run.*go on with that run: ckpt_path="):
         run(monkeypatch, folder, text, epochs)
     resumed = run(monkeypatch, folder, text, epochs, "ckpt_path=last")
     whole = run(monkeypatch, tmp_path / "whole", text, epochs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,6 +19,10 @@ from lit_ort._compat.torch_ops import returns_alias
 tree_flatten: Any = _pytree.tree_flatten
 tree_leaves: Any = _pytree.tree_leaves
 tree_map: Any = _pytree.tree_map
+
+# Paths of modules as Dynamo writes them: the variable that holds the first one, then names, some of them as keys.
+_ROOT = re.compile(r"[LG]\['[^']*'\](\[\d+\])*")
+_BY_KEY = re.compile(r"(?:\._modules)?\['([^']*)'\]")
 
 # Operators whose decomposition for tracing is wrong in torch 2.13: several labels of a row count as one.
 WRONG_IN_A_TRACE = frozenset({torch.ops.aten.multilabel_margin_loss.default})
@@ -150,3 +155,15 @@ def module_path(node: fx.Node) -> str | None:
     """The path of the module that a node came from, as Dynamo writes it."""
     stack = node.meta.get("nn_module_stack")
     return str(list(stack.values())[-1][0]) if stack else None
+
+
+def module_name(node: fx.Node) -> str:
+    """The name of the module that a node, or the one that it is the gradient of, came from: `layers.0.attention`.
+
+    Empty for the module that was compiled and for what came from none.
+    """
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    if not stack:
+        return ""
+    path = _ROOT.sub("", str(list(stack.values())[-1][0]))
+    return _BY_KEY.sub(r".\1", path).lstrip(".")

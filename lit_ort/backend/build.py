@@ -9,15 +9,14 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import onnx
 import torch
 from torch import fx
 
 from lit_ort._compat.torch_fx import copy_nodes, example_of, inputs_of, returned_by
 from lit_ort.backend.compilation import Compilation, others_as_compile_errors
+from lit_ort.backend.dump import Dump
 from lit_ort.backend.expectation import expected_speed
 from lit_ort.capture.capture import Captured, capture
 from lit_ort.capture.checkpoints import has_checkpoints
@@ -95,6 +94,7 @@ class _Build:
     ) -> None:
         self._graph, self._tensors, self._keys = graph, tensors, keys
         self._options, self._name = options, name
+        self._dump = Dump(options.dump_dir, name)
         self._any_sizes, self._form = any_sizes, form
         self._changing: Dimensions = {}
         self._reports: tuple[PassReport, ...] = ()
@@ -105,13 +105,13 @@ class _Build:
         self._changing = captured.examples.changing
         untracked = untracked_views(captured.module.graph)
         before = _counts(captured.module.graph)
-        self._dump("1_captured", captured.module)
+        self._dump.graph("1_captured", captured.module)
         captured, precisions, draws = self._fused(captured)
         places = places_of(captured.examples)
         loss = None if self._form == SPLIT else loss_position(captured.module, differentiable)
         module = captured.module if loss is None else detach_others(captured.module, differentiable, loss)
         joint = share_memory(trace(module, captured.examples))
-        self._dump("3_joint", joint.module)
+        self._dump.graph("3_joint", joint.module)
         inputs, values = captured.examples.tensors, [example_of(node) for node in returned_by(captured.module.graph)]
         returned = settle_outputs(joint, inputs, values, lambda sizes: terms_of(sizes, places))
         computed = [dataclasses.replace(o, untracked=k in untracked) for k, o in enumerate(returned.outputs)]
@@ -144,7 +144,7 @@ class _Build:
         self._reports += fusions.apply(graph, self._options.disable_passes)
         if self._options.recompute == LAYERS:
             self._reports += (_layers_report(mark_layers(graph.graph)),)
-        self._dump("2_fused", graph.module)
+        self._dump.graph("2_fused", graph.module)
         return Captured(graph.module, graph.examples, True), precisions or frozenset({FLOAT32}), graph.draws
 
     def _phases(self, kind: str, returned: Returned, loss: int | None) -> tuple[list[PhaseGraph], int | None]:
@@ -166,10 +166,9 @@ class _Build:
 
     def _lowered(self, position: int, phase: PhaseGraph, places: Any) -> Lowered:
         label = f"{4 + position}_{('forward', 'backward')[position]}"
-        self._dump(label, phase.module)
+        self._dump.graph(label, phase.module)
         lowered = lower(phase, places, self._name)
-        if self._options.dump_dir is not None:
-            onnx.save(lowered.model, self._folder() / f"{label}.onnx")
+        self._dump.model(label, lowered.model)
         return lowered
 
     def _signature(
@@ -227,16 +226,6 @@ class _Build:
             torch_operators=operators,
             speed=None if program.kind == FORWARD else expected_speed(graphs, operators, self._reports),
         )
-
-    def _folder(self) -> Path:
-        assert self._options.dump_dir is not None
-        folder = Path(self._options.dump_dir) / self._name
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
-
-    def _dump(self, stage: str, module: fx.GraphModule) -> None:
-        if self._options.dump_dir is not None:
-            (self._folder() / f"{stage}.txt").write_text(str(module.graph))
 
 
 def _trimmed(graph: NumberedGraph) -> tuple[NumberedGraph, list[Any], list[int]]:

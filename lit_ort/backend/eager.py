@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -22,11 +23,16 @@ def autocast_of(precision: str) -> torch.dtype | None:
     return torch.bfloat16 if precision == BF16_MIXED else None
 
 
+def autocast_for(precision: str) -> AbstractContextManager[Any]:
+    """What a step of a precision runs in, so that its code finds the types that it would find in eager."""
+    return torch.autocast("cpu", torch.bfloat16) if precision == BF16_MIXED else nullcontext()
+
+
 def run_in_eager(graph_module: fx.GraphModule, arguments: Sequence[Any], precision: str) -> Any:
     """Runs a graph, under autocast where the precision asks for it, with the types that Dynamo expects."""
     if precision != BF16_MIXED or torch.is_autocast_enabled("cpu"):
         return graph_module(*arguments)
-    with torch.autocast("cpu", torch.bfloat16):
+    with autocast_for(precision):
         outputs = graph_module(*arguments)
     examples = returned_by(graph_module.graph)
     return tuple(_as_example(value, example) for value, example in zip(outputs, examples, strict=True))

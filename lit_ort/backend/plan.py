@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch_fx import tree_leaves, tree_map
+from lit_ort.backend.eager import autocast_for
 from lit_ort.backend.steps import LogRecorder, dynamo_settings, in_place_of
 from lit_ort.capture.checkpoints import inline_checkpoints
 from lit_ort.capture.numbers import separate_numbers
@@ -129,7 +130,7 @@ def _planned(step: Any, arguments: Sequence[Any], options: ORTOptions) -> Memory
         return leave
 
     try:
-        with dynamo_settings(name, strict=True), logs:
+        with autocast_for(options.precision), dynamo_settings(name, strict=True), logs:
             torch.compile(step.training_step if is_module else step, backend=backend)(*arguments)
     except _Planned as planned:
         wanting = [k for k, position in enumerate(planned.signature.gradients) if position is not None]

@@ -14,9 +14,11 @@ from torch.nn.utils import clip_grad_norm_
 
 from lit_ort._compat.torch_fx import tree_leaves
 from lit_ort.backend.backend import ORTBackend
+from lit_ort.backend.eager import autocast_for
 from lit_ort.backend.steps import LogRecorder, dynamo_settings, in_place_of
 from lit_ort.benchmark.result import INDUCTOR, ORT
 from lit_ort.errors import OptionsError
+from lit_ort.options import BF16_MIXED, FLOAT32
 
 LEARNING_RATE = 1e-4
 
@@ -91,7 +93,7 @@ class Runner:
     Args:
         baseline: `eager`, `inductor` or `ort`.
         workload: of a module of its own.
-        low_precision: under autocast to bfloat16; `ort`'s backend has its own.
+        low_precision: under autocast to bfloat16.
         backend: of `ort`.
     """
 
@@ -101,8 +103,7 @@ class Runner:
         self._settings: Callable[[], AbstractContextManager[Any]] = nullcontext
         if baseline == ORT:
             self._settings = lambda: dynamo_settings("training_step", strict=False)
-        elif low_precision:
-            self._settings = lambda: torch.autocast("cpu", torch.bfloat16)
+        self._precision = BF16_MIXED if low_precision else FLOAT32
         compiler = {INDUCTOR: "inductor", ORT: backend}.get(baseline)
         self._forward: Callable[..., Tensor] = workload.forward
         if compiler is not None:
@@ -114,7 +115,7 @@ class Runner:
         """The loss of a forward, its backward done."""
         for parameter in self.workload.module.parameters():
             parameter.grad = None
-        with self._settings(), self.workload.without_trainer():
+        with autocast_for(self._precision), self._settings(), self.workload.without_trainer():
             loss = self._forward(self.workload.module, self.workload.batch)
         loss.backward()
         return loss.detach()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lit_ort._compat.torch_fx import arguments_of, first_argument, is_element, is_view
+from lit_ort._compat.torch_fx import arguments_of, first_argument, is_element, is_view, module_name
 from lit_ort._compat.torch_ops import BY_STRIDES, OpOverload, is_pointwise, out_overload, overload_name, result_count
 from lit_ort.errors import ConvertError
 from lit_ort.ops import OPERATORS
@@ -128,7 +128,9 @@ class Region:
         value = node.meta.get("val")
         results = len(value) if isinstance(value, (tuple, list)) else result_count(node.target)
         defined = self._define(results)
-        statement = Statement(str(node.target), args, kwargs, results, stream=stream, **memory)
+        statement = Statement(
+            str(node.target), args, kwargs, results, stream=stream, module=module_name(node), **memory
+        )
         self._statements.append((statement, defined))
         if isinstance(value, torch.Tensor):
             self._slots[node] = defined[0]

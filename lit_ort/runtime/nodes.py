@@ -35,6 +35,8 @@ class RunState:
 
 
 NodeFunction = Callable[..., Sequence[torch.Tensor]]
+# What tracebacks call the source of a node.
+_FILE = "<torch node>"
 # Functions that belong to a strategy, such as the optimizer's, by the name of their operator.
 Hooks = Mapping[str, Callable[..., Any]]
 
@@ -56,8 +58,21 @@ def bind(node: TorchNode, hooks: Hooks) -> NodeFunction:
     return source.function()
 
 
+def failed_statement(node: TorchNode, error: BaseException) -> Statement | None:
+    """The statement of a node that raised an error, or None where it was none of them."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename != _FILE:
+        frame = frame.tb_next
+    # The first line is the function's head, and the next ones take inputs that cross the border in another form.
+    position = -1 if frame is None else frame.tb_lineno - 2 - sum(bool(form) for form in node.inputs)
+    return node.statements[position] if 0 <= position < len(node.statements) else None
+
+
 class _Source:
-    """Python source of one node: names of slots and of constants are all that it is made of."""
+    """Python source of one node: names of slots and of constants are all that it is made of.
+
+    Each statement is one line, which is how an error tells where it came from.
+    """
 
     def __init__(self, inputs: int) -> None:
         self._names: dict[str, Any] = {"from_border": from_border, "to_border": to_border}
@@ -79,14 +94,14 @@ class _Source:
     def drop(self, slots: Any) -> None:
         dropped = [f"v{slot}" for slot in sorted(slots)]
         if dropped:
-            self._add(f"del {', '.join(dropped)}")
+            self._lines[-1] += f"; del {', '.join(dropped)}"
 
     def give(self, outputs: Sequence[int], forms: Sequence[str]) -> None:
         given = [f"to_border(v{k}, {self._named(form)})" for k, form in zip(outputs, forms, strict=True)]
         self._add(f"return [{', '.join(given)}]")
 
     def function(self) -> NodeFunction:
-        exec(compile("\n".join(self._lines), "<torch node>", "exec"), self._names)
+        exec(compile("\n".join(self._lines), _FILE, "exec"), self._names)
         return self._names["node"]
 
     def _add(self, line: str) -> None:

@@ -27,6 +27,7 @@ class Statement:
         out: the overload that writes into given memory, or None.
         shape, dtype: of the result, where it is written into given memory.
         stream: which of the run's random streams it draws from, or None.
+        module: the name of the module that it came from, for errors; empty where none is known.
     """
 
     target: str
@@ -37,6 +38,7 @@ class Statement:
     shape: tuple[Any, ...] = ()
     dtype: torch.dtype | None = None
     stream: int | None = None
+    module: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

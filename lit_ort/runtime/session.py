@@ -10,7 +10,7 @@ import torch
 from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.clock import Clock
 from lit_ort.runtime.engines.training import TrainingEngineSession
-from lit_ort.runtime.nodes import Hooks, RunState, bind, from_border, to_border
+from lit_ort.runtime.nodes import Hooks, RunState, bind, failed_statement, from_border, to_border
 from lit_ort.runtime.program import Phase, Source, TorchNode
 from lit_ort.runtime.sizes import Shapes, values_of
 
@@ -74,7 +74,7 @@ class Session:
         self._engine = TrainingEngineSession(
             phase.model,
             [options.clock.node(bind(node, options.hooks)) for node in phase.nodes],
-            [_label(node) for node in phase.nodes],
+            self._what_failed,
             [name for name, _ in phase.inputs],
             phase.outputs,
             threads=options.threads,
@@ -98,6 +98,15 @@ class Session:
             results[position] = from_border(results[position], form)
         return results
 
+    def _what_failed(self, index: int, error: BaseException) -> str:
+        """What an error of a torch node calls where it came from: `aten.embedding in layers.0.embedding`."""
+        node = self._phase.nodes[index]
+        statement = failed_statement(node, error)
+        if statement is None:
+            return _operators(node)
+        operator = statement.target.removesuffix(".default")
+        return f"{operator} in {statement.module}" if statement.module else operator
+
     def _sizes_for(self, shapes: Shapes) -> tuple[list[int], list[torch.Tensor]]:
         key = tuple(tuple(shape) for shape in shapes)
         found = self._sizes.get(key)
@@ -119,8 +128,8 @@ def _input(source: Source, given: Given, vectors: Iterator[torch.Tensor]) -> tor
     return next(vectors)
 
 
-def _label(node: TorchNode) -> str:
-    """What errors call a torch node: its operators."""
+def _operators(node: TorchNode) -> str:
+    """The first operators of a torch node."""
     names = [statement.target.removesuffix(".default") for statement in node.statements]
     shown = ", ".join(dict.fromkeys(names[:8]))
     return f"{shown}{' ...' if len(names) > 8 else ''}"

@@ -15,6 +15,7 @@ from lightning.pytorch.plugins.precision import Precision
 from lit_ort._compat.lightning import chosen_checkpoint_io, is_compiled
 from lit_ort._compat.torch_optim import note_step
 from lit_ort.backend.backend import ORTBackend
+from lit_ort.backend.eager import autocast_for
 from lit_ort.backend.inspect import CompileLog
 from lit_ort.backend.watch import CompileWatch
 from lit_ort.checkpoint_io import AtomicCheckpointIO
@@ -156,8 +157,8 @@ class ORTMixin(CompiledMixin):
         return self.compile_log.watch
 
     def step_context(self, kind: str) -> AbstractContextManager[Any]:
-        # Graphs are compiled for the precision, those that fall back to eager too: no autocast around them.
-        return nullcontext()
+        # Code that looks at the types of its values finds those of eager; graphs are compiled for what is around them.
+        return autocast_for(self.options.precision)
 
     def _backend(self, step: str) -> ORTBackend:
         if step not in self._backends:
@@ -292,7 +293,7 @@ class ORTMixin(CompiledMixin):
                 "'32-true' or 'bf16-mixed'. Use one of them, or Lightning's own strategies with this precision."
             )
         if type(precision_plugin).__name__ == "MixedPrecision":
-            # Its autocast isn't wanted, and it refuses to clip for fused optimizers.
+            # It refuses to clip for fused optimizers, and its autocast is that of `step_context`.
             precision_plugin = self.precision_class()
             precision_plugin.precision = precision
         super(ORTMixin, type(self)).precision_plugin.fset(self, precision_plugin)

@@ -63,9 +63,10 @@ def _opened(path: Path) -> Iterator[h5py.File]:
 def check_shard(path: Path) -> Shard:
     """Reads what a shard says about itself; not its values.
 
-    Raises InputError if it is no HDF5 file, lacks a key, or holds one of another type or shape.
+    Raises InputError if it is no file or no HDF5, lacks a key, or holds one of another type or shape.
     """
     sizes: dict[str, int] = {}
+    require(path.is_file(), f"{path}: is no file, and a shard is. Take it out of the folder.")
     with _opened(path) as file:
         for key, (dimensions, _) in FORM.items():
             found = file.get(key)

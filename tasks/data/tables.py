@@ -157,7 +157,7 @@ def _json_records(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any
             continue
         try:
             record = json.loads(content)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(
                 f"{path}, line {line}: {content[:40]!r} is not JSON: {error}. Write one object a line, as "
                 '{"text": "...", "label": "..."}.'

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import errno
+import os
 import re
 import subprocess
 import sys
@@ -448,6 +450,18 @@ def test_a_run_that_fails_where_eager_does_not_falls_back_for_its_sizes(monkeypa
     for size in (3, 4):
         torch.testing.assert_close(step(torch.ones(size)), torch.ones(size).exp().sum())
     assert [graph.kind for graph in engine.compile_log.graphs] == ["forward", "forward", "eager"]
+
+
+def test_a_full_dump_folder_keeps_no_graph_from_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    engine = backend(dump_dir=str(tmp_path))
+    with pytest.warns(LitOrtWarning, match=r"dump_dir: .*1_captured.txt can't be written: No space left on device"):
+        found = torch.compile(lambda x: x.exp().sum(), backend=engine)(torch.ones(3))
+    torch.testing.assert_close(found, torch.ones(3).exp().sum())
+    assert [graph.fallback for graph in engine.compile_log.graphs] == [None]
 
 
 def test_explain_and_dump(tmp_path: Path) -> None:

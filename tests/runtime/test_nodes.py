@@ -26,6 +26,49 @@ def test_an_error_reaches_the_caller_and_the_next_run_works() -> None:
     torch.testing.assert_close(step(torch.tensor([1, 2])), table[1:3].square())
 
 
+class Classifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(5, 4)
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.Tanh())])
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, index: Tensor) -> Tensor:
+        hidden = self.words(index)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return self.head(hidden)
+
+
+def test_an_error_names_the_operator_and_the_module() -> None:
+    model = Classifier()
+    with pytest.raises(SessionError, match=r"^aten.embedding in words failed: index -100 is outside of an embedding"):
+        compiled(lambda index: model(index).square())(torch.tensor([1, -100]))
+
+
+LOSSES = {
+    "cross entropy": lambda scores, labels: F.cross_entropy(scores, labels),
+    "sum": lambda scores, labels: F.cross_entropy(scores, labels, reduction="sum"),
+    "each row": lambda scores, labels: F.cross_entropy(scores, labels, reduction="none").mean(),
+    "smoothed": lambda scores, labels: F.cross_entropy(scores, labels, label_smoothing=0.1),
+    "weighted": lambda scores, labels: F.cross_entropy(scores, labels, weight=torch.ones(3)),
+    "images": lambda scores, labels: F.cross_entropy(scores.T[None, :, :, None], labels[None, :, None]),
+    "sequences": lambda scores, labels: F.cross_entropy(scores.T[None], labels[None]),
+    "negative log-likelihood": lambda scores, labels: F.nll_loss(scores.log_softmax(-1), labels),
+}
+
+
+@pytest.mark.parametrize("label", [7, -3])
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_label_that_is_no_class_is_named(name: str, label: int) -> None:
+    model = Classifier()
+    step = compiled(lambda index, labels: LOSSES[name](model(index), labels))
+    index = torch.tensor([1, 2])
+    step(index, torch.tensor([0, 2])).backward()
+    with pytest.raises(SessionError, match=rf"(?<!\d){label}(?!\d)"):
+        step(index, torch.tensor([0, label]))
+
+
 def test_many_runs_leak_nothing() -> None:
     layer = nn.Sequential(nn.Linear(4, 64), nn.ELU(), nn.Linear(64, 1))
     step = compiled(lambda x: layer(x).mean())

@@ -12,7 +12,7 @@ from omegaconf import open_dict
 
 from tasks.checkpoints import ORIGIN, origin_of, require_same_origin
 from tasks.errors import InputError
-from tasks.rules import RULES, require_rules
+from tasks.rules import RULES, require_processes, require_rules
 from tasks.transformer_lm import TransformerLM
 
 CONF = str(Path(__file__).parents[2] / "conf")
@@ -49,6 +49,17 @@ def test_the_defaults_hold(task: str) -> None:
 def test_other_values_are_named(override: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         require_rules(composed(override))
+
+
+def test_as_many_processes_as_torchrun_started() -> None:
+    torchrun = {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    require_processes(composed("trainer.devices=1"), {})
+    require_processes(composed("trainer.devices=2", "strategy=ort_ddp"), torchrun)
+    for devices in (1, 4):
+        with pytest.raises(
+            InputError, match=rf"devices={devices}: torchrun started 2 processes.*Set trainer.devices=2"
+        ):
+            require_processes(composed(f"trainer.devices={devices}"), torchrun)
 
 
 @pytest.mark.parametrize("override", ["trainer.val_check_interval=1", "trainer.limit_val_batches=0", "seed=0"])

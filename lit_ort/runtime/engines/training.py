@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -22,14 +22,15 @@ from lit_ort.errors import SessionError
 from lit_ort.runtime.nodes import NodeFunction, RunState
 from lit_ort.runtime.tensors import to_ort, to_torch
 
+WhatFailed = Callable[[int, BaseException], str]
 DOMAIN = "org.pytorch.aten"
 OPERATOR = "lit_ort::node"
 CHECK_THE_BATCH = "Check the batch against what the module takes (index ranges, shapes); eager says more."
 _ERROR_SEVERITY = 3
 
 # The arena's first chunk is address space, whose memory is taken when it is first written to, but for a list of its
-# parts, which takes a thirty-second of its size at once; later chunks are twice as large each. Parts that are free become
-# one again, and anything larger than the other figure that a value leaves over of a part is free.
+# parts, which takes a thirty-second of its size at once; later chunks are twice as large each. Parts that are free
+# become one again, and anything larger than the other figure that a value leaves over of a part is free.
 _ARENA = {"arena_extend_strategy": 0, "initial_chunk_size_bytes": 2**26, "max_dead_bytes_per_chunk": 2**16}
 
 _FRESH, _USED = b"dltensor", b"used_dltensor"
@@ -47,7 +48,7 @@ class TrainingEngineSession:
     Args:
         model: serialized, at ONNX Runtime's opset and IR version.
         nodes: the functions of its torch nodes.
-        labels: what errors call these nodes.
+        what_failed: what errors call the place in a node, given by its position, where an error was raised.
         inputs, outputs: names, in the order tensors are given and wanted.
         threads: of one session's operators.
         allow_spinning: idle threads spin instead of sleeping.
@@ -60,14 +61,14 @@ class TrainingEngineSession:
         self,
         model: bytes,
         nodes: Sequence[NodeFunction],
-        labels: Sequence[str],
+        what_failed: WhatFailed,
         inputs: Sequence[str],
         outputs: Sequence[str],
         *,
         threads: int,
         allow_spinning: bool,
     ) -> None:
-        self._nodes, self._labels = nodes, labels
+        self._nodes, self._what_failed = nodes, what_failed
         self._inputs, self._outputs = list(inputs), list(outputs)
         self._session = _create(model, threads, allow_spinning)
         self._run = run_of(self._session)
@@ -80,7 +81,7 @@ class TrainingEngineSession:
             SessionError: a kernel refused its inputs, such as a label out of range; torch's own error is its cause.
         """
         fetched = C.OrtValueVector()
-        with _serving(self._nodes, self._labels, state):
+        with _serving(self._nodes, self._what_failed, state):
             try:
                 self._run(C.RunOptions(), self._inputs, to_ort(tensors), self._outputs, fetched, self._devices)
             except ORT_ERRORS as error:
@@ -92,7 +93,7 @@ class _Current(threading.local):
     """What the callbacks of this thread need to know, and what they have to tell."""
 
     nodes: Sequence[NodeFunction] = ()
-    labels: Sequence[str] = ()
+    what_failed: WhatFailed | None = None
     state: RunState | None = None
     failure: tuple[str, BaseException] | None = None
 
@@ -101,28 +102,28 @@ _current = _Current()
 
 
 @contextmanager
-def _serving(nodes: Sequence[NodeFunction], labels: Sequence[str], state: RunState) -> Iterator[None]:
+def _serving(nodes: Sequence[NodeFunction], what_failed: WhatFailed, state: RunState) -> Iterator[None]:
     """Serves the torch nodes of one run on this thread, and raises what a node raised.
 
     Raises:
         SessionError: a node raised, with its error as the cause; ctypes would swallow it. What is no Exception, such as
             KeyboardInterrupt, passes through unchanged.
     """
-    previous = (_current.nodes, _current.labels, _current.state)
-    _current.nodes, _current.labels, _current.state = nodes, labels, state
+    previous = (_current.nodes, _current.what_failed, _current.state)
+    _current.nodes, _current.what_failed, _current.state = nodes, what_failed, state
     # The graph says in what each node computes, whatever autocast its caller runs under.
     plain = torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext()
     try:
         with plain, torch.no_grad():
             yield
     finally:
-        _current.nodes, _current.labels, _current.state = previous
+        _current.nodes, _current.what_failed, _current.state = previous
         failure, _current.failure = _current.failure, None
         if failure is not None:
             label, error = failure
             if not isinstance(error, Exception):
                 raise error
-            raise SessionError(f"{label} failed: {error}", remedy=CHECK_THE_BATCH) from error
+            raise SessionError(f"{label} failed: {str(error).rstrip('. ')}", remedy=CHECK_THE_BATCH) from error
 
 
 def _address(function: Any) -> str:
@@ -159,8 +160,8 @@ def _results_of(index: int, tensors: Sequence[torch.Tensor], output_count: int) 
         try:
             return _current.nodes[index](_current.state, *tensors)
         except BaseException as error:  # noqa: B036 - nothing may be raised into C; _serving raises it
-            label = _current.labels[index] if index < len(_current.labels) else f"torch node {index}"
-            _current.failure = (label, error)
+            assert _current.what_failed is not None
+            _current.failure = (_current.what_failed(index, error), error)
     return [torch.zeros(0) for _ in range(output_count)]
 
 
