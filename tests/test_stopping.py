@@ -34,9 +34,9 @@ class Numbers(Dataset[Tensor]):
 class Recorder(LightningModule):
     """Keeps which items it saw, in training and in validation; its weight depends on all of them, and on draws."""
 
-    def __init__(self, dropout: float = 0.0) -> None:
+    def __init__(self, dropout: float = 0.0, scheduled: bool = False) -> None:
         super().__init__()
-        self.layer, self.dropout = nn.Linear(1, 1), nn.Dropout(dropout)
+        self.layer, self.dropout, self.scheduled = nn.Linear(1, 1), nn.Dropout(dropout), scheduled
         self.seen: list[tuple[str, int, list[float]]] = []
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
@@ -54,7 +54,13 @@ class Recorder(LightningModule):
         return evaluation_loader(Shuffled(Numbers(), None), 4, self.trainer)
 
     def configure_optimizers(self) -> Any:
-        return torch.optim.Adam(self.parameters(), lr=0.01)
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+        if not self.scheduled:
+            return optimizer
+        # Lightning makes the loaders for this, before it reads a checkpoint.
+        steps = int(self.trainer.estimated_stepping_batches)
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 class SendsSignal(Callback):
@@ -76,7 +82,7 @@ def fit(folder: Path, *callbacks: Callback, resume: Path | None = None, **option
     torch.manual_seed(1)
     strategy = options.pop("strategy", "auto")
     # Only the strategy's own draws go on where they were.
-    module = Recorder(0.5 if strategy == "ort" else 0.0)
+    module = Recorder(0.5 if strategy == "ort" else 0.0, options.pop("scheduled", False))
     last = LastCheckpoint(folder, **options.pop("last", {}))
     best = BestCheckpoint(
         folder, "best", monitor="val/loss", save_on_train_epoch_end=False, enable_version_counter=False
@@ -127,6 +133,9 @@ CASES = [
     *((*point, options) for point in POINTS for options in OPTIONS),
     ("on_train_batch_start", 9, {"strategy": "ort"}),
     ("on_validation_batch_end", 5, {"strategy": "ort"}),
+    ("on_train_batch_start", 9, {"scheduled": True}),
+    ("on_train_batch_end", 2 * BATCHES, {"scheduled": True}),
+    ("on_validation_batch_end", 2, {"scheduled": True}),
 ]
 
 

@@ -81,6 +81,22 @@ def begin_validation_again(checkpoint: dict[str, Any]) -> None:
     progress.update(total=dict(first), current=dict(first), is_last_batch=False)
 
 
+def load_waiting_loader_states(trainer: Any) -> None:
+    """Makes the loaders of a fit that resumes go on where its checkpoint says, where Lightning has not.
+
+    It does so where it sets the loaders up. `trainer.estimated_stepping_batches`, which schedules of the learning rate
+    ask for, sets them up before the checkpoint is read, and the run would begin its epoch's batches again.
+    """
+    loop = trainer.fit_loop
+    states = loop._combined_loader_states_to_load
+    if states and loop.restarting:
+        loop._combined_loader._load_state_dicts(states)
+        loop._combined_loader_states_to_load = []
+        # The iterator that is there was made before.
+        loop._data_fetcher.setup(loop._combined_loader)
+        iter(loop._data_fetcher)
+
+
 def training_bar(progress_bar: Any) -> Any | None:
     """The tqdm bar of a `TQDMProgressBar`'s training, None before the first one; the public property raises there."""
     return progress_bar._train_progress_bar

@@ -291,7 +291,11 @@ class CompiledGraph:
             # Before any input is written to, unless an optimizer has taken gradients in the run.
             if self._backend.options.fallback == "error" or self._backend.options.optimizer_in_graph:
                 raise
-            results = self._in_eager(arguments)
+            try:
+                results = self._in_eager(arguments)
+            except (IndexError, RuntimeError) as own:
+                # What the step was given is at fault, and the session says where.
+                raise type(own)(str(error)) from own
             self._backend.fall_back(self._original.graph, tensors, time.perf_counter(), str(error))
             self._executables[key] = None
             return results

@@ -21,6 +21,7 @@ from torch import Tensor
 from lit_ort._compat.lightning import (
     begin_validation_again,
     is_accumulating,
+    load_waiting_loader_states,
     note_sigterm,
     replace_sigterm_handler,
     validation_follows,
@@ -100,6 +101,7 @@ class LastCheckpoint(Checkpoint):
         replace_sigterm_handler(trainer, partial(_pass_on, trainer))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        load_waiting_loader_states(trainer)
         self._saved_at_s, self._saved_step = time.monotonic(), trainer.global_step
 
     def on_train_batch_end(

@@ -69,11 +69,29 @@ class BufferPool:
             memory = segment.take(size, shape, element)
             if memory is not None:
                 return memory
-        segment = _Segment(max(size, SEGMENT_BYTES))
+        segment = _reserved(size)
         self._segments.append(segment)
         memory = segment.take(size, shape, element)
         assert memory is not None
         return memory
+
+
+def _reserved(size: int) -> _Segment:
+    """A new segment; no larger than it has to be where address space is limited.
+
+    Raises:
+        MemoryError: there are no `size` bytes.
+    """
+    try:
+        return _Segment(max(size, SEGMENT_BYTES))
+    except OSError:
+        try:
+            return _Segment(size)
+        except OSError as error:
+            raise MemoryError(
+                f"{size} bytes for one value can't be had: {error.strerror or error}. Take a smaller batch; "
+                "lit_ort.plan_memory tells what a step takes."
+            ) from error
 
 
 class _Segment:

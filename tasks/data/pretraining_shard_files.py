@@ -20,6 +20,7 @@ import h5py
 import numpy as np
 import torch
 
+from lit_ort.errors import first_line_of
 from tasks.data.batches import IGNORED, Batch
 from tasks.errors import InputError, require
 
@@ -34,6 +35,8 @@ FORM = {
 }
 
 Rows = dict[str, np.ndarray]
+# What h5py raises for files whose structure is damaged.
+_DAMAGED = (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError)
 
 
 @dataclass(frozen=True)
@@ -53,9 +56,11 @@ def _opened(path: Path) -> Iterator[h5py.File]:
     try:
         with h5py.File(path, "r") as file:
             yield file
-    except OSError as error:
+    except InputError:
+        raise
+    except _DAMAGED as error:
         raise InputError(
-            f"{path}: cannot be read as HDF5: {str(error).splitlines()[0]}. It may be cut off or of another format; "
+            f"{path}: cannot be read as HDF5: {first_line_of(error)}. It may be cut off or of another format; "
             "copy or prepare it again, or take it out of the folder."
         ) from error
 

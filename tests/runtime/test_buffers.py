@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import mmap
+import os
 import random
 import threading
 
@@ -62,6 +64,22 @@ def test_a_request_beyond_a_segment_gets_one_of_its_own(monkeypatch: pytest.Monk
     for value, tensor in enumerate(tensors):
         tensor.fill_(value)
     assert [tensor.unique().tolist() for tensor in tensors] == [[0.0], [1.0], [2.0]]
+
+
+def test_address_space_that_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by `ulimit -v`."""
+    honest = mmap.mmap
+
+    def limited(fileno: int, length: int, **settings: int) -> mmap.mmap:
+        if length > 10_000:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return honest(fileno, length, **settings)
+
+    monkeypatch.setattr(buffers.mmap, "mmap", limited)
+    pool = BufferPool(small_bytes=0)
+    assert pool.empty(1000).fill_(1).sum() == 1000
+    with pytest.raises(MemoryError, match=r"20032 bytes for one value can't be had: Cannot allocate memory\. Take a"):
+        pool.empty(5001)
 
 
 def test_a_tensor_outlives_its_pool() -> None:

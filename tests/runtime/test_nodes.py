@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lit_ort import ORTBackend, ORTOptions
 from lit_ort.errors import SessionError
 from tests.compare import backend, compiled
 
@@ -44,6 +45,15 @@ def test_an_error_names_the_operator_and_the_module() -> None:
     model = Classifier()
     with pytest.raises(SessionError, match=r"^aten.embedding in words failed: index -100 is outside of an embedding"):
         compiled(lambda index: model(index).square())(torch.tensor([1, -100]))
+
+
+def test_an_error_of_the_data_is_eagers_and_says_where() -> None:
+    model, engine = Classifier(), ORTBackend(ORTOptions())
+    step = torch.compile(lambda index: model(index).square(), backend=engine)
+    with pytest.raises(IndexError, match=r"^aten.embedding in words failed: index -100 is outside of an embedding"):
+        step(torch.tensor([1, -100]))
+    assert step(torch.tensor([1, 2])).shape == (2, 3)
+    assert [graph.fallback for graph in engine.compile_log.graphs] == [None]
 
 
 LOSSES = {
