@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ OmegaConf.register_new_resolver("process", os.getpid, replace=True)
 
 
 class RunFolder(Callback):
-    """Refuses a folder with another run's results, before Hydra writes to it."""
+    """Refuses a folder with another run's results, or that can't be written to, before Hydra writes to it."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         self._check(config, config.hydra.run.dir)
@@ -43,6 +44,7 @@ class RunFolder(Callback):
             return
         try:
             require_unused(Path(folder).expanduser(), config.get("ckpt_path"))
+            require_writable(Path(folder).expanduser())
         except InputError as error:
             # Hydra turns other errors of a callback into warnings.
             sys.exit(f"error: {error}")
@@ -65,6 +67,22 @@ def require_unused(folder: Path, ckpt_path: str | None) -> None:
         f"hydra.run.dir={folder}: {found.relative_to(folder)} of another run is in it, and would be overwritten. "
         f"Choose another folder, or go on with that run: ckpt_path={folder / _LAST_FILE}.",
     )
+
+
+def require_writable(folder: Path) -> None:
+    """Makes a folder and a file in it, which goes again.
+
+    Raises:
+        InputError: that can't be done.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"hydra.run.dir={folder}: can't be written to: {error.strerror or error}. Choose another folder."
+        ) from error
 
 
 def checkpoint_to_resume(ckpt_path: str | None, folder: Path, config: Mapping[str, Any]) -> str | None:

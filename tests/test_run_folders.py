@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from tasks import runs
 from tasks.errors import InputError
-from tasks.runs import checkpoint_to_resume, require_unused, resume_command
+from tasks.runs import checkpoint_to_resume, require_unused, require_writable, resume_command
 
 CONFIG = {"task": {"_target_": "tasks.gpt2.GPT2"}}
 
@@ -41,6 +42,21 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
     unfinished.parent.mkdir(parents=True)
     unfinished.touch()
     require_unused(tmp_path / "young", None)
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require_writable(tmp_path / "new")
+    assert list((tmp_path / "new").iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"hydra.run.dir=.*/file/run: can't be written to: Not a directory. Choose"):
+        require_writable(tmp_path / "file" / "run")
+
+    def read_only(**_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(runs.tempfile, "TemporaryFile", read_only)
+    with pytest.raises(InputError, match="can't be written to: Read-only file system"):
+        require_writable(tmp_path / "new")
 
 
 def test_the_newest_checkpoint_of_the_task_is_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
