@@ -20,6 +20,12 @@ tree_flatten: Any = _pytree.tree_flatten
 tree_leaves: Any = _pytree.tree_leaves
 tree_map: Any = _pytree.tree_map
 
+_aten = torch.ops.aten
+_NORMALISATIONS = frozenset(
+    {_aten.native_layer_norm.default, _aten.native_group_norm.default, _aten.native_batch_norm.default}
+    | {_aten._native_batch_norm_legit.default, _aten._native_batch_norm_legit.no_stats}
+    | {_aten._native_batch_norm_legit_functional.default}
+)
 # Paths of modules as Dynamo writes them: the variable that holds the first one, then names, some of them as keys.
 _ROOT = re.compile(r"[LG]\['[^']*'\](\[\d+\])*")
 _BY_KEY = re.compile(r"(?:\._modules)?\['([^']*)'\]")
@@ -149,6 +155,30 @@ def is_size(node: fx.Node) -> bool:
 def is_element(node: fx.Node) -> bool:
     """Whether a node is one of several results of another one."""
     return node.target is operator.getitem
+
+
+def correct_statistics(graph: fx.Graph) -> None:
+    """Gives the statistics of normalisations the type that they have.
+
+    Of a bfloat16 input and float32 parameters, as autocast leaves them, the CPU's kernels return a float32 mean and
+    deviation, and torch 2.13's fake ones bfloat16.
+    """
+    for node in graph.nodes:
+        if node.target in _NORMALISATIONS:
+            others = [argument.meta["val"] for argument in node.all_input_nodes[1:]]
+            types = {value.dtype for value in others if isinstance(value, torch.Tensor)}
+            _set_statistics(node, types - {first_argument(node).meta["val"].dtype})
+
+
+def _set_statistics(node: fx.Node, types: set[torch.dtype]) -> None:
+    if not types:
+        return
+    result, mean, deviation, *rest = node.meta["val"]
+    (dtype,) = types
+    node.meta["val"] = (result, mean.to(dtype), deviation.to(dtype), *rest)
+    for user in node.users:
+        if is_element(user):
+            user.meta["val"] = node.meta["val"][arguments_of(user)[1]]
 
 
 def module_path(node: fx.Node) -> str | None:

@@ -26,7 +26,7 @@ from lit_ort._compat.torch_aot import (
     keep_effect,
     writes_of,
 )
-from lit_ort._compat.torch_fx import first_argument, inputs_of, output_of
+from lit_ort._compat.torch_fx import correct_statistics, first_argument, inputs_of, output_of
 from lit_ort._compat.torch_ops import HigherOrderOperator, result_count
 from lit_ort.capture.examples import Examples
 from lit_ort.errors import CaptureError
@@ -70,6 +70,7 @@ def trace(module: fx.GraphModule, examples: Examples) -> JointGraph:
     graph = fx.Graph()
     values: dict[fx.Node, fx.Node] = {}
     output = graph.graph_copy(traced.graph_module.graph, values)
+    correct_statistics(graph)
     flat = _flat(output)
     described_outputs = descriptor_of(output_of(traced.graph_module.graph))
     pairs = zip(flat, _descriptions(described_outputs, len(flat)), strict=True)

@@ -261,3 +261,32 @@ def test_attention_and_dropout_stay_random_and_repeatable() -> None:
     first = losses()
     assert len(set(first)) == 3
     assert losses() == first
+
+
+NORMS = {
+    "layer norm": nn.LayerNorm(8),
+    "group norm": nn.GroupNorm(2, 8),
+    "batch norm": nn.BatchNorm1d(8),
+    "batch norm of batches": nn.BatchNorm1d(8, track_running_stats=False),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_statistics_of_bfloat16_between_forward_and_backward(name: str) -> None:
+    """Their type is that of the parameters, which torch's trace doesn't know."""
+    layer, norm, x = nn.Linear(4, 8), NORMS[name], torch.randn(16, 4)
+
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = norm(layer(x))
+        return hidden, hidden.float().square().mean()
+
+    engine = backend()
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = torch.compile(step, backend=engine)(x), step(x)
+    for actual, reference in zip(found, expected, strict=True):
+        torch.testing.assert_close(actual, reference, rtol=2e-2, atol=2e-2)
+    # A result's own gradient makes it two runs.
+    ours = torch.autograd.grad(found[0].float().sum() + found[1], layer.weight)[0]
+    eagers = torch.autograd.grad(expected[0].float().sum() + expected[1], layer.weight)[0]
+    torch.testing.assert_close(ours, eagers, rtol=5e-2, atol=5e-2)
+    assert [graph.kind for graph in engine.compile_log.graphs] == ["fused", "split"]
