@@ -1,0 +1,1 @@
+"""Faults in runs of train.py, and what the runs make of them."""

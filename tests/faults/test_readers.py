@@ -1,0 +1,279 @@
+"""Every reader of files on what a disk, a copy or a person made of one: the right data, or an error that says what."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from transformers import BertConfig, BertModel
+
+from lit_ort import AtomicCheckpointIO, LitOrtWarning
+from lit_ort.errors import CheckpointError
+from tasks.data.corpora import text_file, wikitext2
+from tasks.data.pretraining_shard_files import FORM, check_shard, read_shard, to_batch
+from tasks.data.tables import table
+from tasks.data.token_cache import cached_arrays
+from tasks.errors import InputError
+from tasks.huggingface import load_model, load_tokenizer
+from tests.compare import backend
+from tests.pretraining import write_tokenizer
+
+EXAMPLES = settings(
+    max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+Change = Callable[[bytes], bytes]
+
+
+@st.composite
+def changes(draw: st.DrawFn) -> Change:
+    """What happens to the bytes of a file."""
+    kind = draw(st.sampled_from(["flip", "cut", "insert", "overwrite", "zeros", "garbage", "empty", "twice"]))
+    place, bit = draw(st.floats(0, 1, exclude_max=True)), draw(st.integers(0, 7))
+    other = draw(st.binary(min_size=1, max_size=40))
+
+    def change(content: bytes) -> bytes:
+        start = int(place * len(content))
+        if kind == "flip":
+            return content[:start] + bytes([content[start] ^ 1 << bit]) + content[start + 1 :]
+        if kind == "cut":
+            return content[:start]
+        if kind == "insert":
+            return content[:start] + other + content[start:]
+        if kind == "overwrite":
+            return content[:start] + other + content[start + len(other) :]
+        if kind == "zeros":
+            return content[:start] + bytes(len(content) - start)
+        return {"garbage": other, "empty": b"", "twice": content * 2}[kind]
+
+    return change
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+TEXT = "= Title = \n\n one two three \n\n = Other = \n\n four five six <unk> \n"
+
+
+@EXAMPLES
+@given(changes())
+def test_text(change: Change) -> None:
+    with folder() as place:
+        path = place / "text.txt"
+        path.write_bytes(change(TEXT.encode()))
+        try:
+            found = text_file(path)
+        except InputError as error:
+            assert str(path) in str(error)  # noqa: PT017 - both outcomes are right
+        else:
+            assert all(document.strip() for document in found.documents)
+
+
+@EXAMPLES
+@given(changes(), st.sampled_from(["train", "valid", "test"]))
+def test_wikitext(change: Change, name: str) -> None:
+    with folder() as place:
+        for split in ("train", "valid", "test"):
+            (place / f"{split}.txt").write_text(TEXT)
+        path = place / f"{name}.txt"
+        path.write_bytes(change(path.read_bytes()))
+        try:
+            wikitext2(place)
+        except InputError as error:
+            assert name in str(error)  # noqa: PT017
+
+
+ROWS = [{"text": f"text, {k}", "label": k % 3} for k in range(20)]
+TABLES = {
+    ".csv": "text,label\n" + "".join(f'"{row["text"]}",{row["label"]}\n' for row in ROWS),
+    ".tsv": "text\tlabel\n" + "".join(f"{row['text']}\t{row['label']}\n" for row in ROWS),
+    ".jsonl": "".join(json.dumps(row) + "\n" for row in ROWS),
+}
+
+
+@EXAMPLES
+@given(changes(), st.sampled_from(sorted(TABLES)))
+def test_tables(change: Change, suffix: str) -> None:
+    with folder() as place:
+        path = place / f"rows{suffix}"
+        path.write_bytes(change(TABLES[suffix].encode()))
+        try:
+            found = table(path)
+        except InputError as error:
+            assert str(path) in str(error)  # noqa: PT017
+        else:
+            for split in (found.train, found.valid, found.test):
+                assert len(split.texts) == len(split.labels)
+                assert all(0 <= label < len(found.labels) for label in split.labels)
+
+
+def test_a_row_that_is_nested_too_deeply_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(TABLES[".jsonl"] + "[" * 100_000 + "\n")
+    with pytest.raises(InputError, match=r"rows.jsonl, line 21: .* is not JSON"):
+        table(path)
+
+
+def shard() -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    shapes = {"N": (6,), "NL": (6, 12), "NP": (6, 3)}
+    return {key: random.integers(0, 2, shapes[dimensions]).astype(dtype) for key, (dimensions, dtype) in FORM.items()}
+
+
+class Files:
+    """The bytes of files by name, which are too many to be shown."""
+
+    def __init__(self, content: dict[str, bytes]) -> None:
+        self.content = content
+
+    def __repr__(self) -> str:
+        return f"Files({', '.join(self.content)})"
+
+
+@pytest.fixture(scope="module")
+def whole_shard(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    path = tmp_path_factory.mktemp("shards") / "shard.hdf5"
+    with h5py.File(path, "w") as file:
+        for key, values in shard().items():
+            file.create_dataset(key, data=values, compression="gzip")
+    return Files({path.name: path.read_bytes()})
+
+
+@EXAMPLES
+@given(changes())
+def test_shards(whole_shard: Files, change: Change) -> None:
+    with folder() as place:
+        path = place / "shard.hdf5"
+        path.write_bytes(change(whole_shard.content[path.name]))
+        try:
+            batch = to_batch(read_shard(check_shard(path), 50))
+        except InputError as error:
+            assert str(path) in str(error)  # noqa: PT017
+        else:
+            assert batch["input_ids"].max() < 50
+
+
+ARRAYS = {"ids": np.arange(300, dtype=np.int32), "starts": np.array([0, 100, 200])}
+
+
+@EXAMPLES
+@given(changes(), st.sampled_from(["ids.npy", "starts.npy", "checksums.json"]))
+def test_token_cache(change: Change, name: str) -> None:
+    """An entry that isn't as it was written is made again."""
+    with folder() as place:
+        cached_arrays(place, "entry", lambda: ARRAYS)
+        path = place / "entry" / name
+        path.write_bytes(change(path.read_bytes()))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".* is damaged .*; its text is tokenized again")
+            found = cached_arrays(place, "entry", lambda: ARRAYS)
+        assert {key: values.tolist() for key, values in found.items()} == {
+            key: values.tolist() for key, values in ARRAYS.items()
+        }
+
+
+STATE = {"state_dict": {"weight": torch.arange(100.0)}, "epoch": 3, "text": "x" * 100}
+
+
+@EXAMPLES
+@given(changes())
+def test_checkpoints(change: Change) -> None:
+    with folder() as place:
+        path = place / "last.ckpt"
+        AtomicCheckpointIO().save_checkpoint(STATE, path)
+        path.write_bytes(change(path.read_bytes()))
+        try:
+            found = AtomicCheckpointIO().load_checkpoint(path, weights_only=True)
+        except CheckpointError as error:
+            assert str(path) in str(error)  # noqa: PT017
+        else:
+            assert torch.equal(found["state_dict"]["weight"], STATE["state_dict"]["weight"])
+            assert (found["epoch"], found["text"]) == (3, STATE["text"])
+
+
+def square(x: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(x).square().mean()
+
+
+@EXAMPLES
+@given(changes())
+def test_graph_cache(graph_entry: Files, change: Change) -> None:
+    """An entry that isn't as it was written is left, and the graph compiled again."""
+    ((name, content),) = graph_entry.content.items()
+    x = torch.linspace(-1, 1, 12).reshape(3, 4).requires_grad_()
+    with folder() as place, warnings.catch_warnings():
+        (place / name).write_bytes(change(content))
+        warnings.filterwarnings("ignore", category=LitOrtWarning)
+        torch.compiler.reset()
+        loss = torch.compile(square, backend=backend(cache_dir=str(place)))(x)
+        torch.testing.assert_close(loss, square(x))
+        torch.testing.assert_close(torch.autograd.grad(loss, x), torch.autograd.grad(square(x), x))
+
+
+@pytest.fixture(scope="module")
+def graph_entry(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    place = tmp_path_factory.mktemp("graphs")
+    torch.compiler.reset()
+    x = torch.linspace(-1, 1, 12).reshape(3, 4).requires_grad_()
+    torch.compile(square, backend=backend(cache_dir=str(place)))(x)
+    (entry,) = place.glob("*.ortgraph")
+    return Files({entry.name: entry.read_bytes()})
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """The files of a small model and its tokenizer."""
+    place = write_tokenizer(tmp_path_factory.mktemp("model"))
+    figures: dict[str, Any] = dict(
+        vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
+    )
+    BertModel(BertConfig(**figures)).save_pretrained(place)
+    return Files({path.name: path.read_bytes() for path in place.iterdir()})
+
+
+@EXAMPLES
+@given(changes(), st.sampled_from(["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]))
+def test_folders_of_transformers(model_folder: Files, change: Change, name: str) -> None:
+    with folder() as place, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for own, content in model_folder.content.items():
+            (place / own).write_bytes(change(content) if own == name else content)
+        for load in (lambda: load_model(BertModel, place), lambda: load_tokenizer(place)):
+            try:
+                load()
+            except InputError as error:
+                assert str(place) in str(error)  # noqa: PT017
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_no_reader_waits_for_a_pipe_or_takes_a_folder(tmp_path: Path, kind: str) -> None:
+    def other(name: str) -> Path:
+        path = tmp_path / name
+        path.mkdir() if kind == "folder" else os.mkfifo(path)
+        return path
+
+    with pytest.raises(InputError, match=r"text\.txt"):
+        text_file(other("text.txt"))
+    with pytest.raises(InputError, match=r"rows\.csv"):
+        table(other("rows.csv"))
+    with pytest.raises(InputError, match=r"shard\.hdf5"):
+        check_shard(other("shard.hdf5"))
+    with pytest.raises(CheckpointError, match=r"last\.ckpt"):
+        AtomicCheckpointIO().load_checkpoint(other("last.ckpt"))
+    with pytest.raises(InputError, match=r"best\.ckpt"):
+        load_model(nn.Module, other("best.ckpt"))
