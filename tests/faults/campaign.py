@@ -248,7 +248,8 @@ class Campaign:
         wrong = [step for step in steps if self._reference.losses.get(step.step) != step.loss]
         if wrong or {step.step for step in steps} != set(self._reference.losses):
             self.findings.problems.append(f"{place}: other losses than without faults, first {wrong[:3]}")
-        found = _weights(run / LAST)
+        # A run that goes on from the best checkpoint, and that was its last step, has nothing to write.
+        found = _weights(run / LAST if (run / LAST).exists() else run / BEST)
         if not all(torch.equal(found[name], value) for name, value in self._reference.weights.items()):
             self.findings.problems.append(f"{place}: other weights than without faults")
         results = json.loads((run / "results.json").read_text())
