@@ -32,7 +32,14 @@ from lit_ort.capture.dimensions import changing_dimensions
 from lit_ort.capture.numbers import separate_numbers
 from lit_ort.capture.places import first_line
 from lit_ort.capture.trivial import computes
-from lit_ort.errors import CompileError, LitOrtWarning, OptionsError, SessionError, SharedMemoryError
+from lit_ort.errors import (
+    CompileError,
+    LitOrtWarning,
+    OptionsError,
+    SessionError,
+    SharedMemoryError,
+    first_line_of,
+)
 from lit_ort.options import AUTO, ORTOptions
 from lit_ort.runtime.autograd import Call, SplitRunner, bind_program
 from lit_ort.runtime.buffers import BufferPool
@@ -295,7 +302,7 @@ class CompiledGraph:
                 results = self._in_eager(arguments)
             except (IndexError, RuntimeError) as own:
                 # What the step was given is at fault, and the session says where.
-                raise type(own)(str(error)) from own
+                raise type(own)(f"{error} Eager: {first_line_of(own)}") from own
             self._backend.fall_back(self._original.graph, tensors, time.perf_counter(), str(error))
             self._executables[key] = None
             return results

@@ -30,4 +30,4 @@ def test_runs_with_faults_are_whole_in_the_end(way: str, task: str) -> None:
     found = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
     assert [each["problems"] for each in found] == [[] for _ in found], ended.stderr[-2000:]
     assert ended.returncode == 0, ended.stderr[-2000:]
-    assert sum(sum(each["faults"].values()) for each in found) >= 2
+    assert sum(sum(each["faults"].values()) for each in found) >= 1
