@@ -42,9 +42,10 @@ class RunFolder(Callback):
         # Processes that Lightning starts share the folder of the first one.
         if getattr(rank_zero_only, "rank", 0):
             return
+        path = Path(folder).expanduser()
         try:
-            require_unused(Path(folder).expanduser(), config.get("ckpt_path"))
-            require_writable(Path(folder).expanduser())
+            require_unused(path, config.get("ckpt_path"))
+            require_writable(path)
         except InputError as error:
             # Hydra turns other errors of a callback into warnings.
             sys.exit(f"error: {error}")
