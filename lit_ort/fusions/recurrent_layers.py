@@ -3,7 +3,9 @@
 In:  `lstm`, `gru`, `rnn_tanh` or `rnn_relu`
 Out: oneDNN's LSTM layer (eager's own) or `lit_ort.recurrent_layer`, with `lit_ort.dropout` between layers
 Saves the time of unrolling in time, which torch's decompositions do where the input needs a gradient: over a thousand
-nodes for 35 steps, and a graph for every length.
+nodes for 35 steps, and a graph for every length. In regions where autocast chooses bfloat16, LSTMs compute in it as in
+eager; the others in float32, since a product in bfloat16 and its two conversions at every step in time cost more than
+the product in float32 does.
 Needed for right numbers as well: the decompositions of torch 2.13 leave the dropout between layers out
 (`torch/_decomp/decompositions.py`, `_rnn_helper` asks for `num_layers < i - 1`). Calls that no operator serves (packed
 sequences, projections, other types) are separated into layers of torch's own where values are dropped.
@@ -102,17 +104,37 @@ class _Call:
         if len(self.data) > 1:
             return "its input is a packed sequence"
         is_lstm = self.target is aten.lstm.input
-        if not is_lstm and graph.low_precision(self.node):
-            return "autocast computes it in bfloat16"
         given: Sequence[fx.Node] = (*self.data, *self.states, *self.parameters)
         values: list[torch.Tensor] = [value.meta["val"] for value in given]
         if any(isinstance(size, int) and size == 0 for size in values[0].shape):
             return "its input is empty"
-        if any(value.dtype != torch.float32 for value in values) and (is_lstm or len({v.dtype for v in values}) > 1):
-            return "oneDNN computes LSTMs of float32 only" if is_lstm else "its arguments have several types"
+        types = {value.dtype for value in values}
+        if graph.low_precision(self.node):
+            types = {torch.float32} if types <= {torch.float32, torch.bfloat16} else types
+        if is_lstm and types != {torch.float32}:
+            return "oneDNN computes LSTMs of float32 only"
+        if len(types) > 1:
+            return "its arguments have several types"
         if is_lstm and values[1].shape[-1] != values[2].shape[-1]:
             return "it has a projection"
         return None
+
+    @property
+    def autocast_type(self) -> torch.dtype:
+        """Of what eager's cells give under autocast: a GRU adds to its state, a plain cell's result is a product's."""
+        if self.target is aten.gru.input:
+            return torch.promote_types(self.states[0].meta["val"].dtype, torch.bfloat16)
+        return torch.bfloat16
+
+    def in_float32(self, graph: FusionGraph) -> _Call:
+        """The same call with every argument in float32."""
+
+        def each(values: tuple[Any, ...]) -> tuple[Any, ...]:
+            return tuple(graph.call(aten.to.dtype, value, torch.float32) for value in values)
+
+        return dataclasses.replace(
+            self, data=each(self.data), states=each(self.states), parameters=each(self.parameters)
+        )
 
     def parameters_of(self, position: int) -> tuple[Any, ...]:
         """The parameters of a layer, those of the reverse direction behind the others."""
@@ -123,7 +145,9 @@ class _Call:
 def _replace(graph: FusionGraph, call: _Call, whole: bool) -> None:
     """Puts one call a layer in a call's place: torch's own where `whole`, else an operator for each direction."""
     finals: list[list[fx.Node]] = []
+    converted = not whole and graph.low_precision(call.node)
     with graph.graph.inserting_before(call.node):
+        given, call = call, call.in_float32(graph) if converted else call
         batch_first = not whole and bool(call.rest[0])
         value = _transposed(graph.graph, call.data[0]) if batch_first else call.data[0]
         for position in range(call.layers):
@@ -139,6 +163,9 @@ def _replace(graph: FusionGraph, call: _Call, whole: bool) -> None:
         results = [_transposed(graph.graph, value) if batch_first else value, *stacked]
     for user in list(call.node.users):
         result = results[arguments_of(user)[1]]
+        if converted and call.target is not aten.lstm.input:
+            with graph.graph.inserting_before(user):
+                result = graph.graph.call_function(aten.to.dtype, (result, given.autocast_type))
         result.meta = dict(user.meta)
         user.replace_all_uses_with(result)
         graph.graph.erase_node(user)

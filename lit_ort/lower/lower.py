@@ -224,8 +224,11 @@ class _Lowering:
         return dtype, None if node.target is hand_over else shape
 
     def _crossing(self, value: torch.Tensor) -> tuple[torch.dtype, list[int | None]]:
-        """Type and shape of a value at the border of a torch node."""
-        shape = [size if isinstance(size, int) else None for size in value.shape]
+        """Type and shape of a value at the border of a torch node.
+
+        The fake kernels of oneDNN say 0 for memory whose size it chooses itself.
+        """
+        shape = [size if isinstance(size, int) and size > 0 else None for size in value.shape]
         if value.is_complex():
             return value.dtype.to_real(), [*shape, 2]
         return (torch.uint8 if value.dtype == torch.bool else value.dtype), shape

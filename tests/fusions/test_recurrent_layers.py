@@ -96,6 +96,20 @@ def test_what_no_operator_serves_is_torchs(module: nn.Module, reason: str) -> No
     assert reason in report.declined[0]
 
 
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_a_layer_whose_backward_is_a_run_of_its_own(bidirectional: bool) -> None:
+    module, engine = nn.LSTM(6, 8, bidirectional=bidirectional), backend(verify_first_step=True)
+    twin, x = copy.deepcopy(module), torch.randn(4, 5, 6)
+    with dynamo_settings("step", strict=True):
+        output, (hidden, cell) = torch.compile(module, backend=engine)(x)
+    (output.square().mean() + hidden.sum() + cell.sum()).backward()
+    output, (hidden, cell) = twin(x)
+    (output.square().mean() + hidden.sum() + cell.sum()).backward()
+    for actual, expected in zip(module.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(actual.grad, expected.grad)
+    assert engine.compile_log.graphs[0].kind == "split"
+
+
 def test_in_bfloat16_regions_lstms_are_eagers() -> None:
     module, engine = nn.LSTM(6, 8, num_layers=2), backend(verify_first_step=True)
     x = torch.randn(4, 5, 6)
@@ -107,6 +121,32 @@ def test_in_bfloat16_regions_lstms_are_eagers() -> None:
     with dynamo_settings("step", strict=True):
         torch.testing.assert_close(torch.compile(step, backend=engine)(x), step(x))
     assert fired(engine) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bfloat16_regions_give_no_larger_errors_than_eager(kind: Any, dtype: torch.dtype) -> None:
+    module, engine = kind(6, 8, num_layers=2, bidirectional=True), backend()
+    x = torch.randn(4, 5, 6, dtype=dtype)
+
+    def step(x: Tensor, enabled: bool) -> tuple[Tensor, Tensor]:
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            output, last = module(x)
+            return output, last[0] if isinstance(last, tuple) else last
+
+    def with_gradients(results: tuple[Tensor, Tensor]) -> list[Tensor]:
+        loss = results[0].float().square().mean() + results[1].float().sum()
+        return [*results, *torch.autograd.grad(loss, list(module.parameters()))]
+
+    exact, eager = with_gradients(step(x.float(), False)), with_gradients(step(x, True))
+    with dynamo_settings("step", strict=True):
+        found = with_gradients(torch.compile(step, backend=engine)(x, True))
+    assert fired(engine) == 1
+    for own, reference, true in zip(found, eager, exact, strict=True):
+        # Dynamo takes the results of these two for float32, and gets what it expects.
+        assert own.dtype == reference.dtype or (kind is not nn.GRU and own.dtype == torch.float32)
+        tolerance = max((reference.float() - true).abs().max().item(), 2**-8 * true.abs().max().item())
+        torch.testing.assert_close(own.float(), true, rtol=0, atol=tolerance)
 
 
 class Twice(torch.autograd.Function):
