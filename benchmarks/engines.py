@@ -18,6 +18,8 @@ from torch import fx
 
 from lit_ort.joint.phases import SOURCE, PhaseGraph
 from lit_ort.lower.lower import lower
+from lit_ort.options import AUTO
+from lit_ort.runtime.engines.choice import engine_of
 from lit_ort.runtime.program import Source
 from lit_ort.runtime.session import Given, Session, SessionOptions
 
@@ -64,8 +66,9 @@ def session(targets: list[Any], x: torch.Tensor) -> Session:
         value = graph.call_function(target, arguments)
         value.meta = {"val": x}
     graph.output((value,))
-    phase = lower(PhaseGraph(fx.GraphModule(torch.nn.Module(), graph), 1), {}, "chain").phase
-    return Session(phase, SessionOptions(threads=torch.get_num_threads()))
+    engine = engine_of(AUTO)
+    phase = lower(PhaseGraph(fx.GraphModule(torch.nn.Module(), graph), 1), {}, "chain", engine.keeps_order).phase
+    return Session(phase, SessionOptions(engine=engine, threads=torch.get_num_threads()))
 
 
 def median_us(chain: Session, x: torch.Tensor, runs: int) -> float:

@@ -34,7 +34,7 @@ def main() -> None:
         write_data(data)
         found: dict[str, Findings] = {}
         for way, task in pairs:
-            campaign = Campaign(way, task, data, Path(folder) / way / task)
+            campaign = Campaign(way, task, data, Path(folder) / way / task, arguments.faults)
             for seed in range(arguments.seed, arguments.seed + arguments.runs):
                 campaign.run(seed)
             found[f"{way}, {task}"] = campaign.findings
@@ -47,7 +47,8 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS), metavar="WAY")
     parser.add_argument("--tasks", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS), metavar="TASK")
-    parser.add_argument("--runs", type=int, default=8, help="of each way and task, with up to four faults each")
+    parser.add_argument("--runs", type=int, default=8, help="of each way and task")
+    parser.add_argument("--faults", type=int, default=4, help="the most of a run")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 

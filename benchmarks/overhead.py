@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from lit_ort import ORTOptions
 from lit_ort.backend.backend import CompiledGraph, ORTBackend
-from lit_ort.runtime.engines.training import TrainingEngineSession
+from lit_ort.runtime.session import Session
 
 LAYERS, WIDTH = 50, 8
 # Width, hidden layers and batch of each perceptron.
@@ -123,13 +123,13 @@ def parse() -> argparse.Namespace:
 def bare_run(backend: Kept) -> Callable[[], Any]:
     """The session's run alone, its inputs ready."""
     calls: list[tuple[Any, ...]] = []
-    run = TrainingEngineSession.run
+    run = Session.run
 
     def watched(*call: Any) -> list[Tensor]:
         calls.append(call)
         return run(*call)
 
-    with mock.patch.object(TrainingEngineSession, "run", watched):
+    with mock.patch.object(Session, "run", watched):
         backend.graph(*backend.given)
     return lambda: run(*calls[0])
 

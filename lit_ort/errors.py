@@ -15,6 +15,10 @@ class UnsupportedError(LitOrtError, ValueError):
     """A setting of Lightning that the strategy can't serve yet."""
 
 
+class EngineError(LitOrtError):
+    """ONNX Runtime is not installed, or twice, or its library can't be used."""
+
+
 class RankError(LitOrtError):
     """A process of several could not join the others."""
 

@@ -16,6 +16,8 @@ PRECISIONS = (FLOAT32, BF16_MIXED)
 LAYERS = "layers"
 AUTO, NEVER = "auto", "never"
 SIZES = (AUTO, NEVER)
+TRAINING, STOCK = "training", "stock"
+ENGINES = (AUTO, TRAINING, STOCK)
 
 
 IN_KEY = "in_key"
@@ -64,6 +66,8 @@ class ORTOptions:
         threads: threads of a session's operators; None takes `torch.get_num_threads()`.
         allow_spinning: let idle session threads spin. Off by default: spinning threads take the cores from the torch
             optimizer that runs between two sessions (upstream issue microsoft/onnxruntime#13808).
+        engine: which build of ONNX Runtime runs sessions: `"training"` is onnxruntime-training, `"stock"` onnxruntime;
+            `"auto"` takes the one that is installed. Both install the same module, so there is one at a time.
         keep_memory: let the C library keep the memory that a step frees for the next one, up to 1 GiB, instead of
             giving it back to the system; for the whole process, where the library is glibc.
 
@@ -84,6 +88,7 @@ class ORTOptions:
     cache_dir: str | None = _of_the_run(None)
     threads: int | None = _of_the_run(None)
     allow_spinning: bool = _of_the_run(False)
+    engine: str = _of_the_run(AUTO)
     keep_memory: bool = _of_the_run(True)
 
     def __post_init__(self) -> None:
@@ -94,6 +99,8 @@ class ORTOptions:
         _require_recompute(self.recompute)
         if self.dynamic not in SIZES:
             raise OptionsError(f"dynamic={self.dynamic!r} is not one of {SIZES}. Choose one of them.")
+        if self.engine not in ENGINES:
+            raise OptionsError(f"engine={self.engine!r} is not one of {ENGINES}. Choose one of them.")
         if isinstance(self.disable_passes, str):
             raise OptionsError(
                 f"disable_passes={self.disable_passes!r} is one string, and a sequence of names is needed. "

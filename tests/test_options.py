@@ -14,6 +14,7 @@ from lit_ort import ORTOptions
 from lit_ort.backend.backend import ORTBackend
 from lit_ort.backend.cache.store import GraphCache
 from lit_ort.errors import OptionsError
+from lit_ort.runtime.engines.choice import engine_of
 
 # Another value of every option, and whether a graph compiled with it is another one.
 OTHERS: dict[str, tuple[Any, bool]] = {
@@ -30,6 +31,7 @@ OTHERS: dict[str, tuple[Any, bool]] = {
     "cache_dir": ("elsewhere", False),
     "threads": (3, False),
     "allow_spinning": (True, False),
+    "engine": ("stock", False),
     "keep_memory": (False, False),
 }
 
@@ -45,7 +47,7 @@ def test_only_what_decides_about_the_graph_is_in_the_key(name: str, tmp_path: Pa
     changed = dataclasses.replace(plain, **{name: other})
     assert getattr(changed, name) != getattr(plain, name)
     assert (changed.key != plain.key) is decides
-    names = [GraphCache(options)._path("digest").name for options in (plain, changed)]
+    names = [GraphCache(options, engine_of("auto"))._path("digest").name for options in (plain, changed)]
     assert (names[0] != names[1]) is decides
 
 

@@ -11,13 +11,6 @@ import torch.utils.checkpoint
 # Built by pybind without type information.
 C: Any = importlib.import_module("onnxruntime.capi._pybind_state")
 
-if not hasattr(C, "register_aten_op_executor"):
-    raise ImportError(
-        "The installed onnxruntime is an inference build, and training needs onnxruntime-training-cpu. "
-        "Both install the module onnxruntime, so: pip uninstall onnxruntime onnxruntime-training-cpu; "
-        "pip install onnxruntime-training-cpu==1.19.2"
-    )
-
 
 def _give_torch_its_checkpoint_back() -> None:
     """Importing onnxruntime puts functions of ORTModule's around it, at which Dynamo breaks graphs."""

@@ -37,3 +37,9 @@ def keeps_graph() -> bool:
 def memory_of(tensor: torch.Tensor) -> int:
     """A number that tensors in the same memory share, fake ones too."""
     return tensor.untyped_storage()._cdata
+
+
+def owners_of_memory(tensor: torch.Tensor) -> int:
+    """How many tensors and Python objects hold a tensor's memory; one for a tensor that nothing shares it with."""
+    storage = tensor.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata) - 1

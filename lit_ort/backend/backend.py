@@ -43,6 +43,7 @@ from lit_ort.errors import (
 from lit_ort.options import AUTO, ORTOptions
 from lit_ort.runtime.autograd import Call, SplitRunner, bind_program
 from lit_ort.runtime.buffers import BufferPool
+from lit_ort.runtime.engines.choice import engine_of
 from lit_ort.runtime.heap import keep_freed_memory
 from lit_ort.runtime.program import SPLIT
 from lit_ort.runtime.report import GraphReport, describe
@@ -70,7 +71,8 @@ class ORTBackend:
         updates: the optimizer of `optimizer_in_graph`, which a strategy knows.
 
     Raises:
-        OptionsError: an unknown pass, or `optimizer_in_graph` without an optimizer.
+        OptionsError: an unknown pass, an engine that is not installed, or `optimizer_in_graph` without an optimizer.
+        EngineError: ONNX Runtime is not installed, or twice.
     """
 
     def __init__(
@@ -90,10 +92,11 @@ class ORTBackend:
         if options.keep_memory:
             keep_freed_memory()
         self.options = options
+        self.engine = engine_of(options.engine)
         self.name = name
         self.compile_log = CompileLog() if compile_log is None else compile_log
         self._count = 0
-        self._cache = None if options.cache_dir is None else GraphCache(options)
+        self._cache = None if options.cache_dir is None else GraphCache(options, self.engine)
         self._pool = BufferPool() if pool is None else pool
         self._updates = updates
         # Dynamo compiles again for guards that don't change the graph; equal graphs share their sessions.
@@ -169,7 +172,8 @@ class ORTBackend:
 
     def _report(self, report: GraphReport, start: float) -> None:
         self._count += 1
-        self.compile_log.graphs.append(dataclasses.replace(report, seconds=time.perf_counter() - start))
+        known = {"seconds": time.perf_counter() - start, "engine": self.engine.version}
+        self.compile_log.graphs.append(dataclasses.replace(report, **known))
 
     def _hint(self, name: str, speed: str | None) -> None:
         if speed is not None and self.compile_log.is_new(speed):
@@ -204,6 +208,7 @@ class ORTBackend:
                 request.keys,
                 self.options,
                 name,
+                self.engine,
                 any_sizes=request.any_sizes,
                 form=request.form,
             )
@@ -218,6 +223,7 @@ class ORTBackend:
 
     def _session_options(self, hooks: Mapping[str, Callable[..., Any]]) -> SessionOptions:
         return SessionOptions(
+            engine=self.engine,
             threads=self.options.threads or torch.get_num_threads(),
             allow_spinning=self.options.allow_spinning,
             pool=self._pool,

@@ -34,12 +34,14 @@ from lit_ort.joint.phases import SOURCE, PhaseGraph, one_phase, saved_inputs, tw
 from lit_ort.joint.trace import trace
 from lit_ort.lower.lower import Lowered, lower
 from lit_ort.lower.memory import peak_bytes
+from lit_ort.lower.model import LEAF
 from lit_ort.lower.sizes import conditions_of, places_of, terms_of
 from lit_ort.options import BF16_MIXED, FLOAT32, LAYERS, ORTOptions
 from lit_ort.passes import optimizer_updates
 from lit_ort.passes import pipeline as passes
 from lit_ort.passes.optimizer_updates import hand_over_gradients
 from lit_ort.passes.streams import number_streams
+from lit_ort.runtime.engines.engine import Engine
 from lit_ort.runtime.program import FORWARD, FUSED, SPLIT, TRACKED, Output, Program, Signature, Source
 from lit_ort.runtime.report import GraphReport, PassReport, describe
 
@@ -50,6 +52,7 @@ def build(
     keys: Sequence[Any],
     options: ORTOptions,
     name: str,
+    engine: Engine,
     *,
     any_sizes: bool = False,
     form: str | None = None,
@@ -59,6 +62,7 @@ def build(
     Args:
         graph: Dynamo's, its numbers apart.
         tensors, keys: one call's inputs.
+        engine: what will run it.
         any_sizes: for whatever sizes the conditions of its signature allow, instead of those of `tensors`.
         form: `split` for a graph that could be fused, because a gradient for another result than the loss has arrived.
 
@@ -67,7 +71,7 @@ def build(
             or of the lowering is its cause.
     """
     with others_as_compile_errors():
-        return _Build(graph, tensors, keys, options, name, any_sizes, form).run()
+        return _Build(graph, tensors, keys, options, name, engine, any_sizes, form).run()
 
 
 def require_pass_names(disabled: Sequence[str]) -> None:
@@ -89,9 +93,11 @@ class _Build:
         keys: Sequence[Any],
         options: ORTOptions,
         name: str,
+        engine: Engine,
         any_sizes: bool,
         form: str | None,
     ) -> None:
+        self._engine = engine
         self._graph, self._tensors, self._keys = graph, tensors, keys
         self._options, self._name = options, name
         self._dump = Dump(options.dump_dir, name)
@@ -167,7 +173,7 @@ class _Build:
     def _lowered(self, position: int, phase: PhaseGraph, places: Any) -> Lowered:
         label = f"{4 + position}_{('forward', 'backward')[position]}"
         self._dump.graph(label, phase.module)
-        lowered = lower(phase, places, self._name)
+        lowered = lower(phase, places, self._name, self._engine.keeps_order)
         self._dump.model(label, lowered.model)
         return lowered
 
@@ -206,7 +212,8 @@ class _Build:
     def _report(
         self, program: Program, phases: Sequence[PhaseGraph], lowered: Sequence[Lowered], before: dict[str, int]
     ) -> GraphReport:
-        after = collections.Counter(node.op_type for one in lowered for node in one.model.graph.node)
+        listed = (node for one in lowered for node in one.model.graph.node)
+        after = collections.Counter(node.op_type for node in listed if not node.name.startswith(LEAF))
         calls = (s.target for one in lowered for node in one.phase.nodes for s in node.statements)
         signature = program.signature
         operators = dict(collections.Counter(calls).most_common())

@@ -17,6 +17,7 @@ from lit_ort.capture.checkpoints import inline_checkpoints
 from lit_ort.capture.numbers import separate_numbers
 from lit_ort.errors import OptionsError
 from lit_ort.options import ORTOptions
+from lit_ort.runtime.engines.choice import engine_of
 from lit_ort.runtime.program import Signature
 from lit_ort.runtime.report import GraphReport
 
@@ -124,7 +125,7 @@ def _planned(step: Any, arguments: Sequence[Any], options: ORTOptions) -> Memory
 
         def leave(*given: Any) -> Any:
             tensors, keys, _ = graph.arguments(given)
-            compilation = build(graph, tensors, keys, options, name)
+            compilation = build(graph, tensors, keys, options, name, engine_of(options.engine))
             raise _Planned(compilation.program.signature, compilation.report, tensors)
 
         return leave

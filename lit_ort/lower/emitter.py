@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import fx
 
-from lit_ort.lower.model import TYPES, ModelBuilder
+from lit_ort.lower.model import ModelBuilder
+from lit_ort.runtime.elements import ELEMENTS
 
 _NUMPY = {
     torch.float32: np.float32,
@@ -60,7 +61,7 @@ class Emitter:
         return name if dtype is None or found == dtype else self.cast(name, dtype)
 
     def cast(self, name: str, dtype: torch.dtype) -> str:
-        return self.op("Cast", name, to=TYPES[dtype])
+        return self.op("Cast", name, to=ELEMENTS[dtype])
 
     def scalar(self, number: Any, dtype: torch.dtype) -> str:
         return self._builder.constant(np.array(number, dtype=_NUMPY[dtype]))

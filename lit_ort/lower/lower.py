@@ -16,12 +16,13 @@ from lit_ort.errors import ConvertError
 from lit_ort.joint.phases import SOURCE, PhaseGraph
 from lit_ort.lower.emitter import Emitter
 from lit_ort.lower.engines import onnx_nodes
-from lit_ort.lower.model import TYPES, ModelBuilder
+from lit_ort.lower.model import ModelBuilder
 from lit_ort.lower.operators import lowering_of
 from lit_ort.lower.sizes import Places, term_of, terms_of
 from lit_ort.lower.torch_nodes import Region, form_of, home
 from lit_ort.ops.hand_over import hand_over
 from lit_ort.passes.streams import STREAM
+from lit_ort.runtime.elements import ELEMENTS
 from lit_ort.runtime.program import AS_REAL, Phase, Source, TorchNode
 
 
@@ -33,8 +34,11 @@ class Lowered:
     model: onnx.ModelProto
 
 
-def lower(graph: PhaseGraph, places: Places, name: str) -> Lowered:
+def lower(graph: PhaseGraph, places: Places, name: str, keeps_order: bool) -> Lowered:
     """Writes a phase as an ONNX model.
+
+    Args:
+        keeps_order: whether the engine runs nodes in the order in which a model lists them.
 
     Raises:
         ConvertError: a value of a type that sessions don't have, or an argument that a torch node can't be told.
@@ -42,7 +46,7 @@ def lower(graph: PhaseGraph, places: Places, name: str) -> Lowered:
     lowering = _Lowering(graph.module, places)
     for node in graph.module.graph.nodes:
         lowering.visit(node)
-    return lowering.finish(name)
+    return lowering.finish(name, keeps_order)
 
 
 class _Lowering:
@@ -71,7 +75,7 @@ class _Lowering:
         elif node.op != "output" and not is_size(node) and not is_element(node):
             self._compute(node)
 
-    def finish(self, name: str) -> Lowered:
+    def finish(self, name: str, keeps_order: bool) -> Lowered:
         homes = collections.Counter(home(node) for node in self._returned)
         for node in self._returned:
             if is_view(node) and node not in self._names:
@@ -84,7 +88,7 @@ class _Lowering:
         self._close_region()
         outputs = [self._output(node) for node in self._returned]
         forms = [form_of(node.meta["val"].dtype) for node in self._returned]
-        model = self._builder.build(name)
+        model = self._builder.build(name, keeps_order)
         phase = Phase(
             model.SerializeToString(),
             tuple(self._nodes),
@@ -142,7 +146,7 @@ class _Lowering:
                 self._close_region()
         if node in self._bytes:
             self._bytes.discard(node)
-            self._names[node] = self._builder.node("Cast", [self._names[node]], node.name, to=TYPES[torch.bool])[0]
+            self._names[node] = self._builder.node("Cast", [self._names[node]], node.name, to=ELEMENTS[torch.bool])[0]
         return self._names[node]
 
     def _is_pending_view(self, node: fx.Node) -> bool:
@@ -234,7 +238,7 @@ class _Lowering:
         return (torch.uint8 if value.dtype == torch.bool else value.dtype), shape
 
     def _require_type(self, node: fx.Node, dtype: torch.dtype) -> None:
-        if dtype not in TYPES:
+        if dtype not in ELEMENTS:
             raise ConvertError(
                 f"{node.name} is of type {dtype}, which sessions don't have",
                 remedy="Keep this part out of the step with torch.compiler.disable.",

@@ -7,27 +7,18 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.shape_inference
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
-from lit_ort.runtime.engines.training import DOMAIN, OPERATOR
+from lit_ort.runtime.elements import ELEMENTS
+from lit_ort.runtime.engines.engine import DOMAIN, OPERATOR, POSITION
 
 OPSET, IR_VERSION = 18, 9
+# What nodes are called that only fix the order of others.
+LEAF = "order"
 # The type and shape of a value, where it has one shape.
 Described = tuple[torch.dtype, Sequence[int | None] | None]
-
-TYPES: dict[torch.dtype, int] = {
-    torch.float32: TensorProto.FLOAT,
-    torch.float64: TensorProto.DOUBLE,
-    torch.float16: TensorProto.FLOAT16,
-    torch.bfloat16: TensorProto.BFLOAT16,
-    torch.int64: TensorProto.INT64,
-    torch.int32: TensorProto.INT32,
-    torch.int16: TensorProto.INT16,
-    torch.int8: TensorProto.INT8,
-    torch.uint8: TensorProto.UINT8,
-    torch.bool: TensorProto.BOOL,
-}
 
 
 class ModelBuilder:
@@ -37,7 +28,7 @@ class ModelBuilder:
         self._nodes: list[onnx.NodeProto] = []
         self._inputs: list[onnx.ValueInfoProto] = []
         self._outputs: list[onnx.ValueInfoProto] = []
-        self._values: list[onnx.ValueInfoProto] = []
+        self._values: list[tuple[str, Described]] = []
         self._constants: list[onnx.TensorProto] = []
         self._shared: dict[Any, str] = {}
         self._count = 0
@@ -58,9 +49,9 @@ class ModelBuilder:
     def torch_node(self, index: int, inputs: Sequence[str], outputs: Sequence[Described], name: str) -> list[str]:
         """A node that calls torch; `outputs` are types and shapes, which nobody could infer."""
         names = [self._fresh(name) for _ in outputs]
-        self._values += [_info(n, dtype, shape) for n, (dtype, shape) in zip(names, outputs, strict=True)]
-        attributes = {"operator": OPERATOR, "overload_name": str(index)}
-        node = helper.make_node("ATen", list(inputs), names, name=f"torch_{names[0]}", domain=DOMAIN, **attributes)
+        self._values += zip(names, outputs, strict=True)
+        attributes = {"operator": "lit_ort::node", POSITION: str(index)}
+        node = helper.make_node(OPERATOR, list(inputs), names, name=f"torch_{names[0]}", domain=DOMAIN, **attributes)
         self._nodes.append(node)
         return names
 
@@ -77,15 +68,27 @@ class ModelBuilder:
         name = self._fresh("constant")
         data = tensor.detach().contiguous()
         raw = data.reshape(-1).view(torch.uint8).numpy().tobytes()
-        self._constants.append(helper.make_tensor(name, TYPES[tensor.dtype], list(tensor.shape), raw, raw=True))
+        self._constants.append(helper.make_tensor(name, ELEMENTS[tensor.dtype], list(tensor.shape), raw, raw=True))
         return name
 
-    def build(self, name: str) -> onnx.ModelProto:
-        graph = helper.make_graph(
-            self._nodes, name, self._inputs, self._outputs, self._constants, value_info=self._values
-        )
+    def build(self, name: str, keeps_order: bool) -> onnx.ModelProto:
+        """The model.
+
+        Args:
+            keeps_order: whether the engine runs nodes in the order in which they are listed.
+        """
+        if keeps_order:
+            values = [_info(value, dtype, shape) for value, (dtype, shape) in self._values]
+        else:
+            # Of a known shape, a result would be planned into the memory of a value that nothing needs any more, where
+            # it would have to be copied to.
+            values = [_info(value, dtype, None) for value, (dtype, _) in self._values]
+        graph = helper.make_graph(self._nodes, name, self._inputs, self._outputs, self._constants, value_info=values)
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)]
-        return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="lit_ort")
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="lit_ort")
+        if not keeps_order and len(self._nodes) > 1:
+            model.graph.node.extend(_leaves(model))
+        return model
 
     def _fresh(self, name: str) -> str:
         self._count += 1
@@ -93,5 +96,30 @@ class ModelBuilder:
         return f"{name}.{self._count}"
 
 
+def _leaves(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """Nodes that make ONNX Runtime run the others in the order in which they are listed.
+
+    Its own order is that in which a depth-first search leaves nodes, from the model's leaves back to its inputs, the
+    last leaf first (Graph::ReverseDFSFrom of onnxruntime). So each node gets a leaf, in reverse; a Size takes a quarter
+    of a microsecond, and no optimizer takes it for a constant. Of bfloat16 there is no Size, and a Shape that is known
+    is a constant: such a node may run later, which only those of torch, whose shapes are not told, could notice.
+    """
+    inferred = onnx.shape_inference.infer_shapes(model).graph
+    bfloat16 = {
+        value.name
+        for value in (*inferred.value_info, *inferred.output)
+        if value.type.tensor_type.elem_type == ELEMENTS[torch.bfloat16]
+    }
+    return [
+        helper.make_node(
+            "Shape" if node.output[0] in bfloat16 else "Size",
+            [node.output[0]],
+            [f"{node.output[0]}.{LEAF}"],
+            name=f"{LEAF}_{node.name}",
+        )
+        for node in reversed(model.graph.node)
+    ]
+
+
 def _info(name: str, dtype: torch.dtype, shape: Sequence[int | None] | None) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, TYPES[dtype], None if shape is None else list(shape))
+    return helper.make_tensor_value_info(name, ELEMENTS[dtype], None if shape is None else list(shape))

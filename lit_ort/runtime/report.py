@@ -38,6 +38,7 @@ class GraphReport:
         passes: report of every pass, in order.
         seconds: time from graph to session.
         fallback: why the graph runs in eager, or None.
+        engine: the build of ONNX Runtime that runs it.
         cache: with a `cache_dir`, whether the graph was `read` from it, was `written`, or was not kept and why.
         precision: what its nodes compute in.
         peak_bytes: the most that values of one run hold at a time beside its inputs, gradients included, as planned.
@@ -58,6 +59,7 @@ class GraphReport:
     passes: tuple[PassReport, ...]
     seconds: float
     fallback: str | None = None
+    engine: str = ""
     cache: str | None = None
     precision: str = "32-true"
     peak_bytes: int = 0
@@ -77,6 +79,7 @@ class GraphReport:
         lines = [self.head, f"  data     {', '.join(self.shapes) or 'none'}"]
         if self.fallback is not None:
             return "\n".join([*lines, f"  fallback {self.fallback}"])
+        lines.append(f"  engine   {self.engine}")
         if self.cache is not None:
             lines.append(f"  cache    {self.cache}")
         if self.verified:

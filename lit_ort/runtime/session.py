@@ -9,7 +9,7 @@ import torch
 
 from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.clock import Clock
-from lit_ort.runtime.engines.training import TrainingEngineSession
+from lit_ort.runtime.engines.engine import Engine
 from lit_ort.runtime.nodes import Hooks, RunState, bind, failed_statement, from_border, to_border
 from lit_ort.runtime.program import Phase, Source, TorchNode
 from lit_ort.runtime.sizes import Shapes, values_of
@@ -20,6 +20,7 @@ class SessionOptions:
     """How sessions run.
 
     Args:
+        engine: what makes them.
         threads: threads of one session's operators.
         allow_spinning: idle threads spin instead of sleeping.
         pool: memory for what torch nodes return, best shared by the sessions of one model.
@@ -27,6 +28,7 @@ class SessionOptions:
         clock: receives the time of its runs.
     """
 
+    engine: Engine
     threads: int
     allow_spinning: bool = False
     pool: BufferPool = dataclasses.field(default_factory=BufferPool)
@@ -71,7 +73,7 @@ class Session:
         if not phase.outputs and not phase.nodes:
             # All that the graph returns is there before it runs.
             return
-        self._engine = TrainingEngineSession(
+        self._engine = options.engine.session(
             phase.model,
             [options.clock.node(bind(node, options.hooks)) for node in phase.nodes],
             self._what_failed,

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from lit_ort.backend.inspect import explain
 from lit_ort.errors import CompileError, LitOrtWarning, OptionsError, SessionError
-from lit_ort.runtime.engines import training
+from lit_ort.runtime.session import Given, Session
 from tests.backend.classifier import Classifier, classes
 from tests.compare import REASON, assert_same_step, backend, gradients, relative_error, sparse_gradient
 
@@ -74,14 +74,14 @@ def test_accumulation_and_scaled_gradients() -> None:
 
 def test_gradients_are_stolen_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     addresses: set[int] = set()
-    to_torch = training.to_torch
+    run = Session.run
 
-    def remember(values: object) -> list[Tensor]:
-        tensors = to_torch(values)
+    def remember(session: Session, given: Given) -> list[Tensor]:
+        tensors = run(session, given)
         addresses.update(tensor.data_ptr() for tensor in tensors)
         return tensors
 
-    monkeypatch.setattr(training, "to_torch", remember)
+    monkeypatch.setattr(Session, "run", remember)
     module = Classifier()
     torch.compile(Classifier.loss, backend=backend())(module, *classes(7)).backward()
     assert {p.grad.data_ptr() for p in module.parameters() if p.grad is not None} <= addresses
@@ -437,14 +437,14 @@ def test_a_run_that_fails_where_eager_does_not_falls_back_for_its_sizes(monkeypa
     engine = backend(fallback="warn", dynamic="never")
     step = torch.compile(lambda x: x.exp().sum(), backend=engine)
     step(torch.ones(3))
-    run = training.TrainingEngineSession.run
+    run = Session.run
 
-    def failing(self: Any, tensors: Any, state: Any) -> Any:
-        if tensors[0].numel() == 4:
+    def failing(session: Session, given: Given) -> list[Tensor]:
+        if given.tensors[0].numel() == 4:
             raise SessionError("no kernel for four", remedy="Take three.")
-        return run(self, tensors, state)
+        return run(session, given)
 
-    monkeypatch.setattr(training.TrainingEngineSession, "run", failing)
+    monkeypatch.setattr(Session, "run", failing)
     with pytest.warns(LitOrtWarning, match="no kernel for four"):
         torch.testing.assert_close(step(torch.ones(4)), torch.ones(4).exp().sum())
     for size in (3, 4):

@@ -11,6 +11,8 @@ import torch
 import torch.utils.checkpoint
 from torch import fx, nn
 
+from lit_ort.options import AUTO, TRAINING
+from lit_ort.runtime.engines.choice import engine_of
 from tests.compat.canary import canary
 
 TORCH, OPS, FX, SIZES, AOT = "torch", "torch_ops", "torch_fx", "torch_sizes", "torch_aot"
@@ -145,6 +147,17 @@ def test_storage() -> None:
             first, other = torch.empty(4), torch.empty(4)
             assert compat.memory_of(first) == compat.memory_of(first[1:])
             assert compat.memory_of(first) != compat.memory_of(other)
+
+
+def test_owners_of_memory() -> None:
+    effect = "a torch node's result may be written over while another value lies in its memory"
+    with canary("torch._C._storage_Use_Count", TORCH, effect) as compat:
+        alone = torch.zeros(4)
+        assert compat.owners_of_memory(alone) == 1
+        view = alone[1:]
+        assert compat.owners_of_memory(alone) == compat.owners_of_memory(view) == 2
+        del view
+        assert compat.owners_of_memory(alone) == 1
 
 
 def test_dispatch_mode() -> None:
@@ -531,7 +544,10 @@ def test_recurrent_shapes() -> None:
 
 # onnxruntime
 
+training_build = pytest.mark.skipif(engine_of(AUTO).name != TRAINING, reason="of the training build")
 
+
+@training_build
 def test_training_build() -> None:
     effect = "no session can be made"
     with canary("onnxruntime.capi._pybind_state", ORT, effect) as ort:
@@ -542,6 +558,7 @@ def test_training_build() -> None:
         assert all(issubclass(error, BaseException) for error in ort.ORT_ERRORS)
 
 
+@training_build
 def test_runs_on_value_vectors() -> None:
     effect = "no session can run"
     with canary("InferenceSession._sess.run_with_ortvaluevector", ORT, effect) as ort:
@@ -562,6 +579,7 @@ def test_runs_on_value_vectors() -> None:
         assert list(fetched.bool_tensor_indices()) == []
 
 
+@training_build
 def test_checkpoint_is_torchs_own() -> None:
     effect = "a graph breaks at every checkpoint of a module"
     with canary("torch.utils.checkpoint.checkpoint, which onnxruntime wraps", ORT, effect):

@@ -16,7 +16,7 @@ from torch import Tensor
 from lit_ort import ORTDDPStrategy
 from tests.lightning_models import Net, loader, trainer
 
-WAIT_S = 40
+WAIT_S = 20
 
 
 class Failing(Net):

@@ -39,8 +39,6 @@ LAST, BEST = Path("checkpoints") / "last.ckpt", Path("checkpoints") / "best.ckpt
 _POLL_S = 0.01
 # For a run that fills the caches.
 _FIRST_LIMIT_S = 300.0
-# Faults in a row, after which a run is left to end.
-_IN_A_ROW = 4
 # For processes that end by themselves, once they notice that the first one has.
 _GRACE_S = 30.0
 
@@ -87,9 +85,11 @@ class Campaign:
         way, task: of `tests.faults.workloads`.
         data: a folder that `write_data` wrote.
         folder: for runs; an empty one.
+        in_a_row: faults after which a run is left to end.
     """
 
-    def __init__(self, way: str, task: str, data: Path, folder: Path) -> None:
+    def __init__(self, way: str, task: str, data: Path, folder: Path, in_a_row: int = 4) -> None:
+        self._in_a_row = in_a_row
         self._processes = WAYS[way].processes
         self._checkpoint_steps = WORKLOADS[task].checkpoint_steps
         self._options = [*options_of(way, task, data), "hydra/job_logging=none", "hydra/hydra_logging=none"]
@@ -114,7 +114,7 @@ class Campaign:
         trace = self._folder / f"{seed}.jsonl"
         source: Path | None = None
         said = ""
-        for fault in [*(drawn_fault(draw) for _ in range(_IN_A_ROW)), None]:
+        for fault in [*(drawn_fault(draw) for _ in range(self._in_a_row)), None]:
             before = len(read_trace(trace))
             ended = self._train(run, trace, source, fault)
             self._check_end(seed, fault, ended)

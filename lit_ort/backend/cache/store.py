@@ -18,7 +18,6 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-import onnxruntime
 import torch
 
 from lit_ort.backend.cache.content import Content
@@ -27,6 +26,7 @@ from lit_ort.backend.compilation import Compilation
 from lit_ort.errors import LitOrtWarning
 from lit_ort.files import read_regular, remove_unfinished, whole_file
 from lit_ort.options import ORTOptions
+from lit_ort.runtime.engines.engine import Engine
 
 SUFFIX = ".ortgraph"
 # Bytes of an entry; the largest of the suite's models has some hundred thousand.
@@ -39,13 +39,14 @@ class GraphCache:
 
     Args:
         options: with a `cache_dir`.
+        engine: what runs the graphs.
     """
 
-    def __init__(self, options: ORTOptions) -> None:
+    def __init__(self, options: ORTOptions, engine: Engine) -> None:
         assert options.cache_dir is not None
         self._folder = Path(options.cache_dir)
         self._reads = options.dump_dir is None
-        self._options = options.key
+        self._options, self._engine = options.key, f"{engine.name} {engine.version}"
 
     def read(self, content: Content) -> Compilation | None:
         """The graph of that content; None where there is none, or none that is whole, which is warned of."""
@@ -92,19 +93,23 @@ class GraphCache:
         return "written"
 
     def _path(self, digest: str) -> Path:
-        key = json.dumps([digest, self._options, environment()])
+        key = json.dumps([digest, self._options, environment(self._engine)])
         return self._folder / f"{hashlib.sha256(key.encode()).hexdigest()}{SUFFIX}"
 
 
 @functools.cache
-def environment() -> dict[str, str]:
-    """The versions of all that takes part in making a model, and the CPU, which torch's tracing may ask for."""
+def environment(engine: str) -> dict[str, str]:
+    """The versions of all that takes part in making a model, and the CPU, which torch's tracing may ask for.
+
+    Args:
+        engine: its name and version.
+    """
     return {
         "format": FORMAT.decode(),
         "cpu": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         "python": platform.python_version(),
         "torch": f"{torch.__version__} {torch.version.git_version}",
-        "onnxruntime": f"{onnxruntime.__version__} {onnxruntime.get_build_info()}",
+        "onnxruntime": engine,
         # Importing it takes longer than reading a graph.
         "onnx": importlib.metadata.version("onnx"),
         "lit_ort": _code(Path(__file__).parents[2]),

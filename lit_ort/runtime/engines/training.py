@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import onnxruntime
@@ -19,13 +17,10 @@ import torch
 from lit_ort._compat.onnxruntime import CPU, ORT_ERRORS, C, run_of
 from lit_ort._compat.torch import from_dlpack, to_dlpack
 from lit_ort.errors import SessionError
+from lit_ort.runtime.engines.engine import CHECK_THE_BATCH, FOR_A_REPORT, WhatFailed
+from lit_ort.runtime.engines.serving import results_of, serving
 from lit_ort.runtime.nodes import NodeFunction, RunState
-from lit_ort.runtime.tensors import to_ort, to_torch
 
-WhatFailed = Callable[[int, BaseException], str]
-DOMAIN = "org.pytorch.aten"
-OPERATOR = "lit_ort::node"
-CHECK_THE_BATCH = "Check the batch against what the module takes (index ranges, shapes); eager says more."
 _ERROR_SEVERITY = 3
 
 # The arena's first chunk is address space, whose memory is taken when it is first written to, but for a list of its
@@ -42,22 +37,16 @@ _rename_capsule = ctypes.pythonapi.PyCapsule_SetName
 _rename_capsule.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
-class TrainingEngineSession:
-    """A model, ready to run on torch tensors.
+class TrainingEngine:
+    """The build that is installed as onnxruntime-training or onnxruntime-training-cpu."""
 
-    Args:
-        model: serialized, at ONNX Runtime's opset and IR version.
-        nodes: the functions of its torch nodes.
-        what_failed: what errors call the place in a node, given by its position, where an error was raised.
-        inputs, outputs: names, in the order tensors are given and wanted.
-        threads: of one session's operators.
-        allow_spinning: idle threads spin instead of sleeping.
+    name = "training"
+    keeps_order = True
 
-    Raises:
-        SessionError: ONNX Runtime has no kernel for an operator, or refuses the model.
-    """
+    def __init__(self, version: str) -> None:
+        self.version = version
 
-    def __init__(
+    def session(
         self,
         model: bytes,
         nodes: Sequence[NodeFunction],
@@ -67,63 +56,54 @@ class TrainingEngineSession:
         *,
         threads: int,
         allow_spinning: bool,
+    ) -> _Session:
+        return _Session(nodes, what_failed, inputs, outputs, _create(model, threads, allow_spinning))
+
+
+class _Session:
+    def __init__(
+        self,
+        nodes: Sequence[NodeFunction],
+        what_failed: WhatFailed,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        session: onnxruntime.InferenceSession,
     ) -> None:
         self._nodes, self._what_failed = nodes, what_failed
         self._inputs, self._outputs = list(inputs), list(outputs)
-        self._session = _create(model, threads, allow_spinning)
+        self._session = session
         self._run = run_of(self._session)
         self._devices = [CPU] * len(self._outputs)
 
     def run(self, tensors: Sequence[torch.Tensor], state: RunState) -> list[torch.Tensor]:
-        """One run: all outputs, in order.
-
-        Raises:
-            SessionError: a kernel refused its inputs, such as a label out of range; torch's own error is its cause.
-        """
         fetched = C.OrtValueVector()
-        with _serving(self._nodes, self._what_failed, state):
+        with serving(self._nodes, self._what_failed, state):
             try:
-                self._run(C.RunOptions(), self._inputs, to_ort(tensors), self._outputs, fetched, self._devices)
+                self._run(C.RunOptions(), self._inputs, _to_ort(tensors), self._outputs, fetched, self._devices)
             except ORT_ERRORS as error:
                 raise SessionError(f"a run failed: {str(error).strip()}", remedy=CHECK_THE_BATCH) from error
-        return to_torch(fetched)
+        return _to_torch(fetched)
 
 
-class _Current(threading.local):
-    """What the callbacks of this thread need to know, and what they have to tell."""
+def _to_ort(tensors: Iterable[torch.Tensor]) -> Any:
+    """Wraps CPU tensors; only a non-contiguous one is copied. The values borrow the tensors' memory."""
+    values = C.OrtValueVector()
+    for tensor in tensors:
+        data = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
+        is_bool = data.dtype == torch.bool
+        # ONNX Runtime knows booleans as bytes with a flag beside them.
+        values.push_back(to_dlpack(data.view(torch.uint8) if is_bool else data), is_bool)
+    return values
 
-    nodes: Sequence[NodeFunction] = ()
-    what_failed: WhatFailed | None = None
-    state: RunState | None = None
-    failure: tuple[str, BaseException] | None = None
 
-
-_current = _Current()
-
-
-@contextmanager
-def _serving(nodes: Sequence[NodeFunction], what_failed: WhatFailed, state: RunState) -> Iterator[None]:
-    """Serves the torch nodes of one run on this thread, and raises what a node raised.
-
-    Raises:
-        SessionError: a node raised, with its error as the cause; ctypes would swallow it. What is no Exception, such as
-            KeyboardInterrupt, passes through unchanged.
-    """
-    previous = (_current.nodes, _current.what_failed, _current.state)
-    _current.nodes, _current.what_failed, _current.state = nodes, what_failed, state
-    # The graph says in what each node computes, whatever autocast its caller runs under.
-    plain = torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext()
-    try:
-        with plain, torch.no_grad():
-            yield
-    finally:
-        _current.nodes, _current.what_failed, _current.state = previous
-        failure, _current.failure = _current.failure, None
-        if failure is not None:
-            label, error = failure
-            if not isinstance(error, Exception):
-                raise error
-            raise SessionError(f"{label} failed: {str(error).rstrip('. ')}", remedy=CHECK_THE_BATCH) from error
+def _to_torch(values: Any) -> list[torch.Tensor]:
+    """Tensors over the values' memory, which goes back to ONNX Runtime's arena with the last tensor."""
+    if len(values) == 0:
+        return []
+    tensors = list(values.to_dlpacks(from_dlpack))
+    for position in values.bool_tensor_indices():
+        tensors[position] = tensors[position].view(torch.bool)
+    return tensors
 
 
 def _address(function: Any) -> str:
@@ -146,23 +126,13 @@ def _is_tensor_argument(operator: bytes, overload: bytes, index: int, is_input: 
 )
 def _execute(operator: bytes, overload: bytes, input_count: int, inputs: Any, output_count: int, outputs: Any) -> None:
     tensors = [from_dlpack(_new_capsule(inputs[k], _FRESH, None)) for k in range(input_count)]
-    results = _results_of(int(overload), tensors, output_count)
+    # A missing result would crash the process.
+    results = results_of(int(overload), tensors) or [torch.zeros(0) for _ in range(output_count)]
     for k in range(output_count):
         capsule = to_dlpack(results[k])
         outputs[k] = _capsule_pointer(capsule, _FRESH)
         # The session owns the tensor now.
         _rename_capsule(capsule, _USED)
-
-
-def _results_of(index: int, tensors: Sequence[torch.Tensor], output_count: int) -> Sequence[torch.Tensor]:
-    """A node's results, or empty tensors after a failure: a missing one would crash the process."""
-    if _current.failure is None:
-        try:
-            return _current.nodes[index](_current.state, *tensors)
-        except BaseException as error:  # noqa: B036 - nothing may be raised into C; _serving raises it
-            assert _current.what_failed is not None
-            _current.failure = (_current.what_failed(index, error), error)
-    return [torch.zeros(0) for _ in range(output_count)]
 
 
 @functools.cache
@@ -195,5 +165,5 @@ def _create(model: bytes, threads: int, allow_spinning: bool) -> onnxruntime.Inf
     except ORT_ERRORS as error:
         raise SessionError(
             f"ONNX Runtime refuses the model: {str(error).strip()}",
-            remedy="fallback='warn' runs this graph in eager; dump_dir keeps the model for a report.",
+            remedy=FOR_A_REPORT,
         ) from error

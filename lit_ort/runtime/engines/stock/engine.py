@@ -1,0 +1,204 @@
+"""The engine of stock onnxruntime, and its sessions."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections.abc import Sequence
+from ctypes import byref, c_char_p, c_int, c_int64, c_uint64
+from pathlib import Path
+
+import torch
+
+from lit_ort.errors import EngineError, SessionError
+from lit_ort.runtime.elements import DTYPES, ELEMENTS
+from lit_ort.runtime.engines.engine import CHECK_THE_BATCH, FOR_A_REPORT, WhatFailed
+from lit_ort.runtime.engines.serving import serving
+from lit_ort.runtime.engines.stock.library import Library
+from lit_ort.runtime.engines.stock.memory import TorchMemory
+from lit_ort.runtime.engines.stock.operator import TorchOperator, read_shape
+from lit_ort.runtime.engines.stock.windows import MOST_DIMENSIONS
+from lit_ort.runtime.nodes import NodeFunction, RunState
+
+_ERRORS_ONLY = 3
+# The graph is optimized before it gets here; what remains for ONNX Runtime is folding constants.
+_BASIC = 1
+
+
+class StockEngine:
+    """The package onnxruntime.
+
+    Args:
+        version: of the package.
+        path: of its shared library.
+    """
+
+    name = "stock"
+    keeps_order = False
+
+    def __init__(self, version: str, path: Path) -> None:
+        self.version = version
+        self._library = Library(path)
+        self._environment = self._library.new("CreateEnv", _ERRORS_ONLY, b"lit_ort")
+        self._memory = TorchMemory(self._library, self._environment)
+        self._operator = TorchOperator(self._library, self._memory)
+
+    def session(
+        self,
+        model: bytes,
+        nodes: Sequence[NodeFunction],
+        what_failed: WhatFailed,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        *,
+        threads: int,
+        allow_spinning: bool,
+    ) -> _Session:
+        options = self._options(threads, allow_spinning)
+        kernels: list[int] = []
+        try:
+            with self._operator.creating(inputs) as kernels:
+                session = self._library.new("CreateSessionFromArray", self._environment, model, len(model), options)
+        except EngineError as error:
+            self._operator.drop(kernels)
+            raise SessionError(f"ONNX Runtime refuses the model: {str(error).strip()}", remedy=FOR_A_REPORT) from error
+        finally:
+            self._library.release("ReleaseSessionOptions", options)
+        close = _Closing(self._library, session, self._operator, kernels)
+        return _Session(self._library, self._memory, self._operator, close, nodes, what_failed, inputs, outputs)
+
+    def _options(self, threads: int, allow_spinning: bool) -> int:
+        library = self._library
+        options = library.new("CreateSessionOptions")
+        library.call("SetIntraOpNumThreads", options, threads)
+        library.call("SetSessionGraphOptimizationLevel", options, _BASIC)
+        library.call("SetSessionLogSeverityLevel", options, _ERRORS_ONLY)
+        library.call("DisableMemPattern", options)
+        entries = {"session.use_env_allocators": "1", "session.intra_op.allow_spinning": str(int(allow_spinning))}
+        for key, value in entries.items():
+            library.call("AddSessionConfigEntry", options, key.encode(), value.encode())
+        library.call("AddCustomOpDomain", options, self._operator.domain)
+        return options
+
+
+class _Closing:
+    """A session in C, and all that goes with it."""
+
+    def __init__(self, library: Library, session: int, operator: TorchOperator, kernels: Sequence[int]) -> None:
+        self.session = session
+        self.feeds: list[_Feed] = []
+        self._library, self._operator, self._kernels = library, operator, kernels
+
+    def __call__(self) -> None:
+        self._library.release("ReleaseSession", self.session)
+        self._operator.drop(self._kernels)
+        for feed in self.feeds:
+            feed.close()
+
+
+class _Session:
+    def __init__(
+        self,
+        library: Library,
+        memory: TorchMemory,
+        operator: TorchOperator,
+        closing: _Closing,
+        nodes: Sequence[NodeFunction],
+        what_failed: WhatFailed,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+    ) -> None:
+        self._library, self._memory, self._operator = library, memory, operator
+        self._session = closing.session
+        self._nodes, self._what_failed = nodes, what_failed
+        self._input_names = (c_char_p * len(inputs))(*(name.encode() for name in inputs))
+        self._output_names = (c_char_p * len(outputs))(*(name.encode() for name in outputs))
+        self._feeds = closing.feeds = [_Feed(library, memory.info) for _ in inputs]
+        self._lock = threading.Lock()
+        weakref.finalize(self, closing)
+
+    def run(self, tensors: Sequence[torch.Tensor], state: RunState) -> list[torch.Tensor]:
+        own = self._lock.acquire(blocking=False)
+        feeds = self._feeds if own else [_Feed(self._library, self._memory.info) for _ in tensors]
+        try:
+            return self._run(feeds, tensors, state)
+        finally:
+            if own:
+                self._lock.release()
+            else:
+                for feed in feeds:
+                    feed.close()
+
+    def _run(self, feeds: Sequence[_Feed], tensors: Sequence[torch.Tensor], state: RunState) -> list[torch.Tensor]:
+        given, wanted = len(tensors), len(self._output_names)
+        # Kept while the run lasts.
+        contiguous = [tensor if tensor.is_contiguous() else tensor.detach().contiguous() for tensor in tensors]
+        values = (c_uint64 * given)(*(feed.value_of(tensor) for feed, tensor in zip(feeds, contiguous, strict=True)))
+        fetched = (c_uint64 * wanted)()
+        with serving(self._nodes, self._what_failed, state), self._operator.running(contiguous):
+            try:
+                self._library.call(
+                    "Run", self._session, None, self._input_names, values, given, self._output_names, wanted, fetched
+                )
+            except EngineError as error:
+                raise SessionError(f"a run failed: {str(error).strip()}", remedy=CHECK_THE_BATCH) from error
+        return [self._taken(value, state) for value in fetched]
+
+    def _taken(self, value: int, state: RunState) -> torch.Tensor:
+        """The tensor of an output, which is ONNX Runtime's no more."""
+        library = self._library
+        address = c_uint64()
+        library.call("GetTensorMutableData", value, byref(address))
+        shape, dtype = self._described(value)
+        memory = self._memory.tensor_at(address.value, state)
+        if memory is not None and memory.dtype == dtype and list(memory.shape) == shape:
+            tensor = memory
+        else:
+            tensor = torch.empty(shape, dtype=dtype)
+            if memory is not None:
+                tensor = memory.view(-1).view(torch.uint8)[: tensor.nbytes].view(dtype).view(shape)
+            elif tensor.numel():
+                # Of an input, or a constant of the session's.
+                ctypes.memmove(tensor.data_ptr(), address.value, tensor.nbytes)
+        library.release("ReleaseValue", value)
+        return tensor
+
+    def _described(self, value: int) -> tuple[list[int], torch.dtype]:
+        """The shape and type of a value."""
+        element, rank, sizes = c_int(), c_uint64(), (c_int64 * MOST_DIMENSIONS)()
+        if self._library.shape_of is None:
+            read_shape(self._library, value, element, sizes, rank)
+        else:
+            place = c_uint64()
+            self._library.check(self._library.shape_of(value, byref(element), byref(place), byref(rank)))
+            sizes = (c_int64 * rank.value).from_address(place.value) if rank.value else ()
+        return list(sizes[: rank.value]), DTYPES[element.value]
+
+
+class _Feed:
+    """An input: the OrtValue over the tensor that was given last. Parameters cost a comparison from step to step."""
+
+    __slots__ = ("_dtype", "_info", "_library", "_pointer", "_shape", "_value")
+
+    def __init__(self, library: Library, info: int) -> None:
+        self._library, self._info = library, info
+        self._pointer, self._value = -1, 0
+        self._shape: torch.Size | None = None
+        self._dtype: torch.dtype | None = None
+
+    def value_of(self, tensor: torch.Tensor) -> int:
+        """The address of an OrtValue that borrows the tensor's memory."""
+        pointer, shape, dtype = tensor.data_ptr(), tensor.shape, tensor.dtype
+        if pointer != self._pointer or shape != self._shape or dtype != self._dtype:
+            self.close()
+            dims = (c_int64 * len(shape))(*shape)
+            arguments = (self._info, pointer, tensor.nbytes, dims, len(shape), ELEMENTS[dtype])
+            self._value = self._library.new("CreateTensorWithDataAsOrtValue", *arguments)
+            self._pointer, self._shape, self._dtype = pointer, shape, dtype
+        return self._value
+
+    def close(self) -> None:
+        if self._value:
+            self._library.release("ReleaseValue", self._value)
+            self._value, self._pointer = 0, -1

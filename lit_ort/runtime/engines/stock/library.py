@@ -1,0 +1,164 @@
+"""ONNX Runtime's C interface by ctypes.
+
+The shared library exports one function, OrtGetApiBase, which leads to a table of functions that only grows at its end:
+a function's place in it holds for all later versions (onnxruntime_c_api.h).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from collections.abc import Callable
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint32, c_void_p
+from pathlib import Path
+from typing import Any
+
+from lit_ort.errors import EngineError
+
+# Version 18 (onnxruntime 1.18) has all that is needed; from 24 on a tensor's shape takes one call instead of four.
+_LEAST, SHAPES_IN_ONE_CALL = 18, 24
+_PATTERNS = {"win32": "onnxruntime.dll", "darwin": "libonnxruntime*.dylib"}
+_FAIL = 1
+
+_P, _S = c_void_p, c_size_t
+# A place in the table and the types of the arguments; all return an OrtStatus, null where all is well.
+_FUNCTIONS: dict[str, tuple[int, list[Any]]] = {
+    "CreateEnv": (3, [c_int, c_char_p, _P]),
+    "CreateSessionFromArray": (8, [_P, c_char_p, _S, _P, _P]),
+    "Run": (9, [_P, _P, _P, _P, _S, _P, _S, _P]),
+    "CreateSessionOptions": (10, [_P]),
+    "DisableMemPattern": (17, [_P]),
+    "SetSessionLogSeverityLevel": (22, [_P, c_int]),
+    "SetSessionGraphOptimizationLevel": (23, [_P, c_int]),
+    "SetIntraOpNumThreads": (24, [_P, c_int]),
+    "CreateCustomOpDomain": (26, [c_char_p, _P]),
+    "CustomOpDomain_Add": (27, [_P, _P]),
+    "AddCustomOpDomain": (28, [_P, _P]),
+    "CreateTensorWithDataAsOrtValue": (49, [_P, _P, _S, _P, _S, c_int, _P]),
+    "GetTensorMutableData": (51, [_P, _P]),
+    "CastTypeInfoToTensorInfo": (55, [_P, _P]),
+    "GetTensorElementType": (60, [_P, _P]),
+    "GetDimensionsCount": (61, [_P, _P]),
+    "GetDimensions": (62, [_P, _P, _S]),
+    "GetTensorTypeAndShape": (65, [_P, _P]),
+    "CreateCpuMemoryInfo": (69, [c_int, c_int, _P]),
+    "KernelInfoGetAttribute_string": (87, [_P, c_char_p, _P, _P]),
+    "KernelContext_GetInput": (90, [_P, _S, _P]),
+    "KernelContext_GetOutput": (91, [_P, _S, _P, _S, _P]),
+    "AddSessionConfigEntry": (130, [_P, c_char_p, c_char_p]),
+    "RegisterAllocator": (176, [_P, _P]),
+    "KernelInfo_GetInputCount": (230, [_P, _P]),
+    "KernelInfo_GetOutputCount": (231, [_P, _P]),
+    "KernelInfo_GetInputName": (232, [_P, _S, _P, _P]),
+    "KernelInfo_GetInputTypeInfo": (234, [_P, _S, _P]),
+    "KernelInfo_GetOutputTypeInfo": (235, [_P, _S, _P]),
+}
+_SHAPE_IN_ONE_CALL = (414, [_P, _P, _P, _P])
+_RELEASES = {
+    "ReleaseSession": 95,
+    "ReleaseValue": 96,
+    "ReleaseTypeInfo": 98,
+    "ReleaseTensorTypeAndShapeInfo": 99,
+    "ReleaseSessionOptions": 100,
+}
+# These run graphs or take long: other Python threads go on meanwhile, and callbacks take the interpreter's lock. All
+# other functions are called with it held, which is faster and lets no other thread in between.
+_WITHOUT_LOCK = ("Run", "CreateSessionFromArray", "ReleaseSession")
+
+Raw = Callable[..., "int | None"]
+
+
+class Library:
+    """The functions of a library, by name.
+
+    Args:
+        path: of the shared library.
+
+    Attributes:
+        version: such as 1.24.1.
+        raw: functions that return the address of a status, which costs no more than a comparison where calls are many.
+        shape_of: of OrtValue, element type, shape and rank (all pointers to write to); None before version 1.24.
+
+    Raises:
+        EngineError: no library of ONNX Runtime, or one that is too old.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            get_base = ctypes.CDLL(str(path)).OrtGetApiBase
+        except (OSError, AttributeError) as error:
+            raise EngineError(
+                f"{path} can't be loaded as ONNX Runtime's library: {error}. Install it again: pip install "
+                "--force-reinstall onnxruntime"
+            ) from error
+        get_base.restype, get_base.argtypes = POINTER(_P * 2), []
+        get_table, get_version = get_base().contents
+        self.version: str = ctypes.CFUNCTYPE(c_char_p)(get_version)().decode()
+        number = min(SHAPES_IN_ONE_CALL, int(self.version.split(".")[1]))
+        table = ctypes.CFUNCTYPE(_P, c_uint32)(get_table)(number) if number >= _LEAST else None
+        if not table:
+            raise EngineError(
+                f"onnxruntime {self.version} is older than 1.{_LEAST}, whose C interface is needed. Install a newer "
+                "one: pip install --upgrade onnxruntime"
+            )
+        entries = (_P * (1 + _SHAPE_IN_ONE_CALL[0])).from_address(table)
+        self._message = ctypes.PYFUNCTYPE(c_char_p, _P)(entries[2])
+        self._status = ctypes.PYFUNCTYPE(_P, c_int, c_char_p)(entries[0])
+        self._release_status = ctypes.PYFUNCTYPE(None, _P)(entries[93])
+        self.raw: dict[str, Raw] = {
+            name: _maker(name)(_P, *arguments)(entries[place]) for name, (place, arguments) in _FUNCTIONS.items()
+        }
+        self._releases = {name: _maker(name)(None, _P)(entries[place]) for name, place in _RELEASES.items()}
+        self.shape_of: Raw | None = None
+        if number >= SHAPES_IN_ONE_CALL:
+            self.shape_of = ctypes.PYFUNCTYPE(_P, *_SHAPE_IN_ONE_CALL[1])(entries[_SHAPE_IN_ONE_CALL[0]])
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Calls a function.
+
+        Raises:
+            EngineError: with the status's message.
+        """
+        self.check(self.raw[name](*arguments))
+
+    def new(self, name: str, *arguments: Any) -> int:
+        """The pointer that a function writes into its last argument."""
+        result = _P()
+        self.call(name, *arguments, byref(result))
+        assert result.value is not None
+        return result.value
+
+    def release(self, name: str, pointer: int) -> None:
+        self._releases[name](pointer)
+
+    def releasing(self, name: str) -> Callable[[int], None]:
+        """The function by itself, for where calls are many."""
+        return self._releases[name]
+
+    def check(self, status: int | None) -> None:
+        """Raises a status as EngineError, unless it is null."""
+        if status:
+            message = self._message(status).decode(errors="replace")
+            self._release_status(status)
+            raise EngineError(message)
+
+    def failed(self, message: str) -> int:
+        """A status for ONNX Runtime to own."""
+        return self._status(_FAIL, message.encode())
+
+
+def _maker(name: str) -> Any:
+    return ctypes.CFUNCTYPE if name in _WITHOUT_LOCK else ctypes.PYFUNCTYPE
+
+
+def library_in(folder: Path) -> Path | None:
+    """The shared library in the folder of an installed package, or None."""
+    found = sorted((folder / "capi").glob(_PATTERNS.get(sys.platform, "libonnxruntime.so*")))
+    return found[0] if found else None
+
+
+@functools.cache
+def library(path: Path) -> Library:
+    """One for each library of the process."""
+    return Library(path)

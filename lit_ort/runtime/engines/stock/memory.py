@@ -1,0 +1,95 @@
+"""torch's memory for every value of a session, so that what torch nodes return is not copied.
+
+A torch node offers its result while ONNX Runtime asks for memory for the node's output, and the result's own memory
+becomes the output's. Everything else lies in the pool that torch nodes take theirs from.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ctypes import c_size_t, c_uint32, c_void_p
+from typing import Any
+
+import torch
+
+from lit_ort._compat.torch import owners_of_memory
+from lit_ort.runtime.buffers import BufferPool
+from lit_ort.runtime.engines.serving import current_state
+from lit_ort.runtime.engines.stock.library import Library
+
+# What ONNX Runtime asks for is rounded up, and no more than the value's bytes of it are used.
+_ROUNDING = 256
+# Of the struct OrtAllocator: all that later versions added is optional.
+_ALLOCATOR_VERSION = 18
+
+
+class _Allocator(ctypes.Structure):
+    _fields_ = [
+        ("version", c_uint32),
+        ("Alloc", c_void_p),
+        ("Free", c_void_p),
+        ("Info", c_void_p),
+        ("Reserve", c_void_p),
+    ]
+
+
+class TorchMemory:
+    """The allocator of a process's sessions, for those with the setting `session.use_env_allocators`.
+
+    Args:
+        library: ONNX Runtime.
+        environment: an OrtEnv, which keeps the allocator until the process ends.
+    """
+
+    def __init__(self, library: Library, environment: int) -> None:
+        # By address: the tensor in whose memory a value lies, and the run that it belongs to.
+        self._live: dict[int, tuple[torch.Tensor, Any]] = {}
+        self._offered = threading.local()
+        # For what no run asks for, such as a session's constants, or memory of a kernel's other threads.
+        self._pool = BufferPool()
+        self.info = info = library.new("CreateCpuMemoryInfo", 0, 0)
+        self._functions = (
+            ctypes.CFUNCTYPE(c_void_p, c_void_p, c_size_t)(self._allocate),
+            ctypes.CFUNCTYPE(None, c_void_p, c_void_p)(self._free),
+            ctypes.CFUNCTYPE(c_void_p, c_void_p)(lambda this: info),
+        )
+        allocate, free, told = (ctypes.cast(function, c_void_p) for function in self._functions)
+        self._struct = _Allocator(_ALLOCATOR_VERSION, allocate, free, told, allocate)
+        library.call("RegisterAllocator", environment, ctypes.byref(self._struct))
+
+    @contextmanager
+    def offering(self, result: torch.Tensor) -> Iterator[None]:
+        """Gives a result's memory to the next value of its size that this thread makes.
+
+        ONNX Runtime may write to the memory of values that it needs no more, so nothing else may lie in it.
+        """
+        alone = result.data_ptr() not in self._live and owners_of_memory(result) == 1
+        if alone and result.numel() and result.is_contiguous():
+            self._offered.tensor = result
+        try:
+            yield
+        finally:
+            self._offered.tensor = None
+
+    def tensor_at(self, address: int, run: Any) -> torch.Tensor | None:
+        """The tensor whose memory a value lies in; None for a value that the run didn't make."""
+        tensor, owner = self._live.get(address, (None, None))
+        return tensor if owner is run else None
+
+    def _allocate(self, this: int, size: int) -> int:
+        state = current_state()
+        tensor = getattr(self._offered, "tensor", None)
+        if tensor is not None and 0 <= size - tensor.nbytes < _ROUNDING:
+            self._offered.tensor = None
+        else:
+            tensor = (self._pool if state is None else state.pool).empty(size, dtype=torch.uint8)
+        address = tensor.data_ptr()
+        self._live[address] = tensor, state
+        return address
+
+    def _free(self, this: int, address: int | None) -> None:
+        if address:
+            del self._live[address]

@@ -1,0 +1,300 @@
+"""The custom operator that all torch nodes of a process's sessions are (OrtCustomOp of onnxruntime_c_api.h)."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from ctypes import POINTER, byref, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from typing import Any
+
+import torch
+
+from lit_ort.errors import EngineError
+from lit_ort.runtime.elements import DTYPES
+from lit_ort.runtime.engines.engine import DOMAIN, OPERATOR, POSITION
+from lit_ort.runtime.engines.serving import fail, results_of
+from lit_ort.runtime.engines.stock.library import Library
+from lit_ort.runtime.engines.stock.memory import TorchMemory
+from lit_ort.runtime.engines.stock.windows import MOST_DIMENSIONS, Window, Windows
+
+_PROVIDER = b"CPUExecutionProvider"
+# The struct's fields of this version, all that are below, are unchanged since onnxruntime 1.18.
+_VERSION = 18
+_UNDEFINED, _VARIADIC = 0, 2
+
+_NameOf = ctypes.CFUNCTYPE(c_void_p, c_void_p)
+_Indexed = ctypes.CFUNCTYPE(c_int, c_void_p, c_size_t)
+_Count = ctypes.CFUNCTYPE(c_size_t, c_void_p)
+_Number = ctypes.CFUNCTYPE(c_int, c_void_p)
+_Create = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_void_p))
+_Compute = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_void_p)
+
+
+class _CustomOperator(ctypes.Structure):
+    _fields_ = [
+        ("version", c_uint32),
+        ("CreateKernel", c_void_p),
+        ("GetName", _NameOf),
+        ("GetExecutionProviderType", _NameOf),
+        ("GetInputType", _Indexed),
+        ("GetInputTypeCount", _Count),
+        ("GetOutputType", _Indexed),
+        ("GetOutputTypeCount", _Count),
+        ("KernelCompute", c_void_p),
+        ("KernelDestroy", c_void_p),
+        ("GetInputCharacteristic", _Indexed),
+        ("GetOutputCharacteristic", _Indexed),
+        ("GetInputMemoryType", _Indexed),
+        ("GetVariadicInputMinArity", _Number),
+        ("GetVariadicInputHomogeneity", _Number),
+        ("GetVariadicOutputMinArity", _Number),
+        ("GetVariadicOutputHomogeneity", _Number),
+        ("CreateKernelV2", _Create),
+        ("KernelComputeV2", _Compute),
+        ("InferOutputShapeFn", c_void_p),
+        ("GetStartVersion", c_void_p),
+        ("GetEndVersion", c_void_p),
+        ("GetMayInplace", c_void_p),
+        ("ReleaseMayInplace", c_void_p),
+        ("GetAliasMap", c_void_p),
+        ("ReleaseAliasMap", c_void_p),
+    ]
+
+
+class TorchOperator:
+    """The operator, and the kernels that sessions made of it.
+
+    Args:
+        library: ONNX Runtime.
+        memory: where results go.
+
+    Attributes:
+        domain: the OrtCustomOpDomain that a session's options need.
+    """
+
+    def __init__(self, library: Library, memory: TorchMemory) -> None:
+        self._library, self._memory, self._windows = library, memory, Windows()
+        self._kernels: dict[int, _Kernel] = {}
+        self._numbers = itertools.count(1)
+        # Kernels are created on the thread that creates their session, and run on that of a run.
+        self._session, self._run = _Creation(), _Run()
+        self._names = ctypes.create_string_buffer(OPERATOR.encode()), ctypes.create_string_buffer(_PROVIDER)
+        name, provider = map(ctypes.addressof, self._names)
+        # Each of these is called as long as there are sessions, and the struct keeps them.
+        self._struct = _CustomOperator(
+            version=_VERSION,
+            GetName=_NameOf(lambda this: name),
+            GetExecutionProviderType=_NameOf(lambda this: provider),
+            GetInputType=_Indexed(lambda this, k: _UNDEFINED),
+            GetInputTypeCount=_Count(lambda this: 1),
+            GetOutputType=_Indexed(lambda this, k: _UNDEFINED),
+            GetOutputTypeCount=_Count(lambda this: 1),
+            # A session may end when Python already has: no callback, only something that does no harm.
+            KernelDestroy=ctypes.cast(ctypes.pythonapi.Py_IsInitialized, c_void_p).value,
+            GetInputCharacteristic=_Indexed(lambda this, k: _VARIADIC),
+            GetOutputCharacteristic=_Indexed(lambda this, k: _VARIADIC),
+            GetInputMemoryType=_Indexed(lambda this, k: 0),
+            GetVariadicInputMinArity=_Number(lambda this: 0),
+            GetVariadicInputHomogeneity=_Number(lambda this: 0),
+            GetVariadicOutputMinArity=_Number(lambda this: 1),
+            GetVariadicOutputHomogeneity=_Number(lambda this: 0),
+            CreateKernelV2=_Create(self._create),
+            KernelComputeV2=_Compute(self._compute),
+        )
+        self.domain = library.new("CreateCustomOpDomain", DOMAIN.encode())
+        library.call("CustomOpDomain_Add", self.domain, byref(self._struct))
+
+    @contextmanager
+    def creating(self, inputs: Sequence[str]) -> Iterator[list[int]]:
+        """While a session is created on this thread: the list that the numbers of its kernels come into.
+
+        Args:
+            inputs: names of the model's inputs.
+        """
+        self._session.inputs = {name: k for k, name in enumerate(inputs)}
+        self._session.numbers = []
+        yield self._session.numbers
+
+    @contextmanager
+    def running(self, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+        """While a session runs on this thread: its inputs, which its kernels need not look for."""
+        previous, self._run.tensors = self._run.tensors, tensors
+        try:
+            yield
+        finally:
+            self._run.tensors = previous
+
+    def drop(self, numbers: Sequence[int]) -> None:
+        """Forgets the kernels of a session that is gone."""
+        for number in numbers:
+            self._kernels.pop(number).close()
+
+    def _create(self, this: int, table: int, info: int, kernel: Any) -> int | None:
+        try:
+            number = next(self._numbers)
+            kernel_inputs = _inputs(self._library, info, self._session.inputs, self._windows)
+            self._kernels[number] = _Kernel(info, self._library, self._memory, kernel_inputs, self._windows)
+            self._session.numbers.append(number)
+            kernel[0] = number
+            return None
+        # Nothing may be raised into C; the session's creation fails by it.
+        except Exception as error:
+            return self._library.failed(f"{type(error).__name__}: {error}")
+
+    def _compute(self, number: int, context: int) -> int | None:
+        return self._kernels[number].compute(context, self._run.tensors)
+
+
+class _Creation(threading.local):
+    """The session that is created on this thread: places of its inputs by name, and numbers of its kernels."""
+
+    def __init__(self) -> None:
+        self.inputs: dict[str, int] = {}
+        self.numbers: list[int] = []
+
+
+class _Run(threading.local):
+    """The run on this thread."""
+
+    tensors: Sequence[torch.Tensor] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Input:
+    """An input of a node: that of the session in some place, or what is seen through a window."""
+
+    place: int | None
+    element: int
+    window: Window | None
+
+
+class _Kernel:
+    """One torch node of one session.
+
+    Windows are written to and then looked through, so that one thread at a time may do that.
+    """
+
+    def __init__(
+        self, info: int, library: Library, memory: TorchMemory, inputs: Sequence[_Input], windows: Windows
+    ) -> None:
+        self._library, self._memory, self._inputs, self._windows = library, memory, inputs, windows
+        self._position = int(_attribute(library, info, POSITION))
+        self._outputs = [
+            DTYPES[_element(library, info, "KernelInfo_GetOutputTypeInfo", k)]
+            for k in range(_number(library, info, "KernelInfo_GetOutputCount"))
+        ]
+        self._lock = threading.Lock()
+        # What functions write to.
+        self._value, self._rank, self._element, self._data = c_uint64(), c_uint64(), c_int(), c_uint64()
+        self._sizes = (c_int64 * MOST_DIMENSIONS)()
+
+    def close(self) -> None:
+        for one in self._inputs:
+            if one.window is not None:
+                self._windows.give_back(one.element, one.window)
+
+    def compute(self, context: int, given: Sequence[torch.Tensor]) -> int | None:
+        """One run of the node; a status where it failed.
+
+        Args:
+            given: the inputs of the session's run.
+        """
+        try:
+            with self._lock:
+                tensors = [
+                    given[one.place] if one.place is not None else self._seen(context, k, one.window)
+                    for k, one in enumerate(self._inputs)
+                ]
+            results = results_of(self._position, tensors)
+            if results is None:
+                return self._library.failed("a torch node failed")
+            del tensors
+            with self._lock:
+                for k, dtype in enumerate(self._outputs):
+                    self._give(context, k, results[k], dtype)
+            return None
+        except BaseException as error:  # noqa: B036 - nothing may be raised into C
+            fail(self._position, error)
+            return self._library.failed("a torch node failed")
+
+    def _seen(self, context: int, k: int, window: Window | None) -> torch.Tensor:
+        assert window is not None
+        library, raw = self._library, self._library.raw
+        library.check(raw["KernelContext_GetInput"](context, k, byref(self._value)))
+        value = self._value.value
+        library.check(raw["GetTensorMutableData"](value, window.data))
+        if library.shape_of is not None:
+            library.check(library.shape_of(value, byref(self._element), window.shape, byref(self._rank)))
+        else:
+            window.point_to(self._sizes)
+            read_shape(library, value, self._element, self._sizes, self._rank)
+        return window.look(self._rank.value)
+
+    def _give(self, context: int, k: int, result: torch.Tensor, dtype: torch.dtype) -> None:
+        """Makes a result the node's output; copies it where its memory can't be the output's."""
+        if result.dtype != dtype:
+            raise EngineError(
+                f"output {k} of a torch node is {result.dtype}, and the model says {dtype}. Please report it, with "
+                "what dump_dir writes."
+            )
+        shape = (c_int64 * max(result.dim(), 1))(*result.shape)
+        library, raw = self._library, self._library.raw
+        with self._memory.offering(result):
+            library.check(raw["KernelContext_GetOutput"](context, k, shape, result.dim(), byref(self._value)))
+        library.check(raw["GetTensorMutableData"](self._value.value, byref(self._data)))
+        if self._data.value != result.data_ptr() and result.numel():
+            source = result.contiguous()
+            ctypes.memmove(self._data.value, source.data_ptr(), source.nbytes)
+
+
+def read_shape(library: Library, value: int, element: c_int, sizes: Any, rank: c_uint64) -> None:
+    """Writes a value's element type, sizes and rank, as versions before 1.24 tell them."""
+    info = library.new("GetTensorTypeAndShape", value)
+    library.call("GetDimensionsCount", info, byref(rank))
+    library.call("GetDimensions", info, sizes, MOST_DIMENSIONS)
+    library.call("GetTensorElementType", info, byref(element))
+    library.release("ReleaseTensorTypeAndShapeInfo", info)
+
+
+def _inputs(library: Library, info: int, places: dict[str, int], windows: Windows) -> list[_Input]:
+    """The inputs of a node.
+
+    Args:
+        places: of the session's inputs, by name.
+    """
+    found = []
+    for k in range(_number(library, info, "KernelInfo_GetInputCount")):
+        place = places.get(_text(library, "KernelInfo_GetInputName", info, k))
+        element = _element(library, info, "KernelInfo_GetInputTypeInfo", k)
+        found.append(_Input(place, element, windows.take(element) if place is None else None))
+    return found
+
+
+def _attribute(library: Library, info: int, name: str) -> str:
+    return _text(library, "KernelInfoGetAttribute_string", info, name.encode())
+
+
+def _text(library: Library, function: str, *arguments: Any) -> str:
+    size = c_size_t()
+    library.call(function, *arguments, None, byref(size))
+    text = ctypes.create_string_buffer(size.value)
+    library.call(function, *arguments, text, byref(size))
+    return text.value.decode()
+
+
+def _number(library: Library, info: int, function: str) -> int:
+    count = c_size_t()
+    library.call(function, info, byref(count))
+    return count.value
+
+
+def _element(library: Library, info: int, function: str, k: int) -> int:
+    described, tensor, element = library.new(function, info, k), c_void_p(), c_int()
+    library.call("CastTypeInfoToTensorInfo", described, byref(tensor))
+    library.call("GetTensorElementType", tensor, byref(element))
+    library.release("ReleaseTypeInfo", described)
+    return element.value

@@ -1,0 +1,344 @@
+"""The engines: which one is taken, and what each does with types, memory, order, errors and threads."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch import Tensor
+
+from lit_ort.errors import EngineError, OptionsError, SessionError
+from lit_ort.lower.model import ModelBuilder
+from lit_ort.options import AUTO
+from lit_ort.runtime.buffers import BufferPool
+from lit_ort.runtime.elements import ELEMENTS
+from lit_ort.runtime.engines import choice
+from lit_ort.runtime.engines.choice import engine_of
+from lit_ort.runtime.nodes import RunState
+
+Function = Callable[..., Sequence[Tensor]]
+
+
+class Graph:
+    """A model in the making, with torch nodes of any functions."""
+
+    def __init__(self, **inputs: Tensor) -> None:
+        self.builder, self.functions = ModelBuilder(), list[Function]()
+        self.inputs, self.given = list(inputs), list(inputs.values())
+        for name, tensor in inputs.items():
+            self.builder.input(name, tensor.dtype, [None] * tensor.dim())
+
+    def by_torch(self, function: Function, inputs: Sequence[str], *outputs: torch.dtype) -> list[str]:
+        self.functions.append(lambda state, *tensors: function(*tensors))
+        return self.builder.torch_node(len(self.functions) - 1, inputs, [(dtype, None) for dtype in outputs], "value")
+
+    def session(self, outputs: dict[str, torch.dtype], threads: int = 1) -> Any:
+        for name, dtype in outputs.items():
+            self.builder.output(name, dtype, None)
+        engine = engine_of(AUTO)
+        model = self.builder.build("test", engine.keeps_order).SerializeToString()
+        return engine.session(
+            model,
+            self.functions,
+            lambda k, e: f"node {k}",
+            self.inputs,
+            list(outputs),
+            threads=threads,
+            allow_spinning=False,
+        )
+
+    def run(self, outputs: dict[str, torch.dtype]) -> list[Tensor]:
+        return self.session(outputs).run(self.given, state())
+
+
+def state() -> RunState:
+    return RunState(BufferPool())
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (), (0, 4)])
+@pytest.mark.parametrize("dtype", [dtype for dtype in ELEMENTS if dtype != torch.bool], ids=str)
+def test_types_and_shapes(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    x = torch.ones(shape, dtype=dtype)
+    graph = Graph(x=x)
+    (doubled,) = graph.by_torch(lambda x: [x + x], ["x"], dtype)
+    (again,) = graph.builder.node("Identity", [doubled], "again")
+    for found in graph.run({doubled: dtype, again: dtype}):
+        assert (found.dtype, found.shape) == (dtype, x.shape)
+        assert torch.equal(found, x + x)
+
+
+def test_truth_values_cross_as_bytes() -> None:
+    x = torch.tensor([True, False])
+    graph = Graph(x=x)
+    (negated,) = graph.by_torch(lambda x: [(x.view(torch.bool) == 0).view(torch.uint8)], ["x"], torch.uint8)
+    (cast,) = graph.builder.node("Cast", [negated], "cast", to=ELEMENTS[torch.bool])
+    (own,) = graph.builder.node("Not", ["x"], "own")
+    found = graph.run({cast: torch.bool, own: torch.bool})
+    assert all(torch.equal(value, ~x) for value in found)
+
+
+def test_nodes_run_as_listed() -> None:
+    order: list[str] = []
+    graph = Graph(x=torch.ones(2))
+    names = {"x": "x"}
+    for name, sources in {"a": "x", "b": "x", "c": "a", "d": "b", "e": "c", "f": "d", "g": "ef", "h": "c"}.items():
+
+        def function(*tensors: Tensor, name: str = name) -> list[Tensor]:
+            order.append(name)
+            return [sum(tensors[1:], tensors[0]) * 2]
+
+        (names[name],) = graph.by_torch(function, [names[source] for source in sources], torch.float32)
+    g, h = graph.run({names["g"]: torch.float32, names["h"]: torch.float32})
+    assert "".join(order) == "abcdefgh"
+    assert torch.equal(g, torch.full((2,), 32.0))
+    assert torch.equal(h, torch.full((2,), 8.0))
+
+
+def test_results_are_not_copied() -> None:
+    made: list[int] = []
+
+    def function(x: Tensor) -> list[Tensor]:
+        result = x * 2
+        made.append(result.data_ptr())
+        return [result]
+
+    graph = Graph(x=torch.randn(100_000))
+    (value,) = graph.by_torch(function, ["x"], torch.float32)
+    (found,) = graph.run({value: torch.float32})
+    assert found.data_ptr() == made[0]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        pytest.param(lambda x: [x, x], id="its input"),
+        pytest.param(lambda x: [y := x * 2, y], id="the same twice"),
+        pytest.param(lambda x: [y := x * 2, y.view(-1)], id="a view"),
+        pytest.param(lambda x: [y := x * 2, y[:0]], id="an empty part"),
+    ],
+)
+def test_results_that_share_memory_stay_as_they_are(function: Function) -> None:
+    """ONNX Runtime may compute in the memory of a value that nothing needs any more."""
+    x = torch.randn(1000)
+    graph = Graph(x=x)
+    first, second = graph.by_torch(function, ["x"], torch.float32, torch.float32)
+    value = first
+    for _ in range(4):
+        (value,) = graph.builder.node("Neg", [value], "negated")
+    (summed,) = graph.builder.node("Add", [second, second], "summed")
+    expected = function(x.clone())
+    before = x.clone()
+    negated, own, doubled = graph.run({value: torch.float32, second: torch.float32, summed: torch.float32})
+    assert torch.equal(x, before)
+    assert torch.equal(negated, expected[0])
+    assert torch.equal(own, expected[1])
+    assert torch.equal(doubled, expected[1] * 2)
+
+
+def test_inputs_and_constants_that_are_returned_are_the_callers() -> None:
+    x = torch.randn(5)
+    graph = Graph(x=x)
+    constant = graph.builder.tensor(torch.ones(3))
+    (given,) = graph.builder.node("Identity", ["x"], "given")
+    (kept,) = graph.builder.node("Identity", [constant], "kept")
+    session = graph.session({given: torch.float32, kept: torch.float32})
+    first, ones = session.run([x], state())
+    ones.zero_()
+    first.zero_()
+    again, ones = session.run([x], state())
+    assert torch.equal(again, x)
+    assert torch.equal(ones, torch.ones(3))
+    assert x.count_nonzero() == 5
+
+
+def test_an_input_is_updated_in_place() -> None:
+    parameter = torch.full((3,), 3.0)
+
+    def update(parameter: Tensor, gradient: Tensor) -> list[Tensor]:
+        parameter.sub_(gradient)
+        return [parameter.new_empty(0)]
+
+    graph = Graph(parameter=parameter, gradient=torch.ones(3))
+    (done,) = graph.by_torch(update, ["parameter", "gradient"], torch.float32)
+    graph.run({done: torch.float32})
+    assert torch.equal(parameter, torch.full((3,), 2.0))
+
+
+def test_results_outlive_their_session() -> None:
+    graph = Graph(x=torch.ones(400_000))
+    (value,) = graph.by_torch(lambda x: [x + 1], ["x"], torch.float32)
+    (own,) = graph.builder.node("Add", [value, value], "own")
+    session = graph.session({value: torch.float32, own: torch.float32})
+    found = session.run(graph.given, state())
+    del session, graph
+    gc.collect()
+    assert torch.equal(found[0], torch.full((400_000,), 2.0))
+    assert torch.equal(found[1], torch.full((400_000,), 4.0))
+
+
+def test_shapes_that_depend_on_values_and_change() -> None:
+    graph = Graph(x=torch.ones(3))
+    (value,) = graph.by_torch(lambda x: [x[x > 0]], ["x"], torch.float32)
+    session = graph.session({value: torch.float32})
+    for x in (torch.randn(9), torch.randn(4), -torch.ones(3), torch.ones(2, 2).t()[0]):
+        assert torch.equal(session.run([x], state())[0], x[x > 0])
+
+
+@pytest.mark.parametrize("kind", [IndexError, KeyboardInterrupt])
+def test_what_a_node_raises(kind: type[BaseException]) -> None:
+    def refuse(x: Tensor) -> list[Tensor]:
+        raise kind("no row 3")
+
+    graph = Graph(x=torch.ones(3))
+    (value,) = graph.by_torch(refuse, ["x"], torch.float32)
+    (after,) = graph.by_torch(lambda x: [x], [value], torch.float32)
+    session = graph.session({after: torch.float32})
+    for _ in range(2):
+        if kind is KeyboardInterrupt:
+            with pytest.raises(KeyboardInterrupt, match="no row 3"):
+                session.run(graph.given, state())
+        else:
+            with pytest.raises(SessionError, match="^node 0 failed: no row 3. Check the batch") as caught:
+                session.run(graph.given, state())
+            assert isinstance(caught.value.__cause__, IndexError)
+
+
+def test_errors_of_onnx_runtime_itself() -> None:
+    graph = Graph(x=torch.ones(3), y=torch.ones(4))
+    (value,) = graph.builder.node("Add", ["x", "y"], "value")
+    with pytest.raises(SessionError, match="a run failed"):
+        graph.run({value: torch.float32})
+    broken = Graph(x=torch.ones(3))
+    (value,) = broken.builder.node("NoSuchOperator", ["x"], "value")
+    with pytest.raises(SessionError, match="ONNX Runtime refuses the model"):
+        broken.run({value: torch.float32})
+
+
+def test_threads_with_sessions_of_their_own_and_with_one() -> None:
+    def chain() -> tuple[Graph, str]:
+        graph = Graph(x=torch.ones(2))
+        value = "x"
+        for _ in range(6):
+            (value,) = graph.by_torch(lambda x: [x + 1], [value], torch.float32)
+        return graph, value
+
+    graph, value = chain()
+    shared = graph.session({value: torch.float32}, threads=2)
+    wrong: list[float] = []
+
+    def run(start: int) -> None:
+        own, name = chain()
+        for session in (own.session({name: torch.float32}, threads=2), shared):
+            for k in range(20):
+                x = torch.full((2,), float(100 * start + k))
+                if not torch.equal(session.run([x], state())[0], x + 6):
+                    wrong.append(x[0].item())
+
+    threads = [threading.Thread(target=run, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_session_within_a_node() -> None:
+    inner = Graph(x=torch.ones(2))
+    (doubled,) = inner.by_torch(lambda x: [x * 2], ["x"], torch.float32)
+    session = inner.session({doubled: torch.float32})
+    outer = Graph(x=torch.ones(2))
+    (value,) = outer.by_torch(lambda x: session.run([x + 1], state()), ["x"], torch.float32)
+    (own,) = outer.builder.node("Neg", [value], "own")
+    assert torch.equal(outer.run({own: torch.float32})[0], torch.full((2,), -4.0))
+
+
+def test_many_sessions_leave_nothing() -> None:
+    process = psutil.Process()
+
+    def make() -> None:
+        graph = Graph(x=torch.ones(300_000))
+        (value,) = graph.by_torch(lambda x: [x + 1], ["x"], torch.float32)
+        (own,) = graph.builder.node("Add", [value, value], "own")
+        graph.session({own: torch.float32}, threads=2).run(graph.given, state())
+
+    for _ in range(20):
+        make()
+    gc.collect()
+    before = process.memory_info().rss, process.num_threads(), process.num_fds()
+    for _ in range(200):
+        make()
+    gc.collect()
+    assert process.memory_info().rss - before[0] < 8e6
+    assert (process.num_threads(), process.num_fds()) == before[1:]
+
+
+def test_a_process_ends_with_sessions_and_tensors_in_it() -> None:
+    code = (
+        "import torch, lit_ort; m = torch.nn.Linear(3, 700_000); f = torch.compile(lambda x: m(x).sum(), backend='ort',"
+        "options={'fallback': 'error'}); loss = f(torch.ones(2, 3)); loss.backward(); kept = [m.weight.grad, loss, f]"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
+    """Makes it look as if these and nothing else were installed."""
+    module = folder / "onnxruntime"
+    module.mkdir()
+    for package in packages:
+        name, version = package.split("==")
+        described = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+        described.mkdir()
+        (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    spec = types.SimpleNamespace(submodule_search_locations=[str(module)]) if packages else None
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+
+
+def test_nothing_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(tmp_path, monkeypatch)
+    with pytest.raises(EngineError, match=r"^ONNX Runtime is not installed\. Up to Python 3\.12: pip install "):
+        choice.engine_of.__wrapped__(AUTO)
+
+
+def test_two_packages_in_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(tmp_path, monkeypatch, "onnxruntime==1.24.1", "onnxruntime-training-cpu==1.19.2")
+    with pytest.raises(
+        EngineError, match=r"onnxruntime.* 1\.\d+\.\d and onnxruntime.* are installed, and share the module"
+    ):
+        choice.engine_of.__wrapped__(AUTO)
+
+
+@pytest.mark.parametrize(
+    ("name", "package"), [("training", "onnxruntime==1.24.1"), ("stock", "onnxruntime-training-cpu==1.19.2")]
+)
+def test_another_engine_than_asked_for(
+    name: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(tmp_path, monkeypatch, package)
+    with pytest.raises(OptionsError, match=rf"^engine='{name}', and .* is installed, .* pip uninstall"):
+        choice.engine_of.__wrapped__(name)
+
+
+def test_a_package_without_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(tmp_path, monkeypatch, "onnxruntime==1.24.1")
+    with pytest.raises(EngineError, match=r"^onnxruntime 1\.24\.1 has no shared library in .*Install it again: pip"):
+        choice.engine_of.__wrapped__(AUTO)
+
+
+@pytest.mark.parametrize("content", [b"no library", b""])
+def test_a_library_that_is_none(content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(tmp_path, monkeypatch, "onnxruntime==1.24.1")
+    (tmp_path / "onnxruntime" / "capi").mkdir()
+    (tmp_path / "onnxruntime" / "capi" / "libonnxruntime.so.1.24.1").write_bytes(content)
+    with pytest.raises(EngineError, match=r"can't be loaded as ONNX Runtime's library"):
+        choice.engine_of.__wrapped__(AUTO)
