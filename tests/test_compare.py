@@ -211,6 +211,7 @@ def test_curves_are_read_from_the_events(compare: ModuleType, tmp_path: Path) ->
     assert compare.read_curve(outcome, "absent") == compare.Curve([], [], [])
 
 
+@pytest.mark.slow
 def test_a_comparison_from_the_command_line(
     compare: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -139,6 +139,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("hook", "count", "options"), CASES, ids=str)
 def test_a_stopped_run_goes_on_as_if_it_had_not_been(
     tmp_path: Path, hook: str, count: int, options: dict[str, Any], capfd: pytest.CaptureFixture[str]

@@ -131,6 +131,7 @@ def test_resuming_continues_where_the_run_stopped(monkeypatch: pytest.MonkeyPatc
     assert second["metrics"]["test/loss"] == pytest.approx(whole["metrics"]["test/loss"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_in_its_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path) -> None:
     folder = tmp_path / "run"
     arguments = [*SMALL, f"data.dir={text}", f"hydra.run.dir={folder}", "trainer.max_epochs=100000"]

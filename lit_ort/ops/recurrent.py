@@ -216,7 +216,7 @@ def _onednn_kernel(target: Callable[..., Any]) -> Callable[..., Any]:
     """oneDNN reads its arguments as if contiguous, and keeps what its backward needs only where gradients are on."""
 
     def kernel(memory: Memory, *args: Any) -> Any:
-        plain = [argument.detach().contiguous() if isinstance(argument, torch.Tensor) else argument for argument in args]
+        plain = [value.detach().contiguous() if isinstance(value, torch.Tensor) else value for value in args]
         # The operator asks for grad mode, and sessions run without.
         with torch.enable_grad():
             return target(*plain)

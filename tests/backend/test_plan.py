@@ -58,6 +58,7 @@ def test_a_lightning_module_that_logs_needs_no_trainer() -> None:
     assert plan.gradient_bytes == sum(p.nbytes for p in module.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_options_count(name: str) -> None:
     make_task, make_batch = CASES[name]
@@ -104,6 +105,7 @@ print(plan.run_bytes, peak_rss_bytes() - before)
 """
 
 
+@pytest.mark.slow
 def test_a_process_takes_what_was_planned() -> None:
     """In a process of its own, as memory that others gave back would hide some."""
     result = subprocess.run([sys.executable, "-c", MEASURED], capture_output=True, text=True, check=True)

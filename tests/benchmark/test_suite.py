@@ -87,6 +87,7 @@ def test_a_turn_leaves_out_its_first_step() -> None:
     assert suite.turn(lambda: 0.3) == 0.3
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_is_told() -> None:
     found = suite.measured("MLP", "small", "no precision", rounds=1)
     assert found["error"].startswith("eager: lit_ort.errors.OptionsError: precision='no precision'")

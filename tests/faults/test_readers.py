@@ -210,6 +210,7 @@ def square(x: torch.Tensor) -> torch.Tensor:
     return torch.tanh(x).square().mean()
 
 
+@pytest.mark.slow
 @EXAMPLES
 @given(changes())
 def test_graph_cache(graph_entry: Files, change: Change) -> None:

@@ -355,6 +355,7 @@ def fit(make: Callable[[], LightningModule], strategy: Any) -> tuple[LightningMo
     return module, dict(own.callback_metrics)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
 def test_the_same_weights_as_eager(make: Callable[[], LightningModule]) -> None:
     expected, logged = fit(make, "auto")

@@ -32,6 +32,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="page faults of Linux, and glibc's heap")
 def test_steps_take_the_memory_of_the_last_one() -> None:
     # In a process of its own: the setting holds until a process ends. Without it most runs have 100,000 faults.

@@ -79,6 +79,7 @@ def test_a_label_that_is_no_class_is_named(name: str, label: int) -> None:
         step(index, torch.tensor([0, label]))
 
 
+@pytest.mark.slow
 def test_many_runs_leak_nothing() -> None:
     layer = nn.Sequential(nn.Linear(4, 64), nn.ELU(), nn.Linear(64, 1))
     step = compiled(lambda x: layer(x).mean())

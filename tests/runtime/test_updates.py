@@ -89,6 +89,7 @@ def updated_in_run(engine: lit_ort.ORTStrategy) -> bool:
     return any(p.fired for g in engine.compile_log.graphs for p in g.passes if p.name == "optimizer_updates")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clipping", CLIPPING.values(), ids=CLIPPING)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_as_torch_over_50_steps(optimizer: str, clipping: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,6 +185,7 @@ assert pl.__spec__.loader.__class__.__module__.startswith(("importlib", "_frozen
 """
 
 
+@pytest.mark.slow
 def test_the_other_package_is_registered_when_it_is_imported() -> None:
     done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

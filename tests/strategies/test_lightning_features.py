@@ -359,6 +359,7 @@ def test_learning_rate_finder(tmp_path: Path) -> None:
     assert found[0] == pytest.approx(found[1], rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*checkpoint:UserWarning")
 def test_batch_size_finder(tmp_path: Path) -> None:
     class Data(LightningDataModule):

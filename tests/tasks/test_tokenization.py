@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tasks.data.tokenization import END_OF_TEXT, encode_documents, train_byte_level_bpe, train_wordpiece
 
 TEXTS = ["The quick brown fox jumps over the lazy dog.", "Pack my box with five dozen liquor jugs."]
@@ -48,6 +50,7 @@ print(hash(tokenizer_text(train_wordpiece(texts, 60)) + tokenizer_text(train_byt
 """
 
 
+@pytest.mark.slow
 def test_equal_texts_give_equal_tokenizers_in_every_process() -> None:
     command = [sys.executable, "-W", "ignore", "-c", VOCABULARIES]
     environment = os.environ | {"PYTHONHASHSEED": "0"}  # of the line that is compared, not of the tokenizers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -67,6 +68,7 @@ def test_gradients_are_as_close_to_float64_as_those_of_eager() -> None:
     assert mean_ours < 2 * mean_eager
 
 
+@pytest.mark.slow
 def test_weights_after_twenty_sgd_steps_of_two_lengths() -> None:
     module, twin, engine = twins()
     step = torch.compile(TransformerLM.loss, backend=engine)

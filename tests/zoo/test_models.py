@@ -46,6 +46,7 @@ def test_losses_that_look_at_values_run_in_several_graphs() -> None:
     assert outcome.worst[0] <= 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(CASES.keys() - WITHOUT_DROPOUT))
 def test_dropout_is_drawn_anew_at_every_step(name: str) -> None:
     losses = dropped_losses(CASES[name])
