@@ -10,6 +10,7 @@ Fallback = Literal["warn", "error"]
 # "layers", or the share of activation memory to keep.
 Recompute = Literal["layers"] | float
 Dynamic = Literal["auto", "never"]
+EngineName = Literal["auto", "training", "stock"]
 Schedule = Literal["1f1b", "gpipe", "interleaved"]
 StartMethod = Literal["popen", "spawn", "fork", "forkserver"]
 

@@ -18,7 +18,7 @@ from lit_ort._compat.torch_dynamo import graphs_by_bucket
 from lit_ort.distributed.adasum import AdaSum, adasum_hook, require_power_of_two
 from lit_ort.errors import OptionsError, UnsupportedError
 from lit_ort.options import ORTOptions, require_bool
-from lit_ort.strategies.arguments import TIMEOUT, Dynamic, Fallback, Precision, Recompute, StartMethod
+from lit_ort.strategies.arguments import TIMEOUT, Dynamic, EngineName, Fallback, Precision, Recompute, StartMethod
 from lit_ort.strategies.processes import ProcessesMixin
 
 
@@ -55,6 +55,7 @@ class DDPMixin(ProcessesMixin):
         cache_dir: str | None = None,
         threads: int | None = None,
         allow_spinning: bool = False,
+        engine: EngineName = "auto",
         keep_memory: bool = True,
         timeout: timedelta | None = TIMEOUT,
         process_group_backend: str | None = None,
@@ -95,6 +96,7 @@ class DDPMixin(ProcessesMixin):
             cache_dir: folder that keeps compiled graphs for later runs.
             threads: of a session's operators; None takes torch's number.
             allow_spinning: let idle session threads spin.
+            engine: which build of ONNX Runtime runs sessions, `training`, `stock`, or the one that is installed.
             keep_memory: let the C library keep freed memory for the next step.
             timeout: after which a process that waits for another one gives up.
             process_group_backend: of torch.distributed; None takes gloo.
@@ -127,6 +129,7 @@ class DDPMixin(ProcessesMixin):
                 cache_dir=cache_dir,
                 threads=threads,
                 allow_spinning=allow_spinning,
+                engine=engine,
                 keep_memory=keep_memory,
             ),
             ddp_comm_state=ddp_comm_state,

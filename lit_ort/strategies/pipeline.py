@@ -24,7 +24,16 @@ from lit_ort.distributed.clipping import SharedNormClipping, SharedNormPrecision
 from lit_ort.distributed.pipeline import Pipeline, Placement, placed, require_schedule
 from lit_ort.errors import UnsupportedError
 from lit_ort.options import ORTOptions, require_count
-from lit_ort.strategies.arguments import TIMEOUT, Dynamic, Fallback, Precision, Recompute, Schedule, StartMethod
+from lit_ort.strategies.arguments import (
+    TIMEOUT,
+    Dynamic,
+    EngineName,
+    Fallback,
+    Precision,
+    Recompute,
+    Schedule,
+    StartMethod,
+)
 from lit_ort.strategies.processes import ProcessesMixin, Unwrapped, take_from_first
 
 
@@ -53,6 +62,7 @@ class PipelineMixin(ProcessesMixin):
         cache_dir: str | None = None,
         threads: int | None = None,
         allow_spinning: bool = False,
+        engine: EngineName = "auto",
         keep_memory: bool = True,
         timeout: timedelta | None = TIMEOUT,
         process_group_backend: str | None = None,
@@ -83,6 +93,7 @@ class PipelineMixin(ProcessesMixin):
             cache_dir: folder that keeps compiled graphs for later runs.
             threads: of a session's operators; None takes torch's number.
             allow_spinning: let idle session threads spin.
+            engine: which build of ONNX Runtime runs sessions, `training`, `stock`, or the one that is installed.
             keep_memory: let the C library keep freed memory for the next step.
             timeout: after which a process that waits for another one gives up.
             process_group_backend: of torch.distributed; None takes gloo.
@@ -113,6 +124,7 @@ class PipelineMixin(ProcessesMixin):
                 cache_dir=cache_dir,
                 threads=threads,
                 allow_spinning=allow_spinning,
+                engine=engine,
                 keep_memory=keep_memory,
             ),
             timeout=timeout,

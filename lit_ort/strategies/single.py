@@ -13,7 +13,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from lit_ort.errors import UnsupportedError
 from lit_ort.options import ORTOptions
-from lit_ort.strategies.arguments import Dynamic, Fallback, Precision, Recompute
+from lit_ort.strategies.arguments import Dynamic, EngineName, Fallback, Precision, Recompute
 from lit_ort.strategies.mixins import ORTMixin
 
 
@@ -42,6 +42,7 @@ class SingleDeviceMixin(ORTMixin):
         cache_dir: str | None = None,
         threads: int | None = None,
         allow_spinning: bool = False,
+        engine: EngineName = "auto",
         keep_memory: bool = True,
     ) -> None:
         """`lit_ort.ORTOptions` says more about the arguments from `precision` on.
@@ -65,6 +66,7 @@ class SingleDeviceMixin(ORTMixin):
             cache_dir: folder that keeps compiled graphs for later runs.
             threads: of a session's operators; None takes torch's number.
             allow_spinning: let idle session threads spin.
+            engine: which build of ONNX Runtime runs sessions, `training`, `stock`, or the one that is installed.
             keep_memory: let the C library keep freed memory for the next step.
         """
         super().__init__(
@@ -82,6 +84,7 @@ class SingleDeviceMixin(ORTMixin):
                 cache_dir=cache_dir,
                 threads=threads,
                 allow_spinning=allow_spinning,
+                engine=engine,
                 keep_memory=keep_memory,
             ),
             device=device,

@@ -21,7 +21,7 @@ from lit_ort.distributed.clipping import SharedNormClipping, SharedNormPrecision
 from lit_ort.distributed.tensor_parallel import Shard, cut_of, cuts, shard
 from lit_ort.errors import UnsupportedError
 from lit_ort.options import ORTOptions
-from lit_ort.strategies.arguments import TIMEOUT, Dynamic, Fallback, Precision, Recompute, StartMethod
+from lit_ort.strategies.arguments import TIMEOUT, Dynamic, EngineName, Fallback, Precision, Recompute, StartMethod
 from lit_ort.strategies.processes import ProcessesMixin, Unwrapped, take_from_first
 
 _MARK = "_lit_ort_shard"
@@ -64,6 +64,7 @@ class TensorMixin(ProcessesMixin):
         cache_dir: str | None = None,
         threads: int | None = None,
         allow_spinning: bool = False,
+        engine: EngineName = "auto",
         keep_memory: bool = True,
         timeout: timedelta | None = TIMEOUT,
         process_group_backend: str | None = None,
@@ -90,6 +91,7 @@ class TensorMixin(ProcessesMixin):
             cache_dir: folder that keeps compiled graphs for later runs.
             threads: of a session's operators; None takes torch's number.
             allow_spinning: let idle session threads spin.
+            engine: which build of ONNX Runtime runs sessions, `training`, `stock`, or the one that is installed.
             keep_memory: let the C library keep freed memory for the next step.
             timeout: after which a process that waits for another one gives up.
             process_group_backend: of torch.distributed; None takes gloo.
@@ -114,6 +116,7 @@ class TensorMixin(ProcessesMixin):
                 cache_dir=cache_dir,
                 threads=threads,
                 allow_spinning=allow_spinning,
+                engine=engine,
                 keep_memory=keep_memory,
             ),
             timeout=timeout,

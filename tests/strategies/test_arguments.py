@@ -64,6 +64,7 @@ def test_options_reach_the_engine(strategy: type[Any]) -> None:
         "cache_dir": "/tmp/graphs",
         "threads": 3,
         "allow_spinning": True,
+        "engine": "stock",
     }
     if strategy is ORTStrategy:
         values["optimizer_in_graph"] = True
