@@ -36,8 +36,9 @@ class ORTOptions:
     """Options of the `ort` backend and of `ORTStrategy`.
 
     Args:
-        precision: `"32-true"` computes in float32; `"bf16-mixed"` computes matrix products and attention in bfloat16,
-            everything else in float32, with weights and gradients in float32. Under Lightning, the Trainer sets it.
+        precision: `"32-true"` computes in float32; `"bf16-mixed"` computes what `torch.autocast` does in
+            bfloat16 (matrix products, convolutions, attention), with weights and their gradients in float32; GRUs and
+            plain recurrent layers stay in float32. Under Lightning, the Trainer sets it.
         fallback: what happens to a graph that can't be compiled. `"warn"` runs that graph in eager PyTorch with one
             warning that gives the reason; `"error"` raises.
         verify_first_step: compare loss and every gradient of each graph's first run with eager, dropout off, and raise
