@@ -13,6 +13,7 @@ from pytorch_lightning.plugins.precision import Precision
 
 import lit_ort
 from lit_ort import ORTDDPStrategy, ORTOptions, ORTPipelineStrategy, ORTStrategy, ORTTensorStrategy, ORTZero1Strategy
+from lit_ort.runtime.engines.choice import engine_of
 from lit_ort.strategies import CompiledStrategy, on_pytorch_lightning
 from tests.lightning_models import Net, assert_same_weights
 from tests.strategies.test_lightning_features import Rows
@@ -64,7 +65,7 @@ def test_options_reach_the_engine(strategy: type[Any]) -> None:
         "cache_dir": "/tmp/graphs",
         "threads": 3,
         "allow_spinning": True,
-        "engine": "stock",
+        "engine": engine_of("auto").name,
     }
     if strategy is ORTStrategy:
         values["optimizer_in_graph"] = True
