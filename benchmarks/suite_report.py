@@ -132,7 +132,9 @@ def picture(lines: Sequence[Line], path: Path) -> None:
     panels = list(dict.fromkeys((line["size"], line["precision"]) for line in measured))
     names = list(dict.fromkeys(line["model"] for line in sorted(measured, key=_to_eager)))
     size = (3 + 5 * len(panels), 1.5 + 0.3 * len(names))
-    figure, axes = pyplot.subplots(1, len(panels), figsize=size, sharey=True, squeeze=False, layout="constrained")
+    figure, axes = pyplot.subplots(
+        1, len(panels), figsize=size, sharex=True, sharey=True, squeeze=False, layout="constrained"
+    )
     for axis, panel in zip(axes[0], panels, strict=True):
         own = [line for line in measured if (line["size"], line["precision"]) == panel]
         _draw(axis, own, {name: k for k, name in enumerate(names)})

@@ -7,7 +7,7 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from fsspec.core import url_to_fs
@@ -44,7 +44,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         try:
             remove_unfinished(local.parent)
             with whole_file(local) as file:
-                torch.save(checkpoint, file)
+                _write(checkpoint, file)
         except OSError as error:
             before = "The checkpoint that was there is as it was" if local.exists() else "There was none before"
             raise CheckpointError(
@@ -68,6 +68,16 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             if _READER not in str(error):
                 raise
             raise CheckpointError(f"{path} is damaged: {first_line_of(error)} {_REMEDY}") from error
+
+
+def _write(checkpoint: dict[str, Any], file: BinaryIO) -> None:
+    try:
+        torch.save(checkpoint, file)
+    except RuntimeError as error:
+        # torch's writer goes on to its end behind a write that failed, and finds itself at another place.
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
 
 
 def verify(path: Path) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -124,3 +126,30 @@ def test_a_module_loads_from_its_file(tmp_path: Path) -> None:
     trainer.save_checkpoint(tmp_path / "a.ckpt")
     again = BoringModel.load_from_checkpoint(tmp_path / "a.ckpt", weights_only=True)
     assert torch.equal(again.layer.weight, module.layer.weight)
+
+
+LIMITED = """
+import resource, sys, torch
+from pathlib import Path
+from lit_ort import AtomicCheckpointIO
+from lit_ort.errors import CheckpointError
+path, checkpoint = Path(sys.argv[1]), {"weight": torch.arange(300.0), "more": [torch.ones(k) for k in range(4)]}
+AtomicCheckpointIO().save_checkpoint(checkpoint, path)
+before = path.read_bytes()
+for limit in range(1, len(before), 31):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    try:
+        AtomicCheckpointIO().save_checkpoint(checkpoint, path)
+    except CheckpointError as error:
+        assert "can't be written: File too large. The checkpoint that was there is as it was" in str(error)
+    else:
+        raise AssertionError(limit)
+    assert path.read_bytes() == before
+    assert len(list(path.parent.iterdir())) == 1
+"""
+
+
+def test_a_write_may_fail_anywhere(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LIMITED, str(tmp_path / "a.ckpt")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -70,7 +70,7 @@ WORKLOADS = {
         (
             *("task=pipeline_lm", "data=wikitext2", "data.dir={data}", "data.batch_size=4"),
             *("data.eval_batch_size=4", "data.bptt=6", "task.width=8", "task.feed_forward=8", "task.layers=2"),
-            *("task.heads=2", "trainer.max_epochs=2"),
+            *("task.heads=2", "trainer.max_epochs=2", "strategy.micro_batches=2"),
         )
     ),
 }

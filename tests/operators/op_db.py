@@ -29,10 +29,10 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from lit_ort.backend.steps import dynamo_settings
 from tests.compare import backend
 
-SAMPLES = 3
+SAMPLES = 2
 SECONDS = 120.0
-# Operators that share a process, and of these a graph, as long as nothing in it is amiss.
-BATCH, TOGETHER = 20, 5
+# Operators that share a process.
+BATCH = 20
 # In float64 the same operators run, at twice the time.
 DTYPES = (torch.float32,)
 TOLERANCES = {torch.float32: (1e-4, 1e-5), torch.float64: (1e-7, 1e-7)}
@@ -67,28 +67,20 @@ def operators(text: str = "") -> list[OpInfo]:
 
 def sweep(text: str = "", part: int = 0, parts: int = 1) -> Iterator[Outcome]:
     """Outcomes of the operators whose name contains a text, or of one of several equal parts of them."""
-    waiting, together = operators(text)[part::parts], TOGETHER
+    waiting = operators(text)[part::parts]
     while waiting:
         done = 0
-        for found in _outcomes(waiting[:BATCH], together):
-            if together > 1 and found[0].kind == LOST:
-                # Which of them it was shows when each has a graph of its own.
-                break
+        for found in _outcomes(waiting[:BATCH]):
             done += 1
             yield from found
-        together = 1 if done < min(BATCH, len(waiting)) and together > 1 else TOGETHER
         waiting = waiting[done:]
 
 
-def _outcomes(ops: Sequence[OpInfo], together: int) -> Iterator[list[Outcome]]:
-    """Compares samples of operators in a process of their own, up to the one at which that is lost.
-
-    Args:
-        together: how many share a graph at first.
-    """
+def _outcomes(ops: Sequence[OpInfo]) -> Iterator[list[Outcome]]:
+    """Compares samples of operators in a process of their own, up to the one at which that is lost."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_send, args=(ops, together, sender))
+    process = context.Process(target=_send, args=(ops, sender))
     process.start()
     sender.close()
     for op in ops:
@@ -105,32 +97,20 @@ def _outcomes(ops: Sequence[OpInfo], together: int) -> Iterator[list[Outcome]]:
     process.join()
 
 
-def _send(ops: Sequence[OpInfo], together: int, sender: Any) -> None:
+def _send(ops: Sequence[OpInfo], sender: Any) -> None:
     warnings.simplefilter("ignore")
     # torch's vector units are per thread; a child of a process with threads has only one.
     torch.set_num_threads(1)
-    for k in range(0, len(ops), together):
-        steps = [
-            {dtype: _steps(op, dtype) for dtype in DTYPES if op.supports_dtype(dtype, "cpu")}
-            for op in ops[k : k + together]
-        ]
-        flat = [step for one in steps for own in one.values() for step in own]
-        # Where one draws, values are not compared.
-        right = together > 1 and not any(map(_draws, flat)) and (not flat or _compare(_together(flat))[0] == RIGHT)
-        for op, own in zip(ops[k : k + together], steps, strict=True):
-            outcomes = _outcomes_of(op, own, right)
-            sender.send(json.dumps([dataclasses.astuple(outcome) for outcome in outcomes]))
+    for op in ops:
+        sender.send(json.dumps([dataclasses.astuple(outcome) for outcome in _outcomes_of(op)]))
 
 
-def _outcomes_of(op: OpInfo, steps: dict[torch.dtype, list[Step]], right: bool) -> list[Outcome]:
-    """One outcome a type: of all samples in one graph, or the worst of each by itself.
-
-    Args:
-        right: whether all are known to be right.
-    """
+def _outcomes_of(op: OpInfo) -> list[Outcome]:
+    """One outcome a type: of all samples in one graph, or the worst of each by itself."""
+    steps = {dtype: _steps(op, dtype) for dtype in DTYPES if op.supports_dtype(dtype, "cpu")}
     names = {dtype: f"{name_of(op)} {str(dtype).removeprefix('torch.')}" for dtype in steps}
     flat = [step for own in steps.values() for step in own]
-    if right or not flat or _compare(_together(flat))[0] == RIGHT:
+    if not flat or _compare(_together(flat))[0] == RIGHT:
         return [Outcome(name, RIGHT) for name in names.values()]
     ranks = (RIGHT, FALLBACK, LOST, RAISES, WRONG)
     found = {dtype: [(RIGHT, ""), *(_compare(step) for step in own)] for dtype, own in steps.items()}
@@ -179,14 +159,9 @@ def _eager_takes(step: Step) -> bool:
     return True
 
 
-def _draws(step: Step) -> bool:
-    """Whether eager gives other values each time."""
-    return not _are_close(_run(step.call, step.tensors), _run(step.call, step.tensors), exact=True)
-
-
 def _compare(step: Step) -> tuple[str, str]:
     torch._dynamo.reset()
-    expected, draws = _run(step.call, step.tensors), _draws(step)
+    expected, again = _run(step.call, step.tensors), _run(step.call, step.tensors)
     engine = backend(fallback="warn")
     try:
         with dynamo_settings("step", strict=False):
@@ -194,6 +169,7 @@ def _compare(step: Step) -> tuple[str, str]:
     # Whatever it raises, eager did not.
     except Exception:
         return RAISES, traceback.format_exc(limit=-1).strip().splitlines()[-1][:300]
+    draws = not _are_close(again, expected, exact=True)
     if not _are_close(actual, expected, exact=False, shapes_alone=draws):
         return WRONG, step.summary[:300]
     fallbacks = [graph.fallback for graph in engine.compile_log.graphs if graph.fallback is not None]

@@ -46,8 +46,9 @@ def test_losses_that_look_at_values_run_in_several_graphs() -> None:
     assert outcome.worst[0] <= 1e-4
 
 
+# Every third, since dropout is the same fusion everywhere.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(CASES.keys() - WITHOUT_DROPOUT))
+@pytest.mark.parametrize("name", sorted(CASES.keys() - WITHOUT_DROPOUT)[::3])
 def test_dropout_is_drawn_anew_at_every_step(name: str) -> None:
     losses = dropped_losses(CASES[name])
     assert all(map(math.isfinite, losses))
