@@ -7,7 +7,7 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import torch
 from fsspec.core import url_to_fs
@@ -70,7 +70,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             raise CheckpointError(f"{path} is damaged: {first_line_of(error)} {_REMEDY}") from error
 
 
-def _write(checkpoint: dict[str, Any], file: BinaryIO) -> None:
+def _write(checkpoint: dict[str, Any], file: IO[bytes]) -> None:
     try:
         torch.save(checkpoint, file)
     except RuntimeError as error:
