@@ -39,6 +39,8 @@ _BEFORE: dict[Any, int] = {
     aten.rnn_relu.data: 3,
 }
 _MODES = {aten.gru.input: "gru", aten.rnn_tanh.input: "tanh", aten.rnn_relu.input: "relu"}
+# What autocast converts; it leaves float64 alone.
+_AUTOCAST_TYPES = {torch.float32, torch.bfloat16}
 # What oneDNN calls an LSTM.
 _LSTM = 2
 
@@ -99,18 +101,26 @@ class _Call:
     def directions(self) -> int:
         return 2 if self.bidirectional else 1
 
+    @property
+    def values(self) -> list[torch.Tensor]:
+        """Examples of its tensors: data, states, parameters."""
+        return [value.meta["val"] for value in (*self.data, *self.states, *self.parameters)]
+
+    @property
+    def types(self) -> set[torch.dtype]:
+        return {value.dtype for value in self.values}
+
     def obstacle(self, graph: FusionGraph) -> str | None:
         """Why torch's own operator stays, or None."""
         if len(self.data) > 1:
             return "its input is a packed sequence"
         is_lstm = self.target is aten.lstm.input
-        given: Sequence[fx.Node] = (*self.data, *self.states, *self.parameters)
-        values: list[torch.Tensor] = [value.meta["val"] for value in given]
+        values = self.values
         if any(isinstance(size, int) and size == 0 for size in values[0].shape):
             return "its input is empty"
-        types = {value.dtype for value in values}
-        if graph.low_precision(self.node):
-            types = {torch.float32} if types <= {torch.float32, torch.bfloat16} else types
+        types = self.types
+        if graph.low_precision(self.node) and types <= _AUTOCAST_TYPES:
+            types = {torch.float32}
         if is_lstm and types != {torch.float32}:
             return "oneDNN computes LSTMs of float32 only"
         if len(types) > 1:
@@ -145,7 +155,7 @@ class _Call:
 def _replace(graph: FusionGraph, call: _Call, whole: bool) -> None:
     """Puts one call a layer in a call's place: torch's own where `whole`, else an operator for each direction."""
     finals: list[list[fx.Node]] = []
-    converted = not whole and graph.low_precision(call.node)
+    converted = not whole and graph.low_precision(call.node) and call.types <= _AUTOCAST_TYPES
     with graph.graph.inserting_before(call.node):
         given, call = call, call.in_float32(graph) if converted else call
         batch_first = not whole and bool(call.rest[0])

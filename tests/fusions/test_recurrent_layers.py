@@ -149,6 +149,19 @@ def test_bfloat16_regions_give_no_larger_errors_than_eager(kind: Any, dtype: tor
         torch.testing.assert_close(own.float(), true, rtol=0, atol=tolerance)
 
 
+@pytest.mark.parametrize("kind", [nn.GRU, nn.RNN])
+def test_autocast_leaves_float64_alone(kind: Any) -> None:
+    module, engine, x = kind(6, 8, dtype=torch.float64), backend(), torch.randn(4, 5, 6, dtype=torch.float64)
+
+    def step(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return module(x)[0].square().sum()
+
+    with dynamo_settings("step", strict=True):
+        torch.testing.assert_close(torch.compile(step, backend=engine)(x), step(x), rtol=1e-12, atol=0)
+    assert fired(engine) == 1
+
+
 class Twice(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -291,6 +292,12 @@ def test_a_process_ends_with_sessions_and_tensors_in_it() -> None:
     assert (result.returncode, result.stderr) == (0, "")
 
 
+def test_one_engine_for_the_process() -> None:
+    engine = engine_of(AUTO)
+    with ThreadPoolExecutor(4) as threads:
+        assert {id(found) for found in threads.map(engine_of, [AUTO, engine.name] * 4)} == {id(engine)}
+
+
 def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
     """Makes it look as if these and nothing else were installed."""
     module = folder / "onnxruntime"
@@ -302,12 +309,14 @@ def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, *packages: str) -> 
         (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     spec = types.SimpleNamespace(submodule_search_locations=[str(module)]) if packages else None
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    # What is really there is known already, and stays so for the other tests.
+    monkeypatch.setattr(choice, "_installed", choice._installed.__wrapped__)
 
 
 def test_nothing_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(tmp_path, monkeypatch)
     with pytest.raises(EngineError, match=r"^ONNX Runtime is not installed\. Up to Python 3\.12: pip install "):
-        choice.engine_of.__wrapped__(AUTO)
+        choice.engine_of(AUTO)
 
 
 def test_two_packages_in_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,7 +324,7 @@ def test_two_packages_in_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(
         EngineError, match=r"onnxruntime.* 1\.\d+\.\d and onnxruntime.* are installed, and share the module"
     ):
-        choice.engine_of.__wrapped__(AUTO)
+        choice.engine_of(AUTO)
 
 
 @pytest.mark.parametrize(
@@ -326,13 +335,13 @@ def test_another_engine_than_asked_for(
 ) -> None:
     installed(tmp_path, monkeypatch, package)
     with pytest.raises(OptionsError, match=rf"^engine='{name}', and .* is installed, .* pip uninstall"):
-        choice.engine_of.__wrapped__(name)
+        choice.engine_of(name)
 
 
 def test_a_package_without_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(tmp_path, monkeypatch, "onnxruntime==1.24.1")
     with pytest.raises(EngineError, match=r"^onnxruntime 1\.24\.1 has no shared library in .*Install it again: pip"):
-        choice.engine_of.__wrapped__(AUTO)
+        choice.engine_of(AUTO)
 
 
 @pytest.mark.parametrize("content", [b"no library", b""])
@@ -341,4 +350,4 @@ def test_a_library_that_is_none(content: bytes, tmp_path: Path, monkeypatch: pyt
     (tmp_path / "onnxruntime" / "capi").mkdir()
     (tmp_path / "onnxruntime" / "capi" / "libonnxruntime.so.1.24.1").write_bytes(content)
     with pytest.raises(EngineError, match=r"can't be loaded as ONNX Runtime's library"):
-        choice.engine_of.__wrapped__(AUTO)
+        choice.engine_of(AUTO)

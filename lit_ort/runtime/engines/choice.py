@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import importlib.util
+import threading
 from pathlib import Path
 
 from lit_ort.errors import EngineError, OptionsError
-from lit_ort.options import ENGINES, STOCK, TRAINING
+from lit_ort.options import AUTO, ENGINES, STOCK, TRAINING
 from lit_ort.runtime.engines.engine import Engine
 from lit_ort.runtime.engines.stock.engine import StockEngine
 from lit_ort.runtime.engines.stock.library import library_in
@@ -24,7 +25,10 @@ _TO_INSTALL = {
 }
 
 
-@functools.cache
+# ONNX Runtime's environment belongs to the process, and takes one allocator.
+_MAKING = threading.Lock()
+
+
 def engine_of(name: str) -> Engine:
     """The engine of `ORTOptions.engine`, one for the process.
 
@@ -33,11 +37,17 @@ def engine_of(name: str) -> Engine:
     """
     assert name in ENGINES
     kind, version, folder = _installed()
-    if name not in (kind, "auto"):
+    if name not in (kind, AUTO):
         raise OptionsError(
             f"engine={name!r}, and {version} is installed, which is engine={kind!r}. Leave engine out, or: "
             f"{_TO_INSTALL[name]}"
         )
+    with _MAKING:
+        return _engine(kind, version, folder)
+
+
+@functools.cache
+def _engine(kind: str, version: str, folder: Path) -> Engine:
     if kind == TRAINING:
         # Importing it loads ONNX Runtime.
         from lit_ort.runtime.engines.training import TrainingEngine
@@ -51,6 +61,7 @@ def engine_of(name: str) -> Engine:
     return StockEngine(version, path)
 
 
+@functools.cache
 def _installed() -> tuple[str, str, Path]:
     """The kind of engine, the package with its version, and the package's folder; nothing is imported for it."""
     spec = importlib.util.find_spec("onnxruntime")

@@ -7,7 +7,6 @@ a function's place in it holds for all later versions (onnxruntime_c_api.h).
 from __future__ import annotations
 
 import ctypes
-import functools
 import sys
 from collections.abc import Callable
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint32, c_void_p
@@ -132,10 +131,6 @@ class Library:
     def release(self, name: str, pointer: int) -> None:
         self._releases[name](pointer)
 
-    def releasing(self, name: str) -> Callable[[int], None]:
-        """The function by itself, for where calls are many."""
-        return self._releases[name]
-
     def check(self, status: int | None) -> None:
         """Raises a status as EngineError, unless it is null."""
         if status:
@@ -156,9 +151,3 @@ def library_in(folder: Path) -> Path | None:
     """The shared library in the folder of an installed package, or None."""
     found = sorted((folder / "capi").glob(_PATTERNS.get(sys.platform, "libonnxruntime.so*")))
     return found[0] if found else None
-
-
-@functools.cache
-def library(path: Path) -> Library:
-    """One for each library of the process."""
-    return Library(path)
