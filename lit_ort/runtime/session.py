@@ -9,7 +9,7 @@ import torch
 
 from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.clock import Clock
-from lit_ort.runtime.engines.engine import Engine
+from lit_ort.runtime.engines.engine import Engine, Model
 from lit_ort.runtime.nodes import Hooks, RunState, bind, failed_statement, from_border, to_border
 from lit_ort.runtime.program import Phase, Source, TorchNode
 from lit_ort.runtime.sizes import Shapes, values_of
@@ -73,15 +73,14 @@ class Session:
         if not phase.outputs and not phase.nodes:
             # All that the graph returns is there before it runs.
             return
-        self._engine = options.engine.session(
+        model = Model(
             phase.model,
             [options.clock.node(bind(node, options.hooks)) for node in phase.nodes],
             self._what_failed,
             [name for name, _ in phase.inputs],
             phase.outputs,
-            threads=options.threads,
-            allow_spinning=options.allow_spinning,
         )
+        self._engine = options.engine.session(model, threads=options.threads, allow_spinning=options.allow_spinning)
 
     def run(self, given: Given) -> list[torch.Tensor]:
         """One run: the phase's outputs, in order.

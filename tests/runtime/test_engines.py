@@ -25,6 +25,7 @@ from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.elements import ELEMENTS
 from lit_ort.runtime.engines import choice
 from lit_ort.runtime.engines.choice import engine_of
+from lit_ort.runtime.engines.engine import Model
 from lit_ort.runtime.nodes import RunState
 
 Function = Callable[..., Sequence[Tensor]]
@@ -47,16 +48,9 @@ class Graph:
         for name, dtype in outputs.items():
             self.builder.output(name, dtype, None)
         engine = engine_of(AUTO)
-        model = self.builder.build("test", engine.keeps_order).SerializeToString()
-        return engine.session(
-            model,
-            self.functions,
-            lambda k, e: f"node {k}",
-            self.inputs,
-            list(outputs),
-            threads=threads,
-            allow_spinning=False,
-        )
+        data = self.builder.build("test", engine.keeps_order).SerializeToString()
+        model = Model(data, self.functions, lambda k, _: f"node {k}", self.inputs, list(outputs))
+        return engine.session(model, threads=threads, allow_spinning=False)
 
     def run(self, outputs: dict[str, torch.dtype]) -> list[Tensor]:
         return self.session(outputs).run(self.given, state())

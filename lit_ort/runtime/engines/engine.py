@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -15,6 +16,24 @@ DOMAIN, OPERATOR, POSITION = "org.pytorch.aten", "ATen", "overload_name"
 WhatFailed = Callable[[int, BaseException], str]
 CHECK_THE_BATCH = "Check the batch against what the module takes (index ranges, shapes); eager says more."
 FOR_A_REPORT = "fallback='warn' runs this graph in eager; dump_dir keeps the model for a report."
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """What a session is made of.
+
+    Args:
+        data: the serialized ONNX model.
+        nodes: the functions of its torch nodes.
+        what_failed: names the place of an error in a node.
+        inputs, outputs: names, in the order tensors are given and wanted.
+    """
+
+    data: bytes
+    nodes: Sequence[NodeFunction]
+    what_failed: WhatFailed
+    inputs: Sequence[str]
+    outputs: Sequence[str]
 
 
 class EngineSession(Protocol):
@@ -42,23 +61,10 @@ class Engine(Protocol):
     version: str
     keeps_order: bool
 
-    def session(
-        self,
-        model: bytes,
-        nodes: Sequence[NodeFunction],
-        what_failed: WhatFailed,
-        inputs: Sequence[str],
-        outputs: Sequence[str],
-        *,
-        threads: int,
-        allow_spinning: bool,
-    ) -> EngineSession:
+    def session(self, model: Model, *, threads: int, allow_spinning: bool) -> EngineSession:
         """Makes a session.
 
         Args:
-            model: serialized.
-            nodes: the functions of its torch nodes.
-            inputs, outputs: names, in the order tensors are given and wanted.
             threads: of one session's operators.
             allow_spinning: idle threads spin instead of sleeping.
 

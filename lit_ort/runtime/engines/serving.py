@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 
 from lit_ort.errors import SessionError
-from lit_ort.runtime.engines.engine import CHECK_THE_BATCH, WhatFailed
+from lit_ort.runtime.engines.engine import CHECK_THE_BATCH, Model, WhatFailed
 from lit_ort.runtime.nodes import NodeFunction, RunState
 
 
@@ -26,7 +26,7 @@ _current = _Current()
 
 
 @contextmanager
-def serving(nodes: Sequence[NodeFunction], what_failed: WhatFailed, state: RunState) -> Iterator[None]:
+def serving(model: Model, state: RunState) -> Iterator[None]:
     """Serves the torch nodes of one run on this thread, and raises what a node raised.
 
     Raises:
@@ -34,7 +34,7 @@ def serving(nodes: Sequence[NodeFunction], what_failed: WhatFailed, state: RunSt
             KeyboardInterrupt, passes through unchanged.
     """
     previous = (_current.nodes, _current.what_failed, _current.state)
-    _current.nodes, _current.what_failed, _current.state = nodes, what_failed, state
+    _current.nodes, _current.what_failed, _current.state = model.nodes, model.what_failed, state
     # The graph says in what each node computes, whatever autocast its caller runs under.
     plain = torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext()
     try:

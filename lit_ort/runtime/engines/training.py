@@ -17,9 +17,9 @@ import torch
 from lit_ort._compat.onnxruntime import CPU, ORT_ERRORS, C, run_of
 from lit_ort._compat.torch import from_dlpack, to_dlpack
 from lit_ort.errors import SessionError
-from lit_ort.runtime.engines.engine import CHECK_THE_BATCH, FOR_A_REPORT, WhatFailed
+from lit_ort.runtime.engines.engine import CHECK_THE_BATCH, FOR_A_REPORT, Model
 from lit_ort.runtime.engines.serving import results_of, serving
-from lit_ort.runtime.nodes import NodeFunction, RunState
+from lit_ort.runtime.nodes import RunState
 
 _ERROR_SEVERITY = 3
 
@@ -46,38 +46,21 @@ class TrainingEngine:
     def __init__(self, version: str) -> None:
         self.version = version
 
-    def session(
-        self,
-        model: bytes,
-        nodes: Sequence[NodeFunction],
-        what_failed: WhatFailed,
-        inputs: Sequence[str],
-        outputs: Sequence[str],
-        *,
-        threads: int,
-        allow_spinning: bool,
-    ) -> _Session:
-        return _Session(nodes, what_failed, inputs, outputs, _create(model, threads, allow_spinning))
+    def session(self, model: Model, *, threads: int, allow_spinning: bool) -> _Session:
+        return _Session(model, _create(model.data, threads, allow_spinning))
 
 
 class _Session:
-    def __init__(
-        self,
-        nodes: Sequence[NodeFunction],
-        what_failed: WhatFailed,
-        inputs: Sequence[str],
-        outputs: Sequence[str],
-        session: onnxruntime.InferenceSession,
-    ) -> None:
-        self._nodes, self._what_failed = nodes, what_failed
-        self._inputs, self._outputs = list(inputs), list(outputs)
+    def __init__(self, model: Model, session: onnxruntime.InferenceSession) -> None:
+        self._model = model
+        self._inputs, self._outputs = list(model.inputs), list(model.outputs)
         self._session = session
         self._run = run_of(self._session)
         self._devices = [CPU] * len(self._outputs)
 
     def run(self, tensors: Sequence[torch.Tensor], state: RunState) -> list[torch.Tensor]:
         fetched = C.OrtValueVector()
-        with serving(self._nodes, self._what_failed, state):
+        with serving(self._model, state):
             try:
                 self._run(C.RunOptions(), self._inputs, _to_ort(tensors), self._outputs, fetched, self._devices)
             except ORT_ERRORS as error:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 import weakref
 from collections.abc import Sequence
 from ctypes import byref, c_char_p, c_int, c_int64, c_uint64
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from lit_ort.errors import EngineError, SessionError
 from lit_ort.runtime.elements import DTYPES, ELEMENTS
-from lit_ort.runtime.engines.engine import CHECK_THE_BATCH, FOR_A_REPORT, WhatFailed
+from lit_ort.runtime.engines.engine import CHECK_THE_BATCH, FOR_A_REPORT, Model
 from lit_ort.runtime.engines.serving import serving
 from lit_ort.runtime.engines.stock.library import Library
 from lit_ort.runtime.engines.stock.memory import TorchMemory
 from lit_ort.runtime.engines.stock.operator import TorchOperator, read_shape
 from lit_ort.runtime.engines.stock.windows import MOST_DIMENSIONS
-from lit_ort.runtime.nodes import NodeFunction, RunState
+from lit_ort.runtime.nodes import RunState
 
 _ERRORS_ONLY = 3
 # The graph is optimized before it gets here; what remains for ONNX Runtime is folding constants.
@@ -44,29 +46,21 @@ class StockEngine:
         self._memory = TorchMemory(self._library, self._environment)
         self._operator = TorchOperator(self._library, self._memory)
 
-    def session(
-        self,
-        model: bytes,
-        nodes: Sequence[NodeFunction],
-        what_failed: WhatFailed,
-        inputs: Sequence[str],
-        outputs: Sequence[str],
-        *,
-        threads: int,
-        allow_spinning: bool,
-    ) -> _Session:
+    def session(self, model: Model, *, threads: int, allow_spinning: bool) -> _Session:
         options = self._options(threads, allow_spinning)
         kernels: list[int] = []
         try:
-            with self._operator.creating(inputs) as kernels:
-                session = self._library.new("CreateSessionFromArray", self._environment, model, len(model), options)
+            with self._operator.creating(model.inputs) as kernels:
+                session = self._library.new(
+                    "CreateSessionFromArray", self._environment, model.data, len(model.data), options
+                )
         except EngineError as error:
             self._operator.drop(kernels)
             raise SessionError(f"ONNX Runtime refuses the model: {str(error).strip()}", remedy=FOR_A_REPORT) from error
         finally:
             self._library.release("ReleaseSessionOptions", options)
         close = _Closing(self._library, session, self._operator, kernels)
-        return _Session(self._library, self._memory, self._operator, close, nodes, what_failed, inputs, outputs)
+        return _Session(self._library, self._memory, self._operator, close, model)
 
     def _options(self, threads: int, allow_spinning: bool) -> int:
         library = self._library
@@ -104,17 +98,13 @@ class _Session:
         memory: TorchMemory,
         operator: TorchOperator,
         closing: _Closing,
-        nodes: Sequence[NodeFunction],
-        what_failed: WhatFailed,
-        inputs: Sequence[str],
-        outputs: Sequence[str],
+        model: Model,
     ) -> None:
         self._library, self._memory, self._operator = library, memory, operator
         self._session = closing.session
-        self._nodes, self._what_failed = nodes, what_failed
-        self._input_names = (c_char_p * len(inputs))(*(name.encode() for name in inputs))
-        self._output_names = (c_char_p * len(outputs))(*(name.encode() for name in outputs))
-        self._feeds = closing.feeds = [_Feed(library, memory.info) for _ in inputs]
+        self._model = model
+        self._input_names, self._output_names = _strings(model.inputs), _strings(model.outputs)
+        self._feeds = closing.feeds = [_Feed(library, memory.info) for _ in model.inputs]
         self._lock = threading.Lock()
         weakref.finalize(self, closing)
 
@@ -136,7 +126,7 @@ class _Session:
         contiguous = [tensor if tensor.is_contiguous() else tensor.detach().contiguous() for tensor in tensors]
         values = (c_uint64 * given)(*(feed.value_of(tensor) for feed, tensor in zip(feeds, contiguous, strict=True)))
         fetched = (c_uint64 * wanted)()
-        with serving(self._nodes, self._what_failed, state), self._operator.running(contiguous):
+        with serving(self._model, state), self._operator.running(contiguous):
             try:
                 self._library.call(
                     "Run", self._session, None, self._input_names, values, given, self._output_names, wanted, fetched
@@ -152,15 +142,16 @@ class _Session:
         library.call("GetTensorMutableData", value, byref(address))
         shape, dtype = self._described(value)
         memory = self._memory.tensor_at(address.value, state)
-        if memory is not None and memory.dtype == dtype and list(memory.shape) == shape:
+        if memory is None:
+            # Of an input, or a constant of the session's.
+            tensor = torch.empty(shape, dtype=dtype)
+            if tensor.numel():
+                ctypes.memmove(tensor.data_ptr(), address.value, tensor.nbytes)
+        elif memory.dtype == dtype and list(memory.shape) == shape:
             tensor = memory
         else:
-            tensor = torch.empty(shape, dtype=dtype)
-            if memory is not None:
-                tensor = memory.view(-1).view(torch.uint8)[: tensor.nbytes].view(dtype).view(shape)
-            elif tensor.numel():
-                # Of an input, or a constant of the session's.
-                ctypes.memmove(tensor.data_ptr(), address.value, tensor.nbytes)
+            size = math.prod(shape) * dtype.itemsize
+            tensor = memory.view(-1).view(torch.uint8)[:size].view(dtype).view(shape)
         library.release("ReleaseValue", value)
         return tensor
 
@@ -174,6 +165,11 @@ class _Session:
             self._library.check(self._library.shape_of(value, byref(element), byref(place), byref(rank)))
             sizes = (c_int64 * rank.value).from_address(place.value) if rank.value else ()
         return list(sizes[: rank.value]), DTYPES[element.value]
+
+
+def _strings(names: Sequence[str]) -> Any:
+    """An array of them in C."""
+    return (c_char_p * len(names))(*(name.encode() for name in names))
 
 
 class _Feed:
