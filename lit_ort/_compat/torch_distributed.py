@@ -49,6 +49,16 @@ def saved_micro_batches(stage: Any) -> Mapping[int, Any]:
     return stage.fwd_cache
 
 
+def end_with_parent(signum: int) -> None:
+    """Has the system send this process a signal when the one that started it ends; 0 takes that back. Linux only.
+
+    Source: prctl(2), PR_SET_PDEATHSIG, which torch's own processes ask for at their start.
+    """
+    set_signal = getattr(torch.multiprocessing, "_prctl_pr_set_pdeathsig", None)
+    if set_signal is not None:
+        set_signal(signum)
+
+
 def refuse_fast_path(attention: nn.Module) -> None:
     """Keeps an `nn.TransformerEncoderLayer` from its kernel over whole weights, which it takes for some attentions."""
     attention._qkv_same_embed_dim = False  # pyright: ignore[reportArgumentType] - not declared

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from lit_ort._compat.torch_distributed import saved_micro_batches
 from lit_ort.errors import OptionsError, SessionError, UnsupportedError
+from lit_ort.runtime.random import draw_from, draw_seed
 
 Compile = Callable[[nn.Module, str], Callable[..., Any]]
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -29,6 +30,8 @@ SCHEDULES = {
     ONE_FORWARD_ONE_BACKWARD: "Schedule1F1B",
     INTERLEAVED: "ScheduleInterleaved1F1B",
 }
+
+_SEEDS = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -191,14 +194,30 @@ class _Part(nn.Module):
         super().__init__()
         self.stage = pipeline.stages[str(number)]
         self._run = pipeline.runner(number)
+        self._number = number
         self._is_last = number == pipeline.count - 1
         self._batch = batch
         self.in_flight = 0
         # What torch's stage keeps for backwards to come, by micro-batch.
         self.kept: Mapping[int, Any] = {}
 
-    def forward(self, hidden: Tensor, targets: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        hidden: Tensor,
+        targets: Tensor | None = None,
+        rows: Tensor | None = None,
+        seed: Tensor | None = None,
+    ) -> Tensor:
+        """targets, rows: of the last stage. seed: int64[1], in training, which all that is random follows from."""
         self.in_flight = max(self.in_flight, len(self.kept) + 1)
+        if seed is None:
+            return self._result(hidden, targets, rows)
+        generator = torch.Generator()
+        generator.manual_seed(int(seed))
+        with draw_from(generator, self._number):
+            return self._result(hidden, targets, rows)
+
+    def _result(self, hidden: Tensor, targets: Tensor | None, rows: Tensor | None) -> Tensor:
         if not self._is_last:
             return self._run(hidden)
         assert targets is not None
@@ -272,6 +291,11 @@ class _Schedule:
     def _step(self, inputs: Tensor, targets: Tensor, losses: list[Tensor]) -> None:
         args, kwargs = self._arguments(inputs, targets)
         target = kwargs["rows"] if self._is_last else None
+        # One draw a step: a schedule runs its stages once more at its first step, to learn the shapes, and a resumed
+        # run has its first step elsewhere.
+        generator = torch.Generator()
+        generator.manual_seed(draw_seed())
+        kwargs["seed"] = torch.randint(_SEEDS, (len(self._rows),), generator=generator)
         self._schedule.step(*args, target=target, losses=losses, return_outputs=False, **kwargs)
 
     def _arguments(self, inputs: Tensor, targets: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:

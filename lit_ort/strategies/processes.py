@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed import DistError
@@ -17,11 +21,14 @@ from lit_ort._compat.lightning import (
     replace_sigterm_handler,
     synchronizes_layers,
 )
+from lit_ort._compat.torch_distributed import end_with_parent
 from lit_ort.errors import RankError, UnsupportedError
 from lit_ort.strategies.mixins import ORTMixin
 
 # What gloo says when another process has gone or doesn't answer.
 _LOST = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "Broken pipe")
+# In the environment of processes that Lightning's launcher starts: the launcher's process.
+_LAUNCHER = "LIT_ORT_LAUNCHER"
 
 
 class ProcessesMixin(ORTMixin):
@@ -36,10 +43,16 @@ class ProcessesMixin(ORTMixin):
     def rank(self) -> int:
         return self.global_rank
 
+    def _configure_launcher(self) -> None:
+        super()._configure_launcher()
+        if not self.cluster_environment.creates_processes_externally:
+            os.environ[_LAUNCHER] = str(os.getpid())
+
     def setup_distributed(self) -> None:
         environment = self.cluster_environment
         try:
-            super().setup_distributed()
+            with _ending_with_launcher(environment):
+                super().setup_distributed()
         except DistError as error:
             place = f"{environment.main_address}:{environment.main_port}"
             raise RankError(
@@ -90,6 +103,35 @@ class Unwrapped:
         if self.distributed_sampler_kwargs["num_replicas"] == 1:
             # Every process reads the same batches, those of one process.
             leave_samplers_alone(trainer)
+
+
+@contextmanager
+def _ending_with_launcher(environment: Any) -> Iterator[None]:
+    """Ends this process with the one that started it, for as long as it waits to join it.
+
+    Nobody else tells it before Lightning handles signals, and it would wait for the whole timeout. Later on it loses
+    its connection.
+    """
+    launcher = os.environ.get(_LAUNCHER)
+    by_lightning = type(environment).__name__ == "LightningEnvironment"
+    if not by_lightning or environment.local_rank() == 0 or launcher is None:
+        yield
+        return
+    end_with_parent(signal.SIGTERM)
+    if not _is_running(int(launcher)):
+        rank = environment.global_rank()
+        raise RankError(f"process {launcher}, which started rank {rank}, has ended before the ranks joined.")
+    try:
+        yield
+    finally:
+        end_with_parent(0)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _stop_after_the_batch(trainer: Any, signum: int, _: Any) -> None:

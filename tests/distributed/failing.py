@@ -45,11 +45,22 @@ def _fail(how: str) -> None:
         time.sleep(600)
 
 
+def _die_if_first(made: Any) -> None:
+    if made.local_rank == 0:
+        time.sleep(float(sys.argv[2]))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def main() -> None:
     alone = sys.argv[1] == "alone"  # the second node of two, of which the first one never comes
-    strategy: Any = ORTDDPStrategy(timeout=timedelta(seconds=5 if alone else WAIT_S))
+    limit_s = {"alone": 5, "killed": 600}.get(sys.argv[1], WAIT_S)
+    strategy: Any = ORTDDPStrategy(timeout=timedelta(seconds=limit_s))
     processes: dict[str, Any] = {"devices": 1, "num_nodes": 2} if alone else {"devices": 2}
-    trainer(strategy, **processes).fit(Failing(), loader(), loader())
+    made = trainer(strategy, **processes)
+    if sys.argv[1] == "killed":  # the first process, before it joins the other one
+        joins = made.strategy.setup_environment
+        made.strategy.setup_environment = lambda: _die_if_first(made) or joins()
+    made.fit(Failing(), loader(), loader())
 
 
 if __name__ == "__main__":

@@ -14,16 +14,23 @@ from torch import Tensor, nn
 from lit_ort import Pipeline
 
 
-def hidden_stage(inputs: int, outputs: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(inputs, outputs), nn.GELU(), nn.LayerNorm(outputs))
+def hidden_stage(inputs: int, outputs: int, dropout: float = 0.0) -> nn.Module:
+    return nn.Sequential(nn.Linear(inputs, outputs), nn.GELU(), nn.LayerNorm(outputs), nn.Dropout(dropout))
+
+
+def last_stage(inputs: int, outputs: int, dropout: float) -> nn.Module:
+    return nn.Sequential(nn.Dropout(dropout), nn.Linear(inputs, outputs))
 
 
 class Staged(LightningModule):
     """A classifier in so many stages."""
 
-    def __init__(self, stages: int = 2, optimizer: Callable[..., torch.optim.Optimizer] | None = None) -> None:
+    def __init__(
+        self, stages: int = 2, optimizer: Callable[..., torch.optim.Optimizer] | None = None, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         self.count = stages
+        self.dropout = dropout
         self.optimizer = optimizer or partial(torch.optim.SGD, lr=0.1, momentum=0.9)
         self.pipeline: Pipeline | None = None
         self.losses: list[float] = []
@@ -31,7 +38,7 @@ class Staged(LightningModule):
     def configure_model(self) -> None:
         if self.pipeline is None:
             middle = [partial(hidden_stage, 16, 16)] * (self.count - 2)
-            stages = [partial(hidden_stage, 6, 16), *middle, partial(nn.Linear, 16, 4)]
+            stages = [partial(hidden_stage, 6, 16, self.dropout), *middle, partial(last_stage, 16, 4, self.dropout)]
             self.pipeline = Pipeline(stages, F.cross_entropy)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:

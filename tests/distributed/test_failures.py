@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -58,10 +59,26 @@ def test_one_failing_rank_ends_the_job(how: str, launcher: str) -> None:
         assert CAUSES[how] in job.stderr
     elif launcher == "lightning":  # Lightning's watch may be first; torchrun stops the other rank before it notices
         assert CAUSES[how] in job.stderr or "terminated with code -9" in job.stderr
-    until = time.monotonic() + 10
+    _require_end(mark, within_s=10)
+
+
+def _require_end(mark: str, within_s: float) -> None:
+    until = time.monotonic() + within_s
     while processes_of(mark) and time.monotonic() < until:
         time.sleep(0.2)
     assert not processes_of(mark)
+
+
+# Its child is still importing at the first time, and waits for it at the second one.
+@pytest.mark.parametrize("after_s", [0, 25])
+def test_no_process_waits_for_a_first_one_that_died_before_they_joined(after_s: float) -> None:
+    mark = uuid.uuid4().hex
+    environment = {**os.environ, "LIT_ORT_TEST": mark, "PYTHONPATH": str(SCRIPT.parents[2])}
+    command = [*LAUNCHERS["lightning"], str(SCRIPT), "killed", str(after_s)]
+    job = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, timeout=START_S)
+    assert job.returncode == -signal.SIGKILL
+    _require_end(mark, within_s=10 if after_s else 60)
+    assert after_s or "RankError: process" in job.stderr
 
 
 def test_a_first_rank_that_cannot_be_reached_is_named() -> None:

@@ -74,6 +74,11 @@ def all_runs(folder: Path) -> dict[str, Any]:
     results["resumed"] = weights(resumed)
     results["tested"] = resumed.validate(resumed.lightning_module, loader(), verbose=False)[0]["val_loss"]
     results["refused"] = refusals()
+    dropping = partial(Staged, dropout=0.5)
+    fit(strict(), dropping(), max_epochs=1).save_checkpoint(folder / "dropping.ckpt", weights_only=False)
+    results["gone on with"] = [
+        weights(fit(strict(), dropping(), **start)) for start in ({}, {"ckpt_path": folder / "dropping.ckpt"})
+    ]
     return results
 
 
@@ -152,6 +157,14 @@ def test_checkpoints_are_those_of_one_process(results: list[dict[str, Any]], alo
     assert_equal(weights(resumed), weights(whole))
     tested = resumed.validate(resumed.lightning_module, loader(), verbose=False)[0]["val_loss"]
     assert results[0]["tested"] == pytest.approx(tested, rel=1e-5)
+
+
+def test_a_run_that_goes_on_drops_what_one_in_a_piece_drops(results: list[dict[str, Any]]) -> None:
+    """Though each of its sizes has its first step anew."""
+    whole, resumed = results[0]["gone on with"]
+    assert_equal(resumed, whole, tolerance=0.0)
+    weight = "pipeline.stages.1.1.weight"
+    assert not torch.equal(whole[weight], results[0]["1f1b"][0][weight])
 
 
 def test_what_cannot_work_is_refused_with_a_sentence(results: list[dict[str, Any]]) -> None:
