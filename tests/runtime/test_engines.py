@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import signal
 import subprocess
 import sys
 import threading
@@ -28,6 +29,7 @@ from lit_ort.runtime.engines.choice import engine_of
 from lit_ort.runtime.engines.engine import Model
 from lit_ort.runtime.nodes import RunState
 
+ROOT = Path(__file__).parents[2]
 Function = Callable[..., Sequence[Tensor]]
 
 
@@ -345,3 +347,26 @@ def test_a_library_that_is_none(content: bytes, tmp_path: Path, monkeypatch: pyt
     (tmp_path / "onnxruntime" / "capi" / "libonnxruntime.so.1.24.1").write_bytes(content)
     with pytest.raises(EngineError, match=r"can't be loaded as ONNX Runtime's library"):
         choice.engine_of(AUTO)
+
+
+_TOO_LARGE = """
+import torch
+from lit_ort.errors import SessionError
+from tests.runtime.test_engines import Graph
+graph = Graph(x=torch.ones(1), size=torch.tensor([2**48]))
+(large,) = graph.builder.node("Expand", ["x", "size"], "large")
+(total,) = graph.by_torch(lambda large: [large.sum()], [large], torch.float32)
+try:
+    graph.run({total: torch.float32})
+except SessionError as error:
+    print(error)
+"""
+
+
+def test_memory_that_cannot_be_had_is_told() -> None:
+    ended = subprocess.run([sys.executable, "-c", _TOO_LARGE], capture_output=True, text=True, check=False, cwd=ROOT)
+    if engine_of(AUTO).name == "stock":
+        assert ended.returncode == -signal.SIGABRT
+        assert f"lit_ort: {2**50} bytes for one value can't be had: Cannot allocate memory. Take" in ended.stderr
+    else:
+        assert f"Failed to allocate memory for requested buffer of size {2**50}" in ended.stdout

@@ -7,6 +7,7 @@ becomes the output's. Everything else lies in the pool that torch nodes take the
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from lit_ort.runtime.engines.stock.library import Library
 _ROUNDING = 256
 # Of the struct OrtAllocator: all that later versions added is optional.
 _ALLOCATOR_VERSION = 18
+_STDERR = 2
 
 
 class _Allocator(ctypes.Structure):
@@ -85,7 +87,7 @@ class TorchMemory:
         if tensor is not None and 0 <= size - tensor.nbytes < _ROUNDING:
             self._offered.tensor = None
         else:
-            tensor = (self._pool if state is None else state.pool).empty(size, dtype=torch.uint8)
+            tensor = _empty(self._pool if state is None else state.pool, size)
         address = tensor.data_ptr()
         self._live[address] = tensor, state
         return address
@@ -93,3 +95,15 @@ class TorchMemory:
     def _free(self, this: int, address: int | None) -> None:
         if address:
             del self._live[address]
+
+
+def _empty(pool: BufferPool, size: int) -> torch.Tensor:
+    """So many bytes, or the end of the process with a message.
+
+    Nothing can be raised through ONNX Runtime's C, whose kernels write to the address that they get, null too.
+    """
+    try:
+        return pool.empty(size, dtype=torch.uint8)
+    except (MemoryError, RuntimeError) as error:
+        os.write(_STDERR, f"\nlit_ort: {error}\nStock onnxruntime can't go on without: the process ends.\n".encode())
+        os.abort()
