@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -111,12 +112,13 @@ class LastCheckpoint(Checkpoint):
         # Gradients that wait for more batches are in no checkpoint.
         if is_accumulating(trainer):
             return
+        # Processes save and stop at the same step, whichever of them is due or was told to.
+        self._is_due, stops = _any_of(trainer, self._is_due, self._signum is not None)
         # Where a validation or the end of an epoch comes next, the checkpoint is written behind it: one from before
         # would resume without it.
-        if trainer.strategy.broadcast(self._is_due) and not validation_follows(trainer):
+        if self._is_due and not validation_follows(trainer):
             self._save(trainer)
-        # Processes stop at the same step, whichever of them was told to.
-        if trainer.strategy.reduce_boolean_decision(self._signum is not None, all=False):
+        if stops:
             note_sigterm(trainer)
 
     def _is_due_at(self, trainer: Trainer) -> bool:
@@ -144,7 +146,7 @@ class LastCheckpoint(Checkpoint):
     on_test_batch_end = on_validation_batch_end
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.sanity_checking and trainer.strategy.broadcast(self._is_due):
+        if not trainer.sanity_checking and _any_of(trainer, self._is_due)[0]:
             self._save(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -198,6 +200,14 @@ class LastCheckpoint(Checkpoint):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_handlers": {}, "_trainer": None}
+
+
+def _any_of(trainer: Trainer, *flags: bool) -> list[bool]:
+    """Each of the flags, set where it is in any process; one collective for all of them."""
+    if trainer.world_size == 1:
+        return list(flags)
+    own = torch.tensor(flags, dtype=torch.int32, device=trainer.strategy.root_device)
+    return [bool(flag) for flag in trainer.strategy.reduce(own, reduce_op="max")]
 
 
 def _pass_on(trainer: Trainer, signum: int, _: Any) -> None:
