@@ -21,6 +21,7 @@ LAST = "last"
 _LAST_FILE = Path("checkpoints") / "last.ckpt"
 RESULTS = "results.json"
 _OF_A_RUN = ("checkpoints/*.ckpt", RESULTS, "report.md")
+_SETTINGS = "hydra.run.dir, of a multirun hydra.sweep.dir"
 _CONFIG = Path(".hydra") / "config.yaml"
 
 
@@ -65,8 +66,8 @@ def require_unused(folder: Path, ckpt_path: str | None) -> None:
     )
     require(
         goes_on,
-        f"hydra.run.dir={folder}: {found.relative_to(folder)} of another run is in it, and would be overwritten. "
-        f"Choose another folder, or go on with that run: ckpt_path={folder / _LAST_FILE}.",
+        f"run folder {folder}: {found.relative_to(folder)} of another run is in it, and would be overwritten. Choose "
+        f"another folder ({_SETTINGS}), or go on with that run: ckpt_path={folder / _LAST_FILE}.",
     )
 
 
@@ -82,7 +83,7 @@ def require_writable(folder: Path) -> None:
             pass
     except OSError as error:
         raise InputError(
-            f"hydra.run.dir={folder}: can't be written to: {error.strerror or error}. Choose another folder."
+            f"run folder {folder}: can't be written to: {error.strerror or error}. Choose another one ({_SETTINGS})."
         ) from error
 
 

@@ -48,7 +48,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path, monkeypatch
     require_writable(tmp_path / "new")
     assert list((tmp_path / "new").iterdir()) == []
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match=r"hydra.run.dir=.*/file/run: can't be written to: Not a directory. Choose"):
+    with pytest.raises(InputError, match=r"run folder .*/file/run: can't be written to: Not a directory. Choose"):
         require_writable(tmp_path / "file" / "run")
 
     def read_only(**_: object) -> None:
