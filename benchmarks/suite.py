@@ -123,9 +123,14 @@ class Process:
 
     @classmethod
     @contextlib.contextmanager
-    def started(cls, name: str, size: str, precision: str, baseline: str) -> Iterator[Process]:
-        """A process that has taken its first steps."""
-        command = [sys.executable, "-W", "ignore", __file__, "-", "--alone", name, size, precision, baseline]
+    def started(
+        cls, name: str, size: str, precision: str, baseline: str, python: str = sys.executable
+    ) -> Iterator[Process]:
+        """A process that has taken its first steps.
+
+        python: the interpreter of the environment to run in.
+        """
+        command = [python, "-W", "ignore", __file__, "-", "--alone", name, size, precision, baseline]
         with tempfile.TemporaryFile("w+") as errors:
             pipe = subprocess.PIPE
             with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True) as popen:
