@@ -349,6 +349,21 @@ def test_a_library_that_is_none(content: bytes, tmp_path: Path, monkeypatch: pyt
         choice.engine_of(AUTO)
 
 
+def test_results_of_a_function_may_be_changed_in_place() -> None:
+    """Autograd refuses that of views, such as a part of a larger piece of memory."""
+    graph = Graph(x=torch.ones(3))
+    (negated,) = graph.builder.node("Neg", ["x"], "negated")
+    (doubled,) = graph.by_torch(lambda x: [x * 2], ["x"], torch.float32)
+
+    class Run(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Any:
+            return tuple(graph.run({negated: torch.float32, doubled: torch.float32}))
+
+    for result, expected in zip(Run.apply(torch.ones(3, requires_grad=True)), (0.0, 3.0), strict=True):
+        assert torch.equal(result.add_(1), torch.full((3,), expected))
+
+
 _TOO_LARGE = """
 import torch
 from lit_ort.errors import SessionError

@@ -153,7 +153,8 @@ class _Session:
             size = math.prod(shape) * dtype.itemsize
             tensor = memory.view(-1).view(torch.uint8)[:size].view(dtype).view(shape)
         library.release("ReleaseValue", value)
-        return tensor
+        # Autograd refuses changes in place of views among the results of a function.
+        return tensor.data
 
     def _described(self, value: int) -> tuple[list[int], torch.dtype]:
         """The shape and type of a value."""
