@@ -42,6 +42,7 @@ class Placement:
     replicas: those that have the same stages, one of each pipeline; their gradients are averaged.
     schedule: one of `SCHEDULES`.
     micro_batches: parts of a batch that are under way at a time.
+    device: where the process's stages are.
     compile: what runs a stage, from the stage and its name.
     """
 
@@ -49,6 +50,7 @@ class Placement:
     replicas: dist.ProcessGroup
     schedule: str
     micro_batches: int
+    device: torch.device
     compile: Compile
 
     @property
@@ -244,7 +246,7 @@ class _Schedule:
         self.backward = backward
         self._parts = [_Part(pipeline, int(number), batch) for number in pipeline.stages]
         stages = [
-            pipelining.PipelineStage(part, int(number), pipeline.count, torch.device("cpu"), group=placement.group)
+            pipelining.PipelineStage(part, int(number), pipeline.count, placement.device, group=placement.group)
             for number, part in zip(pipeline.stages, self._parts, strict=True)
         ]
         for part, stage in zip(self._parts, stages, strict=True):

@@ -147,9 +147,14 @@ class PipelineMixin(ProcessesMixin):
                 f"pipeline_size={size} doesn't divide the {ranks} processes into pipelines. Give a number that does."
             )
         super().setup_distributed()
-        mesh = init_device_mesh("cpu", (ranks // size, size), mesh_dim_names=("replicas", "stages"))
+        mesh = init_device_mesh(self.root_device.type, (ranks // size, size), mesh_dim_names=("replicas", "stages"))
         self._placement = Placement(
-            mesh.get_group("stages"), mesh.get_group("replicas"), self._schedule, self._micro_batches, self._compiled
+            mesh.get_group("stages"),
+            mesh.get_group("replicas"),
+            self._schedule,
+            self._micro_batches,
+            self.root_device,
+            self._compiled,
         )
 
     @property
