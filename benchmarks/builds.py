@@ -9,7 +9,6 @@ with geometric means. The models, the steps and the turns are those of `benchmar
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import statistics
 import sys
@@ -17,10 +16,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.models import MODELS
-from benchmarks.suite import FLOAT32, SMALL, Process
+from benchmarks.suite import FLOAT32, SMALL, Process, in_turns
 from lit_ort.benchmark.machine import machine
 from lit_ort.benchmark.result import EAGER, ORT
-from lit_ort.benchmark.run import interleaved
 from lit_ort.options import STOCK, TRAINING
 
 TEN = ("BERT", "GPT-2", "Llama", "T5", "ViT", "ResNet", "MLP", "LSTM", "graph network", "task transformer LM")
@@ -47,13 +45,11 @@ def parse() -> argparse.Namespace:
 
 def measured(name: str, pythons: dict[str, str], rounds: int) -> dict[str, Any]:
     """Figures by way: eager, and the two builds."""
-    with contextlib.ExitStack() as stack:
-        processes = {
-            way: stack.enter_context(Process.started(name, SMALL, FLOAT32, EAGER if way == EAGER else ORT, python))
-            for way, python in pythons.items()
-        }
-        times = interleaved({way: process.step for way, process in processes.items()}, rounds)
-        return {way: process.figures(times[way]) for way, process in processes.items()}
+    starting = {
+        way: Process.started(name, SMALL, FLOAT32, EAGER if way == EAGER else ORT, python)
+        for way, python in pythons.items()
+    }
+    return in_turns(starting, rounds)
 
 
 def table(found: dict[str, dict[str, Any]]) -> str:

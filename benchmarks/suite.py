@@ -22,7 +22,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -95,14 +95,25 @@ def measured(name: str, size: str, precision: str, rounds: int) -> dict[str, Any
     """A model's line; one with an `error` where it could not be measured."""
     line: dict[str, Any] = {"model": name, "size": size, "precision": precision, "date": time.strftime("%Y-%m-%d")}
     try:
-        with contextlib.ExitStack() as stack:
-            # One after the other: compiling takes all cores.
-            processes = {b: stack.enter_context(Process.started(name, size, precision, b)) for b in BASELINES}
-            times = interleaved({b: process.step for b, process in processes.items()}, rounds)
-            figures = {b: process.figures(times[b]) for b, process in processes.items()}
+        figures = in_turns({b: Process.started(name, size, precision, b) for b in BASELINES}, rounds)
     except ProcessError as error:
         return {**line, "error": str(error)}
     return {**line, "machine": machine(), "versions": versions(), "figures": figures}
+
+
+def in_turns(
+    starting: Mapping[str, contextlib.AbstractContextManager[Process]], rounds: int
+) -> dict[str, dict[str, Any]]:
+    """Figures of processes that take turns, by their names.
+
+    Raises:
+        ProcessError: one of them ended or took too long.
+    """
+    with contextlib.ExitStack() as stack:
+        # One after the other: compiling takes all cores.
+        processes = {name: stack.enter_context(start) for name, start in starting.items()}
+        times = interleaved({name: process.step for name, process in processes.items()}, rounds)
+        return {name: process.figures(times[name]) for name, process in processes.items()}
 
 
 class ProcessError(Exception):

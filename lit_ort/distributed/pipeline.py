@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from lit_ort._compat.torch_distributed import saved_micro_batches
 from lit_ort.errors import OptionsError, SessionError, UnsupportedError
-from lit_ort.runtime.random import draw_from, draw_seed
+from lit_ort.runtime.random import SEEDS, draw_from, draw_seed
 
 Compile = Callable[[nn.Module, str], Callable[..., Any]]
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -30,8 +30,6 @@ SCHEDULES = {
     ONE_FORWARD_ONE_BACKWARD: "Schedule1F1B",
     INTERLEAVED: "ScheduleInterleaved1F1B",
 }
-
-_SEEDS = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -214,9 +212,7 @@ class _Part(nn.Module):
         self.in_flight = max(self.in_flight, len(self.kept) + 1)
         if seed is None:
             return self._result(hidden, targets, rows)
-        generator = torch.Generator()
-        generator.manual_seed(int(seed))
-        with draw_from(generator, self._number):
+        with draw_from(torch.Generator().manual_seed(int(seed)), self._number):
             return self._result(hidden, targets, rows)
 
     def _result(self, hidden: Tensor, targets: Tensor | None, rows: Tensor | None) -> Tensor:
@@ -295,9 +291,8 @@ class _Schedule:
         target = kwargs["rows"] if self._is_last else None
         # One draw a step: a schedule runs its stages once more at its first step, to learn the shapes, and a resumed
         # run has its first step elsewhere.
-        generator = torch.Generator()
-        generator.manual_seed(draw_seed())
-        kwargs["seed"] = torch.randint(_SEEDS, (len(self._rows),), generator=generator)
+        generator = torch.Generator().manual_seed(draw_seed())
+        kwargs["seed"] = torch.randint(SEEDS, (len(self._rows),), generator=generator)
         self._schedule.step(*args, target=target, losses=losses, return_outputs=False, **kwargs)
 
     def _arguments(self, inputs: Tensor, targets: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:

@@ -12,7 +12,8 @@ from contextvars import ContextVar
 
 import torch
 
-_SEEDS = 2**63 - 1
+# How many there are.
+SEEDS = 2**63 - 1
 # With this seed the project's own operators drop nothing, for comparison with eager.
 DROPOUT_OFF = -1
 
@@ -27,8 +28,8 @@ _dropout: ContextVar[bool] = ContextVar("lit_ort_dropout", default=True)
 def draw_seed() -> int:
     """A seed from the generator in use, of its stream; `DROPOUT_OFF` inside `without_dropout`."""
     generator, stream = _source.get()
-    seed = int(torch.randint(_SEEDS, (), generator=generator).item())
-    return (seed + stream * _BETWEEN_STREAMS) % _SEEDS if _dropout.get() else DROPOUT_OFF
+    seed = int(torch.randint(SEEDS, (), generator=generator).item())
+    return (seed + stream * _BETWEEN_STREAMS) % SEEDS if _dropout.get() else DROPOUT_OFF
 
 
 @contextmanager
@@ -62,7 +63,7 @@ def seeded(seed: int, stream: int) -> Iterator[None]:
     """
     generator = torch.default_generator
     state = generator.get_state()
-    generator.manual_seed((seed + (stream + 1) * _BETWEEN_STREAMS) % _SEEDS)
+    generator.manual_seed((seed + (stream + 1) * _BETWEEN_STREAMS) % SEEDS)
     try:
         yield
     finally:
