@@ -149,6 +149,7 @@ for limit in range(1, len(before), 31):
 """
 
 
+@pytest.mark.slow
 def test_a_write_may_fail_anywhere(tmp_path: Path) -> None:
     command = [sys.executable, "-c", LIMITED, str(tmp_path / "a.ckpt")]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -63,6 +63,7 @@ with whole_file(sys.argv[1]) as file:
 """
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_the_file_before_and_its_rest_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
     written(path, b"one")

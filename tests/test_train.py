@@ -269,6 +269,7 @@ def terminal(*overrides: str) -> tuple[int, str]:
     return ended.returncode, (ended.stderr + ended.stdout).decode()
 
 
+@pytest.mark.slow
 def test_the_terminal_shows_progress_and_the_result_alone(tmp_path: Path, text: Path) -> None:
     code, output = terminal(*SMALL, f"data.dir={text}", f"hydra.run.dir={tmp_path}/run", "trainer.max_epochs=1")
     assert code == 0, output
@@ -283,6 +284,7 @@ def test_the_terminal_shows_progress_and_the_result_alone(tmp_path: Path, text: 
     assert starts[2:] == ["run folder", "checkpoint " + str(tmp_path / "run" / "checkpoints" / "best.ckpt")]
 
 
+@pytest.mark.slow
 def test_an_unusable_value_leaves_no_traceback(tmp_path: Path) -> None:
     code, output = terminal(*SMALL, "data.dir=absent", f"hydra.run.dir={tmp_path}/run")
     assert code == 1

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
 
@@ -33,6 +34,11 @@ def checks_logged_values_at_once(module: Any) -> bool:
     if trainer is None or trainer._results is None:
         return True
     return type(trainer._active_loop._data_fetcher).__name__ == "_DataLoaderIterDataFetcher"
+
+
+def move_to(strategy: Any, device: torch.device) -> None:
+    """Gives a strategy of one device another one, before it has a model."""
+    strategy._root_device = device
 
 
 def plain_optimizer(optimizer: Any) -> Optimizer:

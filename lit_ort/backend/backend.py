@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import fx
 
+from lit_ort._compat.devices import device_of
 from lit_ort._compat.torch_dynamo import hold_constant, leave_untraced
 from lit_ort.backend.cache.content import Content, content_of
 from lit_ort.backend.cache.store import GraphCache
@@ -244,7 +245,7 @@ class ORTBackend:
 
         def run_eagerly(tensors: Sequence[torch.Tensor]) -> Sequence[Any]:
             self.fall_back(template.original.graph, tensors, time.perf_counter(), _DOUBLE_BACKWARD)
-            with template.modes():
+            with dataclasses.replace(template, tensors=tensors).modes():
                 graph = template.graph
                 arguments = graph.module_arguments(tensors, template.keys)
                 return run_in_eager(graph.module, arguments, self.options.precision)
@@ -342,7 +343,7 @@ class CompiledGraph:
             keys,
             self._any_sizes,
             gradients=torch.is_grad_enabled(),
-            autocast=autocast_of(self._backend.options.precision),
+            autocast=autocast_of(self._backend.options.precision, device_of(tensors)),
         )
 
     def _compile(self, key: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> Executable | None:

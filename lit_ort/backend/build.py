@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from lit_ort._compat.devices import device_of, is_cpu
 from lit_ort._compat.torch_fx import copy_nodes, example_of, inputs_of, returned_by
 from lit_ort.backend.compilation import Compilation, others_as_compile_errors
 from lit_ort.backend.dump import Dump
@@ -24,7 +25,9 @@ from lit_ort.capture.dimensions import Dimensions
 from lit_ort.capture.layers import mark_layers
 from lit_ort.capture.names import input_names
 from lit_ort.capture.numbers import NumberedGraph
+from lit_ort.capture.recurrent import refuse_recurrent_layers
 from lit_ort.capture.untracked import untracked_views
+from lit_ort.errors import CaptureError
 from lit_ort.fusions import pipeline as fusions
 from lit_ort.fusions.graph import FusionGraph
 from lit_ort.joint.aliases import share_memory
@@ -99,6 +102,7 @@ class _Build:
     ) -> None:
         self._engine = engine
         self._graph, self._tensors, self._keys = graph, tensors, keys
+        self._device = device_of(tensors)
         self._options, self._name = options, name
         self._dump = Dump(options.dump_dir, name)
         self._any_sizes, self._form = any_sizes, form
@@ -106,6 +110,7 @@ class _Build:
         self._reports: tuple[PassReport, ...] = ()
 
     def run(self) -> Compilation:
+        self._require_device()
         trimmed, outputs, differentiable = _trimmed(self._graph)
         captured = capture(trimmed, self._tensors, self._keys, self._any_sizes)
         self._changing = captured.examples.changing
@@ -137,9 +142,18 @@ class _Build:
         program = Program(kind, signature, lowered[0].phase, lowered[1].phase if len(lowered) > 1 else None)
         return Compilation(program, self._report(program, phases, lowered, before))
 
+    def _require_device(self) -> None:
+        if self._device.type not in self._engine.device_types:
+            raise CaptureError(
+                f"its tensors are on {self._device}, and engine={self._engine.name!r} computes on the CPU",
+                remedy="Train with accelerator='cpu', or install stock onnxruntime as docs/engines.md says.",
+            )
+
     def _fused(self, captured: Captured) -> tuple[Captured, frozenset[str], bool]:
-        low = torch.is_autocast_enabled("cpu")
-        if not captured.fusible:
+        low = torch.is_autocast_enabled(self._device.type)
+        if not is_cpu(self._device):
+            refuse_recurrent_layers(captured.module.graph, self._device)
+        if not captured.fusible or not is_cpu(self._device):
             return captured, frozenset({BF16_MIXED if low else FLOAT32}), False
         graph = FusionGraph(captured)
         precisions = frozenset(
@@ -163,7 +177,7 @@ class _Build:
         phases = list(two_phases(joint, budget)) if kind == SPLIT else [one_phase(joint, result, budget, recomputes)]
         count = len(self._tensors)
         for phase in phases:
-            self._reports += passes.apply(phase.module, self._options.disable_passes)
+            self._reports += passes.apply(phase.module, self._options.disable_passes, self._device)
             _name_seed(phase.module, count)
         if self._options.optimizer_in_graph and kind == FUSED:
             fired = hand_over_gradients(phases[0].module, phases[0].results, _owners(phases[0].module, joint.gradients))
@@ -173,7 +187,7 @@ class _Build:
     def _lowered(self, position: int, phase: PhaseGraph, places: Any) -> Lowered:
         label = f"{4 + position}_{('forward', 'backward')[position]}"
         self._dump.graph(label, phase.module)
-        lowered = lower(phase, places, self._name, self._engine.keeps_order)
+        lowered = lower(phase, places, self._name, self._engine.keeps_order, self._device)
         self._dump.model(label, lowered.model)
         return lowered
 
@@ -231,7 +245,9 @@ class _Build:
             precision=" and ".join(sorted(signature.precisions)),
             peak_bytes=max(peak_bytes(phase.module.graph) for phase in phases),
             torch_operators=operators,
-            speed=None if program.kind == FORWARD else expected_speed(graphs, operators, self._reports),
+            speed=None
+            if program.kind == FORWARD or not is_cpu(self._device)
+            else expected_speed(graphs, operators, self._reports),
         )
 
 

@@ -10,29 +10,32 @@ import torch
 from torch import fx
 from torch.fx.node import map_aggregate
 
+from lit_ort._compat.devices import CPU, device_of
 from lit_ort._compat.torch import enter_autocast, exit_autocast
 from lit_ort._compat.torch_fx import returned_by
 from lit_ort.capture.numbers import copy_graph
 from lit_ort.options import BF16_MIXED
+from lit_ort.runtime.program import tensors_of
 
 
-def autocast_of(precision: str) -> torch.dtype | None:
+def autocast_of(precision: str, device: torch.device) -> torch.dtype | None:
     """The type that a graph computes products in: that of the autocast around it, else what the options ask."""
-    if torch.is_autocast_enabled("cpu"):
-        return torch.get_autocast_dtype("cpu")
+    if torch.is_autocast_enabled(device.type):
+        return torch.get_autocast_dtype(device.type)
     return torch.bfloat16 if precision == BF16_MIXED else None
 
 
-def autocast_for(precision: str) -> AbstractContextManager[Any]:
+def autocast_for(precision: str, device: torch.device = CPU) -> AbstractContextManager[Any]:
     """What a step of a precision runs in, so that its code finds the types that it would find in eager."""
-    return torch.autocast("cpu", torch.bfloat16) if precision == BF16_MIXED else nullcontext()
+    return torch.autocast(device.type, torch.bfloat16) if precision == BF16_MIXED else nullcontext()
 
 
 def run_in_eager(graph_module: fx.GraphModule, arguments: Sequence[Any], precision: str) -> Any:
     """Runs a graph, under autocast where the precision asks for it, with the types that Dynamo expects."""
-    if precision != BF16_MIXED or torch.is_autocast_enabled("cpu"):
+    device = device_of(tensors_of(arguments))
+    if precision != BF16_MIXED or torch.is_autocast_enabled(device.type):
         return graph_module(*arguments)
-    with autocast_for(precision):
+    with autocast_for(precision, device):
         outputs = graph_module(*arguments)
     examples = returned_by(graph_module.graph)
     return tuple(_as_example(value, example) for value, example in zip(outputs, examples, strict=True))
@@ -49,7 +52,7 @@ def in_float32(graph_module: fx.GraphModule, arguments: Sequence[Any]) -> Any:
         elif node.op not in ("placeholder", "output"):
             node.args = map_aggregate(node.args, _wide)
             node.kwargs = map_aggregate(node.kwargs, _wide)
-    with torch.autocast("cpu", enabled=False):
+    with torch.autocast(device_of(tensors_of(arguments)).type, enabled=False):
         return fx.GraphModule(graph_module, graph)(*map(_float32_of, arguments))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from lit_ort._compat.devices import device_of
 from lit_ort.capture.numbers import NumberedGraph
 
 
@@ -39,6 +40,7 @@ class Request:
     @contextmanager
     def modes(self) -> Iterator[None]:
         """The grad mode and autocast of the call, to trace in."""
-        low = torch.autocast("cpu", self.autocast or torch.bfloat16, enabled=self.autocast is not None)
+        kind = device_of(self.tensors).type
+        low = torch.autocast(kind, self.autocast or torch.bfloat16, enabled=self.autocast is not None)
         with torch.inference_mode(False), torch.set_grad_enabled(self.gradients), low:
             yield

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from lit_ort._compat.devices import device_of, is_cpu
 from lit_ort._compat.torch_fx import FakeTensor, FakeTensorMode, fake_mode
 from lit_ort._compat.torch_sizes import symbolic_sizes
 from lit_ort.capture.dimensions import Dimensions
@@ -40,9 +41,9 @@ def examples_of(tensors: Sequence[torch.Tensor], differentiable: bool, dimension
         CaptureError: a tensor that is sparse, on another device, or of a class of its own.
     """
     mode = fake_mode(symbolic=dimensions is not None)
-    made = []
+    made, device = [], device_of(tensors)
     for position, tensor in enumerate(tensors):
-        _require_plain(position, tensor)
+        _require_plain(position, tensor, device)
         changing = () if dimensions is None else dimensions.get(position, ())
         size, stride = tuple(tensor.shape), tensor.stride()
         if changing:
@@ -64,11 +65,16 @@ def _example(tensor: torch.Tensor, size: Any, stride: Any, differentiable: bool)
     return computed if computed.stride() == example.stride() else example.view_as(example)
 
 
-def _require_plain(position: int, tensor: torch.Tensor) -> None:
-    if tensor.layout != torch.strided or tensor.device.type != "cpu":
+def _goes_with(tensor: torch.Tensor, device: torch.device) -> bool:
+    """Whether a graph on a device may take a tensor: one there, or a scalar of the CPU's."""
+    return tensor.device == device or (tensor.dim() == 0 and is_cpu(tensor.device))
+
+
+def _require_plain(position: int, tensor: torch.Tensor, device: torch.device) -> None:
+    if tensor.layout != torch.strided or not _goes_with(tensor, device):
         raise CaptureError(
-            f"input {position} is a {tensor.layout} tensor on {tensor.device}, and sessions take strided ones on the "
-            "CPU",
+            f"input {position} is a {tensor.layout} tensor on {tensor.device}, and the sessions of this graph take "
+            f"strided ones on {device}",
             remedy="Convert it outside of the compiled step.",
         )
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):

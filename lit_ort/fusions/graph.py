@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from lit_ort._compat.devices import CPU
 from lit_ort._compat.torch import enter_autocast, exit_autocast, set_grad_enabled
 from lit_ort._compat.torch_fx import first_argument, inputs_of, is_alias
 from lit_ort._compat.torch_ops import written_arguments
@@ -110,15 +111,15 @@ class FusionGraph:
 
 def _low_precision_nodes(graph: fx.Graph) -> set[fx.Node]:
     """The nodes that autocast computes in bfloat16, around the graph and in its own regions."""
-    low = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
+    low = torch.is_autocast_enabled(CPU.type) and torch.get_autocast_dtype(CPU.type) == torch.bfloat16
     found: set[fx.Node] = set()
     outside: dict[fx.Node, bool] = {}
     for node in graph.nodes:
         if node.target is enter_autocast:
             outside[node] = low
             device, dtype, enabled, _ = node.args
-            if device == "cpu":
-                low = bool(enabled) and (torch.get_autocast_dtype("cpu") if dtype is None else dtype) == torch.bfloat16
+            if device == CPU.type:
+                low = bool(enabled) and (torch.get_autocast_dtype(device) if dtype is None else dtype) == torch.bfloat16
         elif node.target is exit_autocast:
             low = outside[node.args[0]]
         elif low:

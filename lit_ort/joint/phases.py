@@ -63,7 +63,8 @@ def one_phase(joint: JointGraph, loss: int | None, budget: float | None, recompu
         if node.op == "placeholder" and node.name in tangents:
             value = node.meta["val"]
             fill = 1.0 if tangents[node.name] == loss else 0.0
-            copies[node] = graph.call_function(aten.full.default, (list(value.shape), fill), {"dtype": value.dtype})
+            kwargs = {"dtype": value.dtype, "device": value.device}
+            copies[node] = graph.call_function(aten.full.default, (list(value.shape), fill), kwargs)
             copies[node].meta = {**OF_BACKWARD, "val": value}
         elif node.op == "output":
             graph.output(fx.map_arg(node.args[0], copies.__getitem__))

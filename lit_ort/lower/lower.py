@@ -11,6 +11,7 @@ import onnx
 import torch
 from torch import fx
 
+from lit_ort._compat.devices import CPU, is_cpu
 from lit_ort._compat.torch_fx import first_argument, is_element, is_size, is_view, returned_by
 from lit_ort.errors import ConvertError
 from lit_ort.joint.phases import SOURCE, PhaseGraph
@@ -23,7 +24,8 @@ from lit_ort.lower.torch_nodes import Region, form_of, home
 from lit_ort.ops.hand_over import hand_over
 from lit_ort.passes.streams import STREAM
 from lit_ort.runtime.elements import ELEMENTS
-from lit_ort.runtime.program import AS_REAL, Phase, Source, TorchNode
+from lit_ort.runtime.program import AS_REAL, Phase, Source, Statement, TorchNode
+from lit_ort.runtime.words import SLOT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,26 +36,27 @@ class Lowered:
     model: onnx.ModelProto
 
 
-def lower(graph: PhaseGraph, places: Places, name: str, keeps_order: bool) -> Lowered:
+def lower(graph: PhaseGraph, places: Places, name: str, keeps_order: bool, device: torch.device = CPU) -> Lowered:
     """Writes a phase as an ONNX model.
 
     Args:
         keeps_order: whether the engine runs nodes in the order in which a model lists them.
+        device: where it computes. ONNX Runtime's own kernels are the CPU's, so that elsewhere all nodes are torch's.
 
     Raises:
         ConvertError: a value of a type that sessions don't have, or an argument that a torch node can't be told.
     """
-    lowering = _Lowering(graph.module, places)
+    lowering = _Lowering(graph.module, places, device)
     for node in graph.module.graph.nodes:
         lowering.visit(node)
     return lowering.finish(name, keeps_order)
 
 
 class _Lowering:
-    def __init__(self, module: fx.GraphModule, places: Places) -> None:
-        self._module, self._places = module, places
+    def __init__(self, module: fx.GraphModule, places: Places, device: torch.device) -> None:
+        self._module, self._places, self._device = module, places, device
         self._builder = ModelBuilder()
-        self._by_onnx = onnx_nodes(module.graph)
+        self._by_onnx = onnx_nodes(module.graph) if is_cpu(device) else frozenset()
         self._inputs: list[tuple[str, Source]] = []
         self._names: dict[fx.Node, str] = {}
         # Truth values that cross as bytes, until ONNX Runtime asks for them.
@@ -96,6 +99,7 @@ class _Lowering:
             tuple(outputs),
             tuple(forms),
             tuple(self._terms),
+            str(self._device),
         )
         return Lowered(phase, model)
 
@@ -116,6 +120,12 @@ class _Lowering:
         if tensor.is_complex():
             tensor = torch.view_as_real(tensor)
         self._require_type(node, tensor.dtype)
+        if tensor.device != CPU:
+            raise ConvertError(
+                f"{node.name} is a constant on {tensor.device}, and models hold theirs in the CPU's memory",
+                remedy="Register it as a buffer of the module.",
+                operator=str(node.target),
+            )
         return self._builder.tensor(tensor)
 
     # What computes
@@ -202,12 +212,19 @@ class _Lowering:
         dtype, shape = self._crossing(node.meta["val"])
         name = self._names[node]
         if node.op in ("placeholder", "get_attr") or name in self._given_out:
-            name = self._builder.node("Identity", [name], "output")[0]
+            name = self._copied(node, name)
         self._given_out.add(name)
         shape = None if node.target is hand_over else shape
         natural = node.meta["val"].dtype == torch.bool and node not in self._bytes
         self._builder.output(name, torch.bool if natural else dtype, shape)
         return name
+
+    def _copied(self, node: fx.Node, name: str) -> str:
+        if is_cpu(self._device):
+            return self._builder.node("Identity", [name], "output")[0]
+        form = form_of(node.meta["val"].dtype)
+        self._nodes.append(TorchNode((form,), (Statement("aten.clone.default", ({SLOT: 0},), {}),), (1,), (form,)))
+        return self._builder.torch_node(len(self._nodes) - 1, [name], [self._described(node)], "output")[0]
 
     # Sizes and types
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from lit_ort._compat.devices import is_cpu
 from lit_ort._compat.torch_fx import arguments_of, first_argument, is_element, is_view, module_name
 from lit_ort._compat.torch_ops import BY_STRIDES, OpOverload, is_pointwise, out_overload, overload_name, result_count
 from lit_ort.errors import ConvertError
@@ -188,7 +189,7 @@ def home(node: fx.Node) -> fx.Node:
 
 def _is_large(value: torch.Tensor) -> bool:
     """Whether memory of a pool pays; where a size changes, the pool itself tells at every run."""
-    if not value.is_contiguous():
+    if not value.is_contiguous() or not is_cpu(value.device):
         return False
     if any(isinstance(size, torch.SymInt) for size in value.shape):
         return True

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from lit_ort._compat.devices import CPU
 from lit_ort._compat.torch_ops import OpOverload
 
 NAMESPACE = "lit_ort"
@@ -78,6 +79,6 @@ def define(
     name, _, signature = schema.partition("(")
     qualified = f"{NAMESPACE}::{name}"
     torch.library.define(qualified, f"({signature}")
-    torch.library.impl(qualified, "cpu", eager or functools.partial(kernel, TorchMemory()))
+    torch.library.impl(qualified, CPU.type, eager or functools.partial(kernel, TorchMemory()))
     torch.library.register_fake(qualified, fake)
     return getattr(torch.ops.lit_ort, name).default

@@ -8,8 +8,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 
+import torch
 from torch import fx
 
+from lit_ort._compat.devices import CPU, is_cpu
 from lit_ort.errors import OptionsError
 from lit_ort.passes.canonicalize import canonicalize
 from lit_ort.passes.embedding_gradient import fuse_embedding_gradients
@@ -28,20 +30,22 @@ class Pass:
         name: what `disable_passes` calls it.
         run: returns how many places it rewrote, or a report.
         required: whether lowering can't do without it.
+        only_cpu: whether it writes operators that the project has for the CPU alone, or is about its kernels.
     """
 
     name: str
     run: Callable[[fx.GraphModule], int | PassReport]
     required: bool = False
+    only_cpu: bool = False
 
 
 PASSES: tuple[Pass, ...] = (
     Pass("canonicalize", canonicalize, required=True),
     Pass("merge_equal", merge_equal),
     Pass("unused_gradients", trim_unused_gradients),
-    Pass("slice_gradients", join_slice_gradients),
-    Pass("embedding_gradient", fuse_embedding_gradients),
-    Pass("memory_format", order_channels),
+    Pass("slice_gradients", join_slice_gradients, only_cpu=True),
+    Pass("embedding_gradient", fuse_embedding_gradients, only_cpu=True),
+    Pass("memory_format", order_channels, only_cpu=True),
 )
 
 
@@ -50,9 +54,9 @@ def names() -> tuple[str, ...]:
     return tuple(one.name for one in PASSES)
 
 
-def apply(module: fx.GraphModule, disabled: Iterable[str]) -> tuple[PassReport, ...]:
-    """Runs the passes in order on a graph, in place, without those named in `disabled`."""
-    skipped = frozenset(disabled)
+def apply(module: fx.GraphModule, disabled: Iterable[str], device: torch.device = CPU) -> tuple[PassReport, ...]:
+    """Runs the passes in order on a graph, in place, without those named in `disabled` or not for its device."""
+    skipped = {*disabled, *(one.name for one in PASSES if one.only_cpu and not is_cpu(device))}
     return tuple(_applied(one, module) for one in PASSES if one.name not in skipped)
 
 

@@ -178,10 +178,7 @@ class SplitRunner:
         self, given: Given, types: Sequence[_Type], output_gradients: Gradients
     ) -> tuple[torch.Tensor | None, ...]:
         """The gradients of the inputs; a result for which autograd has none counts as zero."""
-        tangents = {
-            k: torch.zeros(types[k].shape, dtype=types[k].dtype) if output_gradients[k] is None else output_gradients[k]
-            for k in self._tangents
-        }
+        tangents = {k: types[k].zeros() if output_gradients[k] is None else output_gradients[k] for k in self._tangents}
         run = dataclasses.replace(given, tangents=tangents)
         return _place(self._backward.run(run), len(given.shapes), self._signature.gradients)
 
@@ -224,10 +221,14 @@ class SplitRunner:
 class _Type(NamedTuple):
     shape: torch.Size
     dtype: torch.dtype
+    device: torch.device
+
+    def zeros(self) -> torch.Tensor:
+        return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
 
 
 def _types(tensors: Tensors) -> list[_Type]:
-    return [_Type(tensor.shape, tensor.dtype) for tensor in tensors]
+    return [_Type(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
 
 
 def _not_differentiable(outputs: Tensors, signature: Signature) -> list[torch.Tensor]:

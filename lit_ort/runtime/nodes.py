@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from lit_ort._compat.devices import CPU, is_cpu
 from lit_ort._compat.torch_ops import OpOverload, memory_argument, returns_list
 from lit_ort.ops import OPERATORS
 from lit_ort.ops.operator import Memory, Operator
@@ -24,7 +25,7 @@ class RunState:
     """What the torch nodes of one run need to know.
 
     Args:
-        pool: memory for results.
+        pool: memory for results on the CPU, and for what ONNX Runtime asks for.
         sizes: the values of the phase's terms.
         seed: of the run's random streams.
     """
@@ -41,13 +42,14 @@ _FILE = "<torch node>"
 Hooks = Mapping[str, Callable[..., Any]]
 
 
-def bind(node: TorchNode, hooks: Hooks) -> NodeFunction:
+def bind(node: TorchNode, hooks: Hooks, device: torch.device = CPU) -> NodeFunction:
     """Makes a node's function: from the run's state and its inputs to its outputs, as they cross the border.
 
     Args:
         hooks: what takes the place of operators that this process implements otherwise, by target.
+        device: where it computes; the project's own kernels are the CPU's.
     """
-    source = _Source(len(node.inputs))
+    source = _Source(len(node.inputs), device)
     for position, form in enumerate(node.inputs):
         source.take(position, form)
     last_uses = _last_uses(node)
@@ -74,7 +76,8 @@ class _Source:
     Each statement is one line, which is how an error tells where it came from.
     """
 
-    def __init__(self, inputs: int) -> None:
+    def __init__(self, inputs: int, device: torch.device) -> None:
+        self._device = device
         self._names: dict[str, Any] = {"from_border": from_border, "to_border": to_border}
         arguments = ", ".join(f"v{k}" for k in range(inputs))
         self._lines = [f"def node(state{', ' if inputs else ''}{arguments}):"]
@@ -114,9 +117,10 @@ class _Source:
         if hook is not None:
             return f"{self._named(hook)}({', '.join(['state', *args])})"
         target = overload_of(statement.target)
-        own = OPERATORS.get(target)
+        own = OPERATORS.get(target) if is_cpu(self._device) else None
         if statement.stream is not None:
-            return f"{self._named(functools.partial(_drawn, target, statement.stream))}({', '.join(['state', *args])})"
+            drawn = functools.partial(_drawn, target, statement.stream, self._device)
+            return f"{self._named(drawn)}({', '.join(['state', *args])})"
         if own is not None:
             kernel = own.kernel if own.supports is None else functools.partial(_supported, own)
             return f"{self._named(kernel)}({', '.join(['state.pool', *args])})"
@@ -192,9 +196,9 @@ def _supported(own: Operator, memory: Memory, *args: Any, **kwargs: Any) -> Any:
     return own.target(*args, **kwargs)
 
 
-def _drawn(target: OpOverload, stream: int, state: RunState, *args: Any, **kwargs: Any) -> Any:
+def _drawn(target: OpOverload, stream: int, device: torch.device, state: RunState, /, *args: Any, **kwargs: Any) -> Any:
     """An operator that draws from torch's generator, as a function of the run's seed and its own stream."""
-    with seeded(state.seed, stream):
+    with seeded(state.seed, stream, device):
         return target(*args, **kwargs)
 
 
@@ -202,7 +206,7 @@ def to_border(value: torch.Tensor, form: str) -> torch.Tensor:
     """A value as ONNX Runtime takes it."""
     if not value.numel():
         # torch calls every empty tensor contiguous, and ONNX Runtime looks at its strides.
-        value = torch.empty(value.shape, dtype=value.dtype)
+        value = torch.empty(value.shape, dtype=value.dtype, device=value.device)
     if form == AS_REAL:
         return torch.view_as_real(value.resolve_conj()).contiguous()
     # The real part of a conjugate carries a lazy minus sign, which DLPack has no place for.

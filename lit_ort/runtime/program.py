@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from lit_ort._compat.devices import CPU
+
 FUSED, SPLIT, FORWARD = "fused", "split", "forward"
 # How a value of a type that ONNX Runtime doesn't share with torch crosses the border of a torch node.
 AS_IS, AS_BYTES, AS_REAL = "", "bytes", "real"
@@ -89,6 +91,7 @@ class Phase:
         outputs: names of the outputs, in order.
         forms: how each output crosses the border.
         terms: the changing sizes that its nodes take as numbers, as terms of `lit_ort.runtime.sizes`.
+        device: where its nodes compute.
     """
 
     model: bytes
@@ -97,6 +100,7 @@ class Phase:
     outputs: tuple[str, ...]
     forms: tuple[str, ...]
     terms: tuple[Any, ...] = ()
+    device: str = str(CPU)
 
 
 @dataclasses.dataclass(frozen=True)

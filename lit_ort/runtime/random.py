@@ -12,6 +12,8 @@ from contextvars import ContextVar
 
 import torch
 
+from lit_ort._compat.devices import CPU, generator_of
+
 # How many there are.
 SEEDS = 2**63 - 1
 # With this seed the project's own operators drop nothing, for comparison with eager.
@@ -56,12 +58,12 @@ def without_dropout() -> Iterator[None]:
 
 
 @contextmanager
-def seeded(seed: int, stream: int) -> Iterator[None]:
+def seeded(seed: int, stream: int, device: torch.device = CPU) -> Iterator[None]:
     """Lets torch's operators draw from a stream of a run's seed, and leaves torch's own generator where it was.
 
-    Only the CPU's generator: `torch.manual_seed` also queues a call, with its stack, for each device that may come.
+    Only one device's generator: `torch.manual_seed` also queues a call, with its stack, for each device that may come.
     """
-    generator = torch.default_generator
+    generator = generator_of(device)
     state = generator.get_state()
     generator.manual_seed((seed + (stream + 1) * _BETWEEN_STREAMS) % SEEDS)
     try:

@@ -73,12 +73,14 @@ class Session:
         if not phase.outputs and not phase.nodes:
             # All that the graph returns is there before it runs.
             return
+        device = torch.device(phase.device)
         model = Model(
             phase.model,
-            [options.clock.node(bind(node, options.hooks)) for node in phase.nodes],
+            [options.clock.node(bind(node, options.hooks, device)) for node in phase.nodes],
             self._what_failed,
             [name for name, _ in phase.inputs],
             phase.outputs,
+            device,
         )
         self._engine = options.engine.session(model, threads=options.threads, allow_spinning=options.allow_spinning)
 

@@ -132,6 +132,8 @@ class ORTMixin(CompiledMixin):
     """
 
     strategy_name: str
+    # Names of the classes of Lightning's that it computes on.
+    accelerators: tuple[str, ...] = ("CPUAccelerator",)
     # Lightning's plugin for plain float32, of the package that the strategy comes on.
     precision_class: ClassVar[Any] = Precision
     compile_log: CompileLog
@@ -158,7 +160,7 @@ class ORTMixin(CompiledMixin):
 
     def step_context(self, kind: str) -> AbstractContextManager[Any]:
         # Code that looks at the types of its values finds those of eager; graphs are compiled for what is around them.
-        return autocast_for(self.options.precision)
+        return autocast_for(self.options.precision, self.root_device)
 
     def _backend(self, step: str) -> ORTBackend:
         if step not in self._backends:
@@ -267,11 +269,11 @@ class ORTMixin(CompiledMixin):
 
     @accelerator.setter
     def accelerator(self, accelerator: Any) -> None:
-        if accelerator is not None and type(accelerator).__name__ != "CPUAccelerator":
+        if accelerator is not None and type(accelerator).__name__ not in self.accelerators:
             raise UnsupportedError(
-                f"accelerator is {type(accelerator).__name__}, and strategy={self.strategy_name!r} runs on the CPU so "
-                f"far. Use Trainer(accelerator='cpu', strategy={self.strategy_name!r}), or Lightning's own strategies "
-                "on this accelerator."
+                f"accelerator is {type(accelerator).__name__}, and strategy={self.strategy_name!r} takes "
+                f"{' or '.join(self.accelerators)}. Use Trainer(accelerator='cpu', strategy={self.strategy_name!r}), "
+                "or Lightning's own strategies on this accelerator."
             )
         if type(accelerator).__module__.startswith("pytorch_lightning."):
             # Its loops ask for classes of their own package, which have the same attributes.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,9 @@ from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins.precision import Precision as PrecisionPlugin
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
-from lit_ort.errors import UnsupportedError
+from lit_ort._compat.devices import is_cpu
+from lit_ort._compat.lightning import move_to
+from lit_ort.errors import LitOrtWarning, UnsupportedError
 from lit_ort.options import ORTOptions
 from lit_ort.strategies.arguments import Dynamic, EngineName, Fallback, Precision, Recompute
 from lit_ort.strategies.mixins import ORTMixin
@@ -21,6 +24,7 @@ class SingleDeviceMixin(ORTMixin):
     """Everything of `ORTStrategy` but the package of Lightning's that it comes on."""
 
     strategy_name = "ort"
+    accelerators = ("CPUAccelerator", "CUDAAccelerator")
 
     def __init__(
         self,
@@ -48,8 +52,8 @@ class SingleDeviceMixin(ORTMixin):
         """`lit_ort.ORTOptions` says more about the arguments from `precision` on.
 
         Args:
-            device: the CPU.
-            accelerator: as in Lightning's `SingleDeviceStrategy`; the CPU's.
+            device: where steps compute; the Trainer's device goes before it.
+            accelerator: as in Lightning's `SingleDeviceStrategy`; the CPU's, or CUDA's with stock onnxruntime.
             checkpoint_io: as in Lightning's `SingleDeviceStrategy`.
             precision_plugin: as in Lightning's `SingleDeviceStrategy`, for one of the precisions below.
             precision: what products and attention compute in; the Trainer's precision goes before it.
@@ -105,6 +109,33 @@ class SingleDeviceMixin(ORTMixin):
                 f"devices={len(devices)}, and strategy='ort' trains on one. Use devices=1, or "
                 "strategy='ort_ddp' for several."
             )
+        if devices and isinstance(devices[0], torch.device):
+            self._compute_on(devices[0])
+
+    def _compute_on(self, device: torch.device) -> None:
+        """Takes the Trainer's device.
+
+        Raises:
+            UnsupportedError: the engine has no tensors there, or an optimizer in the graph.
+        """
+        engine = self.backend_of("training_step").engine
+        if device.type not in engine.device_types:
+            raise UnsupportedError(
+                f"the Trainer's device is {device}, and {engine.version} computes on the CPU. Use "
+                "Trainer(accelerator='cpu', strategy='ort'), or stock onnxruntime, as docs/engines.md says."
+            )
+        if not is_cpu(device):
+            if self.options.optimizer_in_graph:
+                raise UnsupportedError(
+                    f"optimizer_in_graph=True on {device}, and its updates are built for the CPU. Leave it out there."
+                )
+            warnings.warn(
+                f"strategy='ort' on {device} has not been measured by this project so far. verify_first_step=True "
+                "compares it with eager; python -m benchmarks.gpu measures it.",
+                LitOrtWarning,
+                stacklevel=2,
+            )
+        move_to(self, device)
 
     @property
     def num_nodes(self) -> int:
@@ -120,7 +151,7 @@ class SingleDeviceMixin(ORTMixin):
 
 
 class ORTStrategy(SingleDeviceMixin, SingleDeviceStrategy):
-    """Trains, validates, tests and predicts with any LightningModule through ONNX Runtime on the CPU.
+    """Trains, validates, tests and predicts with any LightningModule through ONNX Runtime on one device.
 
     The module stays as it is: hooks, `self.log`, state_dict keys, checkpoints. What can't run through ONNX Runtime runs
     in eager with a warning (`fallback="warn"`) or raises (`fallback="error"`); `lit_ort.explain(trainer)` tells.

@@ -27,6 +27,7 @@ from tests.backend.classifier import Classifier, classes
 from tests.compare import REASON, assert_same_step, backend, gradients, relative_error, sparse_gradient
 
 
+@pytest.mark.slow
 def test_the_name_is_enough_and_needs_no_import() -> None:
     code = (
         "import torch; m = torch.nn.Linear(3, 1); f = torch.compile(lambda x: m(x).sum(), backend='ort',"

@@ -78,6 +78,7 @@ def test_transformer_lm_is_as_close_to_float64_as_autocast() -> None:
     assert (report.kind, report.precision) == ("fused", "bf16-mixed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(CASES))
 def test_gpt2_and_bert_are_as_close_to_float64_as_autocast(name: str) -> None:
     build, make_batch = CASES[name]

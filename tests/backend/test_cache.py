@@ -236,6 +236,7 @@ def sealed(data: bytes, model: bytes | None = None, **facts: object) -> bytes:
     return b"\n".join((FORMAT, hashlib.sha256(content).hexdigest().encode(), content))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", broken(b"a\nb\n{}\nc"))
 def test_a_broken_entry_is_built_anew_with_a_warning(kind: str, tmp_path: Path) -> None:
     miss = outcome(tmp_path)

@@ -116,6 +116,7 @@ def test_layers_are_found_and_their_gradients_stay(dropout: float) -> None:
 
 
 # transformers gives this method another name from 6.0 on.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
 @pytest.mark.parametrize("name", ["gpt2", "bert_pretrain"])
 @pytest.mark.parametrize("by", ["model", "option"])

@@ -63,6 +63,7 @@ def text(batch: int, length: int) -> tuple[Tensor, Tensor]:
     return torch.randint(WORDS, (batch, length)), torch.randint(WORDS, (batch, length))
 
 
+@pytest.mark.slow
 def test_fifty_lengths_are_two_graphs() -> None:
     engine = backend()
     assert_equal_steps(Block(), engine, *(text(3, length) for length in range(5, 55)))
@@ -214,6 +215,7 @@ class Recurrent(nn.Module):
         return (output.cumsum(1) * torch.linspace(0, 1, 8)).square().mean() + last.sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("kind", ["GRU", "LSTM", "RNN"])
 @pytest.mark.parametrize("changing", [0, 1])

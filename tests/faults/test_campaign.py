@@ -22,9 +22,8 @@ def test_every_kind_of_fault_is_drawn_and_the_same_again() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("way", "task", "faults"), [("ort", "gpt2", 3), ("ort_ddp", "transformer_lm", 1)])
-def test_runs_with_faults_are_whole_in_the_end(way: str, task: str, faults: int) -> None:
-    options = ["--ways", way, "--tasks", task, "--runs", "1", "--seed", "500", "--faults", str(faults)]
+def test_runs_with_faults_are_whole_in_the_end() -> None:
+    options = ["--ways", "ort", "--tasks", "gpt2", "--runs", "1", "--seed", "500", "--faults", "3"]
     command = [sys.executable, "-m", "benchmarks.faults", *options]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600, check=False)
     found = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]

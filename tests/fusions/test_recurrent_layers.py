@@ -48,6 +48,7 @@ def test_nothing_is_dropped_elsewhere(kind: Any, layers: int, probability: float
     assert fired(engine) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("kind", KINDS)

@@ -61,6 +61,7 @@ def test_stays_whole(rank: int, settings: dict[str, Any]) -> None:
     assert not any("index" in name for name in graph.torch_operators)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rank", "settings"), CASES, ids=str)
 def test_one_graph_serves_other_sizes(rank: int, settings: dict[str, Any]) -> None:
     module, engine = Resized(rank, {**settings, "scale_factor": 2}), backend()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import HealthCheck, Phase, settings
@@ -179,6 +180,7 @@ def loss(draw: Any) -> Case:
 cases = st.one_of(unary(), binary(), reduction(), normalisation(), product(), movement(), loss())
 
 
+@pytest.mark.slow
 @settings(
     max_examples=25,
     deadline=None,

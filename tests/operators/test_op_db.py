@@ -12,18 +12,19 @@ import pytest
 from tests.operators import known
 from tests.operators.op_db import BAD, FALLBACK, Outcome
 
-PARTS = 16
+# Every third operator, and all of them by `python -m tests.operators.op_db`.
+PARTS, TAKEN = 12, range(0, 12, 3)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", TAKEN)
 def test_as_eager(part: int, tmp_path: Path) -> None:
     file = tmp_path / "outcomes.json"
     # In a process without sessions, since it forks.
     command = [sys.executable, "-m", "tests.operators.op_db", "--part", f"{part}/{PARTS}", "--json", str(file)]
-    subprocess.run(command, check=True, timeout=900)
+    subprocess.run(command, check=True, timeout=1800)
     outcomes = [Outcome(**json.loads(line)) for line in file.read_text().splitlines()]
-    assert len(outcomes) > 25
+    assert len(outcomes) > 40
     assert not [outcome for outcome in outcomes if outcome.kind in BAD]
     fallbacks = {outcome.name.split()[0] for outcome in outcomes if outcome.kind == FALLBACK}
     assert fallbacks == {outcome.name.split()[0] for outcome in outcomes} & known.FALLBACKS.keys()

@@ -132,6 +132,7 @@ def test_the_same_weights_are_dropped_in_both_directions(causal: bool) -> None:
     torch.testing.assert_close((result * case.grad()).sum(), (of_value * case.inputs()[2]).sum())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pieces")
 @pytest.mark.parametrize("p", [0.0, 0.4])
 @pytest.mark.parametrize("kind", ["plain", "mask", "causal"])

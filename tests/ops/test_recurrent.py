@@ -51,6 +51,7 @@ def test_as_torch(mode: str, biases: bool, reverse: bool, length: int) -> None:
         torch.testing.assert_close(own, reference)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_gradcheck_and_opcheck(mode: str) -> None:
     given = arguments(twin(mode, True), mode, False)

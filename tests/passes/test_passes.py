@@ -212,6 +212,7 @@ def test_embedding_gradient_may_be_left_out() -> None:
 # All of them
 
 
+@pytest.mark.slow
 def test_each_may_be_left_out_with_the_same_numbers() -> None:
     required = fusions.required_names()
     names = [one.name for one in passes.PASSES if not one.required] + [n for n in fusions.names() if n not in required]

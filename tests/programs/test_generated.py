@@ -14,7 +14,7 @@ from tests.programs.program import Program, program
 from tests.steps.case import assert_alike, values_of
 
 SEEDS = range(8)
-EXAMPLES = 20
+EXAMPLES = 12
 
 
 @pytest.mark.slow

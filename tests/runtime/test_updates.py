@@ -167,6 +167,7 @@ class AlwaysRegularized(Optimized):
         return loss + self.head.weight.square().sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [AlwaysScaled, AlwaysRegularized])
 def test_a_step_that_never_was_one_graph_trains_as_ever(make: Callable[[], Net]) -> None:
     expected = fit("auto", seeded(make))

@@ -125,6 +125,7 @@ def test_a_resumed_phase_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> Non
             torch.testing.assert_close(value, other, rtol=1e-6, atol=1e-7, msg=name)
 
 
+@pytest.mark.slow
 def test_phase_2_starts_from_phase_1_on_longer_items(tmp_path: Path) -> None:
     one, _ = train(shards(tmp_path / "short", 12), tmp_path / "phase1", seed=7, steps=1)
     checkpoint, longer = tmp_path / "phase1" / "step=1.ckpt", shards(tmp_path / "long", 20)

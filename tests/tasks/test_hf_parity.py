@@ -40,6 +40,7 @@ def test_loss_and_every_gradient_of_the_first_step(name: str) -> None:
     assert [report.kind for report in engine.compile_log.graphs] == ["fused"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(CASES))
 @pytest.mark.parametrize("kind", ["training_step", "validation_step"])
 def test_a_step_is_one_graph_with_all_its_figures(name: str, kind: str) -> None:
@@ -55,6 +56,7 @@ def test_a_step_is_one_graph_with_all_its_figures(name: str, kind: str) -> None:
     assert [report.kind for report in engine.compile_log.graphs] == ["fused" if kind == "training_step" else "forward"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(CASES))
 def test_weights_after_ten_optimizer_steps(name: str) -> None:
     task, _ = made(name)
@@ -78,6 +80,7 @@ def adamw(module: LightningModule) -> torch.optim.Optimizer:
     return torch.optim.AdamW(module.parameters(), lr=1e-3, eps=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(CASES))
 def test_dropout_is_drawn_anew_and_repeats_with_the_seed(name: str) -> None:
     task, batch = made(name, dropout=0.3)

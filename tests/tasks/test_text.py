@@ -96,6 +96,7 @@ def test_python_docs_finds_docstrings_below_conditions() -> None:
     assert list(corpora.docstrings(source.encode())) == ["one", "two", "three"]
 
 
+@pytest.mark.slow
 def test_the_running_pythons_documentation_is_enough() -> None:
     corpus = python_docs()
     sizes = [len(tokenize(split.text)) for split in (corpus.train, corpus.valid, corpus.test)]

@@ -14,9 +14,13 @@ CASES = {**text_models.CASES, **image_and_sound_models.CASES, **plain_models.CAS
 pytestmark = pytest.mark.usefixtures("one_thread")
 # They have no dropout of any kind.
 WITHOUT_DROPOUT = {"ConvNeXt", "Mamba"}
+QUICK = ("Llama", "BERT", "T5", "ViT", "ResNet", "LSTM", "graph network")
 
 
-@pytest.mark.parametrize("name", CASES)
+# One of each kind is fast.
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in CASES if name not in QUICK)]
+)
 def test_the_numbers_of_eager(name: str) -> None:
     outcome = compare_steps(CASES[name])
     kinds = [graph.kind for graph in outcome.graphs]

@@ -155,7 +155,7 @@ def _tensor_type(tensor: torch.Tensor, sized: torch.Tensor) -> list[Any]:
     """Args: sized: what has its sizes, as numbers or names."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
         raise _Obstacle(f"it takes a {type(tensor).__name__} with the layout {tensor.layout}")
-    described = (tensor.dtype, tensor.device.type, tuple(sized.shape), sized.stride(), tensor.requires_grad)
+    described = (tensor.dtype, str(tensor.device), tuple(sized.shape), sized.stride(), tensor.requires_grad)
     return [str(part) for part in described]
 
 

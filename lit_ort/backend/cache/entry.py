@@ -20,7 +20,7 @@ from lit_ort.runtime.nodes import overload_of
 from lit_ort.runtime.program import Phase, Program
 from lit_ort.runtime.report import GraphReport
 
-FORMAT = b"lit_ort compiled graph 3"
+FORMAT = b"lit_ort compiled graph 4"
 # The key by which a tensor of an ONNX model names the file that holds its data (onnx.proto, TensorProto.external_data).
 _EXTERNAL = b"location"
 _PLAIN = (bool, int, float, str, type(None))

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from lit_ort._compat.devices import CPU
 from lit_ort.runtime.nodes import NodeFunction, RunState
 
 # A torch node in a model: its operator, and the attribute that holds its position among the model's torch nodes.
@@ -27,6 +28,7 @@ class Model:
         nodes: the functions of its torch nodes.
         what_failed: names the place of an error in a node.
         inputs, outputs: names, in the order tensors are given and wanted.
+        device: where its torch nodes compute.
     """
 
     data: bytes
@@ -34,6 +36,7 @@ class Model:
     what_failed: WhatFailed
     inputs: Sequence[str]
     outputs: Sequence[str]
+    device: torch.device = CPU
 
 
 class EngineSession(Protocol):
@@ -55,11 +58,13 @@ class Engine(Protocol):
         name: of `ORTOptions.engine`.
         version: of the package, such as `onnxruntime 1.24.1`.
         keeps_order: whether nodes run in the order in which a model lists them.
+        device_types: of the devices whose tensors it takes.
     """
 
     name: str
     version: str
     keeps_order: bool
+    device_types: tuple[str, ...]
 
     def session(self, model: Model, *, threads: int, allow_spinning: bool) -> EngineSession:
         """Makes a session.

@@ -36,7 +36,8 @@ def serving(model: Model, state: RunState) -> Iterator[None]:
     previous = (_current.nodes, _current.what_failed, _current.state)
     _current.nodes, _current.what_failed, _current.state = model.nodes, model.what_failed, state
     # The graph says in what each node computes, whatever autocast its caller runs under.
-    plain = torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext()
+    kind = model.device.type
+    plain = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
     try:
         with plain, torch.no_grad():
             yield

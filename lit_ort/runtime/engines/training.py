@@ -14,6 +14,7 @@ from typing import Any
 import onnxruntime
 import torch
 
+from lit_ort._compat import devices as torch_devices
 from lit_ort._compat.onnxruntime import CPU, ORT_ERRORS, C, run_of
 from lit_ort._compat.torch import from_dlpack, to_dlpack
 from lit_ort.errors import SessionError
@@ -42,6 +43,7 @@ class TrainingEngine:
 
     name = "training"
     keeps_order = True
+    device_types: tuple[str, ...] = (torch_devices.CPU.type,)
 
     def __init__(self, version: str) -> None:
         self.version = version

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from lit_ort._compat.devices import CPU
 from lit_ort.errors import EngineError, SessionError
 from lit_ort.runtime.elements import DTYPES, ELEMENTS
 from lit_ort.runtime.engines.engine import CHECK_THE_BATCH, FOR_A_REPORT, Model
@@ -38,6 +39,7 @@ class StockEngine:
 
     name = "stock"
     keeps_order = False
+    device_types: tuple[str, ...] = (CPU.type, "cuda")
 
     def __init__(self, version: str, path: Path) -> None:
         self.version = version
@@ -50,7 +52,7 @@ class StockEngine:
         options = self._options(threads, allow_spinning)
         kernels: list[int] = []
         try:
-            with self._operator.creating(model.inputs) as kernels:
+            with self._operator.creating(model.inputs, model.device) as kernels:
                 session = self._library.new(
                     "CreateSessionFromArray", self._environment, model.data, len(model.data), options
                 )

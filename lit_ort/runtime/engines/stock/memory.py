@@ -2,6 +2,9 @@
 
 A torch node offers its result while ONNX Runtime asks for memory for the node's output, and the result's own memory
 becomes the output's. Everything else lies in the pool that torch nodes take theirs from.
+
+ONNX Runtime takes all of it for the CPU's. What lies on another device is an address to it, which it hands from one
+torch node to the next and never looks at: models for such devices have no other nodes.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import Any
 
 import torch
 
+from lit_ort._compat.devices import CPU, is_cpu
 from lit_ort._compat.torch import owners_of_memory
 from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.engines.serving import current_state
@@ -63,16 +67,21 @@ class TorchMemory:
         library.call("RegisterAllocator", environment, ctypes.byref(self._struct))
 
     @contextmanager
-    def offering(self, result: torch.Tensor) -> Iterator[None]:
-        """Gives a result's memory to the next value of its size that this thread makes.
+    def offering(self, result: torch.Tensor) -> Iterator[torch.Tensor | None]:
+        """Gives a result's memory to the next value of its size that this thread makes; yields what was offered.
 
-        ONNX Runtime may write to the memory of values that it needs no more, so nothing else may lie in it.
+        ONNX Runtime may write to the memory of values that it needs no more, so nothing else may lie in it: of a result
+        on another device, which it can't copy, a copy is offered then.
         """
         alone = result.data_ptr() not in self._live and owners_of_memory(result) == 1
+        offered = None
         if alone and result.numel() and result.is_contiguous():
-            self._offered.tensor = result
+            offered = result
+        elif not is_cpu(result.device):
+            offered = result.clone(memory_format=torch.contiguous_format)
+        self._offered.tensor = offered
         try:
-            yield
+            yield offered
         finally:
             self._offered.tensor = None
 
@@ -80,6 +89,11 @@ class TorchMemory:
         """The tensor whose memory a value lies in; None for a value that the run didn't make."""
         tensor, owner = self._live.get(address, (None, None))
         return tensor if owner is run else None
+
+    def device_at(self, address: int) -> torch.device:
+        """The device on which a value lies; the CPU for an input or a constant, which the allocator has not made."""
+        tensor, _ = self._live.get(address, (None, None))
+        return CPU if tensor is None else tensor.device
 
     def _allocate(self, this: int, size: int) -> int:
         state = current_state()

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from lit_ort._compat.devices import is_cpu
 from lit_ort.errors import EngineError
 from lit_ort.runtime.elements import DTYPES
 from lit_ort.runtime.engines.engine import DOMAIN, OPERATOR, POSITION
@@ -109,13 +110,15 @@ class TorchOperator:
         library.call("CustomOpDomain_Add", self.domain, byref(self._struct))
 
     @contextmanager
-    def creating(self, inputs: Sequence[str]) -> Iterator[list[int]]:
+    def creating(self, inputs: Sequence[str], device: torch.device) -> Iterator[list[int]]:
         """While a session is created on this thread: the list that the numbers of its kernels come into.
 
         Args:
             inputs: names of the model's inputs.
+            device: of the model.
         """
         self._session.inputs = {name: k for k, name in enumerate(inputs)}
+        self._session.on_cpu = is_cpu(device)
         self._session.numbers = []
         yield self._session.numbers
 
@@ -137,7 +140,10 @@ class TorchOperator:
         try:
             number = next(self._numbers)
             kernel_inputs = _inputs(self._library, info, self._session.inputs, self._windows)
-            self._kernels[number] = _Kernel(info, self._library, self._memory, kernel_inputs, self._windows)
+            creation = self._session
+            self._kernels[number] = _Kernel(
+                info, self._library, self._memory, kernel_inputs, self._windows, creation.on_cpu
+            )
             self._session.numbers.append(number)
             kernel[0] = number
             return None
@@ -155,6 +161,7 @@ class _Creation(threading.local):
     def __init__(self) -> None:
         self.inputs: dict[str, int] = {}
         self.numbers: list[int] = []
+        self.on_cpu = True
 
 
 class _Run(threading.local):
@@ -179,8 +186,15 @@ class _Kernel:
     """
 
     def __init__(
-        self, info: int, library: Library, memory: TorchMemory, inputs: Sequence[_Input], windows: Windows
+        self,
+        info: int,
+        library: Library,
+        memory: TorchMemory,
+        inputs: Sequence[_Input],
+        windows: Windows,
+        on_cpu: bool,
     ) -> None:
+        self._on_cpu = on_cpu
         self._library, self._memory, self._inputs, self._windows = library, memory, inputs, windows
         self._position = int(_attribute(library, info, POSITION))
         self._outputs = [
@@ -232,6 +246,8 @@ class _Kernel:
         else:
             window.point_to(self._sizes)
             read_shape(library, value, self._element, self._sizes, self._rank)
+        if not self._on_cpu:
+            window.turn_to(self._memory.device_at(window.address_of_data()))
         return window.look(self._rank.value)
 
     def _give(self, context: int, k: int, result: torch.Tensor, dtype: torch.dtype) -> None:
@@ -243,12 +259,18 @@ class _Kernel:
             )
         shape = (c_int64 * max(result.dim(), 1))(*result.shape)
         library, raw = self._library, self._library.raw
-        with self._memory.offering(result):
+        with self._memory.offering(result) as offered:
             library.check(raw["KernelContext_GetOutput"](context, k, shape, result.dim(), byref(self._value)))
         library.check(raw["GetTensorMutableData"](self._value.value, byref(self._data)))
-        if self._data.value != result.data_ptr() and result.numel():
-            source = result.contiguous()
-            ctypes.memmove(self._data.value, source.data_ptr(), source.nbytes)
+        if not result.numel() or self._data.value == (result if offered is None else offered).data_ptr():
+            return
+        if not is_cpu(result.device):
+            raise EngineError(
+                f"output {k} of a torch node is on {result.device}, and ONNX Runtime took memory of the CPU for it. "
+                "Please report it, with what dump_dir writes."
+            )
+        source = result.contiguous()
+        ctypes.memmove(self._data.value, source.data_ptr(), source.nbytes)
 
 
 def read_shape(library: Library, value: int, element: c_int, sizes: Any, rank: c_uint64) -> None:

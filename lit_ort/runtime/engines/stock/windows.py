@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 
+from lit_ort._compat.devices import CPU
 from lit_ort._compat.torch import from_dlpack
 from lit_ort.runtime.elements import DTYPES
 
 MOST_DIMENSIONS = 16
-_CPU = 1
+# DLPack's numbers of devices: kDLCPU and kDLCUDA.
+_DEVICES = {CPU.type: 1, "cuda": 2}
 # DLPack's codes of kinds of types; a truth value is a byte here, as torch nodes take it.
 _SIGNED, _UNSIGNED, _FLOAT, _BFLOAT = 0, 1, 2, 4
 _FRESH = b"dltensor"
@@ -49,7 +51,7 @@ class Window:
     __slots__ = ("_address", "_struct", "data", "shape")
 
     def __init__(self, element: int) -> None:
-        self._struct = _ManagedTensor(device_type=_CPU, dtype=_dlpack_type(DTYPES[element]))
+        self._struct = _ManagedTensor(dtype=_dlpack_type(DTYPES[element]))
         self._address = ctypes.addressof(self._struct)
         self.data = self._address + _ManagedTensor.data.offset
         self.shape = self._address + _ManagedTensor.shape.offset
@@ -57,6 +59,13 @@ class Window:
     def point_to(self, shape: Any) -> None:
         """Takes sizes from an array of int64 that the caller keeps."""
         self._struct.shape = ctypes.addressof(shape)
+
+    def turn_to(self, device: torch.device) -> None:
+        """Takes what is at `data` for memory of a device."""
+        self._struct.device_type, self._struct.device_id = _DEVICES[device.type], device.index or 0
+
+    def address_of_data(self) -> int:
+        return self._struct.data
 
     def look(self, rank: int) -> torch.Tensor:
         """The tensor at `data` with the sizes at `shape`, which were written to before."""
@@ -76,7 +85,9 @@ class Windows:
 
     def take(self, element: int) -> Window:
         free = self._free.get(element)
-        return free.pop() if free else Window(element)
+        window = free.pop() if free else Window(element)
+        window.turn_to(CPU)
+        return window
 
     def give_back(self, element: int, window: Window) -> None:
         self._free.setdefault(element, []).append(window)
