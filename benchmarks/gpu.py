@@ -24,11 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
-from torch.utils._pytree import tree_map
 
 from benchmarks.models import MODELS
 from benchmarks.models.case import SMALL, Model
 from lit_ort import ORTOptions
+from lit_ort._compat.torch_fx import tree_map
 from lit_ort.backend.backend import ORTBackend
 from lit_ort.backend.steps import dynamo_settings
 from lit_ort.options import BF16_MIXED, FLOAT32
