@@ -13,6 +13,7 @@ from lit_ort.errors import (
     CheckpointError,
     CompileError,
     ConvertError,
+    ExportError,
     LitOrtError,
     LitOrtWarning,
     OptionsError,
@@ -21,6 +22,7 @@ from lit_ort.errors import (
     UnsupportedError,
     VerificationError,
 )
+from lit_ort.export import Exported, export
 from lit_ort.options import ORTOptions
 from lit_ort.precision import ORTPrecision
 from lit_ort.strategies import (
@@ -41,6 +43,8 @@ __all__ = [
     "CompileError",
     "CompiledStrategy",
     "ConvertError",
+    "ExportError",
+    "Exported",
     "LitOrtError",
     "LitOrtWarning",
     "MemoryPlan",
@@ -60,6 +64,7 @@ __all__ = [
     "VerificationError",
     "benchmark",
     "explain",
+    "export",
     "plan_memory",
 ]
 

@@ -27,6 +27,10 @@ class CheckpointError(LitOrtError):
     """A checkpoint can't be written or read."""
 
 
+class ExportError(LitOrtError, ValueError):
+    """A module can't be written as an ONNX model, or the model's results are not the module's."""
+
+
 class NonFiniteError(LitOrtError):
     """A training loss is NaN or infinite."""
 

@@ -19,6 +19,7 @@ from lit_ort._compat.torch_ops import returns_alias
 tree_flatten: Any = _pytree.tree_flatten
 tree_leaves: Any = _pytree.tree_leaves
 tree_map: Any = _pytree.tree_map
+tree_unflatten: Any = _pytree.tree_unflatten
 
 _aten = torch.ops.aten
 _NORMALISATIONS = frozenset(

@@ -1,0 +1,175 @@
+"""A module's call as a function of named tensors, which is what an ONNX model is."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_ort._compat.torch_fx import tree_flatten, tree_leaves, tree_unflatten
+from lit_ort.errors import ExportError
+
+FORWARD, PREDICT_STEP = STEPS = ("forward", "predict_step")
+# What a result is called that has no name of its own.
+OUTPUT = "output"
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One call of a module's step.
+
+    Args:
+        function: takes the tensors in order, and returns the tensors of the result.
+        names, tensors: of its inputs.
+        output_names: of its results.
+    """
+
+    function: nn.Module
+    names: tuple[str, ...]
+    tensors: tuple[Tensor, ...]
+    output_names: tuple[str, ...]
+
+
+def call_of(
+    module: nn.Module, batch: Any, step: str, input_names: Sequence[str] | None, output_names: Sequence[str] | None
+) -> Call:
+    """The call of a step with a batch. The module has to be in eval mode.
+
+    Args:
+        batch: of `forward` a dictionary of keyword arguments, a tuple of arguments, or the only one; of `predict_step`
+            what a loader gives.
+        step: `forward` or `predict_step`.
+        input_names, output_names: instead of those of the signature and the result.
+
+    Raises:
+        ExportError: no such step, a batch without tensors or that the step refuses, or names that don't fit.
+    """
+    if step not in STEPS or not hasattr(module, step):
+        raise ExportError(f"step={step!r} is none that {type(module).__name__} has. Use one of {' and '.join(STEPS)}.")
+    arguments, keywords = _arguments(batch, step)
+    leaves, spec = tree_flatten((arguments, keywords))
+    places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    if not places:
+        raise ExportError(f"The batch, a {type(batch).__name__}, has no tensor. Pass what the step is called with.")
+    function = _Function(module, step, leaves, spec, places)
+    tensors = tuple(leaves[k] for k in places)
+    names = _input_names(getattr(module, step), arguments, keywords) if input_names is None else tuple(input_names)
+    _require_count("input_names", names, len(tensors))
+    try:
+        with torch.no_grad():
+            result = function.result(tensors)
+    # Whatever it raises is what the module says of the batch.
+    except Exception as error:
+        raise ExportError(
+            f"{type(module).__name__}.{step} refuses the batch: {type(error).__name__}: {error}. Pass a batch that it "
+            "takes."
+        ) from error
+    own = tuple(_names_of(result))
+    wanted = own if output_names is None else tuple(output_names)
+    if not own:
+        raise ExportError(f"{type(module).__name__}.{step} returns a {type(result).__name__} without tensors.")
+    _require_count("output_names", wanted, len(own))
+    return Call(function, names, tensors, wanted)
+
+
+@contextlib.contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Puts a module and all its parts in eval mode, and each back into its own afterwards."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+class _Function(nn.Module):
+    """The step with everything but tensors filled in."""
+
+    def __init__(self, module: nn.Module, step: str, leaves: list[Any], spec: Any, places: list[int]) -> None:
+        super().__init__()
+        self.module = module
+        self._step, self._leaves, self._spec, self._places = step, leaves, spec, places
+        self.eval()
+
+    def result(self, tensors: Sequence[Tensor]) -> Any:
+        """What the step returns."""
+        filled = list(self._leaves)
+        for place, tensor in zip(self._places, tensors, strict=True):
+            filled[place] = tensor
+        arguments, keywords = tree_unflatten(filled, self._spec)
+        return getattr(self.module, self._step)(*arguments, **keywords)
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(leaf for leaf in tree_leaves(_plain(self.result(tensors))) if isinstance(leaf, Tensor))
+
+
+def _arguments(batch: Any, step: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if step == PREDICT_STEP:
+        return (batch, 0), {}
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    return (tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)), {}
+
+
+def _input_names(step: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the tensors: the parameters' and, of several in one argument, their places in it."""
+    parameters = list(inspect.signature(step).parameters.values())
+    named = [(_parameter_name(parameters, k), value) for k, value in enumerate(arguments)]
+    found = [name for part, value in [*named, *keywords.items()] for name in _names_of(value, part)]
+    return _unique(found)
+
+
+def _parameter_name(parameters: Sequence[inspect.Parameter], k: int) -> str:
+    variadic = [p for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL]
+    plain = [p for p in parameters if p.kind in (inspect.Parameter.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if k < len(plain):
+        return plain[k].name
+    return f"{variadic[0].name}_{k - len(plain)}" if variadic else f"input_{k}"
+
+
+def _names_of(value: Any, name: str = "") -> list[str]:
+    """A name for each tensor in a value."""
+    value = _plain(value)
+    if isinstance(value, Tensor):
+        return [name or OUTPUT]
+    if isinstance(value, Mapping):
+        parts: list[tuple[str, Any]] = [(str(key), part) for key, part in value.items()]
+    elif isinstance(value, (tuple, list)):
+        parts = [(f"{name or OUTPUT}_{k}", part) for k, part in enumerate(value)]
+        return [found for own, part in parts for found in _names_of(part, own)]
+    else:
+        return []
+    prefix = f"{name}_" if name else ""
+    return [found for own, part in parts for found in _names_of(part, f"{prefix}{own}")]
+
+
+def _plain(value: Any) -> Any:
+    """A result of a class of its own, as transformers' are, as a dictionary; caches as their tensors."""
+    if isinstance(value, Mapping):
+        return {key: _plain(part) for key, part in value.items()}
+    if hasattr(value, "layers") and hasattr(value, "get_seq_length"):
+        return {f"{k}": {"key": layer.keys, "value": layer.values} for k, layer in enumerate(value.layers)}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return [_plain(part) for part in value] if isinstance(value, (tuple, list)) else value
+
+
+def _unique(names: Sequence[str]) -> tuple[str, ...]:
+    counts: dict[str, int] = {}
+    found = []
+    for name in names:
+        counts[name] = counts.get(name, 0) + 1
+        found.append(name if counts[name] == 1 else f"{name}_{counts[name] - 1}")
+    return tuple(found)
+
+
+def _require_count(what: str, names: Sequence[str], count: int) -> None:
+    if len(names) != count or len(set(names)) != count:
+        raise ExportError(f"{what}={list(names)}, and the call has {count} tensors. Give each a name of its own.")

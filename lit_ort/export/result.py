@@ -1,0 +1,63 @@
+"""What exporting a module tells."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+MIB = 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Checked:
+    """How far a model is from its module at one size.
+
+    Args:
+        shapes: of the inputs, by name.
+        error: the largest absolute difference of any result, over the result's largest value.
+        output: the result that it is of, with the operator that gives it.
+    """
+
+    shapes: dict[str, tuple[int, ...]]
+    error: float
+    output: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """A file that `export` wrote, readable when printed.
+
+    Args:
+        path: of the model; weights beyond 2 GiB lie beside it in a file with `.data` behind its name.
+        inputs: for each input, its sizes; those that may change by name.
+        outputs: names of the results.
+        checked: how far the model is from the module, at each size that was compared; empty with `verify=False`.
+        form: `float16`, `bfloat16` or `int8`, or None for float32.
+        size_bytes: of the file, weights included.
+        float32_bytes: of the float32 form.
+    """
+
+    path: Path
+    inputs: Mapping[str, tuple[int | str, ...]]
+    outputs: tuple[str, ...]
+    checked: tuple[Checked, ...]
+    form: str | None
+    size_bytes: int
+    float32_bytes: int
+
+    @property
+    def error(self) -> float | None:
+        """The largest of all that were compared; None where nothing was."""
+        return max((one.error for one in self.checked), default=None)
+
+    def __str__(self) -> str:
+        inputs = ", ".join(f"{name}[{', '.join(map(str, sizes))}]" for name, sizes in self.inputs.items())
+        form = "" if self.form is None else f" in {self.form}, {self.float32_bytes / MIB:.1f} MiB in float32"
+        lines = [f"{self.path}: {self.size_bytes / MIB:.1f} MiB{form}; {inputs} -> {', '.join(self.outputs)}"]
+        lines += [
+            f"  largest error to eager {one.error:.1e} in {one.output} at "
+            + ", ".join(f"{name}{list(shape)}" for name, shape in one.shapes.items())
+            for one in self.checked
+        ]
+        return "\n".join(lines)

@@ -1,0 +1,103 @@
+"""A model into its file, once it was compared with its module."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import onnx
+import torch
+from torch import nn
+
+from lit_ort.errors import ExportError
+from lit_ort.export.call import Call
+from lit_ort.export.check import check
+from lit_ort.export.export import INT8
+from lit_ort.export.graph import changing_of
+from lit_ort.export.reduced import halve, quantize
+from lit_ort.export.result import Checked, Exported
+
+# Protocol buffers end at 2 GiB; weights go into a file of their own from here on.
+EXTERNAL_BYTES = 2**31 - 2**24
+
+
+def describe(model: onnx.ModelProto, module: nn.Module, step: str, more: Mapping[str, str]) -> None:
+    facts = {
+        "class": f"{type(module).__module__}.{type(module).__qualname__}",
+        "step": step,
+        "torch": torch.__version__,
+        "lit_ort": importlib.metadata.version("lit_ort"),
+        **more,
+    }
+    del model.metadata_props[:]
+    onnx.helper.set_model_props(model, facts)
+    model.producer_name = "lit_ort"
+
+
+def write(
+    model: onnx.ModelProto, target: Path, call: Call, form: str | None, verify: bool, tolerance: float
+) -> Exported:
+    """Writes and compares a model beside its place, and then puts it there."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
+            unfinished = Path(folder, target.name)
+            external = _save(model, unfinished)
+            float32_bytes = _bytes_of(folder)
+            if form == INT8:
+                plain = Path(folder, "float32", target.name)
+                plain.parent.mkdir()
+                for file in _files_of(folder):
+                    os.replace(file, plain.with_name(file.name))
+                quantize(plain, unfinished, external)
+            elif form is not None:
+                halve(model, form)
+                _save(model, unfinished)
+            checked = check(model, unfinished, call) if verify else []
+            _require_close(checked, tolerance, form)
+            size = _bytes_of(folder)
+            # Weights first: a model without them can't be read.
+            for file in sorted(_files_of(folder), key=lambda file: file == unfinished):
+                os.replace(file, target.with_name(file.name))
+    except OSError as error:
+        raise ExportError(f"{target} can't be written: {error.strerror or error}. Choose another path.") from error
+    return Exported(target, dict(_inputs_of(model)), call.output_names, tuple(checked), form, size, float32_bytes)
+
+
+def _save(model: onnx.ModelProto, path: Path) -> bool:
+    """Writes a model; returns whether its weights are in a file of their own."""
+    external = model.ByteSize() > EXTERNAL_BYTES
+    location = f"{path.name}.data"
+    # It moves the weights out of the model that it is given.
+    written = onnx.ModelProto.FromString(model.SerializeToString()) if external else model
+    onnx.save_model(written, path, save_as_external_data=external, location=location if external else None)
+    return external
+
+
+def _files_of(folder: str) -> list[Path]:
+    return [path for path in Path(folder).iterdir() if path.is_file()]
+
+
+def _bytes_of(folder: str) -> int:
+    return sum(path.stat().st_size for path in _files_of(folder))
+
+
+def _inputs_of(model: onnx.ModelProto) -> Iterable[tuple[str, tuple[int | str, ...]]]:
+    changing = changing_of(model)
+    for value in model.graph.input:
+        dims = value.type.tensor_type.shape.dim
+        yield value.name, tuple(changing[value.name].get(k, dim.dim_value) for k, dim in enumerate(dims))
+
+
+def _require_close(checked: Sequence[Checked], tolerance: float, form: str | None) -> None:
+    for one in checked:
+        # NaN is close to nothing.
+        if not one.error <= tolerance:
+            how = "" if form is None else f" in {form}"
+            raise ExportError(
+                f"The exported model{how} errs by {one.error:.1e} of the largest value in {one.output} at "
+                f"{one.shapes}, and tolerance={tolerance:g}. Choose another form or a larger tolerance."
+            )

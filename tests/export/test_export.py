@@ -1,0 +1,203 @@
+"""Exported models beside their modules, in sessions that know nothing of torch; and what can't be exported."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from lightning import LightningModule
+from torch import Tensor, nn
+
+import lit_ort
+from lit_ort.errors import ExportError
+from lit_ort.export import write as writing
+from tests.lightning_models import Net
+from tests.zoo import image_and_sound_models, plain_models, text_models
+
+CASES = {**text_models.CASES, **image_and_sound_models.CASES, **plain_models.CASES}
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Convolutions(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        )
+        self.append(nn.Linear(8, 4))
+
+
+class Words(LightningModule):
+    """Logits and their likeliest, from tokens and an optional scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.dropout, self.out = nn.Embedding(11, 16), nn.Dropout(0.5), nn.Linear(16, 11)
+        self.example_input_array = torch.randint(11, (4, 6))
+
+    def forward(self, tokens: Tensor, scale: Tensor | None = None) -> dict[str, Tensor]:
+        logits = self.out(self.dropout(self.embedding(tokens)))
+        logits = logits if scale is None else logits * scale
+        return {"logits": logits, "likeliest": logits.argmax(-1)}
+
+    def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        return self(batch["tokens"])["likeliest"]
+
+
+def operators(path: Path) -> set[str]:
+    model = onnx.load(path)
+    onnx.checker.check_model(model)
+    return {node.domain for node in model.graph.node}
+
+
+def test_a_module_in_training_is_exported_in_eval_and_left_as_it_was(tmp_path: Path) -> None:
+    module = Convolutions().train()
+    module[0].eval()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    exported = lit_ort.export(module, tmp_path / "model.onnx", torch.randn(4, 3, 16, 16))
+    assert [part.training for part in module] == [False, *[True] * 5]
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert exported.inputs == {"input": ("input_0", 3, "input_2", "input_3")}
+    assert [one.shapes["input"] for one in exported.checked] == [(4, 3, 16, 16), (2, 3, 8, 8), (1, 3, 1, 1)]
+    assert exported.error is not None
+    assert exported.error < 1e-5
+    assert operators(exported.path) <= {"", "ai.onnx"}
+    assert "largest error to eager" in str(exported)
+
+
+def test_names_sizes_and_facts(tmp_path: Path) -> None:
+    exported = lit_ort.export(Words(), tmp_path / "model.onnx", metadata={"tokenizer": "words"})
+    assert exported.inputs == {"tokens": ("tokens_0", "tokens_1")}
+    assert exported.outputs == ("logits", "likeliest")
+    facts = {fact.key: fact.value for fact in onnx.load(exported.path).metadata_props}
+    assert facts["class"].endswith("test_export.Words")
+    assert facts["tokenizer"] == "words"
+    assert {"torch", "lit_ort", "step"} <= facts.keys()
+
+
+def test_a_batch_of_keywords_and_of_a_loader(tmp_path: Path) -> None:
+    module, tokens = Words(), torch.randint(11, (2, 5))
+    keywords = lit_ort.export(module, tmp_path / "a.onnx", {"tokens": tokens, "scale": torch.tensor(2.0)})
+    assert list(keywords.inputs) == ["tokens", "scale"]
+    predicted = lit_ort.export(module, tmp_path / "b.onnx", {"tokens": tokens}, step="predict_step")
+    assert list(predicted.inputs) == ["batch_tokens"]
+    assert predicted.outputs == ("output",)
+
+
+def test_names_and_sizes_may_be_given(tmp_path: Path) -> None:
+    names: Any = {"input_names": ["words"], "output_names": ["scores", "best"]}
+    exported = lit_ort.export(Words(), tmp_path / "m.onnx", dynamic={"words": {0: "batch"}}, **names)
+    assert exported.inputs == {"words": ("batch", 6)}
+    assert exported.outputs == ("scores", "best")
+    fixed = lit_ort.export(Words(), tmp_path / "m.onnx", dynamic=False)
+    assert fixed.inputs == {"tokens": (4, 6)}
+    assert len(fixed.checked) == 1
+
+
+def test_one_item_is_enough_for_a_batch_that_changes(tmp_path: Path) -> None:
+    exported = lit_ort.export(Net(), tmp_path / "m.onnx", torch.randn(1, 6))
+    assert exported.inputs == {"x": ("x_0", 6)}
+
+
+@pytest.mark.parametrize("form", ["float16", "bfloat16"])
+def test_weights_in_16_bits(tmp_path: Path, form: Any) -> None:
+    module = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256))
+    exported = lit_ort.export(module, tmp_path / "m.onnx", torch.randn(4, 256), half=form)
+    assert exported.form == form
+    assert 0.49 < exported.size_bytes / exported.float32_bytes < 0.52
+    assert exported.error is not None
+    assert 1e-6 < exported.error < 1e-2
+    with pytest.raises(ExportError, match=f"in {form} errs by .* and tolerance=1e-07"):
+        lit_ort.export(module, tmp_path / "n.onnx", torch.randn(4, 256), half=form, tolerance=1e-7)
+    assert not (tmp_path / "n.onnx").exists()
+
+
+def test_products_in_8_bits(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256))
+    exported = lit_ort.export(module, tmp_path / "m.onnx", torch.randn(4, 256), quantize="int8")
+    assert 0.24 < exported.size_bytes / exported.float32_bytes < 0.28
+    assert exported.error is not None
+    assert 1e-5 < exported.error < 0.1
+    assert "MatMulInteger" in {node.op_type for node in onnx.load(exported.path).graph.node}
+
+
+def test_weights_beyond_two_gib_lie_beside_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "EXTERNAL_BYTES", 2**10)
+    exported = lit_ort.export(nn.Linear(64, 64), tmp_path / "m.onnx", torch.randn(2, 64))
+    assert sorted(os.listdir(tmp_path)) == ["m.onnx", "m.onnx.data"]
+    assert exported.error is not None
+    assert exported.size_bytes > 4 * 64 * 64
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Llama", "BERT", "ViT", "ResNet", "LSTM", "VAE"])
+def test_models(name: str, tmp_path: Path) -> None:
+    module, batch = CASES[name].make(0.0)
+    exported = lit_ort.export(module, tmp_path / "m.onnx", {k: v for k, v in batch.items() if k != "labels"})
+    assert len(exported.checked) >= 2
+    assert exported.error is not None
+    assert exported.error < 1e-4
+
+
+class Sorted(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.eigvals(x @ x.T).real
+
+
+@pytest.mark.parametrize(
+    ("module", "batch", "settings", "message"),
+    [
+        (Net(), None, {}, "Net has no example_input_array. Pass a batch"),
+        (Net(), torch.randn(2, 7), {}, "Net.forward refuses the batch: RuntimeError: mat1 and mat2"),
+        (Net(), {"y": torch.randn(2, 6)}, {}, "got an unexpected keyword argument 'y'"),
+        (Net(), "text", {}, "The batch, a str, has no tensor."),
+        (Net(), torch.randn(2, 6), {"step": "fit"}, "step='fit' is none that Net has. Use one of forward and predict"),
+        (Net(), torch.randn(2, 6), {"opset": 9}, "opset=9 is not built. Use one of 18 to 21."),
+        (Net(), torch.randn(2, 6), {"half": "fp16"}, "half='fp16' is unknown. Use None, 'float16' or 'bfloat16'."),
+        (Net(), torch.randn(2, 6), {"quantize": "int4"}, "quantize='int4' is unknown. Use None or 'int8'."),
+        (Net(), torch.randn(2, 6), {"half": "float16", "quantize": "int8"}, "two forms of the weights. Choose one."),
+        (Net(), torch.randn(2, 6), {"input_names": ["a", "b"]}, "input_names=['a', 'b'], and the call has 1 tensors."),
+        (Net(), torch.randn(2, 6), {"dynamic": {"y": {0: "n"}}}, "dynamic names 'y', which is no input. They are x."),
+        (Net(), torch.randn(2, 6), {"dynamic": {"x": {1: "n"}}}, "Dimension 1 of x can't change"),
+        (Net(), torch.randn(2, 6), {"dynamic": {"x": {2: "n"}}}, "dynamic names dimension 2 of x, which has 2."),
+        (Sorted(), torch.randn(3, 3), {}, "Sorted can't be exported (operator"),
+    ],
+)
+def test_what_is_refused_leaves_nothing(
+    module: nn.Module, batch: Any, settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ExportError, match=re.escape(message)):
+        lit_ort.export(module, tmp_path / "m.onnx", batch, **settings)
+    assert not os.listdir(tmp_path)
+
+
+def test_a_file_stays_where_another_export_fails(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(b"before")
+    with pytest.raises(ExportError, match="errs by"):
+        lit_ort.export(Net(), path, torch.randn(2, 6), tolerance=0.0)
+    assert path.read_bytes() == b"before"
+
+
+def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ExportError, match="can't be written: (Not a directory|File exists). Choose another path."):
+        lit_ort.export(Net(), tmp_path / "file" / "m.onnx", torch.randn(2, 6))
+
+
+def test_another_result_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    describe = writing.describe
+
+    def wrong(model: onnx.ModelProto, *arguments: Any) -> None:
+        describe(model, *arguments)
+        bias = next(tensor for tensor in model.graph.initializer if tensor.name.endswith("head.bias"))
+        bias.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(bias) + np.float32(1), bias.name))
+
+    monkeypatch.setattr(writing, "describe", wrong)
+    with pytest.raises(ExportError, match=r"of the largest value in output \(Gemm\) at {'x': \(2, 6\)}"):
+        lit_ort.export(Net(), tmp_path / "m.onnx", torch.randn(2, 6))
