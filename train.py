@@ -28,6 +28,7 @@ from lit_ort.errors import LitOrtError
 from lit_ort.files import whole_file
 from tasks.console import drop_known_messages
 from tasks.errors import InputError, require
+from tasks.inference import write_inference
 from tasks.overrides import require_known_keys
 from tasks.rules import require_processes, require_rules
 from tasks.runs import RESULTS, checkpoint_to_resume, resume_command
@@ -82,6 +83,7 @@ def fit_and_test(config: DictConfig, folder: Path) -> dict[str, Any]:
     resumed = checkpoint_to_resume(config.ckpt_path, folder, config)
     run = make(config)
     trainer, task, data = run.trainer, run.task, run.data
+    require_exportable(config, run)
     for logger in trainer.loggers:
         logger.log_hyperparams(OmegaConf.to_container(config, resolve=True))  # pyright: ignore[reportArgumentType]
     trainer.fit(task, datamodule=data, ckpt_path=resumed, weights_only=True)
@@ -93,6 +95,7 @@ def fit_and_test(config: DictConfig, folder: Path) -> dict[str, Any]:
         trainer.save_checkpoint(checkpoint, weights_only=False)
     metrics |= first(trainer.test(task, datamodule=data, ckpt_path=checkpoint, verbose=False, weights_only=True))
     callbacks = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue] (set by a connector)
+    exported = export_model(config, task, data, folder, checkpoint)
     statistics = next((part.summary() for part in callbacks if isinstance(part, StepStatistics)), None)
     return {
         "headline": list(getattr(task, "headline", ("loss",))),
@@ -101,8 +104,40 @@ def fit_and_test(config: DictConfig, folder: Path) -> dict[str, Any]:
         "planned_mib": planned_mib(trainer),
         "ran": ran(trainer),
         "checkpoint": checkpoint,
+        "exported": exported,
         "folder": str(folder),
     }
+
+
+@rank_zero_only
+def export_model(config: DictConfig, task: Any, data: Any, folder: Path, checkpoint: str) -> str | None:
+    """Leaves what `export=` asks for in the run's folder. Returns what it says of itself."""
+    if config.get("export") is None:
+        return None
+    # Of the checkpoint that was tested, whose weights the task has now.
+    settings = {name: config.export[name] for name in ("half", "quantize", "tolerance")}
+    return str(write_inference(task.inference(data), folder, checkpoint, settings))
+
+
+def require_exportable(config: DictConfig, run: Run) -> None:
+    """Refuses to train for an export that can't be.
+
+    Raises:
+        InputError: the task has no form for inference, or each process has a part of the model.
+    """
+    if config.get("export") is None:
+        return
+    require(
+        hasattr(run.task, "inference"),
+        f"export={config.export.format}: {type(run.task).__name__} has no form for inference so far. Leave export out; "
+        "lit_ort.export takes any module.",
+    )
+    name = getattr(run.trainer.strategy, "strategy_name", "")
+    require(
+        name not in ("ort_tensor", "ort_pipeline"),
+        f"export={config.export.format}: with strategy={name} each process has a part of the model. Leave export out, "
+        "and export a run of another strategy from the checkpoint.",
+    )
 
 
 def first(results: Sequence[Any]) -> dict[str, Any]:
@@ -153,6 +188,8 @@ def show(results: dict[str, Any]) -> None:
         console.print(f"a step plans {results['planned_mib']:.0f} MiB beside parameters, optimizer and batch")
     if results["ran"] is not None:
         console.print(results["ran"])
+    if results["exported"] is not None:
+        console.print(results["exported"], markup=False)
     console.print(f"run folder {results['folder']}\ncheckpoint {results['checkpoint']}")
 
 

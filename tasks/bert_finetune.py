@@ -18,7 +18,9 @@ from tasks.bert import make_bert
 from tasks.data.batches import Batch
 from tasks.errors import require
 from tasks.huggingface import HuggingFaceTask, require_figures, require_vocabulary
+from tasks.inference import Inference, Logits, changing, example, plain_tokenizer
 from tasks.optimization import ScheduleFactory
+from tasks.prediction.model import CLASSIFIER, Facts
 
 ADAMW = partial(torch.optim.AdamW, lr=3e-5)
 
@@ -78,6 +80,19 @@ class BertFinetune(HuggingFaceTask, Task):
         )
         self.f1 = MulticlassF1Score(len(self.labels), average="macro")
         self.confusion = MulticlassConfusionMatrix(len(self.labels))
+
+    def inference(self, data: Any) -> Inference:
+        """Logits, float32[batch, labels], of input_ids, token_type_ids and attention_mask, int64[batch, length]."""
+        shape = self.model.config
+        batch = {
+            **example(shape.vocab_size, 16, "input_ids"),
+            **example(shape.type_vocab_size, 16, "token_type_ids"),
+            "attention_mask": torch.ones(2, 16, dtype=torch.int64),
+        }
+        # The second text is shorter.
+        batch["attention_mask"][1, 10:] = 0
+        facts = Facts(CLASSIFIER, shape.max_position_embeddings, tuple(self.labels))
+        return Inference(Logits(self.model), batch, changing(list(batch)), plain_tokenizer(self.tokenizer), facts)
 
     def figures(self, batch: Batch) -> Figures:
         """batch: input_ids, token_type_ids, attention_mask, int64[batch, length], and labels, int64[batch].

@@ -18,7 +18,9 @@ from tasks.data.batches import IGNORED, Batch
 from tasks.data.text_blocks import count_targets
 from tasks.errors import require
 from tasks.huggingface import HuggingFaceTask, load_model, require_figures, require_vocabulary
+from tasks.inference import Inference, Logits, changing, example, plain_tokenizer
 from tasks.optimization import ScheduleFactory
+from tasks.prediction.model import LANGUAGE_MODEL, Facts
 
 ADAMW = partial(torch.optim.AdamW, lr=1e-3)
 LOSS = partial(F.cross_entropy, ignore_index=IGNORED)
@@ -94,6 +96,14 @@ class GPT2(HuggingFaceTask, LanguageModel):
             f"data.block={max_length}: the model {pretrained} takes {self.model.config.n_positions} tokens at most. "
             "Give a smaller block.",
         )
+
+    def inference(self, data: Any) -> Inference:
+        """Logits, float32[batch, length, vocabulary], of input_ids, int64[batch, length]."""
+        shape = self.model.config
+        batch = example(shape.vocab_size, min(16, shape.n_positions), "input_ids")
+        facts = Facts(LANGUAGE_MODEL, shape.n_positions, end=self.tokenizer.eos_token_id)
+        module = Logits(self.model, use_cache=False)
+        return Inference(module, batch, changing(["input_ids"]), plain_tokenizer(self.tokenizer), facts)
 
     def figures(self, batch: Batch) -> Figures:
         return {"loss": next_token_loss(self.model, batch, self.cross_entropy)}

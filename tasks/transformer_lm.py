@@ -15,8 +15,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tasks.base import Figures, LanguageModel
+from tasks.data.text import TextData
 from tasks.errors import require, require_heads, require_whole
+from tasks.inference import BatchFirst, Inference, changing, example, word_tokenizer
 from tasks.optimization import ScheduleFactory
+from tasks.prediction.model import LANGUAGE_MODEL, Facts
 
 Batch: TypeAlias = tuple[Tensor, Tensor]
 ADAM = partial(torch.optim.Adam, lr=1e-3)
@@ -134,6 +137,14 @@ class TransformerLM(LanguageModel):
             "model.decoder": "output",
             "cross_entropy": "cross_entropy",
         }
+
+    def inference(self, data: TextData) -> Inference:
+        """Logits, float32[batch, length, vocabulary], of input_ids, int64[batch, length]."""
+        words, length = data.streams.vocabulary, int(self.hparams["max_length"])
+        # At its full length, the slices of the mask would be the whole of it, and the length a constant.
+        batch = example(len(words), max(2, length // 2), "input_ids")
+        facts = Facts(LANGUAGE_MODEL, length, separator=" ")
+        return Inference(BatchFirst(self.model), batch, changing(["input_ids"]), word_tokenizer(words), facts)
 
     def counts(self, batch: Batch) -> dict[str, int]:
         return {"loss": batch[1].numel()}

@@ -86,7 +86,7 @@ def test_every_group_is_found() -> None:
     groups = {group for group, _ in EVERY_CHOICE}
     assert groups == {
         *("task", "data", "strategy", "precision", "optimizer", "scheduler", "trainer", "logger", "callbacks"),
-        "experiment",
+        *("export", "experiment"),
     }
 
 

@@ -1,0 +1,42 @@
+"""Classes of texts, with their probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from tasks.errors import require
+from tasks.prediction.model import CLASSIFIER, Model
+
+BATCH = 32
+
+
+def classified(model: Model, texts: Sequence[str], batch: int = BATCH) -> Iterator[tuple[str, float]]:
+    """The likeliest label of each text, and its probability.
+
+    Args:
+        batch: texts of one run.
+
+    Raises:
+        InputError: the model is no classifier.
+    """
+    require(
+        model.facts.kind == CLASSIFIER,
+        f"The model is a {model.facts.kind}, which has no classes. Give the run of task=bert_finetune.",
+    )
+    model.tokenizer.enable_truncation(model.facts.max_length)
+    model.tokenizer.enable_padding(pad_id=model.tokenizer.token_to_id("[PAD]") or 0, pad_token="[PAD]")
+    for start in range(0, len(texts), batch):
+        encodings = model.tokenizer.encode_batch(list(texts[start : start + batch]))
+        given = {
+            "input_ids": np.array([encoding.ids for encoding in encodings], np.int64),
+            "token_type_ids": np.array([encoding.type_ids for encoding in encodings], np.int64),
+            "attention_mask": np.array([encoding.attention_mask for encoding in encodings], np.int64),
+        }
+        logits = model.run(given).astype(np.float64)
+        weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+        shares = weights / weights.sum(axis=1, keepdims=True)
+        for row in shares:
+            place = int(row.argmax())
+            yield model.facts.labels[place], float(row[place])

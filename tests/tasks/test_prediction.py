@@ -1,0 +1,102 @@
+"""What exported models of the tasks predict, beside PyTorch."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+from tasks.data.text import build_vocabulary, encode, tokenize
+from tasks.errors import InputError
+from tasks.inference import BatchFirst, Inference, changing, example, word_tokenizer, write_inference
+from tasks.prediction.classification import classified
+from tasks.prediction.generation import Sampling, continued
+from tasks.prediction.model import LANGUAGE_MODEL, Facts, Model
+from tasks.prediction.perplexity import perplexity
+from tasks.transformer_lm import TransformerModel
+
+TEXT = 'The list isn\'t empty; it has (three) items. <br />Is "it" sorted? Yes! No: never, at all.'
+LENGTH = 8
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TransformerModel, list[str]]:
+    """The folder of an exported model, the model and its vocabulary."""
+    torch.manual_seed(0)
+    vocabulary = build_vocabulary(tokenize(TEXT))
+    model = TransformerModel(len(vocabulary), 1, 2, 16, 32, 0.1, LENGTH)
+    folder = tmp_path_factory.mktemp("run")
+    facts = Facts(LANGUAGE_MODEL, LENGTH, separator=" ")
+    batch = example(len(vocabulary), LENGTH // 2, "input_ids")
+    inference = Inference(BatchFirst(model), batch, changing(["input_ids"]), word_tokenizer(vocabulary), facts)
+    write_inference(inference, folder, "none", {})
+    return folder, model.eval(), vocabulary
+
+
+def test_the_folder(trained: tuple[Path, TransformerModel, list[str]]) -> None:
+    folder, _, _ = trained
+    assert sorted(path.name for path in folder.iterdir()) == ["README.md", "model.onnx", "tokenizer.json"]
+    page = (folder / "README.md").read_text()
+    assert "input_ids: int64[batch, length], at most 8 tokens" in page
+
+
+def test_ids_are_torchtexts(trained: tuple[Path, TransformerModel, list[str]]) -> None:
+    folder, _, vocabulary = trained
+    text = f"{TEXT} Unknown's words\n\nand\tspaces"
+    assert Model(folder).encode([text]) == [encode(tokenize(text), vocabulary).tolist()]
+
+
+def test_likeliest_words_are_those_of_eager(trained: tuple[Path, TransformerModel, list[str]]) -> None:
+    folder, module, vocabulary = trained
+    texts = ["the list", "it has three items . is it sorted ? yes no"]
+    (*_, found) = continued(Model(folder), texts, Sampling(tokens=6, temperature=0))
+    for text, more in zip(texts, found, strict=True):
+        ids = encode(tokenize(text), vocabulary).tolist()
+        for _ in range(6):
+            with torch.no_grad():
+                logits = module(torch.tensor(ids[-LENGTH:]).unsqueeze(1))
+            ids.append(int(logits[-1, 0].argmax()))
+        assert more.split() == [vocabulary[k] for k in ids[-6:]]
+
+
+def test_draws_repeat_with_the_seed(trained: tuple[Path, TransformerModel, list[str]]) -> None:
+    model = Model(trained[0])
+    drawn = [[*continued(model, ["the"], Sampling(tokens=9, seed=seed))][-1] for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    likeliest = [*continued(model, ["the"], Sampling(tokens=9, temperature=0))][-1]
+    assert [*continued(model, ["the"], Sampling(tokens=9, temperature=5, top_k=1))][-1] == likeliest
+
+
+def test_perplexity_is_that_of_eager(trained: tuple[Path, TransformerModel, list[str]]) -> None:
+    folder, module, vocabulary = trained
+    ids = encode(tokenize(TEXT), vocabulary)
+    total = 0.0
+    for start in range(0, len(ids) - 1, LENGTH):
+        block = ids[start : start + LENGTH + 1]
+        with torch.no_grad():
+            total += float(functional.cross_entropy(module(block[:-1].unsqueeze(1))[:, 0], block[1:], reduction="sum"))
+    found = perplexity(Model(folder), TEXT)
+    assert found.tokens == len(ids) - 1
+    assert found.value == pytest.approx(math.exp(total / (len(ids) - 1)), rel=1e-5)
+
+
+def test_what_cannot_be_predicted(trained: tuple[Path, TransformerModel, list[str]], tmp_path: Path) -> None:
+    model = Model(trained[0])
+    with pytest.raises(InputError, match="is a language model, which has no classes"):
+        next(classified(model, ["a"]))
+    with pytest.raises(InputError, match="text='': has no token"):
+        next(continued(model, [""], Sampling()))
+    with pytest.raises(InputError, match="has 1 tokens, and at least 2"):
+        perplexity(model, "the")
+    with pytest.raises(InputError, match="temperature=-1: must be a number of at least 0"):
+        Sampling(temperature=-1)
+    with pytest.raises(InputError, match=re.escape("model.onnx: there is no such file")):
+        Model(tmp_path)
+    (tmp_path / "model.onnx").write_text("text")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(InputError, match="is no ONNX model"):
+        Model(tmp_path)
