@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,10 +14,10 @@ from torch import Tensor
 from lit_ort.errors import ExportError
 from lit_ort.export.call import Call
 from lit_ort.export.graph import changing_of
+from lit_ort.export.process import run_python
 from lit_ort.export.result import Checked
 
-# A process that has onnxruntime and NumPy alone: what runs the model has nothing of torch's or of ours. Stock
-# onnxruntime's Python module would be a second copy of it in this one.
+# With onnxruntime and NumPy alone: what runs the model has nothing of torch's or of ours.
 _RUN = """
 import sys
 import numpy, onnxruntime
@@ -93,15 +91,12 @@ def _ran(path: Path, cases: Sequence[Sequence[Tensor]], names: Sequence[str]) ->
         given, taken = Path(folder, "given.npz"), Path(folder, "taken.npz")
         arrays = {f"{k}/{n}": t.numpy() for k, case in enumerate(cases) for n, t in zip(names, case, strict=True)}
         np.savez(given, **arrays)  # pyright: ignore[reportArgumentType] - names of arrays
-        ended = subprocess.run(
-            [sys.executable, "-c", _RUN, str(path), str(given), str(taken)], capture_output=True, text=True, check=False
+        run_python(
+            _RUN,
+            *map(str, (path, given, taken)),
+            problem="ONNX Runtime refuses the exported model",
+            remedy="verify=False writes it none the less.",
         )
-        if ended.returncode:
-            said = ended.stderr.strip().splitlines()
-            raise ExportError(
-                f"ONNX Runtime refuses the exported model: {said[-1] if said else f'exit code {ended.returncode}'}. "
-                "verify=False writes it none the less."
-            )
         with np.load(taken) as found:
             values = {key: found[key] for key in found.files}
     return [

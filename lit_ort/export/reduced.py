@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import ml_dtypes
@@ -13,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from lit_ort.errors import ExportError
 from lit_ort.export.export import BFLOAT16, FLOAT16
+from lit_ort.export.process import run_python
 
 _TYPES = {
     FLOAT16: (TensorProto.FLOAT16, np.dtype(np.float16)),
@@ -20,7 +19,7 @@ _TYPES = {
 }
 # Of fewer values it saves nothing.
 _LEAST_VALUES = 64
-# ONNX Runtime's own tool, in a process of its own: its Python module may be a second copy of the library in this one.
+# ONNX Runtime's own tool.
 _QUANTIZE = """
 import sys
 import onnx
@@ -65,11 +64,9 @@ def quantize(source: Path, target: Path, external: bool) -> None:
     Raises:
         ExportError: it can't.
     """
-    command = [sys.executable, "-c", _QUANTIZE, str(source), str(target), str(int(external))]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    if ended.returncode:
-        said = ended.stderr.strip().splitlines()
-        raise ExportError(
-            f"ONNX Runtime can't quantize the model: {said[-1] if said else f'exit code {ended.returncode}'}. Leave "
-            "quantize out."
-        )
+    run_python(
+        _QUANTIZE,
+        *(str(source), str(target), str(int(external))),
+        problem="ONNX Runtime can't quantize the model",
+        remedy="Leave quantize out.",
+    )
