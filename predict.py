@@ -22,8 +22,9 @@ from typing import Any
 
 from tasks.errors import InputError, require
 from tasks.prediction.classification import classified
+from tasks.prediction.facts import CLASSIFIER
 from tasks.prediction.generation import Sampling, continued
-from tasks.prediction.model import CLASSIFIER, Model
+from tasks.prediction.model import Model
 from tasks.prediction.perplexity import perplexity
 
 _NUMBERS = {"tokens": int, "temperature": float, "top_k": int, "seed": int, "threads": int}

@@ -20,7 +20,7 @@ from tasks.errors import require
 from tasks.huggingface import HuggingFaceTask, require_figures, require_vocabulary
 from tasks.inference import Inference, Logits, changing, example, plain_tokenizer
 from tasks.optimization import ScheduleFactory
-from tasks.prediction.model import CLASSIFIER, Facts
+from tasks.prediction.facts import CLASSIFIER, Facts
 
 ADAMW = partial(torch.optim.AdamW, lr=3e-5)
 

@@ -20,7 +20,7 @@ from tasks.errors import require
 from tasks.huggingface import HuggingFaceTask, load_model, require_figures, require_vocabulary
 from tasks.inference import Inference, Logits, changing, example, plain_tokenizer
 from tasks.optimization import ScheduleFactory
-from tasks.prediction.model import LANGUAGE_MODEL, Facts
+from tasks.prediction.facts import LANGUAGE_MODEL, Facts
 
 ADAMW = partial(torch.optim.AdamW, lr=1e-3)
 LOSS = partial(F.cross_entropy, ignore_index=IGNORED)

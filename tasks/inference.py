@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lit_ort import Exported, export
 from lit_ort.files import whole_file
-from tasks.prediction.model import MODEL, TOKENIZER, Facts
+from tasks.prediction.facts import MODEL, TOKENIZER, Facts
 
 UNKNOWN = "<unk>"
 # What torchtext's basic_english does to a text in lower case, in its order.

@@ -19,7 +19,7 @@ from tasks.data.text import TextData
 from tasks.errors import require, require_heads, require_whole
 from tasks.inference import BatchFirst, Inference, changing, example, word_tokenizer
 from tasks.optimization import ScheduleFactory
-from tasks.prediction.model import LANGUAGE_MODEL, Facts
+from tasks.prediction.facts import LANGUAGE_MODEL, Facts
 
 Batch: TypeAlias = tuple[Tensor, Tensor]
 ADAM = partial(torch.optim.Adam, lr=1e-3)

@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import fx
 
+from lit_ort._compat.checkpoints import keep_checkpoints
 from lit_ort._compat.devices import device_of
 from lit_ort._compat.torch_dynamo import hold_constant, leave_untraced
 from lit_ort.backend.cache.content import Content, content_of
@@ -56,6 +57,7 @@ from lit_ort.runtime.updates import HAND_OVER, Updates
 leave_untraced("torchmetrics")
 # At a model's first call the transformers library installs hooks, under a lock, which would cut the graph for good.
 hold_constant("transformers.utils.output_capturing", "maybe_install_capturing_hooks")
+keep_checkpoints()
 
 # Compiling for this many signatures of one graph takes longer than most users expect of a run.
 MANY_SIGNATURES = 16

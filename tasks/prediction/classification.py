@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from tasks.errors import require
-from tasks.prediction.model import CLASSIFIER, Model
+from tasks.prediction.facts import CLASSIFIER
+from tasks.prediction.model import Model
 
 BATCH = 32
 

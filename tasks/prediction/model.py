@@ -2,47 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime
 from tokenizers import Tokenizer
 
 from tasks.errors import InputError, require
-
-MODEL, TOKENIZER = "model.onnx", "tokenizer.json"
-LANGUAGE_MODEL, CLASSIFIER = "language model", "classifier"
-
-
-@dataclasses.dataclass(frozen=True)
-class Facts:
-    """What a run writes into its model, as text.
-
-    Args:
-        kind: `language model` or `classifier`.
-        max_length: tokens that it takes at most.
-        labels: of a classifier.
-        end: the id at which a text ends, or None.
-        separator: what stands between a text and the words behind it.
-    """
-
-    kind: str
-    max_length: int
-    labels: tuple[str, ...] = ()
-    end: int | None = None
-    separator: str = ""
-
-    def as_text(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def from_text(cls, text: str) -> Facts:
-        found: dict[str, Any] = json.loads(text)
-        return cls(**{**found, "labels": tuple(found["labels"])})
+from tasks.prediction.facts import MODEL, TOKENIZER, Facts
 
 
 class Model:

@@ -8,7 +8,8 @@ import math
 import numpy as np
 
 from tasks.errors import require
-from tasks.prediction.model import LANGUAGE_MODEL, Model
+from tasks.prediction.facts import LANGUAGE_MODEL
+from tasks.prediction.model import Model
 
 BATCH = 8
 

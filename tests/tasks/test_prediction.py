@@ -14,8 +14,9 @@ from tasks.data.text import build_vocabulary, encode, tokenize
 from tasks.errors import InputError
 from tasks.inference import BatchFirst, Inference, changing, example, word_tokenizer, write_inference
 from tasks.prediction.classification import classified
+from tasks.prediction.facts import LANGUAGE_MODEL, Facts
 from tasks.prediction.generation import Sampling, continued
-from tasks.prediction.model import LANGUAGE_MODEL, Facts, Model
+from tasks.prediction.model import Model
 from tasks.prediction.perplexity import perplexity
 from tasks.transformer_lm import TransformerModel
 
