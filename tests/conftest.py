@@ -1,11 +1,21 @@
-"""Shared by all tests: a fresh Dynamo and fixed seeds for each."""
+"""Shared by all tests: a fresh Dynamo and fixed seeds for each, and the processors shared between their processes."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+
+def pytest_configure() -> None:
+    """Gives each of pytest-xdist's processes, and those that they start, their part of the processors."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers > 1:
+        threads = max(1, torch.get_num_threads() // workers)
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+        torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)
@@ -21,5 +31,14 @@ def one_thread() -> Iterator[None]:
     """So small a model gains nothing from a second thread, and would wait for it on a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def every_thread() -> Iterator[None]:
+    """Runs a test on as many threads as the machine has processors, as a user's process does."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(os.cpu_count() or 1)
     yield
     torch.set_num_threads(threads)

@@ -465,7 +465,7 @@ def finish(process: subprocess.Popen[str]) -> list[str]:
 @pytest.mark.slow
 def test_processes_share_entries_and_a_hit_imports_nothing_of_what_builds(tmp_path: Path) -> None:
     together = [finish(process) for process in [start(tmp_path), start(tmp_path)]]
-    assert "lit_ort.lower" in together[0]
+    assert any("lit_ort.lower" in imported for imported in together)
     assert len(list(tmp_path.iterdir())) == 1
     gradient, state, *imported = finish(start(tmp_path))
     assert {result[0] for result in together} == {gradient}

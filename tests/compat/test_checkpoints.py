@@ -29,7 +29,12 @@ print(graph.torch_operators.get("aten.tanh.default", 0), graph.operators_before.
 
 @pytest.mark.parametrize(
     "imports",
-    [(THEIRS, OURS, LATE_NAME), (OURS, THEIRS, LATE_NAME), (THEIRS, LATE_NAME, OURS), (LATE_NAME, THEIRS, OURS)],
+    [
+        (THEIRS, OURS, LATE_NAME),
+        pytest.param((OURS, THEIRS, LATE_NAME), marks=pytest.mark.slow),
+        (THEIRS, LATE_NAME, OURS),
+        pytest.param((LATE_NAME, THEIRS, OURS), marks=pytest.mark.slow),
+    ],
 )
 def test_checkpoints_are_traced(imports: tuple[str, ...], tmp_path: Path) -> None:
     program = tmp_path / "program.py"

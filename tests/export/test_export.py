@@ -104,7 +104,7 @@ def test_one_item_is_enough_for_a_batch_that_changes(tmp_path: Path) -> None:
     assert exported.inputs == {"x": ("x_0", 6)}
 
 
-@pytest.mark.parametrize("form", ["float16", "bfloat16"])
+@pytest.mark.parametrize("form", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_weights_in_16_bits(tmp_path: Path, form: Any) -> None:
     module = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256))
     exported = lit_ort.export(module, tmp_path / "m.onnx", torch.randn(4, 256), half=form)

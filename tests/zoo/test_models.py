@@ -21,6 +21,7 @@ QUICK = ("Llama", "BERT", "T5", "ViT", "ResNet", "LSTM", "graph network")
 @pytest.mark.parametrize(
     "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in CASES if name not in QUICK)]
 )
+@pytest.mark.usefixtures("every_thread")
 def test_the_numbers_of_eager(name: str) -> None:
     outcome = compare_steps(CASES[name])
     kinds = [graph.kind for graph in outcome.graphs]
