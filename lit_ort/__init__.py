@@ -22,7 +22,7 @@ from lit_ort.errors import (
     UnsupportedError,
     VerificationError,
 )
-from lit_ort.export import Exported, export
+from lit_ort.export import Exported, ExportedTraining, export, export_training, load_training_checkpoint
 from lit_ort.options import ORTOptions
 from lit_ort.precision import ORTPrecision
 from lit_ort.strategies import (
@@ -45,6 +45,7 @@ __all__ = [
     "ConvertError",
     "ExportError",
     "Exported",
+    "ExportedTraining",
     "LitOrtError",
     "LitOrtWarning",
     "MemoryPlan",
@@ -65,6 +66,8 @@ __all__ = [
     "benchmark",
     "explain",
     "export",
+    "export_training",
+    "load_training_checkpoint",
     "plan_memory",
 ]
 

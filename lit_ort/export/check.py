@@ -44,23 +44,22 @@ def check(model: onnx.ModelProto, path: Path, call: Call) -> list[Checked]:
     Raises:
         ExportError: a session refuses the model, or gives results of another shape.
     """
-    cases = list(_cases(call, changing_of(model)))
-    found = _ran(path, [case for case, _ in cases], call.names)
+    cases = list(cases_of(call, changing_of(model)))
+    found = ran(_RUN, path, [case for case, _ in cases], call.names)
     producers = {name: node.op_type for node in model.graph.node for name in node.output}
     return [
-        _compared(call, tensors, expected, results, producers)
-        for (tensors, expected), results in zip(cases, found, strict=True)
+        compared(call, tensors, expected, found[str(k)], producers) for k, (tensors, expected) in enumerate(cases)
     ]
 
 
-def _cases(
+def cases_of(
     call: Call, changing: Mapping[str, Mapping[int, str]]
 ) -> Iterator[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]:
     """Inputs and results at each size; one at which the module itself can't compute is left out."""
     seen: set[tuple[torch.Size, ...]] = set()
     for size_of in (lambda size: size, lambda size: -(-size // 2), lambda size: 1):
         for only_first in (False, True):
-            tensors = tuple(_resized(call, changing, size_of, only_first))
+            tensors = resized(call.names, call.tensors, changing, size_of, only_first)
             shapes = tuple(tensor.shape for tensor in tensors)
             if shapes in seen:
                 continue
@@ -70,42 +69,76 @@ def _cases(
             # Such as a convolution that is larger than one place.
             except (RuntimeError, ValueError, IndexError):
                 continue
+            # Such as a mean of nothing.
+            if any(result.isnan().any() for result in expected):
+                continue
             seen.add(shapes)
             yield tensors, expected
             break
 
 
-def _resized(
-    call: Call, changing: Mapping[str, Mapping[int, str]], size_of: Callable[[int], int], only_first: bool
-) -> Iterator[Tensor]:
-    for name, tensor in zip(call.names, call.tensors, strict=True):
-        result = tensor
-        for place in changing.get(name, {}):
-            if place == 0 or not only_first:
-                result = result.narrow(place, 0, size_of(tensor.shape[place]))
-        yield result.contiguous()
+def resized(
+    names: Sequence[str],
+    tensors: Sequence[Tensor],
+    changing: Mapping[str, Mapping[int, str]],
+    size_of: Callable[[int], int],
+    only_first: bool = False,
+) -> tuple[Tensor, ...]:
+    """The first values of each tensor, as many as a function of the size gives.
+
+    Args:
+        changing: names of the sizes that may change, or sums of names, by input and place.
+        only_first: leaves all dimensions but the first as they are.
+    """
+    sizes: dict[str, int] = {}
+    for name, tensor in zip(names, tensors, strict=True):
+        for place, label in changing.get(name, {}).items():
+            size = tensor.shape[place]
+            sizes.setdefault(label, size if place and only_first else size_of(size))
+    found = []
+    for name, tensor in zip(names, tensors, strict=True):
+        for place, label in changing.get(name, {}).items():
+            tensor = tensor.narrow(place, 0, min(size_named(label, sizes), tensor.shape[place]))
+        found.append(tensor.contiguous())
+    return tuple(found)
 
 
-def _ran(path: Path, cases: Sequence[Sequence[Tensor]], names: Sequence[str]) -> list[dict[str, np.ndarray]]:
+def size_named(label: str, sizes: Mapping[str, int]) -> int:
+    """The size of a dimension by its name, or by a sum of names, such as `past + length`."""
+    parts = [part.strip() for part in label.split("+")]
+    if all(part in sizes or part.isdigit() for part in parts):
+        return sum(sizes[part] if part in sizes else int(part) for part in parts)
+    return sizes[label]
+
+
+def ran(
+    program: str, path: Path, cases: Sequence[Sequence[Tensor]], names: Sequence[str]
+) -> dict[str, dict[str, np.ndarray]]:
+    """What a program found with cases of named tensors: arrays by the case's number, or another heading, and name.
+
+    Args:
+        program: takes `path`, a file of arrays named `CASE/NAME`, and the file that it leaves such arrays in.
+    """
     with tempfile.TemporaryDirectory() as folder:
         given, taken = Path(folder, "given.npz"), Path(folder, "taken.npz")
         arrays = {f"{k}/{n}": t.numpy() for k, case in enumerate(cases) for n, t in zip(names, case, strict=True)}
         np.savez(given, **arrays)  # pyright: ignore[reportArgumentType] - names of arrays
         run_python(
-            _RUN,
+            program,
             *map(str, (path, given, taken)),
             problem="ONNX Runtime refuses the exported model",
-            remedy="verify=False writes it none the less.",
+            remedy="Where sizes depend on each other, name them: dynamic={'mask': {1: 'past + length'}, ...}. verify=False "
+            "writes the model none the less.",
         )
-        with np.load(taken) as found:
-            values = {key: found[key] for key in found.files}
-    return [
-        {key.split("/", 1)[1]: value for key, value in values.items() if key.split("/")[0] == str(k)}
-        for k in range(len(cases))
-    ]
+        found: dict[str, dict[str, np.ndarray]] = {}
+        with np.load(taken) as values:
+            for key in values.files:
+                heading, name = key.split("/", 1)
+                found.setdefault(heading, {})[name] = values[key]
+    return found
 
 
-def _compared(
+def compared(
     call: Call,
     tensors: Sequence[Tensor],
     expected: Sequence[Tensor],
@@ -122,13 +155,14 @@ def _compared(
                 f"The exported model gives {label} of shape {list(found.shape)} at {shapes}, where the module gives "
                 f"{list(reference.shape)}. Fix that size: dynamic=False, or name the dimensions that change."
             )
-        error = _error(torch.from_numpy(found), reference)
+        error = error_of(torch.from_numpy(found), reference)
         if error > worst or not where:
             worst, where = error, label
     return Checked(shapes, worst, where)
 
 
-def _error(found: Tensor, reference: Tensor) -> float:
+def error_of(found: Tensor, reference: Tensor) -> float:
+    """The largest absolute difference, over the reference's largest finite value."""
     if not reference.numel():
         return 0.0
     if not reference.is_floating_point():

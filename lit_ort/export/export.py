@@ -46,7 +46,8 @@ def export(
             stays as it is.
         step: `forward` or `predict_step`.
         dynamic: True lets every dimension change whose size the module doesn't compute with as a constant; a
-            dictionary, such as `{"tokens": {0: "batch", 1: "length"}}`, names those that have to; False fixes all.
+            dictionary, such as `{"tokens": {0: "batch", 1: "length"}}`, names those that have to; False fixes all. A
+            size may be a sum: `{"attention_mask": {1: "past + length"}}`.
         opset: of ONNX's operators, 18 to 21.
         half: `float16` or `bfloat16` keeps the weights in 16 bits, and computes in float32 with them.
         quantize: `int8` computes products with weights in 8 bits.

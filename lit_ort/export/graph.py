@@ -8,7 +8,8 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.export import Dim
 
+from lit_ort._compat.torch_export import prepare_for_onnx
 from lit_ort.errors import ExportError, LitOrtWarning, first_line_of
 from lit_ort.export.call import Call
 
@@ -24,25 +26,30 @@ Dimensions = Mapping[str, Mapping[int, str]]
 _STANDARD = ("", "ai.onnx")
 
 
-def model_of(call: Call, dynamic: bool | Dimensions, opset: int) -> onnx.ModelProto:
+def model_of(
+    call: Call, dynamic: bool | Dimensions, opset: int, fixed: Collection[str] = ()
+) -> onnx.ModelProto:
     """Writes a call as a model.
 
     Args:
         dynamic: every dimension may change that the call leaves free, or none, or those that are named.
+        fixed: names of inputs whose sizes don't change.
 
     Raises:
         ExportError: onnxscript is missing, or what can't be written: an operator, with its place in the user's code.
     """
     if importlib.util.find_spec("onnxscript") is None:
         raise ExportError("Exporting needs onnxscript, which is not installed: pip install 'lit_ort[export]'.")
-    tensors = tuple(_from_two_on(call, dynamic))
+    free = tuple(_free_places(call, dynamic, fixed))
+    tensors = tuple(_from_two_on(call, dynamic, free))
     try:
-        program = _program(call, tensors, tuple(_shapes(call.names, tensors, dynamic)), opset)
+        program = _program(call, tensors, tuple({place: Dim.AUTO for place in places} for places in free), opset)
     except ExportError as error:
         if dynamic is not True:
             raise
         # torch can't trace some modules with every size free.
-        program = _program(call, tensors, tuple(_first_alone(tensors)), opset)
+        first = tuple({0: Dim.AUTO} if 0 in places else {} for places in free)
+        program = _program(call, tensors, first, opset)
         warnings.warn(
             f"Only the first dimension of each input may change: {error} Pass dynamic=, with names for the dimensions "
             "that have to.",
@@ -63,6 +70,7 @@ def _program(call: Call, tensors: tuple[Tensor, ...], shapes: tuple[Any, ...], o
         try:
             # Traced here: torch.onnx would put sizes that are constants off to checks at run time, which ONNX lacks.
             traced = torch.export.export(call.function, tensors, dynamic_shapes=(shapes,), strict=False)
+            prepare_for_onnx(traced)
             return torch.onnx.export(
                 traced,
                 input_names=list(call.names),
@@ -76,11 +84,6 @@ def _program(call: Call, tensors: tuple[Tensor, ...], shapes: tuple[Any, ...], o
             raise _export_error(call, error) from error
 
 
-def _first_alone(tensors: Sequence[Tensor]) -> Iterator[dict[int, Any]]:
-    for tensor in tensors:
-        yield {0: Dim.AUTO} if tensor.dim() else {}
-
-
 def changing_of(model: onnx.ModelProto) -> dict[str, dict[int, str]]:
     """The dimensions of a model's inputs that may change, by name of the input and place."""
     found: dict[str, dict[int, str]] = {}
@@ -90,24 +93,35 @@ def changing_of(model: onnx.ModelProto) -> dict[str, dict[int, str]]:
     return found
 
 
-def _from_two_on(call: Call, dynamic: bool | Dimensions) -> Iterator[Tensor]:
-    """The tensors, with a second item where the batch has one alone: torch takes a size of one for a constant."""
-    alone = dynamic is True and all(tensor.dim() == 0 or tensor.shape[0] == 1 for tensor in call.tensors)
-    for tensor in call.tensors:
-        yield torch.cat([tensor, tensor]) if alone and tensor.dim() else tensor
+def _free_places(call: Call, dynamic: bool | Dimensions, fixed: Collection[str]) -> Iterator[Collection[int]]:
+    """Of each input the dimensions that may change."""
+    for name, tensor in zip(call.names, call.tensors, strict=True):
+        if name in fixed or dynamic is False:
+            yield ()
+        elif dynamic is True:
+            yield range(tensor.dim())
+        else:
+            for place in dynamic.get(name, {}):
+                if not 0 <= place < tensor.dim():
+                    raise ExportError(
+                        f"dynamic names dimension {place} of {name}, which has {tensor.dim()}. Count them from 0."
+                    )
+            yield tuple(dynamic.get(name, {}))
 
 
-def _shapes(names: Sequence[str], tensors: Sequence[Tensor], dynamic: bool | Dimensions) -> Iterator[dict[int, Any]]:
-    for name, tensor in zip(names, tensors, strict=True):
-        if isinstance(dynamic, bool):
-            yield {k: Dim.AUTO for k in range(tensor.dim())} if dynamic else {}
-            continue
-        for place in dynamic.get(name, {}):
-            if not 0 <= place < tensor.dim():
-                raise ExportError(
-                    f"dynamic names dimension {place} of {name}, which has {tensor.dim()}. Count them from 0."
-                )
-        yield {place: Dim.AUTO for place in dynamic.get(name, {})}
+def _from_two_on(call: Call, dynamic: bool | Dimensions, free: Sequence[Collection[int]]) -> Iterator[Tensor]:
+    """The tensors, with two places where one may become several: torch takes a size of one for a constant.
+
+    With `dynamic=True` that is the first dimension, where it is of size one in all tensors.
+    """
+    firsts = [tensor.shape[0] for tensor, places in zip(call.tensors, free, strict=True) if 0 in places]
+    for tensor, places in zip(call.tensors, free, strict=True):
+        if dynamic is True:
+            places = (0,) if 0 in places and set(firsts) == {1} else ()
+        for place in places:
+            if tensor.shape[place] == 1:
+                tensor = torch.cat([tensor, tensor], place)
+        yield tensor
 
 
 def _require_standard(model: onnx.ModelProto) -> None:
@@ -183,6 +197,7 @@ def _export_error(call: Call, error: Exception) -> ExportError:
     said = "\n".join(str(each) for each in chain)
     operator = re.search(r"torch\.ops\.([\w.]+)|\baten[.:]+[\w.]+|Unsupported.*?'([\w.:]+)'", said)
     place = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', said)
+    place = [found for found in place if Path(found[0]).parent != Path(__file__).parent]
     own = [found for found in place if "site-packages" not in found[0]] or place
     where = f" (operator {operator[0]})" if operator else ""
     where += f" at {own[-1][0]}:{own[-1][1]}" if own else ""

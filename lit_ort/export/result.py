@@ -23,6 +23,14 @@ class Checked:
     error: float
     output: str
 
+    def __str__(self) -> str:
+        shapes = ", ".join(f"{name}{list(shape)}" for name, shape in self.shapes.items())
+        return f"largest error to eager {self.error:.1e} in {self.output} at {shapes}"
+
+
+def inputs_as_text(inputs: Mapping[str, tuple[int | str, ...]]) -> str:
+    return ", ".join(f"{name}[{', '.join(map(str, sizes))}]" for name, sizes in inputs.items())
+
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
@@ -52,12 +60,7 @@ class Exported:
         return max((one.error for one in self.checked), default=None)
 
     def __str__(self) -> str:
-        inputs = ", ".join(f"{name}[{', '.join(map(str, sizes))}]" for name, sizes in self.inputs.items())
+        inputs = inputs_as_text(self.inputs)
         form = "" if self.form is None else f" in {self.form}, {self.float32_bytes / MIB:.1f} MiB in float32"
         lines = [f"{self.path}: {self.size_bytes / MIB:.1f} MiB{form}; {inputs} -> {', '.join(self.outputs)}"]
-        lines += [
-            f"  largest error to eager {one.error:.1e} in {one.output} at "
-            + ", ".join(f"{name}{list(shape)}" for name, shape in one.shapes.items())
-            for one in self.checked
-        ]
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"  {one}" for one in self.checked)])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import onnx
@@ -41,30 +42,46 @@ def write(
     model: onnx.ModelProto, target: Path, call: Call, form: str | None, verify: bool, tolerance: float
 ) -> Exported:
     """Writes and compares a model beside its place, and then puts it there."""
+    with unfinished_files(target.parent, target.name) as folder:
+        unfinished = folder / target.name
+        external = _save(model, unfinished)
+        float32_bytes = bytes_of(folder)
+        if form == INT8:
+            plain = folder / "float32" / target.name
+            plain.parent.mkdir()
+            for file in _files_of(folder):
+                os.replace(file, plain.with_name(file.name))
+            quantize(plain, unfinished, external)
+        elif form is not None:
+            halve(model, form)
+            _save(model, unfinished)
+        checked = check(model, unfinished, call) if verify else []
+        require_close(checked, tolerance, "" if form is None else f" in {form}")
+        size = bytes_of(folder)
+    inputs = sizes_of(model, call.names)
+    return Exported(target, inputs, call.output_names, tuple(checked), form, size, float32_bytes)
+
+
+@contextlib.contextmanager
+def unfinished_files(folder: Path, last: str) -> Iterator[Path]:
+    """A folder whose files move into another one at the end; after an error none of them does.
+
+    Args:
+        last: the file that moves last, without which the others mean nothing.
+
+    Raises:
+        ExportError: they can't be written.
+    """
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
-            unfinished = Path(folder, target.name)
-            external = _save(model, unfinished)
-            float32_bytes = _bytes_of(folder)
-            if form == INT8:
-                plain = Path(folder, "float32", target.name)
-                plain.parent.mkdir()
-                for file in _files_of(folder):
-                    os.replace(file, plain.with_name(file.name))
-                quantize(plain, unfinished, external)
-            elif form is not None:
-                halve(model, form)
-                _save(model, unfinished)
-            checked = check(model, unfinished, call) if verify else []
-            _require_close(checked, tolerance, form)
-            size = _bytes_of(folder)
-            # Weights first: a model without them can't be read.
-            for file in sorted(_files_of(folder), key=lambda file: file == unfinished):
-                os.replace(file, target.with_name(file.name))
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=f".{last}.") as name:
+            yield Path(name)
+            for file in sorted(_files_of(Path(name)), key=lambda file: file.name == last):
+                os.replace(file, folder / file.name)
     except OSError as error:
-        raise ExportError(f"{target} can't be written: {error.strerror or error}. Choose another path.") from error
-    return Exported(target, dict(_inputs_of(model)), call.output_names, tuple(checked), form, size, float32_bytes)
+        raise ExportError(
+            f"{folder / last} can't be written: {error.strerror or error}. Choose another path."
+        ) from error
 
 
 def _save(model: onnx.ModelProto, path: Path) -> bool:
@@ -77,27 +94,26 @@ def _save(model: onnx.ModelProto, path: Path) -> bool:
     return external
 
 
-def _files_of(folder: str) -> list[Path]:
-    return [path for path in Path(folder).iterdir() if path.is_file()]
+def _files_of(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.is_file()]
 
 
-def _bytes_of(folder: str) -> int:
+def bytes_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in _files_of(folder))
 
 
-def _inputs_of(model: onnx.ModelProto) -> Iterable[tuple[str, tuple[int | str, ...]]]:
+def sizes_of(model: onnx.ModelProto, names: Sequence[str]) -> dict[str, tuple[int | str, ...]]:
+    """The sizes of these inputs; those that may change by name."""
     changing = changing_of(model)
-    for value in model.graph.input:
-        dims = value.type.tensor_type.shape.dim
-        yield value.name, tuple(changing[value.name].get(k, dim.dim_value) for k, dim in enumerate(dims))
+    dims = {value.name: value.type.tensor_type.shape.dim for value in model.graph.input}
+    return {name: tuple(changing[name].get(k, dim.dim_value) for k, dim in enumerate(dims[name])) for name in names}
 
 
-def _require_close(checked: Sequence[Checked], tolerance: float, form: str | None) -> None:
+def require_close(checked: Sequence[Checked], tolerance: float, what: str = "") -> None:
     for one in checked:
         # NaN is close to nothing.
         if not one.error <= tolerance:
-            how = "" if form is None else f" in {form}"
             raise ExportError(
-                f"The exported model{how} errs by {one.error:.1e} of the largest value in {one.output} at "
+                f"The exported model{what} errs by {one.error:.1e} of the largest value in {one.output} at "
                 f"{one.shapes}, and tolerance={tolerance:g}. Choose another form or a larger tolerance."
             )

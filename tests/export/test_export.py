@@ -85,7 +85,7 @@ def test_a_batch_of_keywords_and_of_a_loader(tmp_path: Path) -> None:
     keywords = lit_ort.export(module, tmp_path / "a.onnx", {"tokens": tokens, "scale": torch.tensor(2.0)})
     assert list(keywords.inputs) == ["tokens", "scale"]
     predicted = lit_ort.export(module, tmp_path / "b.onnx", {"tokens": tokens}, step="predict_step")
-    assert list(predicted.inputs) == ["batch_tokens"]
+    assert list(predicted.inputs) == ["tokens"]
     assert predicted.outputs == ("output",)
 
 
@@ -102,6 +102,8 @@ def test_names_and_sizes_may_be_given(tmp_path: Path) -> None:
 def test_one_item_is_enough_for_a_batch_that_changes(tmp_path: Path) -> None:
     exported = lit_ort.export(Net(), tmp_path / "m.onnx", torch.randn(1, 6))
     assert exported.inputs == {"x": ("x_0", 6)}
+    named = lit_ort.export(Net(), tmp_path / "m.onnx", torch.randn(1, 6), dynamic={"x": {0: "batch"}})
+    assert named.inputs == {"x": ("batch", 6)}
 
 
 @pytest.mark.parametrize("form", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)])

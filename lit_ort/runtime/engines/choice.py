@@ -46,6 +46,11 @@ def engine_of(name: str) -> Engine:
         return _engine(kind, version, folder)
 
 
+def installed_kind() -> str:
+    """`training` or `stock`, the build of ONNX Runtime that is installed. Raises EngineError as `engine_of` does."""
+    return _installed()[0]
+
+
 @functools.cache
 def _engine(kind: str, version: str, folder: Path) -> Engine:
     if kind == TRAINING:

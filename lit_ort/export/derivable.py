@@ -1,0 +1,131 @@
+"""Functions in forms whose gradients ONNX Runtime's builder computes as torch does.
+
+It has none for some operators (softplus, hardswish, hardsigmoid, instance normalization), and for two another one:
+batch normalization by running statistics, whose gradient it computes as if the batch's own had been taken, and an
+embedding's padding, which torch gives no gradient.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+
+@contextlib.contextmanager
+def derivable_forms(module: nn.Module) -> Iterator[None]:
+    """While a module is traced, its functions take such forms. Padding rows are constants of the values they have."""
+    padded = [part for part in module.modules() if isinstance(part, nn.Embedding) and part.padding_idx is not None]
+    handles = [part.register_forward_hook(_PaddingKept(part)) for part in padded]
+    try:
+        with _Forms():
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _PaddingKept:
+    """A hook that puts a constant in the places of an embedding's padding."""
+
+    def __init__(self, embedding: nn.Embedding) -> None:
+        assert embedding.padding_idx is not None
+        self._index = embedding.padding_idx
+        self._row = embedding.weight[self._index].detach().clone()
+
+    def __call__(self, _module: nn.Module, given: tuple[Tensor], result: Tensor) -> Tensor:
+        kept = (given[0] != self._index).unsqueeze(-1)
+        return torch.where(kept, result, self._row)
+
+
+class _Forms(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        form = _FORMS.get(func, func)
+        return form(*args, **(kwargs or {}))
+
+
+def _batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    if training or running_mean is None or running_var is None:
+        return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    scale = torch.rsqrt(running_var + eps)
+    scale = scale if weight is None else scale * weight
+    shift = -running_mean * scale
+    shift = shift if bias is None else shift + bias
+    shape = [1, -1, *[1] * (input.dim() - 2)]
+    return input * scale.reshape(shape) + shift.reshape(shape)
+
+
+def _instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    if not use_input_stats:
+        return _batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    result = _normalized(input, list(range(2, input.dim())), eps)
+    shape = [1, -1, *[1] * (input.dim() - 2)]
+    result = result if weight is None else result * weight.reshape(shape)
+    return result if bias is None else result + bias.reshape(shape)
+
+
+def _layer_norm(
+    input: Tensor,
+    normalized_shape: Any,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    # The gradient's builder asks for both.
+    if weight is not None and bias is not None:
+        return F.layer_norm(input, normalized_shape, weight, bias, eps)
+    places = list(range(-len(normalized_shape), 0))
+    result = _normalized(input, places, eps)
+    result = result if weight is None else result * weight
+    return result if bias is None else result + bias
+
+
+def _normalized(input: Tensor, places: list[int], eps: float) -> Tensor:
+    centered = input - input.mean(places, keepdim=True)
+    return centered * torch.rsqrt((centered * centered).mean(places, keepdim=True) + eps)
+
+
+def _softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+    scaled = input * beta
+    return (torch.relu(scaled) + torch.log(1 + torch.exp(-torch.abs(scaled)))) / beta
+
+
+def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
+    return torch.clamp(input + 3, 0, 6) / 6
+
+
+def _hardswish(input: Tensor, inplace: bool = False) -> Tensor:
+    return input * _hardsigmoid(input)
+
+
+_FORMS: dict[Any, Callable[..., Tensor]] = {
+    F.batch_norm: _batch_norm,
+    F.instance_norm: _instance_norm,
+    F.layer_norm: _layer_norm,
+    F.softplus: _softplus,
+    F.hardsigmoid: _hardsigmoid,
+    F.hardswish: _hardswish,
+}
