@@ -4,6 +4,7 @@
     python predict.py run=RUN_FOLDER text="A" text="B" tokens=80 temperature=0 top_k=null seed=3
     python predict.py run=RUN_FOLDER text="return the value"     classifies it, with a classifier's run
     python predict.py run=RUN_FOLDER csv=FILE column=text        a line of JSON for each row
+    python predict.py run=RUN_FOLDER text="return [MASK] value"  fills the mask, with a run of BERT's pretraining
     python predict.py run=RUN_FOLDER perplexity=FILE             of a file's text, with a language model's run
 
 RUN_FOLDER is one in which `python train.py export=onnx` left model.onnx and tokenizer.json. Decoded words of the
@@ -22,8 +23,9 @@ from typing import Any
 
 from tasks.errors import InputError, require
 from tasks.prediction.classification import classified
-from tasks.prediction.facts import CLASSIFIER
+from tasks.prediction.facts import CLASSIFIER, MASKED_MODEL
 from tasks.prediction.generation import Sampling, continued
+from tasks.prediction.masked import unmasked
 from tasks.prediction.model import Model
 from tasks.prediction.perplexity import perplexity
 
@@ -92,6 +94,11 @@ def main(arguments: Sequence[str]) -> None:
     elif model.facts.kind == CLASSIFIER:
         for text, (label, share) in _with_labels(model, asked.texts):
             print(f"{label} ({share:.1%}): {text}")
+    elif model.facts.kind == MASKED_MODEL:
+        for text, places in zip(asked.texts, unmasked(model, asked.texts), strict=True):
+            print(text)
+            for k, best in enumerate(places, start=1):
+                print(f"  [MASK] {k}: " + ", ".join(f"{token} ({share:.1%})" for token, share in best))
     else:
         _continue(model, asked)
 

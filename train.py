@@ -123,7 +123,7 @@ def require_exportable(config: DictConfig, run: Run) -> None:
     """Refuses to train for an export that can't be.
 
     Raises:
-        InputError: the task has no form for inference, or each process has a part of the model.
+        InputError: the task or its data has no form for inference, or each process has a part of the model.
     """
     if config.get("export") is None:
         return
@@ -131,6 +131,11 @@ def require_exportable(config: DictConfig, run: Run) -> None:
         hasattr(run.task, "inference"),
         f"export={config.export.format}: {type(run.task).__name__} has no form for inference so far. Leave export out; "
         "lit_ort.export takes any module.",
+    )
+    require(
+        getattr(run.task, "tokenizer", run.task) is not None,
+        f"export={config.export.format}: this data has ids and no tokenizer, which predicting needs. Leave export out, or "
+        "use data=pretraining_text.",
     )
     name = getattr(run.trainer.strategy, "strategy_name", "")
     require(

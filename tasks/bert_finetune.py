@@ -18,7 +18,7 @@ from tasks.bert import make_bert
 from tasks.data.batches import Batch
 from tasks.errors import require
 from tasks.huggingface import HuggingFaceTask, require_figures, require_vocabulary
-from tasks.inference import Inference, Logits, changing, example, plain_tokenizer
+from tasks.inference import Inference, Logits, bert_example, changing, plain_tokenizer
 from tasks.optimization import ScheduleFactory
 from tasks.prediction.facts import CLASSIFIER, Facts
 
@@ -84,13 +84,7 @@ class BertFinetune(HuggingFaceTask, Task):
     def inference(self, data: Any) -> Inference:
         """Logits, float32[batch, labels], of input_ids, token_type_ids and attention_mask, int64[batch, length]."""
         shape = self.model.config
-        batch = {
-            **example(shape.vocab_size, 16, "input_ids"),
-            **example(shape.type_vocab_size, 16, "token_type_ids"),
-            "attention_mask": torch.ones(2, 16, dtype=torch.int64),
-        }
-        # The second text is shorter.
-        batch["attention_mask"][1, 10:] = 0
+        batch = bert_example(shape)
         facts = Facts(CLASSIFIER, shape.max_position_embeddings, tuple(self.labels))
         return Inference(Logits(self.model), batch, changing(list(batch)), plain_tokenizer(self.tokenizer), facts)
 

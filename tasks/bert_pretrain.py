@@ -15,7 +15,9 @@ from tasks.bert import make_bert
 from tasks.data.batches import IGNORED, Batch
 from tasks.errors import require
 from tasks.huggingface import HuggingFaceTask, require_figures, require_vocabulary
+from tasks.inference import Inference, Logits, bert_example, changing, plain_tokenizer
 from tasks.optimization import ScheduleFactory
+from tasks.prediction.facts import MASKED_MODEL, Facts
 
 ADAMW = partial(torch.optim.AdamW, lr=1e-3)
 
@@ -85,6 +87,14 @@ class BertPretrain(HuggingFaceTask, Task):
             f"data.max_length={max_length}: the model takes {longest} tokens at most (model.positions). Give a shorter "
             "length, or more positions.",
         )
+
+    def inference(self, data: Any) -> Inference:
+        """Logits of words, float32[batch, length, vocabulary], of input_ids, token_type_ids and attention_mask."""
+        assert self.tokenizer is not None, "train.py refuses to export without one"
+        shape = self.model.config
+        facts = Facts(MASKED_MODEL, shape.max_position_embeddings)
+        module, batch = Logits(self.model, "prediction_logits"), bert_example(shape)
+        return Inference(module, batch, changing(list(batch)), plain_tokenizer(self.tokenizer), facts)
 
     def figures(self, batch: Batch) -> Figures:
         return pretraining_figures(self.model, batch)

@@ -48,15 +48,16 @@ class Logits(nn.Module):
 
     Args:
         model: a transformers model.
+        name: of the logits.
         settings: arguments that are no tensors.
     """
 
-    def __init__(self, model: nn.Module, **settings: Any) -> None:
+    def __init__(self, model: nn.Module, name: str = "logits", **settings: Any) -> None:
         super().__init__()
-        self.model, self._settings = model, settings
+        self.model, self._name, self._settings = model, name, settings
 
     def forward(self, **tensors: Tensor) -> Tensor:
-        return self.model(**tensors, **self._settings).logits
+        return getattr(self.model(**tensors, **self._settings), self._name)
 
 
 class BatchFirst(nn.Module):
@@ -79,6 +80,14 @@ def example(vocabulary: int, length: int, *names: str) -> dict[str, Tensor]:
     """Two rows of ids for each name."""
     generator = torch.Generator().manual_seed(0)
     return {name: torch.randint(vocabulary, (2, length), generator=generator) for name in names}
+
+
+def bert_example(config: Any) -> dict[str, Tensor]:
+    """Two texts of BERT's, the second one shorter; int64[2, 16] each."""
+    mask = torch.ones(2, 16, dtype=torch.int64)
+    mask[1, 10:] = 0
+    types = example(config.type_vocab_size, 16, "token_type_ids")
+    return {**example(config.vocab_size, 16, "input_ids"), **types, "attention_mask": mask}
 
 
 def word_tokenizer(vocabulary: Sequence[str]) -> Tokenizer:

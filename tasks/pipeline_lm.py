@@ -17,8 +17,11 @@ from torch.optim import Optimizer
 
 from lit_ort import Pipeline
 from tasks.base import Figures, LanguageModel
+from tasks.data.text import TextData
 from tasks.errors import require, require_heads, require_whole
+from tasks.inference import Inference, changing, example, word_tokenizer
 from tasks.optimization import ScheduleFactory
+from tasks.prediction.facts import LANGUAGE_MODEL, Facts
 from tasks.transformer_lm import PositionalEncoding
 
 Batch: TypeAlias = tuple[Tensor, Tensor]
@@ -126,6 +129,15 @@ class PipelineLM(LanguageModel):
         first, last = number == 0, number == figures["stages"] - 1
         embedding = Embedding(words, width, dropout, figures["max_length"]) if first else None
         return Stage(layers, embedding, decoder(width, words) if last else None, figures["max_length"])
+
+    def inference(self, data: TextData) -> Inference:
+        """Logits, float32[batch, length, vocabulary], of input_ids, int64[batch, length]."""
+        assert self.pipeline is not None, "a model is exported after fit"
+        words, length = data.streams.vocabulary, self.hparams["max_length"]
+        batch = example(len(words), max(2, length // 2), "input_ids")
+        facts = Facts(LANGUAGE_MODEL, length, separator=" ")
+        stages = nn.Sequential(*self.pipeline.stages.values())
+        return Inference(stages, batch, changing(["input_ids"]), word_tokenizer(words), facts)
 
     def figures(self, batch: Batch) -> Figures:
         """batch: inputs and targets, int64[seq, batch] each. Returns the mean cross entropy, float32[], as "loss"."""

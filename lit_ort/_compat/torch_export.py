@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.export import ExportedProgram
 
@@ -21,7 +23,7 @@ def prepare_for_onnx(program: ExportedProgram) -> None:
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target in _VIEWS:
             with graph.inserting_before(node):
-                settings = {"memory_format": torch.contiguous_format}
+                settings: dict[str, Any] = {"memory_format": torch.contiguous_format}
                 copied = graph.call_function(_aten.clone.default, (node.args[0],), settings)
             copied.meta.update({key: value for key, value in node.meta.items() if key != "val"})
             copied.meta["val"] = node.args[0].meta["val"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 
 from lit_ort.errors import ExportError
-from lit_ort.export.graph import changing_of
+from lit_ort.export.graph import changing_of, place_in
 from lit_ort.export.process import run_python
 from lit_ort.options import TRAINING
 from lit_ort.runtime.engines.choice import installed_kind
@@ -45,7 +45,11 @@ for node in model.graph.node:
             attribute.i = 0
 onnx.save(model, path)
 """
-_NEEDED = {"LayerNormalization": ("mean", "inverse_deviation"), "Dropout": ("mask",)}
+_NEEDED = {
+    "Dropout": ("mask",),
+    "LayerNormalization": ("mean", "inverse_deviation"),
+    "SoftmaxCrossEntropyLoss": ("log_probabilities",),
+}
 _SIZED = ("MaxPool",)
 _NO_GRADIENT = re.compile(r"gradient builder has not been registered: (\S+) for node (\S+)")
 
@@ -101,9 +105,10 @@ def generate(
         missing = _NO_GRADIENT.search(str(error))
         if missing is None:
             raise
+        operator, node = missing[1], missing[2].rstrip(".")
         raise ExportError(
-            f"ONNX Runtime has no gradient for {missing[1]}{_place_of(model, missing[2])}. Compute it by other "
-            "operators, or leave the parameters before it out of trainable."
+            f"ONNX Runtime has no gradient for {operator}{_place_of(model, node)}. Compute it by other operators, or leave "
+            "the parameters before it out of trainable."
         ) from error
     base.unlink()
 
@@ -119,8 +124,5 @@ def _with_statistics(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _place_of(model: onnx.ModelProto, name: str) -> str:
     """Where a node came from in the user's code, as torch's exporter wrote it down."""
-    facts = {
-        fact.key: fact.value for node in model.graph.node if node.name == name for fact in node.metadata_props
-    }
-    found = re.findall(r'File "([^"]+)", line (\d+)', facts.get("pkg.torch.onnx.stack_trace", ""))
-    return f" at {found[-1][0]}:{found[-1][1]}" if found else ""
+    facts = {fact.key: fact.value for node in model.graph.node if node.name == name for fact in node.metadata_props}
+    return place_in(facts.get("pkg.torch.onnx.stack_trace", ""))

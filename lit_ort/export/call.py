@@ -93,8 +93,8 @@ def result_of(function: Function, tensors: Sequence[Tensor]) -> Any:
     # Whatever it raises is what the module says of the batch.
     except Exception as error:
         raise ExportError(
-            f"{type(function.module).__name__}.{function.step} refuses the batch: {type(error).__name__}: {error}. Pass "
-            "a batch that it takes."
+            f"{type(function.module).__name__}.{function.step} refuses the batch: {type(error).__name__}: {error}. "
+            "Pass a batch that it takes."
         ) from error
 
 

@@ -47,9 +47,7 @@ def check(model: onnx.ModelProto, path: Path, call: Call) -> list[Checked]:
     cases = list(cases_of(call, changing_of(model)))
     found = ran(_RUN, path, [case for case, _ in cases], call.names)
     producers = {name: node.op_type for node in model.graph.node for name in node.output}
-    return [
-        compared(call, tensors, expected, found[str(k)], producers) for k, (tensors, expected) in enumerate(cases)
-    ]
+    return [compared(call, tensors, expected, found[str(k)], producers) for k, (tensors, expected) in enumerate(cases)]
 
 
 def cases_of(
@@ -127,8 +125,8 @@ def ran(
             program,
             *map(str, (path, given, taken)),
             problem="ONNX Runtime refuses the exported model",
-            remedy="Where sizes depend on each other, name them: dynamic={'mask': {1: 'past + length'}, ...}. verify=False "
-            "writes the model none the less.",
+            remedy="Where sizes depend on each other, name them: dynamic={'mask': {1: 'past + length'}, ...}. "
+            "verify=False writes the model none the less.",
         )
         found: dict[str, dict[str, np.ndarray]] = {}
         with np.load(taken) as values:

@@ -36,7 +36,8 @@ for case in sorted({{key.split("/")[0] for key in inputs.files}}):
     found.update({{f"{{case}}/{{name}}": value for name, value in zip(module.output_names(), results)}})
     module.train()
     module(*(feeds[name] for name in module.input_names()))
-    found.update({{f"gradients {{case}}/{{name}}": one.grad.copy() for name, one in state.parameters if one.requires_grad}})
+    gradients = {{name: one.grad.copy() for name, one in state.parameters if one.requires_grad}}
+    found.update({{f"gradients {{case}}/{{name}}": value for name, value in gradients.items()}})
     module.lazy_reset_grad()
 numpy.savez(taken, **found)
 """

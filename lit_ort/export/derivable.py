@@ -45,7 +45,7 @@ class _PaddingKept:
 
 class _Forms(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        form = _FORMS.get(func, func)
+        form: Any = _FORMS.get(func, func)
         return form(*args, **(kwargs or {}))
 
 

@@ -26,9 +26,7 @@ Dimensions = Mapping[str, Mapping[int, str]]
 _STANDARD = ("", "ai.onnx")
 
 
-def model_of(
-    call: Call, dynamic: bool | Dimensions, opset: int, fixed: Collection[str] = ()
-) -> onnx.ModelProto:
+def model_of(call: Call, dynamic: bool | Dimensions, opset: int, fixed: Collection[str] = ()) -> onnx.ModelProto:
     """Writes a call as a model.
 
     Args:
@@ -196,13 +194,17 @@ def _export_error(call: Call, error: Exception) -> ExportError:
         chain.append(chain[-1].__cause__)
     said = "\n".join(str(each) for each in chain)
     operator = re.search(r"torch\.ops\.([\w.]+)|\baten[.:]+[\w.]+|Unsupported.*?'([\w.:]+)'", said)
-    place = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', said)
-    place = [found for found in place if Path(found[0]).parent != Path(__file__).parent]
-    own = [found for found in place if "site-packages" not in found[0]] or place
-    where = f" (operator {operator[0]})" if operator else ""
-    where += f" at {own[-1][0]}:{own[-1][1]}" if own else ""
+    where = (f" (operator {operator[0]})" if operator else "") + place_in(said)
     name = type(getattr(call.function, "module", call.function)).__name__
     return ExportError(
         f"{name} can't be exported{where}: {first_line_of(chain[-1])}. Compute it by other operators in eval mode, or "
         "export a part of the module."
     )
+
+
+def place_in(trace: str) -> str:
+    """The last place in a stack trace that is the user's, or else a library's; nothing where there is none."""
+    places = re.findall(r'File "([^"]+)", line (\d+)', trace)
+    places = [found for found in places if Path(found[0]).parent != Path(__file__).parent]
+    own = [found for found in places if "site-packages" not in found[0]] or places
+    return f" at {own[-1][0]}:{own[-1][1]}" if own else ""

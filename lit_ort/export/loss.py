@@ -14,7 +14,17 @@ from onnx import numpy_helper
 from torch import Tensor, nn
 
 from lit_ort.errors import ExportError
-from lit_ort.export.call import FORWARD, TRAINING_STEP, Call, Function, evaluating, filled, names_of, result_of, tensors_of
+from lit_ort.export.call import (
+    FORWARD,
+    TRAINING_STEP,
+    Call,
+    Function,
+    evaluating,
+    filled,
+    names_of,
+    result_of,
+    tensors_of,
+)
 
 LOSS = "loss"
 # Of Lightning itself: modules without a training step inherit one that does nothing.

@@ -77,11 +77,11 @@ def export_training(
     verify: bool = True,
     tolerance: float = TOLERANCE,
 ) -> ExportedTraining:
-    """Writes what `onnxruntime.training.api` trains a module with: training, evaluation and optimizer model, checkpoint.
+    """Writes a module as `onnxruntime.training.api` trains it: training, evaluation and optimizer model, checkpoint.
 
     The training model is the module in training mode, with its own loss inside; parts that are in eval mode while the
-    module itself is in training mode stay so. On a device running statistics of batch normalization and the padding rows
-    of embeddings keep their values.
+    module itself is in training mode stay so. Running statistics of batch normalization and padding rows of embeddings
+    keep their values on a device.
     The files are those of `onnxruntime.training.artifacts.generate_artifacts`, which the training build has.
 
     Args:

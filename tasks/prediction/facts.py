@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 MODEL, TOKENIZER = "model.onnx", "tokenizer.json"
-LANGUAGE_MODEL, CLASSIFIER = "language model", "classifier"
+LANGUAGE_MODEL, CLASSIFIER, MASKED_MODEL = "language model", "classifier", "masked language model"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Facts:
     """What a run writes into its model, as text.
 
     Args:
-        kind: `language model` or `classifier`.
+        kind: `language model`, `classifier` or `masked language model`.
         max_length: tokens that it takes at most.
         labels: of a classifier.
         end: the id at which a text ends, or None.
