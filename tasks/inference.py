@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lit_ort import Exported, export
 from lit_ort.files import whole_file
-from tasks.prediction.facts import MODEL, TOKENIZER, Facts
+from tasks.prediction.facts import MODEL, TOKENIZER, Facts, digest_of
 
 UNKNOWN = "<unk>"
 # What torchtext's basic_english does to a text in lower case, in its order.
@@ -118,7 +118,8 @@ def write_inference(inference: Inference, folder: Path, checkpoint: str, setting
     Raises:
         ExportError: the model can't be exported. OSError: the folder can't be written to.
     """
-    facts = {"facts": inference.facts.as_text(), "checkpoint": checkpoint, "tokenizer": TOKENIZER}
+    kept = dataclasses.replace(inference.facts, vocabulary=digest_of(inference.tokenizer.get_vocab()))
+    facts = {"facts": kept.as_text(), "checkpoint": checkpoint, "tokenizer": TOKENIZER}
     exported = export(
         inference.module,
         folder / MODEL,

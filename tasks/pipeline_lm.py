@@ -54,6 +54,21 @@ class Stage(nn.Module):
         return hidden if self.after is None else self.after(hidden)
 
 
+class Stages(nn.Module):
+    """All stages of a pipeline, one after the other."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        super().__init__()
+        self.stages = pipeline.stages
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """input_ids: int64[batch, seq]. Returns logits, float32[batch, seq, vocabulary]."""
+        hidden = input_ids
+        for stage in self.stages.values():
+            hidden = stage(hidden)
+        return hidden
+
+
 class Embedding(nn.Module):
     def __init__(self, vocabulary_size: int, width: int, dropout: float, max_length: int) -> None:
         super().__init__()
@@ -136,8 +151,7 @@ class PipelineLM(LanguageModel):
         words, length = data.streams.vocabulary, self.hparams["max_length"]
         batch = example(len(words), max(2, length // 2), "input_ids")
         facts = Facts(LANGUAGE_MODEL, length, separator=" ")
-        stages = nn.Sequential(*self.pipeline.stages.values())
-        return Inference(stages, batch, changing(["input_ids"]), word_tokenizer(words), facts)
+        return Inference(Stages(self.pipeline), batch, changing(["input_ids"]), word_tokenizer(words), facts)
 
     def figures(self, batch: Batch) -> Figures:
         """batch: inputs and targets, int64[seq, batch] each. Returns the mean cross entropy, float32[], as "loss"."""

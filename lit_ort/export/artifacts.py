@@ -107,8 +107,8 @@ def generate(
             raise
         operator, node = missing[1], missing[2].rstrip(".")
         raise ExportError(
-            f"ONNX Runtime has no gradient for {operator}{_place_of(model, node)}. Compute it by other operators, or leave "
-            "the parameters before it out of trainable."
+            f"ONNX Runtime has no gradient for {operator}{_place_of(model, node)}. Compute it by other operators, or "
+            "leave the parameters before it out of trainable."
         ) from error
     base.unlink()
 

@@ -1,8 +1,8 @@
 """Functions in forms whose gradients ONNX Runtime's builder computes as torch does.
 
-It has none for some operators (softplus, hardswish, hardsigmoid, instance normalization), and for two another one:
-batch normalization by running statistics, whose gradient it computes as if the batch's own had been taken, and an
-embedding's padding, which torch gives no gradient.
+It has none for some operators (softplus, hardswish, hardsigmoid, instance and group normalization), and for two
+another one: batch normalization by running statistics, whose gradient it computes as if the batch's own had been taken,
+and an embedding's padding, which torch gives no gradient.
 """
 
 from __future__ import annotations
@@ -87,6 +87,16 @@ def _instance_norm(
     return result if bias is None else result + bias.reshape(shape)
 
 
+def _group_norm(
+    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    grouped = input.reshape(input.shape[0], num_groups, -1)
+    result = _normalized(grouped, [2], eps).reshape(input.shape)
+    shape = [1, -1, *[1] * (input.dim() - 2)]
+    result = result if weight is None else result * weight.reshape(shape)
+    return result if bias is None else result + bias.reshape(shape)
+
+
 def _layer_norm(
     input: Tensor,
     normalized_shape: Any,
@@ -123,6 +133,7 @@ def _hardswish(input: Tensor, inplace: bool = False) -> Tensor:
 
 _FORMS: dict[Any, Callable[..., Tensor]] = {
     F.batch_norm: _batch_norm,
+    F.group_norm: _group_norm,
     F.instance_norm: _instance_norm,
     F.layer_norm: _layer_norm,
     F.softplus: _softplus,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 MODEL, TOKENIZER = "model.onnx", "tokenizer.json"
@@ -20,6 +22,7 @@ class Facts:
         labels: of a classifier.
         end: the id at which a text ends, or None.
         separator: what stands between a text and the words behind it.
+        vocabulary: `digest_of` the tokenizer's tokens.
     """
 
     kind: str
@@ -27,6 +30,7 @@ class Facts:
     labels: tuple[str, ...] = ()
     end: int | None = None
     separator: str = ""
+    vocabulary: str = ""
 
     def as_text(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -35,3 +39,9 @@ class Facts:
     def from_text(cls, text: str) -> Facts:
         found: dict[str, Any] = json.loads(text)
         return cls(**{**found, "labels": tuple(found["labels"])})
+
+
+def digest_of(vocabulary: Mapping[str, int]) -> str:
+    """The number of tokens, and a digest of them with their ids: `11 sha256:...`."""
+    tokens = json.dumps(sorted(vocabulary.items())).encode()
+    return f"{len(vocabulary)} sha256:{hashlib.sha256(tokens).hexdigest()[:16]}"

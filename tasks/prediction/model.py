@@ -10,7 +10,7 @@ import onnxruntime
 from tokenizers import Tokenizer
 
 from tasks.errors import InputError, require
-from tasks.prediction.facts import MODEL, TOKENIZER, Facts
+from tasks.prediction.facts import MODEL, TOKENIZER, Facts, digest_of
 
 
 class Model:
@@ -21,7 +21,7 @@ class Model:
         threads: of the session; None takes ONNX Runtime's number.
 
     Raises:
-        InputError: a file is missing or unusable, or the tokenizer has more tokens than the model.
+        InputError: a file is missing or unusable, or the tokenizer's vocabulary was changed.
     """
 
     def __init__(self, folder: Path, threads: int | None = None) -> None:
@@ -48,6 +48,12 @@ class Model:
         if facts is None:
             raise InputError(f"{path}: tells no task. Give a folder that python train.py export=onnx wrote to.")
         self.facts = Facts.from_text(facts)
+        found = digest_of(self.tokenizer.get_vocab())
+        require(
+            found == self.facts.vocabulary,
+            f"{words}: its vocabulary is {found}, and that of the exported model {self.facts.vocabulary}. Put the "
+            "tokenizer of the run back, or export the run again.",
+        )
         self._inputs = [value.name for value in self._session.get_inputs()]
 
     def run(self, given: Mapping[str, np.ndarray]) -> np.ndarray:

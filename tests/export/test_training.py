@@ -254,10 +254,11 @@ class Forms(nn.Module):
         self.frozen = nn.BatchNorm1d(8).eval()
         self.norm, self.plain = nn.LayerNorm(8, bias=False), nn.LayerNorm(8, elementwise_affine=False)
         self.instances, self.out = nn.InstanceNorm1d(8, affine=True), nn.Linear(8, 1)
+        self.groups = nn.GroupNorm(4, 8)
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.frozen(self.norm(self.words(ids)).transpose(1, 2))
-        x = self.plain(F.hardswish(F.softplus(self.instances(x), 2.0)).transpose(1, 2))
+        x = self.plain(F.hardswish(F.softplus(self.groups(self.instances(x)), 2.0)).transpose(1, 2))
         return F.hardsigmoid(self.out(x)).square().mean()
 
 

@@ -1,0 +1,115 @@
+"""The example service with an exported model: batches, limits, and what it refuses."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi")
+
+from fastapi.testclient import TestClient
+
+from examples.serve import serve
+from examples.serve.serve import Limits, application, main
+from tasks.errors import InputError
+from tasks.prediction.facts import CLASSIFIER, MASKED_MODEL
+from tasks.prediction.model import Model
+from tests.tasks.test_predict_command import berts as berts  # noqa: PLC0414 - a fixture
+from tests.tasks.test_prediction import trained as trained  # noqa: PLC0414 - a fixture
+
+
+def test_texts_that_arrive_together_are_one_batch(
+    trained: tuple[Path, object, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+    predicted = serve.predicted
+
+    def counted(model: Model, texts: list[str], *others: object) -> object:
+        sizes.append(len(texts))
+        return predicted(model, texts, *others)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(serve, "predicted", counted)
+    asked = [{"text": text, "tokens": 3, "temperature": 0} for text in ("the list", "it has", "sorted ?")] * 2
+    with TestClient(application(Model(trained[0]), Limits(batch=4, wait_ms=200))) as client:
+        alone = [client.post("/predict", json=one).json()["text"] for one in asked[:3]]
+        with concurrent.futures.ThreadPoolExecutor(6) as pool:
+            answers = list(pool.map(lambda one: client.post("/predict", json=one).json()["text"], asked))
+    assert answers == alone * 2
+    assert sizes[:3] == [1, 1, 1]
+    assert sum(sizes[3:]) == 6
+    assert max(sizes) <= 4
+    assert len(sizes) < 9
+
+
+def test_classes_and_masks(berts: dict[str, Path]) -> None:
+    with TestClient(application(Model(berts[CLASSIFIER]), Limits())) as client:
+        assert client.get("/health").json() == {"model": "classifier"}
+        answer = client.post("/predict", json={"text": "the list"}).json()
+        assert answer["label"] in ("short", "long")
+        assert 0.5 <= answer["probability"] <= 1
+    with TestClient(application(Model(berts[MASKED_MODEL]), Limits())) as client:
+        assert len(client.post("/predict", json={"text": "the [MASK]"}).json()["masks"][0]) == 5
+        refused = client.post("/predict", json={"text": "the list"})
+        assert refused.status_code == 422
+        assert "has no [MASK] to fill" in refused.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"text": "x" * 60}, "text has 60 characters, and at most 50 fit."),
+        ({"text": "a", "tokens": 9}, "tokens=9, and at most 5 are given."),
+        ({"text": "  ", "tokens": 1}, "has no token"),
+        ({"text": ""}, "at least 1 character"),
+        ({"text": "a", "temperature": -1}, "greater than or equal to 0"),
+        ({}, "Field required"),
+    ],
+)
+def test_what_is_refused(trained: tuple[Path, object, object], asked: dict[str, object], message: str) -> None:
+    with TestClient(application(Model(trained[0]), Limits(max_characters=50, max_tokens=5))) as client:
+        refused = client.post("/predict", json=asked)
+        assert refused.status_code == 422
+        assert message in refused.text
+        assert client.post("/predict", json={"text": "the", "tokens": 1}).status_code == 200
+
+
+def test_a_full_queue_is_refused(trained: tuple[Path, object, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def slow(model: Model, texts: list[str], *others: object) -> list[dict[str, str]]:
+        entered.set()
+        leave.wait(30)
+        return [{"text": ""}] * len(texts)
+
+    monkeypatch.setattr(serve, "predicted", slow)
+    with (
+        TestClient(application(Model(trained[0]), Limits(queue=1, batch=1))) as client,
+        concurrent.futures.ThreadPoolExecutor(3) as pool,
+    ):
+        first = pool.submit(client.post, "/predict", json={"text": "the"})
+        entered.wait(30)
+        others = [pool.submit(client.post, "/predict", json={"text": "the"}) for _ in range(2)]
+        done, _ = concurrent.futures.wait(others, 30, concurrent.futures.FIRST_COMPLETED)
+        refused = next(iter(done)).result()
+        leave.set()
+        assert refused.status_code == 503
+        assert "1 requests wait already" in refused.json()["detail"]
+        assert sorted(one.result().status_code for one in [first, *others]) == [200, 200, 503]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["port=1"], "run: is missing"),
+        (["run=none", "size=3"], "size: is unknown. Give NAME=VALUE with a name of run, host"),
+        (["run=none", "batch=0"], "batch=0: is too small"),
+        (["run=none", "batch=many"], "invalid literal for int"),
+        (["run=none"], "none/model.onnx: there is no such file"),
+    ],
+)
+def test_the_command_line(arguments: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        main(arguments)
