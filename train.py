@@ -134,8 +134,8 @@ def require_exportable(config: DictConfig, run: Run) -> None:
     )
     require(
         getattr(run.task, "tokenizer", run.task) is not None,
-        f"export={config.export.format}: this data has ids and no tokenizer, which predicting needs. Leave export out, or "
-        "use data=pretraining_text.",
+        f"export={config.export.format}: this data has ids and no tokenizer, which predicting needs. Leave export out, "
+        "or use data=pretraining_text.",
     )
     name = getattr(run.trainer.strategy, "strategy_name", "")
     require(

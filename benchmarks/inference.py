@@ -1,10 +1,10 @@
-"""Latency of a call at batch 1 and 32: eager, inductor, torch's own ONNX export and lit_ort.export, as float32 and int8.
+"""Latency at batch 1 and 32: eager, inductor, torch's own ONNX export and lit_ort.export in float32 and int8.
 
     python -m benchmarks.inference
     python -m benchmarks.inference --models BERT ViT --rounds 20
 
-Each way has a process of its own, with all cores, and the processes take turns; those of ONNX models have no torch. Prints
-a line of JSON for each model and batch, and a table of medians and of their ratios to eager.
+Each way has a process of its own, with all cores, and the processes take turns; those of ONNX models don't load torch.
+Prints a line of JSON for each model and batch, and a table of eager's medians and of the others' ratios to them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 EAGER, INDUCTOR, TORCH_ONNX, OURS, INT8 = WAYS = ("eager", "inductor", "torch.onnx", "lit_ort.export", "int8")
-MODELS = ("BERT", "GPT-2", "Llama", "ViT", "ResNet", "MLP")
+MODELS = ("BERT", "GPT-2", "Llama", "ViT", "ResNet")
 BATCHES = (1, 32)
 WARM_UP = 3
 Call = Callable[[], Any]

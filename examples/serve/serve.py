@@ -157,7 +157,8 @@ def require_tokens(model: Model, text: str) -> None:
 def main(arguments: Sequence[str]) -> None:
     import uvicorn
 
-    given = dict(argument.partition("=")[::2] for argument in arguments)
+    parts = [argument.partition("=") for argument in arguments]
+    given = {name: value for name, _, value in parts}
     numbers = {field.name: field.default for field in dataclasses.fields(Limits)}
     known = ("run", "host", "port", "threads", *numbers)
     for name in given:
