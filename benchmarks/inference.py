@@ -27,7 +27,7 @@ import numpy as np
 EAGER, INDUCTOR, TORCH_ONNX, OURS, INT8 = WAYS = ("eager", "inductor", "torch.onnx", "lit_ort.export", "int8")
 MODELS = ("BERT", "GPT-2", "Llama", "ViT", "ResNet")
 BATCHES = (1, 32)
-WARM_UP = 3
+WARM_UP, CALLS, PAUSE_S = 3, 3, 0.1
 Call = Callable[[], Any]
 
 
@@ -66,7 +66,7 @@ def measured(name: str, batch: int, rounds: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _started(context: Any, way: str, name: str, batch: int, folder: str) -> Iterator[Connection]:
-    """The end of a pipe to a process that is warm: it answers each message with the milliseconds of a call."""
+    """The end of a pipe to a process that is warm: it answers each message with the milliseconds of a call, a mean of three."""
     ours, theirs = context.Pipe()
     process = context.Process(target=work, args=(theirs, way, name, batch, folder), daemon=True)
     process.start()
@@ -87,9 +87,13 @@ def work(connection: Connection, way: str, name: str, batch: int, folder: str) -
     connection.send(True)
     with contextlib.suppress(EOFError):
         while connection.recv():
-            start = time.perf_counter()
+            # Threads of the process before spin for a while, and this one's caches are cold.
+            time.sleep(PAUSE_S)
             call()
-            connection.send((time.perf_counter() - start) * 1e3)
+            start = time.perf_counter()
+            for _ in range(CALLS):
+                call()
+            connection.send((time.perf_counter() - start) / CALLS * 1e3)
 
 
 def torch_call(way: str, name: str, batch: int) -> Call:
@@ -136,7 +140,7 @@ def write_models(name: str, batch: int, folder: str) -> dict[str, float | None]:
 
 
 def _made(name: str, batch: int) -> tuple[Any, dict[str, Any]]:
-    """A model of the suite that returns its logits, and inputs of as many items."""
+    """A model of the suite that returns its logits, and inputs of so many items."""
     import torch
     from torch import nn
 

@@ -159,7 +159,7 @@ def main(arguments: Sequence[str]) -> None:
 
     parts = [argument.partition("=") for argument in arguments]
     given = {name: value for name, _, value in parts}
-    numbers = {field.name: field.default for field in dataclasses.fields(Limits)}
+    numbers: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Limits)}
     known = ("run", "host", "port", "threads", *numbers)
     for name in given:
         require(name in known, f"{name}: is unknown. Give NAME=VALUE with a name of {', '.join(known)}.")
