@@ -33,6 +33,9 @@ Call = Callable[[], Any]
 
 def main() -> None:
     arguments = parse()
+    for name in arguments.models:
+        if name not in MODELS:
+            raise SystemExit(f"error: --models {name}: is none of {', '.join(MODELS)}.")
     lines: list[dict[str, Any]] = []
     for name in arguments.models:
         for batch in arguments.batches:
@@ -66,7 +69,7 @@ def measured(name: str, batch: int, rounds: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _started(context: Any, way: str, name: str, batch: int, folder: str) -> Iterator[Connection]:
-    """The end of a pipe to a process that is warm: it answers each message with the milliseconds of a call, a mean of three."""
+    """The end of a pipe to a process that is warm and answers each message with a call's milliseconds."""
     ours, theirs = context.Pipe()
     process = context.Process(target=work, args=(theirs, way, name, batch, folder), daemon=True)
     process.start()
@@ -129,7 +132,13 @@ def write_models(name: str, batch: int, folder: str) -> dict[str, float | None]:
     module, inputs = _made(name, batch)
     np.savez(Path(folder, "inputs.npz"), **{key: value.numpy() for key, value in inputs.items()})
     torch.onnx.export(
-        module, (), str(Path(folder, f"{TORCH_ONNX}.onnx")), kwargs=inputs, input_names=list(inputs), dynamo=True
+        module,
+        (),
+        str(Path(folder, f"{TORCH_ONNX}.onnx")),
+        kwargs=inputs,
+        input_names=list(inputs),
+        dynamo=True,
+        verbose=False,
     )
     form = {"dynamic": {key: {0: "batch"} for key in inputs}, "input_names": list(inputs)}
     found = {
