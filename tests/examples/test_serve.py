@@ -17,8 +17,8 @@ from examples.serve.serve import Limits, application, main
 from tasks.errors import InputError
 from tasks.prediction.facts import CLASSIFIER, MASKED_MODEL
 from tasks.prediction.model import Model
-from tests.tasks.test_predict_command import berts as berts  # noqa: PLC0414 - a fixture
-from tests.tasks.test_prediction import trained as trained  # noqa: PLC0414 - a fixture
+from tests.tasks.test_predict_command import berts as berts
+from tests.tasks.test_prediction import trained as trained
 
 
 def test_texts_that_arrive_together_are_one_batch(

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from lightning import LightningModule
@@ -144,6 +145,52 @@ def test_models(name: str, tmp_path: Path) -> None:
     assert len(exported.checked) >= 2
     assert exported.error is not None
     assert exported.error < 1e-4
+
+
+@pytest.mark.parametrize("name", ["BART", pytest.param("T5", marks=pytest.mark.slow)])
+def test_an_encoder_and_a_decoder_are_two_files(name: str, tmp_path: Path) -> None:
+    made, batch = CASES[name].make(0.0)
+    module: Any = made.eval()
+    words, mask = batch["input_ids"], batch["attention_mask"]
+    encoder = lit_ort.export(module.get_encoder(), tmp_path / "e.onnx", {"input_ids": words, "attention_mask": mask})
+    with torch.no_grad():
+        states = module.get_encoder()(input_ids=words, attention_mask=mask).last_hidden_state
+    given = {"encoder_outputs": (states,), "decoder_input_ids": batch["labels"][:, :6], "attention_mask": mask}
+    decoder = lit_ort.export(module, tmp_path / "d.onnx", {**given, "use_cache": False})
+    assert list(decoder.inputs) == ["encoder_outputs_0", "decoder_input_ids", "attention_mask"]
+    assert [len(exported.checked) for exported in (encoder, decoder)] == [3, 3]
+    assert max(encoder.error or 1.0, decoder.error or 1.0) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["Llama", pytest.param("GPT-2", marks=pytest.mark.slow)])
+def test_a_decoder_goes_on_from_its_cache(name: str, tmp_path: Path) -> None:
+    made, batch = CASES[name].make(0.0)
+    module: Any = made.eval()
+    words = batch["input_ids"]
+    with torch.no_grad():
+        past = module(input_ids=words[:, :8], use_cache=True).past_key_values
+        whole = module(input_ids=words).logits
+    before = past.layers[0].keys.clone()
+    given = {"input_ids": words[:, 8:], "attention_mask": torch.ones_like(words), "past_key_values": past}
+    dynamic: dict[str, dict[int, str]] = {
+        "input_ids": {0: "batch", 1: "length"},
+        "attention_mask": {0: "batch", 1: "past + length"},
+    }
+    kept = [f"past_key_values_{k}_{part}" for k in range(len(past.layers)) for part in ("key", "value")]
+    dynamic |= {name: {0: "batch", 2: "past"} for name in kept}
+    exported = lit_ort.export(module, tmp_path / "m.onnx", {**given, "use_cache": True}, dynamic=dynamic)
+    assert exported.inputs["attention_mask"] == ("batch", "past + length")
+    assert exported.outputs == ("logits", *(f"{name}_out" for name in kept))
+    assert [one.shapes["attention_mask"][1] for one in exported.checked] == [10, 5, 2]
+    assert torch.equal(past.layers[0].keys, before)
+
+    session = onnxruntime.InferenceSession(str(exported.path), providers=["CPUExecutionProvider"])
+    empty = {name: np.zeros((2, *before.shape[1:2], 0, before.shape[3]), np.float32) for name in kept}
+    for start, stop in ((0, 6), (6, 9), (9, 10)):
+        feeds = {"input_ids": words[:, start:stop].numpy(), "attention_mask": np.ones((2, stop), np.int64), **empty}
+        logits, *values = session.run(None, feeds)
+        empty = dict(zip(kept, values, strict=True))
+        np.testing.assert_allclose(logits, whole[:, start:stop], rtol=1e-4, atol=1e-5)
 
 
 class Sorted(nn.Module):

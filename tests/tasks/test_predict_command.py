@@ -14,7 +14,7 @@ from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassificat
 
 from tasks.inference import Inference, Logits, bert_example, changing, write_inference
 from tasks.prediction.facts import CLASSIFIER, MASKED_MODEL, Facts
-from tests.tasks.test_prediction import trained as trained  # noqa: PLC0414 - a fixture
+from tests.tasks.test_prediction import trained as trained
 
 ROOT = Path(__file__).parents[2]
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"the list is empty sorted not".split()]
