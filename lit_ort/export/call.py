@@ -78,7 +78,7 @@ def filled(
         raise ExportError(f"The batch, a {type(batch).__name__}, has no tensor. Pass what the step is called with.")
     names = _input_names(module, step, arguments, keywords) if input_names is None else tuple(input_names)
     _require_count("input_names", names, len(places))
-    return Function(module, step, leaves, spec, places), names, tuple(leaves[k] for k in places)
+    return Function(module, step, leaves, spec, places), names, tuple(leaves[k].detach() for k in places)
 
 
 def result_of(function: Function, tensors: Sequence[Tensor]) -> Any:

@@ -83,7 +83,8 @@ def test_names_sizes_and_facts(tmp_path: Path) -> None:
 
 def test_a_batch_of_keywords_and_of_a_loader(tmp_path: Path) -> None:
     module, tokens = Words(), torch.randint(11, (2, 5))
-    keywords = lit_ort.export(module, tmp_path / "a.onnx", {"tokens": tokens, "scale": torch.tensor(2.0)})
+    scale = torch.tensor(2.0, requires_grad=True)
+    keywords = lit_ort.export(module, tmp_path / "a.onnx", {"tokens": tokens, "scale": scale})
     assert list(keywords.inputs) == ["tokens", "scale"]
     predicted = lit_ort.export(module, tmp_path / "b.onnx", {"tokens": tokens}, step="predict_step")
     assert list(predicted.inputs) == ["tokens"]
