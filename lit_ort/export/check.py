@@ -17,6 +17,7 @@ from lit_ort.export.graph import changing_of
 from lit_ort.export.process import run_python
 from lit_ort.export.result import Checked
 
+FIX_SIZE = "Fix that size: dynamic=False, or name the dimensions that change"
 # With onnxruntime and NumPy alone: what runs the model has nothing of torch's or of ours.
 _RUN = """
 import sys
@@ -151,7 +152,7 @@ def compared(
         if found.shape != tuple(reference.shape):
             raise ExportError(
                 f"The exported model gives {label} of shape {list(found.shape)} at {shapes}, where the module gives "
-                f"{list(reference.shape)}. Fix that size: dynamic=False, or name the dimensions that change."
+                f"{list(reference.shape)}. {FIX_SIZE}."
             )
         error = error_of(torch.from_numpy(found), reference)
         if error > worst or not where:

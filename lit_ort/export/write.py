@@ -15,7 +15,7 @@ from torch import nn
 
 from lit_ort.errors import ExportError
 from lit_ort.export.call import Call
-from lit_ort.export.check import check
+from lit_ort.export.check import FIX_SIZE, check
 from lit_ort.export.export import INT8
 from lit_ort.export.graph import changing_of
 from lit_ort.export.reduced import halve, quantize
@@ -113,7 +113,9 @@ def require_close(checked: Sequence[Checked], tolerance: float, what: str = "") 
     for one in checked:
         # NaN is close to nothing.
         if not one.error <= tolerance:
+            own = one.shapes == checked[0].shapes
+            remedy = "Choose another form or a larger tolerance" if own else FIX_SIZE
             raise ExportError(
                 f"The exported model{what} errs by {one.error:.1e} of the largest value in {one.output} at "
-                f"{one.shapes}, and tolerance={tolerance:g}. Choose another form or a larger tolerance."
+                f"{one.shapes}, and tolerance={tolerance:g}. {remedy}."
             )

@@ -234,6 +234,21 @@ def test_a_file_stays_where_another_export_fails(tmp_path: Path) -> None:
     assert path.read_bytes() == b"before"
 
 
+class Constant(nn.Module):
+    """Takes a size for a constant where the exporter doesn't see it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * float(torch.tensor(x.shape[0]).item() if not torch.compiler.is_exporting() else 4)
+
+
+def test_a_size_that_is_a_constant_in_the_file_alone(tmp_path: Path) -> None:
+    with pytest.raises(
+        ExportError, match=r"'x': \(2, 3\)}, and tolerance=0.0001. Fix that size: dynamic=False, or name"
+    ):
+        lit_ort.export(Constant(), tmp_path / "m.onnx", torch.randn(4, 6))
+    assert lit_ort.export(Constant(), tmp_path / "m.onnx", torch.randn(4, 6), dynamic=False).error == 0
+
+
 def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ExportError, match="can't be written: (Not a directory|File exists). Choose another path."):
