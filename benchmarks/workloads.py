@@ -8,15 +8,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from lit_ort_tasks.bert_pretrain import pretraining_figures
+from lit_ort_tasks.gpt2 import next_token_loss
+from lit_ort_tasks.transformer_lm import TransformerLM
 from torch import nn
 from transformers import BertConfig, BertForPreTraining, GPT2Config, GPT2LMHeadModel
 
 from lit_ort import ORTBackend, ORTOptions
 from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.updates import Clipping, Updates
-from tasks.bert_pretrain import pretraining_figures
-from tasks.gpt2 import next_token_loss
-from tasks.transformer_lm import TransformerLM
 
 CLIP = 0.5
 LEARNING_RATE = 1e-3

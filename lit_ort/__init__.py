@@ -34,6 +34,7 @@ from lit_ort.strategies import (
     ORTZero1Strategy,
     register,
 )
+from lit_ort.version import __version__
 
 __all__ = [
     "AtomicCheckpointIO",
@@ -63,6 +64,7 @@ __all__ = [
     "SessionError",
     "UnsupportedError",
     "VerificationError",
+    "__version__",
     "benchmark",
     "explain",
     "export",

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from lit_ort_tasks.bert_finetune import BertFinetune
+from lit_ort_tasks.bert_pretrain import BertPretrain
+from lit_ort_tasks.data.tokenization import train_byte_level_bpe, train_wordpiece
+from lit_ort_tasks.gpt2 import GPT2
 from torch import Tensor
-
-from tasks.bert_finetune import BertFinetune
-from tasks.bert_pretrain import BertPretrain
-from tasks.data.tokenization import train_byte_level_bpe, train_wordpiece
-from tasks.gpt2 import GPT2
 
 TEXT = ["the quick brown fox jumps over the lazy dog", "pack my box with five dozen liquor jugs"]
 SHAPE: dict[str, Any] = dict(layers=2, heads=2, width=32, dropout=0.0)

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lit_ort_tasks.data.batches import Batch
+from lit_ort_tasks.data.loaders import EpochBatches
+from lit_ort_tasks.data.pretraining_batches import PretrainingData
+from lit_ort_tasks.data.tokenization import BERT_SPECIALS
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
-
-from tasks.data.batches import Batch
-from tasks.data.loaders import EpochBatches
-from tasks.data.pretraining_batches import PretrainingData
-from tasks.data.tokenization import BERT_SPECIALS
 
 DOCUMENTS, LENGTH = 80, 32
 PAD, UNKNOWN, START, SEPARATOR, MASK = range(5)

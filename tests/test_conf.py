@@ -15,10 +15,10 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import ConfigCompositionException, MissingConfigException
 from hydra.utils import instantiate
 from lightning.pytorch import Trainer
+from lit_ort_tasks.data.tokenization import train_byte_level_bpe, train_wordpiece
 from omegaconf import DictConfig, OmegaConf
 
 from lit_ort import ORTOptions
-from tasks.data.tokenization import train_byte_level_bpe, train_wordpiece
 
 SHAPES = ("constant", "linear", "cosine", "polynomial")
 CONF = Path(__file__).parents[1] / "conf"
@@ -54,14 +54,14 @@ def composed(folder: Path, *overrides: str, name: str = "train") -> DictConfig:
 def data_arguments(target: str) -> dict[str, Any]:
     """What the data would decide about a task."""
     words = {
-        "tasks.transformer_lm.TransformerLM": {"vocabulary_size": 11},
-        "tasks.pipeline_lm.PipelineLM": {"vocabulary_size": 11},
+        "lit_ort_tasks.transformer_lm.TransformerLM": {"vocabulary_size": 11},
+        "lit_ort_tasks.pipeline_lm.PipelineLM": {"vocabulary_size": 11},
     }
     bert = train_wordpiece(["a few words"], 30)
     subwords = {
-        "tasks.gpt2.GPT2": {"tokenizer": train_byte_level_bpe(["a few words"], 260)},
-        "tasks.bert_pretrain.BertPretrain": {"tokenizer": bert, "vocabulary_size": len(bert)},
-        "tasks.bert_finetune.BertFinetune": {"tokenizer": bert, "labels": ["one", "two"]},
+        "lit_ort_tasks.gpt2.GPT2": {"tokenizer": train_byte_level_bpe(["a few words"], 260)},
+        "lit_ort_tasks.bert_pretrain.BertPretrain": {"tokenizer": bert, "vocabulary_size": len(bert)},
+        "lit_ort_tasks.bert_finetune.BertFinetune": {"tokenizer": bert, "labels": ["one", "two"]},
     }
     return (words | subwords)[target] | {"max_length": 5}
 
@@ -112,7 +112,7 @@ def test_every_experiment_composes_and_instantiates(experiment: str, tmp_path: P
 
 def test_the_tutorials_experiment_does_not_depend_on_the_defaults(tmp_path: Path) -> None:
     config = composed(tmp_path, "experiment=transformer_lm_wikitext2")
-    assert config.data["_target_"] == "tasks.data.text.WikiText2"
+    assert config.data["_target_"] == "lit_ort_tasks.data.text.WikiText2"
     task, data = make(config, "task"), make(config, "data")
     assert dict(task.hparams) == dict(
         vocabulary_size=11, max_length=5, layers=2, heads=2, width=200, feed_forward=200, dropout=0.2
@@ -152,11 +152,11 @@ def test_values_reach_what_they_name(tmp_path: Path) -> None:
 
 def test_a_task_brings_its_data_and_optimizer_and_gives_way_to_what_is_set(tmp_path: Path) -> None:
     config = composed(tmp_path, "task=gpt2")
-    assert config.data["_target_"] == "tasks.data.text_blocks.TextBlocks"
-    assert make_targets(config) == ("torch.optim.AdamW", "linear", "tasks.data.text_blocks.count_targets")
+    assert config.data["_target_"] == "lit_ort_tasks.data.text_blocks.TextBlocks"
+    assert make_targets(config) == ("torch.optim.AdamW", "linear", "lit_ort_tasks.data.text_blocks.count_targets")
     assert composed(tmp_path, "task=bert_pretrain").callbacks.last.every_n_train_steps == 250
     config = composed(tmp_path, "task=bert_finetune", "data=table", "optimizer=lamb", "scheduler=cosine")
-    assert config.data["_target_"] == "tasks.data.labelled_text.Table"
+    assert config.data["_target_"] == "lit_ort_tasks.data.labelled_text.Table"
     assert make_targets(config) == ("pytorch_optimizer.Lamb", "cosine", "lit_ort.callbacks.first_dimension")
 
 
@@ -179,7 +179,10 @@ def test_the_recipes_are_those_of_their_sources(tmp_path: Path) -> None:
     two = composed(tmp_path, "experiment=bert_large_phase2", "data.dir=shards", "model.pretrained=phase1.ckpt")
     assert (two.data.batch_size * two.trainer.accumulate_grad_batches, two.trainer.max_steps) == (4096, 1563)
     assert (two.optimizer.lr, two.scheduler.warmup, two.scheduler.total_steps) == (4e-3, 0.128, 1563)
-    assert (two.data["_target_"], two.model.tokenizer) == ("tasks.data.pretraining_shards.PretrainingShards", None)
+    assert (two.data["_target_"], two.model.tokenizer) == (
+        "lit_ort_tasks.data.pretraining_shards.PretrainingShards",
+        None,
+    )
     tuned = composed(tmp_path, "experiment=bert_finetune")
     assert (tuned.trainer.max_epochs, tuned.optimizer.lr, tuned.scheduler.warmup) == (3, 3e-5, 0.1)
     assert tuned.data.max_length == 128

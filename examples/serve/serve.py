@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import FastAPI, HTTPException
+from lit_ort_tasks.errors import InputError, require
+from lit_ort_tasks.prediction.classification import classified
+from lit_ort_tasks.prediction.facts import CLASSIFIER, MASKED_MODEL
+from lit_ort_tasks.prediction.generation import Sampling, continued
+from lit_ort_tasks.prediction.masked import unmasked
+from lit_ort_tasks.prediction.model import Model
 from pydantic import BaseModel, Field
-
-from tasks.errors import InputError, require
-from tasks.prediction.classification import classified
-from tasks.prediction.facts import CLASSIFIER, MASKED_MODEL
-from tasks.prediction.generation import Sampling, continued
-from tasks.prediction.masked import unmasked
-from tasks.prediction.model import Model
 
 
 @dataclasses.dataclass(frozen=True)

@@ -43,7 +43,6 @@ class Explanation:
             return f"{first}\nno run yet"
         return f"{first}\ntime of runs: " + ", ".join(f"{share:.0%} {part}" for part, share in shares.items())
 
-    @property
     def details(self) -> str:
         """Everything known of each graph: inputs, memory, operators, passes."""
         return "\n".join(map(str, self.graphs))

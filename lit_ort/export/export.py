@@ -11,6 +11,7 @@ from torch import nn
 
 from lit_ort.errors import ExportError
 from lit_ort.export.call import FORWARD, call_of, evaluating
+from lit_ort.export.last_fit import batch_of_last_fit
 from lit_ort.export.result import Exported
 
 FLOAT16, BFLOAT16, INT8 = "float16", "bfloat16", "int8"
@@ -42,8 +43,8 @@ def export(
         module: a LightningModule or any module, on the CPU.
         path: of the file; what was there before stays until the new one is whole and has been compared.
         batch: of `forward` a dictionary of keyword arguments, a tuple of arguments, or the only one; of `predict_step`
-            what a loader gives. None takes the module's `example_input_array`. Its tensors become inputs; all else
-            stays as it is.
+            what a loader gives. None takes the module's `example_input_array` or, after fit, a batch of its training
+            data. Its tensors become inputs; all else stays as it is.
         step: `forward` or `predict_step`.
         dynamic: True lets every dimension change whose size the module doesn't compute with as a constant; a
             dictionary, such as `{"tokens": {0: "batch", 1: "length"}}`, names those that have to; False fixes all. A
@@ -70,16 +71,23 @@ def export(
     if opset not in OPSETS:
         raise ExportError(f"opset={opset} is not built. Use one of {OPSETS.start} to {OPSETS.stop - 1}.")
     target = Path(path)
-    batch = getattr(module, "example_input_array", None) if batch is None else batch
-    if batch is None:
-        raise ExportError(
-            f"{type(module).__name__} has no example_input_array. Pass a batch that the step is called with."
-        )
+    batch = _example(module, step) if batch is None else batch
     with evaluating(module):
         call = call_of(module, batch, step, input_names, output_names)
         model = model_of(call, dynamic, opset)
         describe(model, module, step, metadata or {})
         return write(model, target, call, form, verify, TOLERANCES[form] if tolerance is None else tolerance)
+
+
+def _example(module: nn.Module, step: str) -> Any:
+    example = getattr(module, "example_input_array", None)
+    example = batch_of_last_fit(module, step) if example is None else example
+    if example is None:
+        raise ExportError(
+            f"{type(module).__name__} has no example_input_array and wasn't fitted in this process. Pass a batch that "
+            "the step is called with."
+        )
+    return example
 
 
 def _form_of(half: str | None, quantized: str | None) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -96,24 +95,6 @@ def hold_parameters(model: onnx.ModelProto, loss: LossCall) -> None:
     model.graph.input.extend(kept)
     held = [numpy_helper.from_array(values[name].numpy(), name) for name in loss.parameters]
     model.graph.initializer.extend(held)
-
-
-@contextlib.contextmanager
-def without_trainer(module: nn.Module) -> Iterator[None]:
-    """Lets a module's step log, which it may only in a trainer's loop or without a trainer."""
-    attached = None
-    # What a module without a trainer raises, and what one that is none of Lightning's does.
-    with contextlib.suppress(RuntimeError, AttributeError):
-        attached = module.trainer
-    if attached is not None:
-        setattr(module, "trainer", None)  # noqa: B010 - a property of Lightning's
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=r"You are trying to `self\.log\(\)`")
-            yield
-    finally:
-        if attached is not None:
-            setattr(module, "trainer", attached)  # noqa: B010
 
 
 class _WithParameters(nn.Module):

@@ -107,7 +107,8 @@ def export_training(
     # What follows imports onnx, which training doesn't need.
     from lit_ort.export.artifacts import CHECKPOINT, generate, operator_with_fixed_sizes, require_training_build
     from lit_ort.export.check_training import check_training
-    from lit_ort.export.loss import hold_parameters, loss_call_of, without_trainer
+    from lit_ort.export.loss import hold_parameters, loss_call_of
+    from lit_ort.export.trainer import without_trainer
     from lit_ort.export.write import bytes_of, require_close, sizes_of, unfinished_files
 
     if optimizer not in OPTIMIZERS:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from lit_ort.export.export import INT8
 from lit_ort.export.graph import changing_of
 from lit_ort.export.reduced import halve, quantize
 from lit_ort.export.result import Checked, Exported
+from lit_ort.version import __version__
 
 # Protocol buffers end at 2 GiB; weights go into a file of their own from here on.
 EXTERNAL_BYTES = 2**31 - 2**24
@@ -30,7 +30,7 @@ def describe(model: onnx.ModelProto, module: nn.Module, step: str, more: Mapping
         "class": f"{type(module).__module__}.{type(module).__qualname__}",
         "step": step,
         "torch": torch.__version__,
-        "lit_ort": importlib.metadata.version("lit_ort"),
+        "lit_ort": __version__,
         **more,
     }
     del model.metadata_props[:]

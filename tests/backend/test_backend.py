@@ -472,7 +472,7 @@ def test_explain_and_dump(tmp_path: Path) -> None:
     assert first == "lit_ort: 1 graphs (1 fused), no fallback"
     assert re.fullmatch(r"time of runs: \d+% ONNX Runtime, \d+% torch operators .*, 0% eager PyTorch", second)
     assert len(heads) == 1
-    text = explain(engine).details
+    text = explain(engine).details()
     assert "fused, 8 inputs, 6 gradients" in text
     assert "pass     linear_cross_entropy: 0 rewritten, 1 declined" in text
     assert "scores are few" in text

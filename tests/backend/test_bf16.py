@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from lit_ort_tasks.transformer_lm import TransformerLM
 from torch import Tensor, nn
 
 from lit_ort.backend.inspect import explain
 from lit_ort.errors import LitOrtWarning, OptionsError, VerificationError
 from lit_ort.options import ORTOptions
-from tasks.transformer_lm import TransformerLM
 from tests.backend.wrong import scale_outputs
 from tests.compare import backend, gradients, relative_error
 from tests.hf_models import CASES
@@ -153,7 +153,7 @@ def test_regions_round_what_eager_rounds(name: str) -> None:
     assert report.kind == "fused"
     both = "32-true and bf16-mixed"
     assert report.precision == {0: "32-true", 1: both, 2: "bf16-mixed"}[len(expected)]
-    assert report.precision in explain(engine).details
+    assert report.precision in explain(engine).details()
 
 
 def test_autocast_around_the_call_is_a_graph_of_its_own() -> None:

@@ -19,13 +19,13 @@ from lightning.pytorch import seed_everything
 from torch import Tensor, fx, nn
 
 import lit_ort
-from lit_ort import cache as command
 from lit_ort.backend.cache import store
 from lit_ort.backend.cache.content import content_of
 from lit_ort.backend.cache.entry import FORMAT, NotPlain, UnusableEntry, decode, encode, from_plain, to_plain
 from lit_ort.backend.compilation import Compilation
 from lit_ort.backend.request import Request
 from lit_ort.capture.numbers import separate_numbers
+from lit_ort.commands import cache as command
 from lit_ort.errors import LitOrtWarning, OptionsError, VerificationError
 from lit_ort.options import ORTOptions
 from lit_ort.runtime.program import Phase
@@ -93,7 +93,7 @@ def test_a_hit_gives_what_a_miss_gives(kind: str, tmp_path: Path, monkeypatch: p
     reports = [result["engine"].compile_log.graphs[0] for result in (miss, hit)]
     assert reports[0].kind == reports[1].kind == kind
     assert reports[0].passes == reports[1].passes
-    assert "cache    read" in lit_ort.explain(hit["engine"]).details
+    assert "cache    read" in lit_ort.explain(hit["engine"]).details()
 
 
 def other_code(module: nn.Module, x: Tensor) -> Tensor:

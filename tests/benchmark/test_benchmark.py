@@ -14,9 +14,10 @@ import transformers
 from torch import Tensor, nn
 
 import lit_ort
-from lit_ort.benchmark import Benchmark, __main__, memory
+from lit_ort.benchmark import Benchmark, memory
 from lit_ort.benchmark.run import _error
 from lit_ort.benchmark.steps import Workload, without_dropout
+from lit_ort.commands import benchmark as command
 from lit_ort.errors import OptionsError
 from tests.lightning_models import Net
 
@@ -181,7 +182,7 @@ def make() -> tuple[nn.Module, Any]:
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "figures.json"
     here = f"{__name__}:make"
-    __main__.main([here, "--rounds", "2", "--baselines", "eager", "ort", "--json", str(file)])
+    command.main([here, "--rounds", "2", "--baselines", "eager", "ort", "--json", str(file)])
     assert "| ort |" in capsys.readouterr().out
     assert set(json.loads(file.read_text())["figures"]) == set(WAYS)
 
@@ -189,5 +190,5 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize("name", ["no_such_module:make", f"{__name__}:no_such_function", "nothing"])
 def test_the_command_line_names_what_is_missing(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        __main__.main([name])
+        command.main([name])
     assert "names no function" in capsys.readouterr().err

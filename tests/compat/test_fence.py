@@ -10,11 +10,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FENCE = ROOT / "lit_ort" / "_compat"
-FOLDERS = ("lit_ort", "tasks", "benchmarks")
+FOLDERS = ("lit_ort", "tasks", "benchmarks", "examples")
 FILES = [
     *(path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")) if FENCE not in path.parents),
-    ROOT / "train.py",
-    ROOT / "compare.py",
 ]
 
 

@@ -13,6 +13,9 @@ import pytorch_optimizer
 import torch
 import torch.distributed as dist
 from lightning.pytorch import LightningModule, seed_everything
+from lit_ort_tasks.data.tokenization import train_byte_level_bpe
+from lit_ort_tasks.gpt2 import GPT2
+from lit_ort_tasks.transformer_lm import TransformerLM
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -20,9 +23,6 @@ import lit_ort
 from lit_ort import ORTTensorStrategy
 from lit_ort.distributed.tensor_parallel import Cut, Shard, shard
 from lit_ort.errors import OptionsError, UnsupportedError
-from tasks.data.tokenization import train_byte_level_bpe
-from tasks.gpt2 import GPT2
-from tasks.transformer_lm import TransformerLM
 from tests.lightning_models import Net, trainer
 from tests.ranks import message_of, run_on_ranks
 

@@ -11,13 +11,13 @@ import pytest
 pytest.importorskip("fastapi")
 
 from fastapi.testclient import TestClient
+from lit_ort_tasks.errors import InputError
+from lit_ort_tasks.prediction.facts import CLASSIFIER, MASKED_MODEL
+from lit_ort_tasks.prediction.model import Model
 
 from examples.serve import serve
 from examples.serve.serve import Limits, application, main
-from tasks.errors import InputError
-from tasks.prediction.facts import CLASSIFIER, MASKED_MODEL
-from tasks.prediction.model import Model
-from tests.tasks.test_predict_command import berts as berts
+from tests.tasks.commands.test_predict import berts as berts
 from tests.tasks.test_prediction import trained as trained
 
 

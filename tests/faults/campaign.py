@@ -31,8 +31,19 @@ from tests.faults.workloads import WAYS, WORKLOADS, options_of
 
 _LOADED_AT_A_RUN = (
     *("lit_ort.backend.build", "lit_ort.strategies.single", "torch._dynamo.convert_frame", "torch.utils.tensorboard"),
-    *("tasks.bert_finetune", "tasks.bert_pretrain", "tasks.gpt2", "tasks.pipeline_lm", "tasks.transformer_lm"),
-    *("tasks.data.labelled_text", "tasks.data.pretraining_text", "tasks.data.text", "tasks.data.text_blocks"),
+    *(
+        "lit_ort_tasks.bert_finetune",
+        "lit_ort_tasks.bert_pretrain",
+        "lit_ort_tasks.gpt2",
+        "lit_ort_tasks.pipeline_lm",
+        "lit_ort_tasks.transformer_lm",
+    ),
+    *(
+        "lit_ort_tasks.data.labelled_text",
+        "lit_ort_tasks.data.pretraining_text",
+        "lit_ort_tasks.data.text",
+        "lit_ort_tasks.data.text_blocks",
+    ),
 )
 TRAIN = Path(__file__).parents[2] / "train.py"
 LAST, BEST = Path("checkpoints") / "last.ckpt", Path("checkpoints") / "best.ckpt"

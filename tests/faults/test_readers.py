@@ -17,17 +17,17 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lit_ort_tasks.data.corpora import text_file, wikitext2
+from lit_ort_tasks.data.pretraining_shard_files import FORM, check_shard, read_shard, to_batch
+from lit_ort_tasks.data.tables import table
+from lit_ort_tasks.data.token_cache import cached_arrays
+from lit_ort_tasks.errors import InputError
+from lit_ort_tasks.huggingface import load_model, load_tokenizer
 from torch import nn
 from transformers import BertConfig, BertModel
 
 from lit_ort import AtomicCheckpointIO, LitOrtWarning
 from lit_ort.errors import CheckpointError
-from tasks.data.corpora import text_file, wikitext2
-from tasks.data.pretraining_shard_files import FORM, check_shard, read_shard, to_batch
-from tasks.data.tables import table
-from tasks.data.token_cache import cached_arrays
-from tasks.errors import InputError
-from tasks.huggingface import load_model, load_tokenizer
 from tests.compare import backend
 from tests.pretraining import write_tokenizer
 

@@ -10,16 +10,16 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lit_ort_tasks.bert_pretrain import BertPretrain
+from lit_ort_tasks.data.batches import IGNORED, Batch
+from lit_ort_tasks.data.pretraining_shards import PretrainingShards, write_shard
+from lit_ort_tasks.errors import InputError
+from lit_ort_tasks.huggingface import load_tokenizer
+from lit_ort_tasks.optimization import Schedule
 from pytorch_optimizer import Lamb
 from torch import Tensor
 
 import lit_ort
-from tasks.bert_pretrain import BertPretrain
-from tasks.data.batches import IGNORED, Batch
-from tasks.data.pretraining_shards import PretrainingShards, write_shard
-from tasks.errors import InputError
-from tasks.huggingface import load_tokenizer
-from tasks.optimization import Schedule
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),

@@ -11,14 +11,14 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
+from lit_ort_tasks import huggingface
+from lit_ort_tasks.errors import InputError
+from lit_ort_tasks.huggingface import SavePretrained, load_model, load_tokenizer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
 from transformers import BertForSequenceClassification, GPT2LMHeadModel
 
 import lit_ort
-from tasks import huggingface
-from tasks.errors import InputError
-from tasks.huggingface import SavePretrained, load_model, load_tokenizer
 from tests.hf_models import (
     CASES,
     LABELS,

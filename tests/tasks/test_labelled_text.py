@@ -15,17 +15,17 @@ import pytest
 import torch
 from datasets import config
 from lightning.pytorch import LightningModule, Trainer
+from lit_ort_tasks import huggingface
+from lit_ort_tasks.data.batches import Batch
+from lit_ort_tasks.data.labelled_corpora import DOCSTRING_CLASSES, LabelledCorpus, LabelledSplit, glue
+from lit_ort_tasks.data.labelled_text import Docstrings, Glue, LabelledText, Table
+from lit_ort_tasks.data.tables import TableColumns, table
+from lit_ort_tasks.errors import InputError
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from lit_ort.callbacks import first_dimension
-from tasks import huggingface
-from tasks.data.batches import Batch
-from tasks.data.labelled_corpora import DOCSTRING_CLASSES, LabelledCorpus, LabelledSplit, glue
-from tasks.data.labelled_text import Docstrings, Glue, LabelledText, Table
-from tasks.data.tables import TableColumns, table
-from tasks.errors import InputError
 
 SPLITS = ("train", "valid", "test")
 
@@ -400,7 +400,7 @@ def test_many_texts_are_encoded_as_one_is(tmp_path: Path, monkeypatch: pytest.Mo
     data = small_table(path)
     tokenizer = data.tokenizer
     whole = [data.encoded["train"][row]["input_ids"] for row in range(32)]
-    monkeypatch.setattr("tasks.data.labelled_text.ENCODED_AT_A_TIME", 5)
+    monkeypatch.setattr("lit_ort_tasks.data.labelled_text.ENCODED_AT_A_TIME", 5)
     again = small_table(path)
     again.__dict__["tokenizer"] = tokenizer
     assert all(torch.equal(again.encoded["train"][row]["input_ids"], whole[row]) for row in range(32))

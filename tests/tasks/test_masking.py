@@ -6,8 +6,7 @@ from math import sqrt
 
 import numpy as np
 import pytest
-
-from tasks.data.masking import DRAWS, Masking, mask_tokens
+from lit_ort_tasks.data.masking import DRAWS, Masking, mask_tokens
 
 VOCABULARY, LENGTH, ITEMS = 1000, 64, 4000
 SPECIALS = np.arange(5)

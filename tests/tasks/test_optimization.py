@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from lit_ort_tasks.errors import InputError
+from lit_ort_tasks.optimization import Schedule, weight_decay_groups
 from torch import nn
-
-from tasks.errors import InputError
-from tasks.optimization import Schedule, weight_decay_groups
 
 
 def rates(schedule: Schedule, steps: int, trainer_steps: float = 10) -> list[float]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from tasks.errors import InputError
-from tasks.overrides import require_known_keys
+from lit_ort_tasks.errors import InputError
+from lit_ort_tasks.overrides import require_known_keys
 
 CONF = Path(__file__).parents[2] / "conf"
 

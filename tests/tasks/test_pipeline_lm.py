@@ -8,12 +8,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from lightning.pytorch import seed_everything
+from lit_ort_tasks.errors import InputError
+from lit_ort_tasks.pipeline_lm import PipelineLM
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from lit_ort import ORTPipelineStrategy
-from tasks.errors import InputError
-from tasks.pipeline_lm import PipelineLM
 from tests.lightning_models import trainer
 from tests.ranks import run_on_ranks
 

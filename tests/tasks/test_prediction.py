@@ -8,17 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from lit_ort_tasks.data.text import build_vocabulary, encode, tokenize
+from lit_ort_tasks.errors import InputError
+from lit_ort_tasks.inference import BatchFirst, Inference, changing, example, word_tokenizer, write_inference
+from lit_ort_tasks.prediction.classification import classified
+from lit_ort_tasks.prediction.facts import LANGUAGE_MODEL, Facts
+from lit_ort_tasks.prediction.generation import Sampling, continued
+from lit_ort_tasks.prediction.model import Model
+from lit_ort_tasks.prediction.perplexity import perplexity
+from lit_ort_tasks.transformer_lm import TransformerModel
 from torch.nn import functional
-
-from tasks.data.text import build_vocabulary, encode, tokenize
-from tasks.errors import InputError
-from tasks.inference import BatchFirst, Inference, changing, example, word_tokenizer, write_inference
-from tasks.prediction.classification import classified
-from tasks.prediction.facts import LANGUAGE_MODEL, Facts
-from tasks.prediction.generation import Sampling, continued
-from tasks.prediction.model import Model
-from tasks.prediction.perplexity import perplexity
-from tasks.transformer_lm import TransformerModel
 
 TEXT = 'The list isn\'t empty; it has (three) items. <br />Is "it" sorted? Yes! No: never, at all.'
 LENGTH = 8

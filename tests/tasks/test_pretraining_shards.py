@@ -9,13 +9,13 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from lit_ort_tasks.data import pretraining_shards
+from lit_ort_tasks.data.batches import Batch
+from lit_ort_tasks.data.pretraining_shard_files import FORM
+from lit_ort_tasks.data.pretraining_shards import PretrainingShards, write_shard
+from lit_ort_tasks.data.pretraining_text import PretrainingText
+from lit_ort_tasks.errors import InputError
 
-from tasks.data import pretraining_shards
-from tasks.data.batches import Batch
-from tasks.data.pretraining_shard_files import FORM
-from tasks.data.pretraining_shards import PretrainingShards, write_shard
-from tasks.data.pretraining_text import PretrainingText
-from tasks.errors import InputError
 from tests.pretraining import (
     DOCUMENT_OF,
     ENDS,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from tasks.data.loaders import BatchKey, EpochBatches, FixedBatches, Share
+from lit_ort_tasks.data.loaders import BatchKey, EpochBatches, FixedBatches, Share
 
 ITEMS, SIZE = 46, 4
 

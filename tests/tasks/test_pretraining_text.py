@@ -9,14 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lit_ort_tasks.data import pretraining_text
+from lit_ort_tasks.data.batches import Batch
+from lit_ort_tasks.data.corpora import Corpus, Split
+from lit_ort_tasks.data.pretraining_pairs import (
+    A_START,
+    B_START,
+    LABEL,
+    RANDOM_NEXT,
+    Sentences,
+    draw_pairs,
+    split_sentences,
+)
+from lit_ort_tasks.data.pretraining_text import PretrainingText
+from lit_ort_tasks.data.tokenization import BERT_SPECIALS
+from lit_ort_tasks.errors import InputError
 
-from tasks.data import pretraining_text
-from tasks.data.batches import Batch
-from tasks.data.corpora import Corpus, Split
-from tasks.data.pretraining_pairs import A_START, B_START, LABEL, RANDOM_NEXT, Sentences, draw_pairs, split_sentences
-from tasks.data.pretraining_text import PretrainingText
-from tasks.data.tokenization import BERT_SPECIALS
-from tasks.errors import InputError
 from tests.pretraining import (
     DOCUMENT_OF,
     DOCUMENTS,

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from lit_ort_tasks.checkpoints import ORIGIN, origin_of, require_same_origin
+from lit_ort_tasks.errors import InputError
+from lit_ort_tasks.rules import RULES, require_processes, require_rules
+from lit_ort_tasks.transformer_lm import TransformerLM
 from omegaconf import open_dict
-
-from tasks.checkpoints import ORIGIN, origin_of, require_same_origin
-from tasks.errors import InputError
-from tasks.rules import RULES, require_processes, require_rules
-from tasks.transformer_lm import TransformerLM
 
 CONF = str(Path(__file__).parents[2] / "conf")
 

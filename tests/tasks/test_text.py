@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from tasks.data import corpora
-from tasks.data.corpora import python_docs, wikitext2
-from tasks.data.text import StreamBatches, WikiText2, batchify, build_vocabulary, count_tokens, encode, tokenize
-from tasks.errors import InputError
+from lit_ort_tasks.data import corpora
+from lit_ort_tasks.data.corpora import python_docs, wikitext2
+from lit_ort_tasks.data.text import StreamBatches, WikiText2, batchify, build_vocabulary, count_tokens, encode, tokenize
+from lit_ort_tasks.errors import InputError
 
 WORDS = "the quick brown fox jumps over the lazy dog and the cat sees it . "
 

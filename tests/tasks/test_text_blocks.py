@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from tasks.data.batches import IGNORED
-from tasks.data.corpora import text_file
-from tasks.data.text_blocks import Blocks, TextBlocks, corpus_of_files, count_targets
-from tasks.errors import InputError
+from lit_ort_tasks.data.batches import IGNORED
+from lit_ort_tasks.data.corpora import text_file
+from lit_ort_tasks.data.text_blocks import Blocks, TextBlocks, corpus_of_files, count_targets
+from lit_ort_tasks.errors import InputError
 
 
 def write_documents(path: Path, count: int = 40) -> Path:
@@ -53,7 +52,9 @@ def test_the_stream_is_the_text_with_an_end_after_each_document(tmp_path: Path) 
 
 def test_tokens_come_from_the_cache_the_second_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = small_data(tmp_path).streams
-    monkeypatch.setattr("tasks.data.text_blocks.encode_documents", lambda *given: pytest.fail("tokenised again"))
+    monkeypatch.setattr(
+        "lit_ort_tasks.data.text_blocks.encode_documents", lambda *given: pytest.fail("tokenised again")
+    )
     second = small_data(tmp_path).streams
     for name, stream in first.items():
         assert isinstance(second[name], np.memmap)

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from tasks.data.token_cache import Arrays, cached_arrays, content_key
-from tasks.errors import InputError
+from lit_ort_tasks.data.token_cache import Arrays, cached_arrays, content_key
+from lit_ort_tasks.errors import InputError
 
 
 def test_a_key_depends_on_every_text_their_bounds_and_every_setting() -> None:

@@ -7,8 +7,7 @@ import subprocess
 import sys
 
 import pytest
-
-from tasks.data.tokenization import END_OF_TEXT, encode_documents, train_byte_level_bpe, train_wordpiece
+from lit_ort_tasks.data.tokenization import END_OF_TEXT, encode_documents, train_byte_level_bpe, train_wordpiece
 
 TEXTS = ["The quick brown fox jumps over the lazy dog.", "Pack my box with five dozen liquor jugs."]
 
@@ -44,7 +43,7 @@ def test_documents_are_encoded_one_by_one_without_special_tokens() -> None:
 
 
 VOCABULARIES = """
-from tasks.data.tokenization import tokenizer_text, train_byte_level_bpe, train_wordpiece
+from lit_ort_tasks.data.tokenization import tokenizer_text, train_byte_level_bpe, train_wordpiece
 texts = ["the quick brown fox jumps over the lazy dog", "pack my box with five dozen liquor jugs", "zyx wvu tsr qpo"]
 print(hash(tokenizer_text(train_wordpiece(texts, 60)) + tokenizer_text(train_byte_level_bpe(texts, 300))))
 """

@@ -11,11 +11,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import Trainer, seed_everything
+from lit_ort_tasks.data.text import TextData, WikiText2
+from lit_ort_tasks.errors import InputError
+from lit_ort_tasks.transformer_lm import PositionalEncoding, TransformerLM
 from torch import Tensor
-
-from tasks.data.text import TextData, WikiText2
-from tasks.errors import InputError
-from tasks.transformer_lm import PositionalEncoding, TransformerLM
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -6,10 +6,10 @@ import copy
 
 import pytest
 import torch
+from lit_ort_tasks.transformer_lm import TransformerLM
 from torch import Tensor
 
 from lit_ort.backend.backend import ORTBackend
-from tasks.transformer_lm import TransformerLM
 from tests.compare import backend, gradients, relative_error
 
 WORDS = 5_000

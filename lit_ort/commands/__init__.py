@@ -1,0 +1,1 @@
+"""What `lit-ort` runs: a command a file, with its arguments."""

@@ -1,0 +1,69 @@
+"""Looks after the folder of `cache_dir`.
+
+lit-ort cache list DIR
+lit-ort cache clear DIR
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from lit_ort.backend.cache.entry import UnusableEntry, summary
+from lit_ort.backend.cache.store import own_files
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="lit-ort cache", description="Looks after the folder of cache_dir.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("list", help="tell each compiled graph, its size and age")
+    commands.add_parser("clear", help="remove every compiled graph, and nothing else")
+    for command in commands.choices.values():
+        command.add_argument("dir", type=Path)
+    given = parser.parse_args(arguments)
+    folder = given.dir.expanduser()
+    if not folder.is_dir():
+        sys.exit(f"error: {folder} is no folder. Give the one that cache_dir named.")
+    print("\n".join(listed(folder)) if given.command == "list" else clear(folder))
+
+
+def listed(folder: Path) -> list[str]:
+    """A line for every entry, the latest first, and one for all."""
+    entries = sorted(((path.stat(), path) for path in own_files(folder)), key=lambda entry: -entry[0].st_mtime)
+    lines = [
+        f"{path.name[:12]}  {_size(stat.st_size):>9}  {_age(time.time() - stat.st_mtime):>8}  {_content(path)}"
+        for stat, path in entries
+    ]
+    return [*lines, f"{len(entries)} graphs, {_size(sum(stat.st_size for stat, _ in entries))}"]
+
+
+def clear(folder: Path) -> str:
+    """Removes what a cache wrote to `folder`. Other files stay, and so does the folder."""
+    files = list(own_files(folder))
+    size = sum(path.stat().st_size for path in files)
+    for path in files:
+        path.unlink(missing_ok=True)
+    others = sum(1 for _ in folder.iterdir())
+    left = f"; left {others} others" if others else ""
+    return f"removed {len(files)} graphs, {_size(size)}{left}"
+
+
+def _content(path: Path) -> str:
+    try:
+        return summary(path.read_bytes())
+    except (OSError, UnusableEntry) as error:
+        return f"unusable: {error}"
+
+
+def _size(size: int) -> str:
+    return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB"
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,128 @@
+"""Sequence classification with BERT: fine-tuning as in Devlin et al. 2018, section 4.1."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from matplotlib.figure import Figure
+from torchmetrics.classification import MulticlassConfusionMatrix, MulticlassF1Score
+from transformers import BertForSequenceClassification, PreTrainedTokenizerFast
+
+from lit_ort_tasks.base import Figures, Task
+from lit_ort_tasks.bert import make_bert
+from lit_ort_tasks.data.batches import Batch
+from lit_ort_tasks.errors import require
+from lit_ort_tasks.huggingface import HuggingFaceTask, require_figures, require_vocabulary
+from lit_ort_tasks.inference import Inference, Logits, bert_example, changing, plain_tokenizer
+from lit_ort_tasks.optimization import ScheduleFactory
+from lit_ort_tasks.prediction.facts import CLASSIFIER, Facts
+
+ADAMW = partial(torch.optim.AdamW, lr=3e-5)
+
+
+class BertFinetune(HuggingFaceTask, Task):
+    """Trains `BertForSequenceClassification` to tell the class of a text, or of a pair of texts.
+
+    tokenizer, labels, max_length: come from the data; `labels` are the names of the classes.
+    pretrained: a checkpoint of task=bert_pretrain, a folder that `save_pretrained` wrote, or a name on the hub; None
+        makes a random model of `layers`, `heads` and `width`, with a feed-forward of 4 widths.
+    dropout: of embeddings, attention, layers and the classifier's input.
+
+    Logs loss and accuracy, and for validation and test the macro F1 and the confusion matrix, as an image.
+
+    Raises InputError for a figure that no model can have, and for a tokenizer or length beyond the model's.
+    """
+
+    headline = ("accuracy", "macro_f1")
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        labels: Sequence[str],
+        optimizer: Any = ADAMW,
+        scheduler: ScheduleFactory | None = None,
+        *,
+        max_length: int = 128,
+        pretrained: str | os.PathLike[str] | None = None,
+        layers: int = 2,
+        heads: int = 4,
+        width: int = 128,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__(optimizer, scheduler)
+        figures: dict[str, Any] = dict(layers=layers, heads=heads, width=width, dropout=dropout)
+        require_figures(**figures)
+        self.save_hyperparameters(dict(pretrained=pretrained, labels=list(labels), **figures), logger=False)
+        self.tokenizer = tokenizer
+        self.labels = [str(label) for label in labels]
+        names: dict[str, Any] = dict(
+            id2label=dict(enumerate(self.labels)), label2id={label: k for k, label in enumerate(self.labels)}
+        )
+        self.model = make_bert(
+            BertForSequenceClassification,
+            pretrained,
+            vocabulary_size=len(tokenizer),
+            positions=max_length,
+            **figures,
+            **names,
+        )
+        require_vocabulary(max(tokenizer.get_vocab().values()), self.model.config.vocab_size, pretrained)
+        longest = self.model.config.max_position_embeddings
+        require(
+            max_length <= longest,
+            f"data.max_length={max_length}: the model {pretrained} takes {longest} tokens at most. Give a shorter "
+            "length.",
+        )
+        self.f1 = MulticlassF1Score(len(self.labels), average="macro")
+        self.confusion = MulticlassConfusionMatrix(len(self.labels))
+
+    def inference(self, data: Any) -> Inference:
+        """Logits, float32[batch, labels], of input_ids, token_type_ids and attention_mask, int64[batch, length]."""
+        shape = self.model.config
+        batch = bert_example(shape)
+        facts = Facts(CLASSIFIER, shape.max_position_embeddings, tuple(self.labels))
+        return Inference(Logits(self.model), batch, changing(list(batch)), plain_tokenizer(self.tokenizer), facts)
+
+    def figures(self, batch: Batch) -> Figures:
+        """batch: input_ids, token_type_ids, attention_mask, int64[batch, length], and labels, int64[batch].
+
+        Returns beside the means the predicted classes, int64[batch]."""
+        logits = self.model(
+            input_ids=batch["input_ids"],
+            token_type_ids=batch["token_type_ids"],
+            attention_mask=batch["attention_mask"],
+        ).logits
+        predictions = logits.detach().argmax(-1)
+        return {
+            "loss": F.cross_entropy(logits, batch["labels"]),
+            "accuracy": (predictions == batch["labels"]).float().mean(),
+            "predictions": predictions,
+        }
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        return {"loss": len(batch["labels"]), "accuracy": len(batch["labels"])}
+
+    def _evaluate(self, outputs: Any, batch: Batch) -> None:
+        super()._evaluate(outputs, batch)
+        self.f1.update(outputs["predictions"], batch["labels"])
+        self.confusion.update(outputs["predictions"], batch["labels"])
+
+    def _log_evaluation(self, split: str) -> None:
+        super()._log_evaluation(split)
+        self.log(f"{split}/macro_f1", self.f1.compute(), prog_bar=True, sync_dist=True)
+        self._draw_confusion(split)
+        self.f1.reset()
+        self.confusion.reset()
+
+    def _draw_confusion(self, split: str) -> None:
+        writers: list[Any] = [getattr(logger, "experiment", None) for logger in self.loggers]
+        for writer in writers:
+            if hasattr(writer, "add_figure"):
+                figure = Figure(figsize=(9, 8), layout="constrained")
+                self.confusion.plot(ax=figure.subplots(), labels=self.labels)
+                writer.add_figure(f"{split}/confusion", figure, self.trainer.global_step)

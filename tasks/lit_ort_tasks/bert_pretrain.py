@@ -1,0 +1,105 @@
+"""BERT's pre-training: masked words and next sentences (Devlin et al. 2018, https://arxiv.org/abs/1810.04805)."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import BertForPreTraining, PreTrainedTokenizerFast
+
+from lit_ort_tasks.base import Figures, Task
+from lit_ort_tasks.bert import make_bert
+from lit_ort_tasks.data.batches import IGNORED, Batch
+from lit_ort_tasks.errors import require
+from lit_ort_tasks.huggingface import HuggingFaceTask, require_figures, require_vocabulary
+from lit_ort_tasks.inference import Inference, Logits, bert_example, changing, plain_tokenizer
+from lit_ort_tasks.optimization import ScheduleFactory
+from lit_ort_tasks.prediction.facts import MASKED_MODEL, Facts
+
+ADAMW = partial(torch.optim.AdamW, lr=1e-3)
+
+
+def pretraining_figures(model: Any, batch: Batch) -> Figures:
+    """The losses of masked words and next sentences, their sum, and the share of pairs told right; float32[] each.
+
+    batch: input_ids, token_type_ids, attention_mask, labels, int64[batch, length], and next_sentence_label,
+        int64[batch]; labels are -100 where nothing is predicted.
+    """
+    outputs = model(
+        input_ids=batch["input_ids"], token_type_ids=batch["token_type_ids"], attention_mask=batch["attention_mask"]
+    )
+    words, follows = outputs.prediction_logits, outputs.seq_relationship_logits
+    mlm_loss = F.cross_entropy(words.flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORED)
+    nsp_loss = F.cross_entropy(follows, batch["next_sentence_label"])
+    right = (follows.detach().argmax(-1) == batch["next_sentence_label"]).float()
+    return {
+        "loss": mlm_loss + nsp_loss,
+        "mlm_loss": mlm_loss.detach(),
+        "nsp_loss": nsp_loss.detach(),
+        "nsp_accuracy": right.mean(),
+    }
+
+
+class BertPretrain(HuggingFaceTask, Task):
+    """Trains `BertForPreTraining` on masked words (MLM) and on whether the second text follows the first (NSP).
+
+    tokenizer, vocabulary_size, max_length: come from the data; data of ids alone has no tokenizer.
+    pretrained: a checkpoint of an earlier phase, a folder that `save_pretrained` wrote, or a name on the hub; None
+        makes a random model of `layers`, `heads` and `width`, with a feed-forward of 4 widths.
+    positions: the longest sequence that a random model will ever see; a later phase may be longer than this one.
+    dropout: of embeddings, attention and layers.
+
+    Logs loss (the sum of the next two), mlm_loss (mean over the masked words), nsp_loss and nsp_accuracy (over pairs).
+
+    Raises InputError for a figure that no model can have, and for a vocabulary or length beyond the model's.
+    """
+
+    headline = ("mlm_loss", "nsp_accuracy")
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast | None,
+        optimizer: Any = ADAMW,
+        scheduler: ScheduleFactory | None = None,
+        *,
+        vocabulary_size: int,
+        max_length: int = 128,
+        pretrained: str | os.PathLike[str] | None = None,
+        layers: int = 4,
+        heads: int = 4,
+        width: int = 256,
+        positions: int = 512,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__(optimizer, scheduler)
+        figures: dict[str, Any] = dict(layers=layers, heads=heads, width=width, positions=positions, dropout=dropout)
+        require_figures(**figures)
+        self.save_hyperparameters(dict(pretrained=pretrained, **figures), logger=False)
+        self.tokenizer = tokenizer
+        self.model = make_bert(BertForPreTraining, pretrained, vocabulary_size=vocabulary_size, **figures)
+        require_vocabulary(vocabulary_size - 1, self.model.config.vocab_size, pretrained)
+        longest = self.model.config.max_position_embeddings
+        require(
+            max_length <= longest,
+            f"data.max_length={max_length}: the model takes {longest} tokens at most (model.positions). Give a shorter "
+            "length, or more positions.",
+        )
+
+    def inference(self, data: Any) -> Inference:
+        """Logits of words, float32[batch, length, vocabulary], of input_ids, token_type_ids and attention_mask."""
+        assert self.tokenizer is not None, "train.py refuses to export without one"
+        shape = self.model.config
+        facts = Facts(MASKED_MODEL, shape.max_position_embeddings)
+        module, batch = Logits(self.model, "prediction_logits"), bert_example(shape)
+        return Inference(module, batch, changing(list(batch)), plain_tokenizer(self.tokenizer), facts)
+
+    def figures(self, batch: Batch) -> Figures:
+        return pretraining_figures(self.model, batch)
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        pairs = len(batch["input_ids"])
+        masked = int((batch["labels"] != IGNORED).sum())
+        return {"loss": pairs, "mlm_loss": masked, "nsp_loss": pairs, "nsp_accuracy": pairs}

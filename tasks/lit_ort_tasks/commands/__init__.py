@@ -1,0 +1,1 @@
+"""What `lit-ort train` and `lit-ort compare` run, and the programs of the same names at the top of the repository."""

@@ -1,0 +1,230 @@
+"""Trains one model: composes the configuration, makes its parts, fits, tests. `lit-ort train --help` says more."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import hydra
+import psutil
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
+from lightning.pytorch.utilities import rank_zero_only
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+
+from lit_ort import ORTOptions, explain, plan_memory
+from lit_ort.backend.inspect import CompileLog
+from lit_ort.callbacks import MIB, LastCheckpoint, StepStatistics, short_figure
+from lit_ort.errors import LitOrtError
+from lit_ort.files import whole_file
+from lit_ort_tasks.commands.program import configuration_folder
+from lit_ort_tasks.console import drop_known_messages
+from lit_ort_tasks.errors import InputError, require
+from lit_ort_tasks.inference import write_inference
+from lit_ort_tasks.overrides import require_known_keys
+from lit_ort_tasks.rules import require_processes, require_rules
+from lit_ort_tasks.runs import RESULTS, checkpoint_to_resume, resume_command
+
+
+@dataclass(frozen=True)
+class Run:
+    """The parts of a configuration."""
+
+    trainer: Trainer
+    task: LightningModule
+    data: LightningDataModule
+
+
+def make(config: DictConfig) -> Run:
+    require_rules(config)
+    require_processes(config, os.environ)
+    seed_everything(config.seed, workers=True, verbose=False)
+    strategy = instantiate(config.strategy)
+    data = instantiate(config.data)
+    task = instantiate(config.task, **data.task_arguments)
+    callbacks = [instantiate(part) for part in config.get("callbacks", {}).values()]
+    for callback in callbacks:
+        if isinstance(callback, LastCheckpoint):
+            callback.resume = resume_command
+    loggers = [instantiate(part) for part in config.get("logger", {}).values()]
+    trainer: Trainer = instantiate(config.trainer, strategy=strategy, callbacks=callbacks, logger=loggers)
+    return Run(trainer, task, data)
+
+
+def plan(config: DictConfig) -> None:
+    """Prints what a training step takes, and the largest batch for the memory that is free now."""
+    run = make(config)
+    options = getattr(run.trainer.strategy, "options", None)
+    require(
+        isinstance(options, ORTOptions),
+        "plan_memory=true: only steps through ONNX Runtime are planned. Leave it out, or choose strategy=ort.",
+    )
+    run.data.prepare_data()
+    run.data.setup("fit")
+    batch = next(iter(run.data.train_dataloader()))
+    planned = plan_memory(run.task.train(), batch, options=options, batch_dim=getattr(run.data, "batch_dim", 0))
+    free = psutil.virtual_memory().available
+    largest = (
+        f"{free / MIB:.0f} MiB are free: batches of up to {planned.largest_batch(free)}, the optimizer's state aside"
+    )
+    Console(soft_wrap=True, highlight=False).print(f"{planned}\n{largest}")
+
+
+def fit_and_test(config: DictConfig, folder: Path) -> dict[str, Any]:
+    """Runs the configuration. Returns the last value of each metric and which to compare, the steps, the checkpoint."""
+    resumed = checkpoint_to_resume(config.ckpt_path, folder, config)
+    run = make(config)
+    trainer, task, data = run.trainer, run.task, run.data
+    require_exportable(config, run)
+    for logger in trainer.loggers:
+        logger.log_hyperparams(OmegaConf.to_container(config, resolve=True))  # pyright: ignore[reportArgumentType]
+    trainer.fit(task, datamodule=data, ckpt_path=resumed, weights_only=True)
+    metrics: dict[str, Any] = dict(trainer.callback_metrics)
+    checkpoint = getattr(trainer.checkpoint_callback, "best_model_path", "")
+    if not checkpoint:  # a step or time limit came before the first validation
+        metrics |= first(trainer.validate(task, datamodule=data, verbose=False))
+        checkpoint = str(folder / "checkpoints" / "last.ckpt")
+        trainer.save_checkpoint(checkpoint, weights_only=False)
+    metrics |= first(trainer.test(task, datamodule=data, ckpt_path=checkpoint, verbose=False, weights_only=True))
+    callbacks = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue] (set by a connector)
+    exported = export_model(config, task, data, folder, checkpoint)
+    statistics = next((part.summary() for part in callbacks if isinstance(part, StepStatistics)), None)
+    return {
+        "headline": list(getattr(task, "headline", ("loss",))),
+        "metrics": {name: finite(float(value)) for name, value in metrics.items()},
+        "steps": asdict(statistics) if statistics else None,
+        "planned_mib": planned_mib(trainer),
+        "ran": ran(trainer),
+        "checkpoint": checkpoint,
+        "exported": exported,
+        "folder": str(folder),
+    }
+
+
+@rank_zero_only
+def export_model(config: DictConfig, task: Any, data: Any, folder: Path, checkpoint: str) -> str | None:
+    """Leaves what `export=` asks for in the run's folder. Returns what it says of itself."""
+    if config.get("export") is None:
+        return None
+    # Of the checkpoint that was tested, whose weights the task has now.
+    settings = {name: config.export[name] for name in ("half", "quantize", "tolerance")}
+    return str(write_inference(task.inference(data), folder, checkpoint, settings))
+
+
+def require_exportable(config: DictConfig, run: Run) -> None:
+    """Refuses to train for an export that can't be.
+
+    Raises:
+        InputError: the task or its data has no form for inference, or each process has a part of the model.
+    """
+    if config.get("export") is None:
+        return
+    require(
+        hasattr(run.task, "inference"),
+        f"export={config.export.format}: {type(run.task).__name__} has no form for inference so far. Leave export out; "
+        "lit_ort.export takes any module.",
+    )
+    require(
+        getattr(run.task, "tokenizer", run.task) is not None,
+        f"export={config.export.format}: this data has ids and no tokenizer, which predicting needs. Leave export out, "
+        "or use data=pretraining_text.",
+    )
+    name = getattr(run.trainer.strategy, "strategy_name", "")
+    require(
+        name not in ("ort_tensor", "ort_pipeline"),
+        f"export={config.export.format}: with strategy={name} each process has a part of the model. Leave export out, "
+        "and export a run of another strategy from the checkpoint.",
+    )
+
+
+def first(results: Sequence[Any]) -> dict[str, Any]:
+    """The figures of an evaluation's only loader; none where it has no batches."""
+    return dict(results[0]) if results else {}
+
+
+def finite(value: float) -> float | None:
+    """JSON has neither NaN nor infinity."""
+    return value if math.isfinite(value) else None
+
+
+def planned_mib(trainer: Trainer) -> float | None:
+    """Memory of the largest training graph of a run through ONNX Runtime, as planned; None of another run."""
+    if not isinstance(getattr(trainer.strategy, "compile_log", None), CompileLog):
+        return None
+    planned = [graph.peak_bytes for graph in explain(trainer).graphs if graph.wants_gradient and not graph.fallback]
+    return max(planned) / MIB if planned else None
+
+
+def ran(trainer: Trainer) -> str | None:
+    """What of a run went through ONNX Runtime; None of a run by another strategy."""
+    return explain(trainer).summary if isinstance(getattr(trainer.strategy, "compile_log", None), CompileLog) else None
+
+
+@rank_zero_only
+def report(results: dict[str, Any], folder: Path) -> None:
+    show(results)
+    try:
+        with whole_file(folder / RESULTS) as file:
+            file.write((json.dumps(results, indent=2, allow_nan=False) + "\n").encode())
+    except OSError as error:
+        sys.exit(f"error: {folder / RESULTS} can't be written: {error.strerror or error}. What it would hold is above.")
+
+
+def show(results: dict[str, Any]) -> None:
+    metrics, steps = results["metrics"], results["steps"]
+    console = Console(soft_wrap=True, highlight=False)
+    tested = {name.removeprefix("test/"): value for name, value in metrics.items() if name.startswith("test/")}
+    shown = ", ".join(
+        f"{name} {'not finite' if value is None else short_figure(value)}" for name, value in tested.items()
+    )
+    console.print(f"\ntest {shown}" if tested else "\nnothing was tested: there were no test batches")
+    if steps and steps["step_ms_median"] is not None:
+        rate = f"{steps['items_per_s']:.0f} {steps['item']}/s"
+        console.print(f"{steps['step_ms_median']:.1f} ms/batch (median of {steps['steps']}), {rate}")
+    if results["planned_mib"] is not None:
+        console.print(f"a step plans {results['planned_mib']:.0f} MiB beside parameters, optimizer and batch")
+    if results["ran"] is not None:
+        console.print(results["ran"])
+    if results["exported"] is not None:
+        console.print(results["exported"], markup=False)
+    console.print(f"run folder {results['folder']}\ncheckpoint {results['checkpoint']}")
+
+
+@hydra.main(version_base="1.3", config_path=str(configuration_folder()), config_name="train")
+def run_configured(config: DictConfig) -> None:
+    drop_known_messages()
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    try:
+        if config.plan_memory:
+            plan(config)
+            return
+        results = fit_and_test(config, folder)
+    except (InputError, LitOrtError, InstantiationException) as error:
+        # Hydra wraps what a constructor raises, so the user's error may be the cause of another.
+        for link in (error, error.__cause__):
+            if isinstance(link, (InputError, LitOrtError)):
+                sys.exit(f"error: {link}")
+        raise
+    report(results, folder)
+
+
+def main() -> None:
+    """Runs the command line of this process."""
+    try:
+        require_known_keys(sys.argv[1:], configuration_folder(), "train")
+    except InputError as error:
+        sys.exit(f"error: {error}")
+    run_configured()
+
+
+if __name__ == "__main__":
+    main()

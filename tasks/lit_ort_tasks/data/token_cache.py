@@ -1,0 +1,126 @@
+"""Tokenised data on disk, found by what it was made from, read without loading it.
+
+An entry is a folder of .npy files and their checksums. It is written beside its place and moved there when it is whole,
+so a run that was stopped leaves nothing that a later one could take for an entry.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lit_ort.files import read_regular
+from lit_ort_tasks.errors import InputError
+
+CHECKSUMS = "checksums.json"
+LARGEST_LIST = 2**20
+Arrays = Mapping[str, np.ndarray]
+
+
+def default_folder() -> Path:
+    """`$XDG_CACHE_HOME/lit_ort/tokens`, by default below ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lit_ort" / "tokens"
+
+
+def content_key(texts: Iterable[str], **settings: Any) -> str:
+    """A name for what is made from these texts with these settings (JSON values): equal for equal ones alone."""
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    for text in texts:
+        data = text.encode()
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()[:32]
+
+
+def cached_arrays(folder: str | os.PathLike[str] | None, key: str, make: Callable[[], Arrays]) -> Arrays:
+    """The arrays of an entry, memory-mapped and read-only; `make` is called where there is none yet.
+
+    An entry that is damaged or incomplete is named in a warning and made again.
+
+    folder: where entries are kept; None is `default_folder()`.
+
+    Raises InputError if the folder can't be written.
+    """
+    root = default_folder() if folder is None else Path(folder).expanduser()
+    entry = root / key
+    try:
+        if entry.is_dir():
+            return _read(entry)
+    except (OSError, ValueError) as error:
+        warnings.warn(f"{entry} is damaged ({error}); its text is tokenized again.", stacklevel=2)
+    made = make()
+    with _writing(root):
+        _write(root, entry, made)
+    return _read(entry)
+
+
+def _read(entry: Path) -> Arrays:
+    """Raises OSError or ValueError, which say what is wrong with an entry."""
+    try:
+        sums = json.loads(read_regular(entry / CHECKSUMS, LARGEST_LIST))
+    except RecursionError as error:
+        raise ValueError(f"{CHECKSUMS} is nested too deeply") from error
+    if not isinstance(sums, dict):
+        raise ValueError(f"{CHECKSUMS} is no list of checksums")
+    for name, checksum in sums.items():
+        path = entry / f"{name}.npy"
+        if not path.is_file():
+            raise ValueError(f"{path.name} is missing")
+        if _checksum(path) != checksum:
+            raise ValueError(f"{path.name} doesn't match its checksum")
+    return {name: np.load(entry / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in sums}
+
+
+def _checksum(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(2**20):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _writing(root: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"data.cache_dir={root}: cannot be written ({error.strerror}). Give a folder that can, on a disk with room "
+            "for four bytes a token."
+        ) from error
+
+
+def _write(root: Path, entry: Path, arrays: Arrays) -> None:
+    root.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{entry.name}-", dir=root))
+    try:
+        for name, array in arrays.items():
+            np.save(unfinished / f"{name}.npy", array)
+        sums = {name: _checksum(unfinished / f"{name}.npy") for name in arrays}
+        (unfinished / CHECKSUMS).write_text(json.dumps(sums))
+        _put(unfinished, entry)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _put(unfinished: Path, entry: Path) -> None:
+    """Moves an entry to its place, and what is damaged there out of the way."""
+    try:
+        unfinished.rename(entry)
+    except OSError:
+        try:
+            _read(entry)
+        except (OSError, ValueError):
+            shutil.rmtree(entry)
+            unfinished.rename(entry)
+        # Else another run was faster; its entry was made from the same content.

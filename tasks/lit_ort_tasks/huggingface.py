@@ -1,0 +1,256 @@
+"""Models and tokenizers of the Hugging Face library: from folders, from the hub, and back into folders."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from safetensors import SafetensorError
+from tokenizers import Tokenizer
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers.utils import logging
+
+from lit_ort.checkpoint_io import verify
+from lit_ort.distributed.tensor_parallel import is_sharded
+from lit_ort.errors import CheckpointError
+from lit_ort_tasks.errors import InputError, require, require_heads, require_whole
+
+# What transformers and the libraries below it raise for files that are missing or damaged.
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    RuntimeError,
+    KeyError,
+    TypeError,
+    EOFError,
+    RecursionError,
+    pickle.UnpicklingError,
+    SafetensorError,
+)
+# Where a Lightning checkpoint holds what belongs to the Hugging Face library.
+CHECKPOINT_KEY = "huggingface"
+
+
+def hub_answers(timeout_s: float = 5.0) -> bool:
+    """Whether the hub can be reached now."""
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    try:
+        with urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=timeout_s):
+            return True
+    except urllib.error.HTTPError:
+        return True  # an answer, whatever it says
+    except OSError:
+        return False
+
+
+def load_dataset(path: str, name: str) -> Any:
+    """The splits of a dataset of the hub; a copy fetched earlier serves without a connection.
+
+    Raises ImportError without the `datasets` library, OSError or ValueError if the dataset can't be had.
+    """
+    import datasets
+    from datasets import config
+
+    # Without an answer the library retries for half a minute. The variable HF_HUB_OFFLINE would come too late:
+    # transformers has made huggingface_hub read it already.
+    was_offline = config.HF_HUB_OFFLINE
+    config.HF_HUB_OFFLINE = was_offline or not hub_answers()
+    try:
+        return datasets.load_dataset(path, name)
+    finally:
+        config.HF_HUB_OFFLINE = was_offline
+
+
+def load_model(kind: Any, name: str | os.PathLike[str], **settings: Any) -> Any:
+    """The model of a folder that `save_pretrained` wrote, of a checkpoint of this project's, or of the hub; to train.
+
+    kind: the model class; parts that the source lacks, such as a new head, start random.
+    settings: values of the configuration that differ from the source's.
+
+    Raises InputError if there is no such thing, or the hub can't be reached.
+    """
+    option = f"model.pretrained={name}"
+    if not _is_checkpoint(name):
+        # The library hands models out in eval mode, in which Lightning would leave them.
+        return _from_pretrained(kind, name, option, **settings).train()
+    part = _read_checkpoint(name, option)
+    config = kind.config_class.from_dict({**part[CHECKPOINT_KEY]["config"], **settings})
+    weights = {key.removeprefix("model."): value for key, value in part["state_dict"].items()}
+    return kind.from_pretrained(None, config=config, state_dict=weights).train()
+
+
+def load_tokenizer(name: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
+    """The tokenizer of such a source.
+
+    Raises InputError if there is none, or the hub can't be reached.
+    """
+    option = f"model.tokenizer={name}"
+    if _is_checkpoint(name):
+        part = _read_checkpoint(name, option)[CHECKPOINT_KEY]["tokenizer"]
+        require(
+            part is not None,
+            f"{option}: holds no tokenizer, for its run was trained on ids alone. Set model.tokenizer to the one that "
+            "the ids were made with.",
+        )
+        return _tokenizer_of(part)
+    tokenizer = _from_pretrained(AutoTokenizer, name, option)
+    require(
+        isinstance(tokenizer, PreTrainedTokenizerFast),
+        f"{option}: has no tokenizer.json, which the `tokenizers` library needs. Give a model that has.",
+    )
+    return tokenizer
+
+
+def checkpoint_part(model: Any, tokenizer: PreTrainedTokenizerFast | None) -> dict[str, Any]:
+    """What a checkpoint needs beyond the weights for `load_model` and `load_tokenizer`: plain values alone."""
+    if tokenizer is None:
+        return {"config": model.config.to_dict(), "tokenizer": None}
+    specials = {name: str(value) for name, value in tokenizer.special_tokens_map.items()}
+    text = tokenizer.backend_tokenizer.to_str()
+    inputs = list(tokenizer.model_input_names)
+    return {
+        "config": model.config.to_dict(),
+        "tokenizer": {"text": text, "specials": specials, "model_input_names": inputs},
+    }
+
+
+def _tokenizer_of(part: Mapping[str, Any]) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(part["text"]),
+        model_input_names=part["model_input_names"],
+        **part["specials"],
+    )
+
+
+def _is_checkpoint(name: str | os.PathLike[str]) -> bool:
+    return Path(name).suffix == ".ckpt"
+
+
+def _read_checkpoint(name: str | os.PathLike[str], option: str) -> dict[str, Any]:
+    require(
+        Path(name).is_file(), f"{option}: no such file. Give a checkpoint of an earlier run (checkpoints/best.ckpt)."
+    )
+    try:
+        verify(Path(name))
+        content = torch.load(name, map_location="cpu", weights_only=True, mmap=True)
+    except (CheckpointError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"{option}: not a readable checkpoint ({reason}). Give one of a finished run.") from error
+    require(
+        CHECKPOINT_KEY in content,
+        f"{option}: was not written by a task with a Hugging Face model. Give a checkpoint of task=bert_pretrain, or "
+        "the huggingface folder of a run.",
+    )
+    return content
+
+
+def _from_pretrained(loader: Any, name: str | os.PathLike[str], option: str, **settings: Any) -> Any:
+    looks_local = Path(name).is_absolute() or str(name).startswith(".") or Path(name).is_dir()
+    require(
+        not looks_local or Path(name).is_dir(),
+        f"{option}: no such folder. Give one that save_pretrained wrote, or the name of a model on the hub.",
+    )
+    # Without an answer the library retries for minutes; offline it still finds what was fetched before.
+    offline = not looks_local and not hub_answers()
+    try:
+        return loader.from_pretrained(
+            name, local_files_only=looks_local or offline, trust_remote_code=False, **settings
+        )
+    except Exception as error:
+        if not isinstance(error, _UNREADABLE) and type(error) is not Exception:  # as tokenizers' own are
+            raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        place = "the folder lacks what is needed" if looks_local else "it cannot be fetched"
+        hint = "the hub does not answer, and it was not fetched before" if offline else reason
+        raise InputError(
+            f"{option}: {place}: {hint}. Give a folder that save_pretrained wrote (config.json, model.safetensors, "
+            "tokenizer.json), or the name of a model on a hub that can be reached."
+        ) from error
+
+
+class HuggingFaceTask(LightningModule):
+    """A LightningModule around one model of the library, `model`, and its `tokenizer` (None where data has none)."""
+
+    model: Any
+    tokenizer: Any
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
+        checkpoint[CHECKPOINT_KEY] = checkpoint_part(self.model, self.tokenizer)
+
+    def save_tokenizer(self, folder: Path) -> None:
+        if self.tokenizer is not None:
+            self.tokenizer.save_pretrained(folder)
+
+    def save_pretrained(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        """Writes a folder from which `from_pretrained` loads model and tokenizer.
+
+        weights: of the task, where this process has a part of them only.
+        """
+        # Its bar for the one file of a small model would be all that is seen of it.
+        logging.disable_progress_bar()
+        prefix = "model."
+        given = {name.removeprefix(prefix): w for name, w in (weights or {}).items() if name.startswith(prefix)}
+        self.model.save_pretrained(folder, state_dict=given or None)
+        self.save_tokenizer(folder)
+
+
+class SavePretrained(Callback):
+    """Writes model and tokenizer as a folder that `from_pretrained` loads.
+
+    folder: the tokenizer is there from the start of fit on, and the model as it was tested.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero:
+            _task(pl_module).save_tokenizer(self.folder)
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Made by all processes together.
+        weights = trainer.strategy.lightning_module_state_dict()
+        if trainer.is_global_zero:
+            _task(pl_module).save_pretrained(self.folder, weights if is_sharded(pl_module) else None)
+
+
+def _task(pl_module: LightningModule) -> HuggingFaceTask:
+    if not isinstance(pl_module, HuggingFaceTask):
+        raise TypeError(f"SavePretrained serves a HuggingFaceTask, and this is a {type(pl_module).__name__}.")
+    return pl_module
+
+
+def require_figures(**figures: Any) -> None:
+    """Refuses shapes that no model can have: whole numbers of at least 1, a width that the heads divide, a dropout.
+
+    Raises InputError.
+    """
+    dropout = figures.pop("dropout", None)
+    require_whole("model", **figures)
+    width, heads = figures["width"], figures["heads"]
+    require_heads("model", width, heads)
+    require(
+        dropout is None or (isinstance(dropout, (int, float)) and 0 <= dropout < 1),
+        f"model.dropout={dropout!r}: must be at least 0 and below 1. Give such a share, 0 for none.",
+    )
+
+
+def require_vocabulary(largest: int, limit: int, model: Any) -> None:
+    """Refuses ids that the model has no embedding for: `largest` is the data's, `limit` the size of the table.
+
+    Raises InputError.
+    """
+    require(
+        largest < limit,
+        f"The data's tokenizer has the id {largest}, and the model {model} knows ids up to {limit - 1}. Use the "
+        "tokenizer that belongs to the model (model.tokenizer).",
+    )

@@ -1,0 +1,154 @@
+"""What of a task is exported for inference: tensors in, logits out, and the files beside the model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast
+
+from lit_ort import Exported, export
+from lit_ort.files import whole_file
+from lit_ort_tasks.prediction.facts import MODEL, TOKENIZER, Facts, digest_of
+
+UNKNOWN = "<unk>"
+# What torchtext's basic_english does to a text in lower case, in its order.
+_BASIC_ENGLISH = (
+    *(("'", " ' "), ('"', ""), (".", " . "), ("<br />", " "), (",", " , "), ("(", " ( "), (")", " ) ")),
+    *(("!", " ! "), ("?", " ? "), (";", " "), (":", " ")),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Inference:
+    """A task for inference.
+
+    Args:
+        module: returns logits.
+        batch: the arguments of one call, int64[batch, length] each.
+        dynamic: names of the sizes that may change.
+        tokenizer: from texts to ids.
+        facts: what predicting with it needs to know.
+    """
+
+    module: nn.Module
+    batch: Mapping[str, Tensor]
+    dynamic: Mapping[str, Mapping[int, str]]
+    tokenizer: Tokenizer
+    facts: Facts
+
+
+class Logits(nn.Module):
+    """A model's call by keywords, and of what it returns the logits alone.
+
+    Args:
+        model: a transformers model.
+        name: of the logits.
+        settings: arguments that are no tensors.
+    """
+
+    def __init__(self, model: nn.Module, name: str = "logits", **settings: Any) -> None:
+        super().__init__()
+        self.model, self._name, self._settings = model, name, settings
+
+    def forward(self, **tensors: Tensor) -> Tensor:
+        return getattr(self.model(**tensors, **self._settings), self._name)
+
+
+class BatchFirst(nn.Module):
+    """A language model of int64[length, batch] for int64[batch, length]."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.model(input_ids.t()).transpose(0, 1)
+
+
+def changing(names: Sequence[str]) -> dict[str, dict[int, str]]:
+    """Batch and length of these inputs."""
+    return {name: {0: "batch", 1: "length"} for name in names}
+
+
+def example(vocabulary: int, length: int, *names: str) -> dict[str, Tensor]:
+    """Two rows of ids for each name."""
+    generator = torch.Generator().manual_seed(0)
+    return {name: torch.randint(vocabulary, (2, length), generator=generator) for name in names}
+
+
+def bert_example(config: Any) -> dict[str, Tensor]:
+    """Two texts of BERT's, the second one shorter; int64[2, 16] each."""
+    mask = torch.ones(2, 16, dtype=torch.int64)
+    mask[1, 10:] = 0
+    types = example(config.type_vocab_size, 16, "token_type_ids")
+    return {**example(config.vocab_size, 16, "input_ids"), **types, "attention_mask": mask}
+
+
+def word_tokenizer(vocabulary: Sequence[str]) -> Tokenizer:
+    """torchtext's basic_english and a vocabulary, as one tokenizer of the tokenizers library."""
+    tokenizer = Tokenizer(models.WordLevel({word: k for k, word in enumerate(vocabulary)}, unk_token=UNKNOWN))
+    replaced = [normalizers.Replace(old, new) for old, new in _BASIC_ENGLISH]
+    spaces = normalizers.Replace(Regex(r"\s+"), " ")
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *replaced, spaces])
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return tokenizer
+
+
+def plain_tokenizer(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
+    """A copy without the lengths of its last use."""
+    copied: Tokenizer = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    copied.no_truncation()
+    copied.no_padding()
+    return copied
+
+
+def write_inference(inference: Inference, folder: Path, checkpoint: str, settings: Mapping[str, Any]) -> Exported:
+    """Leaves a model, its tokenizer and a page about them in a folder.
+
+    Args:
+        checkpoint: where the weights came from.
+        settings: of `lit_ort.export`.
+
+    Raises:
+        ExportError: the model can't be exported. OSError: the folder can't be written to.
+    """
+    kept = dataclasses.replace(inference.facts, vocabulary=digest_of(inference.tokenizer.get_vocab()))
+    facts = {"facts": kept.as_text(), "checkpoint": checkpoint, "tokenizer": TOKENIZER}
+    exported = export(
+        inference.module,
+        folder / MODEL,
+        dict(inference.batch),
+        dynamic=inference.dynamic,
+        output_names=["logits"],
+        metadata=facts,
+        **settings,
+    )
+    with whole_file(folder / TOKENIZER) as file:
+        file.write(inference.tokenizer.to_str().encode())
+    with whole_file(folder / "README.md") as file:
+        file.write(_page(exported, inference, checkpoint).encode())
+    return exported
+
+
+def _page(exported: Exported, inference: Inference, checkpoint: str) -> str:
+    facts = inference.facts
+    inputs = "; ".join(f"{name}: int64[{', '.join(map(str, sizes))}]" for name, sizes in exported.inputs.items())
+    error = "not compared" if exported.error is None else f"{exported.error:.1e}"
+    return f"""# {MODEL}
+
+A {facts.kind}, exported from {checkpoint}; {exported.size_bytes / 2**20:.1f} MiB ({exported.form or "float32"}).
+
+- inputs: {inputs}, at most {facts.max_length} tokens; result: logits
+- largest error to PyTorch, of the largest logit: {error}
+- {TOKENIZER}: from text to ids, for `tokenizers.Tokenizer.from_file`
+- labels: {", ".join(facts.labels) or "none"}
+
+    pip install onnxruntime tokenizers
+    python predict.py run=. text="..."
+"""

@@ -1,0 +1,135 @@
+"""Folders of runs: whose results they hold, which checkpoint a run goes on from, the command line for that."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from lightning.pytorch.utilities import rank_zero_only
+from omegaconf import DictConfig, OmegaConf
+
+from lit_ort_tasks.commands.program import command_line
+from lit_ort_tasks.errors import InputError, require
+
+RUNS = Path("runs")
+LAST = "last"
+_LAST_FILE = Path("checkpoints") / "last.ckpt"
+RESULTS = "results.json"
+_OF_A_RUN = ("checkpoints/*.ckpt", RESULTS, "report.md")
+_SETTINGS = "hydra.run.dir, of a multirun hydra.sweep.dir"
+_CONFIG = Path(".hydra") / "config.yaml"
+
+
+# For names of folders in conf/.
+OmegaConf.register_new_resolver("process", os.getpid, replace=True)
+# For the help that conf/ holds.
+OmegaConf.register_new_resolver("command", command_line, replace=True)
+
+
+class RunFolder(Callback):
+    """Refuses a folder with another run's results, or that can't be written to, before Hydra writes to it."""
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        self._check(config, config.hydra.run.dir)
+
+    def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
+        if str(config.hydra.mode).endswith("MULTIRUN"):
+            self._check(config, str(Path(config.hydra.sweep.dir) / config.hydra.sweep.subdir))
+
+    def _check(self, config: DictConfig, folder: str) -> None:
+        # Processes that Lightning starts share the folder of the first one.
+        if getattr(rank_zero_only, "rank", 0):
+            return
+        path = Path(folder).expanduser()
+        try:
+            require_unused(path, config.get("ckpt_path"))
+            require_writable(path)
+        except InputError as error:
+            # Hydra turns other errors of a callback into warnings.
+            sys.exit(f"error: {error}")
+
+
+def require_unused(folder: Path, ckpt_path: str | None) -> None:
+    """Refuses a folder in which a run left something, unless it is that run that goes on.
+
+    Raises:
+        InputError: there are checkpoints or results in it.
+    """
+    found = next((path for pattern in _OF_A_RUN for path in sorted(folder.glob(pattern))), None)
+    if found is None:
+        return
+    goes_on = ckpt_path is not None and (
+        ckpt_path == LAST or folder.resolve() in Path(ckpt_path).expanduser().resolve().parents
+    )
+    require(
+        goes_on,
+        f"run folder {folder}: {found.relative_to(folder)} of another run is in it, and would be overwritten. Choose "
+        f"another folder ({_SETTINGS}), or go on with that run: ckpt_path={folder / _LAST_FILE}.",
+    )
+
+
+def require_writable(folder: Path) -> None:
+    """Makes a folder and a file in it, which goes again.
+
+    Raises:
+        InputError: that can't be done.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"run folder {folder}: can't be written to: {error.strerror or error}. Choose another one ({_SETTINGS})."
+        ) from error
+
+
+def checkpoint_to_resume(ckpt_path: str | None, folder: Path, config: Mapping[str, Any]) -> str | None:
+    """The file that `ckpt_path` means, `last` being the newest one of the same task: of this folder, else of runs/.
+
+    Raises:
+        InputError: there is none.
+    """
+    if ckpt_path is None:
+        return None
+    if ckpt_path == LAST:
+        return str(_newest(folder, config))
+    path = Path(ckpt_path).expanduser()
+    require(
+        path.is_file(),
+        f"ckpt_path={ckpt_path}: {'is no file' if path.exists() else 'no such file'}. Give a checkpoint of an earlier "
+        "run, or leave it out.",
+    )
+    return str(path)
+
+
+def _newest(folder: Path, config: Mapping[str, Any]) -> Path:
+    own = folder / _LAST_FILE
+    if own.is_file():
+        return own
+    task = config["task"]["_target_"]
+    found = [path for path in RUNS.rglob(str(_LAST_FILE)) if _task_of(path.parents[1]) == task]
+    if not found:
+        raise InputError(
+            f"ckpt_path={LAST}: no run of {task} left a checkpoint in {RUNS.resolve()}. Give a checkpoint's path, or "
+            "leave it out."
+        )
+    return max(found, key=lambda path: path.stat().st_mtime)
+
+
+def _task_of(folder: Path) -> str | None:
+    if not (folder / _CONFIG).is_file():
+        return None
+    return OmegaConf.select(OmegaConf.load(folder / _CONFIG), "task._target_")
+
+
+def resume_command(checkpoint: Path) -> str:
+    """The command line of this process, going on from a checkpoint."""
+    kept = [value for value in sys.argv[1:] if not value.lstrip("+").startswith("ckpt_path=")]
+    return f"{command_line('train')} {shlex.join([*kept, f'ckpt_path={checkpoint}'])}"

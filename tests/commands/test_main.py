@@ -1,0 +1,91 @@
+"""`lit-ort` from the command line: what each command runs, and what it refuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from lit_ort.commands import main as program
+from lit_ort.version import __version__
+
+
+class Scorer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).square().mean()
+
+
+def make() -> tuple[nn.Module, Any]:
+    return Scorer(), torch.randn(4, 6)
+
+
+def make_list() -> list[nn.Module]:
+    return [Scorer()]
+
+
+HERE = f"{__name__}:make"
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    program.main([])
+    shown = capsys.readouterr().out
+    assert all(f"\n  lit-ort {name} " in shown for name in (*program.COMMANDS, *program.PROGRAMS))
+    program.main(["--version"])
+    assert capsys.readouterr().out == f"{__version__}\n"
+
+
+def test_an_unknown_command_is_told_with_those_there_are() -> None:
+    with pytest.raises(SystemExit, match=r"lit-ort tain: no such command. Use one of train, compare, benchmark"):
+        program.main(["tain"])
+
+
+def test_explain_runs_a_step(capsys: pytest.CaptureFixture[str]) -> None:
+    program.main(["explain", HERE])
+    short = capsys.readouterr().out
+    assert "1 graph" in short
+    assert "no fallback" in short
+    program.main(["explain", HERE, "--details"])
+    details = capsys.readouterr().out
+    assert "passes" not in short
+    assert "  runs  " in details
+
+
+def test_export_writes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model.onnx"
+    program.main(["export", HERE, str(path), "--fixed"])
+    assert "largest error to eager" in capsys.readouterr().out
+    sizes = onnx.load(path).graph.input[0].type.tensor_type.shape.dim
+    assert [size.dim_value for size in sizes] == [4, 6]
+
+
+@pytest.mark.parametrize("command", ["explain", "export"])
+def test_a_function_that_returns_no_module_and_batch(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        program.main([command, f"{__name__}:make_list", *(["a.onnx"] if command == "export" else [])])
+    assert "make_list() returned a list. Return a tuple of a module and a batch" in capsys.readouterr().err
+
+
+def test_training_needs_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "PACKAGE_OF_TASKS", "no_such_package")
+    with pytest.raises(
+        SystemExit, match=r'lit-ort train needs the tasks extra. Install it: pip install "lit_ort\[tasks'
+    ):
+        program.main(["train", "strategy=ort"])
+
+
+@pytest.mark.parametrize("name", ["train", "compare"])
+def test_programs_run_as_the_main_module(name: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from lit_ort.commands.main import main; main()", name, "--help"]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert f"  lit-ort {name} [GROUP=CHOICE ...]" in ended.stdout

@@ -1,0 +1,122 @@
+"""predict.py as a user runs it, in a process that can import neither torch nor what trains."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from lit_ort_tasks.inference import Inference, Logits, bert_example, changing, write_inference
+from lit_ort_tasks.prediction.facts import CLASSIFIER, MASKED_MODEL, Facts
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
+
+from tests.tasks.test_prediction import trained as trained
+
+ROOT = Path(__file__).parents[3]
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"the list is empty sorted not".split()]
+# What an environment of `pip install onnxruntime tokenizers` doesn't have.
+WITHOUT = """
+import runpy, sys
+for name in ("torch", "lightning", "transformers", "onnx", "lit_ort"):
+    sys.modules[name] = None
+sys.argv[0] = "predict.py"
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def predict(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", WITHOUT, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+
+
+@pytest.fixture(scope="module")
+def berts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders of an exported classifier and an exported masked language model."""
+    torch.manual_seed(0)
+    tokenizer = Tokenizer(models.WordLevel({word: k for k, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing("[CLS] $0 [SEP]", None, [("[CLS]", 2), ("[SEP]", 3)])
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = BertConfig(vocab_size=len(WORDS), max_position_embeddings=16, **sizes)  # pyright: ignore[reportArgumentType]
+    made = {CLASSIFIER: BertForSequenceClassification(config), MASKED_MODEL: BertForMaskedLM(config)}
+    folders = {}
+    for kind, model in made.items():
+        folders[kind] = tmp_path_factory.mktemp("run")
+        batch = bert_example(config)
+        facts = Facts(kind, 16, ("short", "long") if kind == CLASSIFIER else ())
+        inference = Inference(Logits(model), batch, changing(list(batch)), tokenizer, facts)
+        write_inference(inference, folders[kind], "none", {"verify": False})
+    return folders
+
+
+def test_a_text_goes_on(trained: tuple[Path, object, object]) -> None:
+    ended = predict(f"run={trained[0]}", "text=the list", "tokens=4", "temperature=0")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("the list ")
+    assert len(ended.stdout.split()) == 6
+    both = predict(f"run={trained[0]}", "text=the list", "text=it has", "tokens=4", "temperature=0")
+    assert both.stdout.splitlines()[0] == ended.stdout.strip()
+    assert both.stdout.splitlines()[1].startswith("it has ")
+
+
+def test_perplexity_of_a_file(trained: tuple[Path, object, object], tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("the list isn't empty ; it has items .")
+    ended = predict(f"run={trained[0]}", f"perplexity={tmp_path / 'text.txt'}")
+    assert ended.stdout.startswith("perplexity ")
+    assert ended.stdout.strip().endswith("9 tokens")
+
+
+def test_texts_and_columns_have_classes(berts: dict[str, Path], tmp_path: Path) -> None:
+    run = f"run={berts[CLASSIFIER]}"
+    ended = predict(run, "text=the list is empty", "text=sorted")
+    assert [line.split(" ")[0] in ("short", "long") for line in ended.stdout.splitlines()] == [True, True]
+    (tmp_path / "rows.csv").write_text('id,words\n1,"the list"\n2,sorted\n')
+    ended = predict(run, f"csv={tmp_path / 'rows.csv'}", "column=words")
+    rows = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert [row["text"] for row in rows] == ["the list", "sorted"]
+    assert all(row["label"] in ("short", "long") and 0.5 <= row["probability"] <= 1 for row in rows)
+    assert "column=text: " in predict(run, f"csv={tmp_path / 'rows.csv'}").stderr
+
+
+def test_masks_are_filled(berts: dict[str, Path]) -> None:
+    ended = predict(f"run={berts[MASKED_MODEL]}", "text=the [MASK] is [MASK]")
+    assert ended.returncode == 0, ended.stderr
+    first, *places = ended.stdout.splitlines()
+    assert first == "the [MASK] is [MASK]"
+    assert len(places) == 2
+    assert all(place.count("%") == 5 for place in places)
+    assert "has no [MASK] to fill" in predict(f"run={berts[MASKED_MODEL]}", "text=the list").stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "Predicts with the exported model of a run"),
+        (["text=a"], "run: is missing"),
+        (["run=none", "text=a"], "none/model.onnx: there is no such file"),
+        (["run=none"], "nothing given: one of text, csv and perplexity is needed"),
+        (["run=none", "words=a"], "'words=a': is no NAME=VALUE with a name of run, text"),
+        (["run=none", "text=a", "threads=two"], "threads=two: is no whole number"),
+    ],
+)
+def test_the_command_line(arguments: list[str], message: str) -> None:
+    ended = predict(*arguments)
+    assert message in ended.stdout + ended.stderr
+    assert ended.returncode == (0 if not arguments else 1)
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_changed_vocabulary(berts: dict[str, Path], tmp_path: Path) -> None:
+    folder = berts[CLASSIFIER]
+    for name in ("model.onnx", "tokenizer.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    tokenizer.add_tokens(["another"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    ended = predict(f"run={tmp_path}", "text=another")
+    assert "Traceback" not in ended.stderr
+    assert "tokenizer.json: its vocabulary is 12 sha256:" in ended.stderr

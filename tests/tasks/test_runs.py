@@ -1,0 +1,91 @@
+"""Folders of runs are not shared, and checkpoints in them are found."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from lit_ort_tasks import runs
+from lit_ort_tasks.errors import InputError
+from lit_ort_tasks.runs import checkpoint_to_resume, require_unused, require_writable, resume_command
+
+CONFIG = {"task": {"_target_": "lit_ort_tasks.gpt2.GPT2"}}
+
+
+def run(folder: Path, task: str = "lit_ort_tasks.gpt2.GPT2", age: float = 0) -> Path:
+    """A folder as a run leaves it."""
+    last = folder / "checkpoints" / "last.ckpt"
+    last.parent.mkdir(parents=True)
+    last.touch()
+    os.utime(last, (1e9 - age, 1e9 - age))
+    (folder / ".hydra").mkdir()
+    (folder / ".hydra" / "config.yaml").write_text(f"task:\n  _target_: {task}\n")
+    return last
+
+
+def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
+    require_unused(tmp_path / "new", None)
+    last = run(tmp_path / "old")
+    with pytest.raises(
+        InputError, match=r"checkpoints/last.ckpt of another run.*ckpt_path=.*old/checkpoints/last.ckpt"
+    ):
+        require_unused(tmp_path / "old", None)
+    with pytest.raises(InputError, match="would be overwritten"):
+        require_unused(tmp_path / "old", str(run(tmp_path / "other")))
+    require_unused(tmp_path / "old", str(last))
+    require_unused(tmp_path / "old", "last")
+    # What a run left that was killed while it wrote its first checkpoint.
+    unfinished = tmp_path / "young" / "checkpoints" / f".last.ckpt.{'0' * 32}.tmp"
+    unfinished.parent.mkdir(parents=True)
+    unfinished.touch()
+    require_unused(tmp_path / "young", None)
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require_writable(tmp_path / "new")
+    assert list((tmp_path / "new").iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"run folder .*/file/run: can't be written to: Not a directory. Choose"):
+        require_writable(tmp_path / "file" / "run")
+
+    def read_only(**_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(runs.tempfile, "TemporaryFile", read_only)
+    with pytest.raises(InputError, match="can't be written to: Read-only file system"):
+        require_writable(tmp_path / "new")
+
+
+def test_the_newest_checkpoint_of_the_task_is_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"no run of lit_ort_tasks.gpt2.GPT2 left a checkpoint in .*/runs"):
+        checkpoint_to_resume("last", tmp_path / "new", CONFIG)
+    run(runs.RUNS / "monday" / "1", age=10)
+    newest = run(runs.RUNS / "monday" / "2", age=5)
+    run(runs.RUNS / "tuesday" / "3", "lit_ort_tasks.other.Task")
+    assert checkpoint_to_resume("last", tmp_path / "new", CONFIG) == str(newest)
+    own = run(tmp_path / "new", age=50)
+    assert checkpoint_to_resume("last", tmp_path / "new", CONFIG) == str(own)
+
+
+def test_paths_of_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    last = run(tmp_path / "old")
+    assert checkpoint_to_resume("~/old/checkpoints/last.ckpt", tmp_path, CONFIG) == str(last)
+    assert checkpoint_to_resume(None, tmp_path, CONFIG) is None
+    with pytest.raises(InputError, match="no such file"):
+        checkpoint_to_resume("absent.ckpt", tmp_path, CONFIG)
+    with pytest.raises(InputError, match="is no file"):
+        checkpoint_to_resume(str(tmp_path), tmp_path, CONFIG)
+
+
+def test_the_command_to_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        "sys.argv", [str(tmp_path / "train.py"), "task=gpt2", "data.train_file=a b.txt", "ckpt_path=old"]
+    )
+    assert (
+        resume_command(Path("last.ckpt")) == "python train.py task=gpt2 'data.train_file=a b.txt' ckpt_path=last.ckpt"
+    )
