@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -76,7 +77,8 @@ def export(
         call = call_of(module, batch, step, input_names, output_names)
         model = model_of(call, dynamic, opset)
         describe(model, module, step, metadata or {})
-        return write(model, target, call, form, verify, TOLERANCES[form] if tolerance is None else tolerance)
+        exported = write(model, target, call, form, verify, TOLERANCES[form] if tolerance is None else tolerance)
+    return dataclasses.replace(exported, was_training=module.training)
 
 
 def _example(module: nn.Module, step: str) -> Any:

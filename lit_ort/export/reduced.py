@@ -25,12 +25,13 @@ import sys
 import onnx
 from onnxruntime.quantization import QuantType, quantize_dynamic
 source, target, external = sys.argv[1:]
-model = onnx.load(source)
-# The tool transposes weights, and leaves what was inferred of them as it was.
+model = onnx.load(source, load_external_data=False)
+# The tool transposes weights, and keeps the shapes that were inferred of them.
 del model.graph.value_info[:]
+onnx.save_model(model, source)
 products = ["MatMul", "Gemm", "Gather", "LSTM"]
 quantize_dynamic(
-    model, target, op_types_to_quantize=products, weight_type=QuantType.QInt8, use_external_data_format=external == "1"
+    source, target, op_types_to_quantize=products, weight_type=QuantType.QInt8, use_external_data_format=external == "1"
 )
 """
 

@@ -44,6 +44,7 @@ class Exported:
         form: `float16`, `bfloat16` or `int8`, or None for float32.
         size_bytes: of the file, weights included.
         float32_bytes: of the float32 form.
+        was_training: whether the module was in training mode; the file has its eval mode.
     """
 
     path: Path
@@ -53,6 +54,7 @@ class Exported:
     form: str | None
     size_bytes: int
     float32_bytes: int
+    was_training: bool = False
 
     @property
     def error(self) -> float | None:
@@ -63,4 +65,6 @@ class Exported:
         inputs = inputs_as_text(self.inputs)
         form = "" if self.form is None else f" in {self.form}, {self.float32_bytes / MIB:.1f} MiB in float32"
         lines = [f"{self.path}: {self.size_bytes / MIB:.1f} MiB{form}; {inputs} -> {', '.join(self.outputs)}"]
+        if self.was_training:
+            lines.append("  exported in eval mode; the module is still in training mode")
         return "\n".join([*lines, *(f"  {one}" for one in self.checked)])

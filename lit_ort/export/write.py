@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import onnx
+import onnx_ir
 import torch
 from torch import nn
 
@@ -54,6 +57,8 @@ def write(
             quantize(plain, unfinished, external)
         elif form is not None:
             halve(model, form)
+            for file in _files_of(folder):
+                file.unlink()
             _save(model, unfinished)
         checked = check(model, unfinished, call) if verify else []
         require_close(checked, tolerance, "" if form is None else f" in {form}")
@@ -77,6 +82,8 @@ def unfinished_files(folder: Path, last: str) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(dir=folder, prefix=f".{last}.") as name:
             yield Path(name)
             for file in sorted(_files_of(Path(name)), key=lambda file: file.name == last):
+                # Tools write weights that only their owner can read.
+                shutil.copymode(Path(name, last), file)
                 os.replace(file, folder / file.name)
     except OSError as error:
         raise ExportError(
@@ -86,12 +93,21 @@ def unfinished_files(folder: Path, last: str) -> Iterator[Path]:
 
 def _save(model: onnx.ModelProto, path: Path) -> bool:
     """Writes a model; returns whether its weights are in a file of their own."""
-    external = model.ByteSize() > EXTERNAL_BYTES
-    location = f"{path.name}.data"
-    # It moves the weights out of the model that it is given.
-    written = onnx.ModelProto.FromString(model.SerializeToString()) if external else model
-    onnx.save_model(written, path, save_as_external_data=external, location=location if external else None)
+    external = _weight_bytes(model) > EXTERNAL_BYTES
+    if external:
+        # onnx.save_model would move the weights out of the model that it is passed.
+        onnx_ir.save(onnx_ir.from_proto(model), path, external_data=f"{path.name}.data")
+    else:
+        onnx.save_model(model, path)
     return external
+
+
+def _weight_bytes(model: onnx.ModelProto) -> int:
+    """Bytes of all initializers. A protocol buffer beyond 2 GiB fails to compute its own size."""
+    return sum(
+        math.prod(tensor.dims) * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+        for tensor in model.graph.initializer
+    )
 
 
 def _files_of(folder: Path) -> list[Path]:

@@ -12,13 +12,14 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+import torch.nn.functional as F
 from lightning import LightningModule
 from torch import Tensor, nn
 
 import lit_ort
 from lit_ort.errors import ExportError
 from lit_ort.export import write as writing
-from tests.lightning_models import Net
+from tests.lightning_models import BATCH, Net, loader, trainer
 from tests.zoo import image_and_sound_models, plain_models, text_models
 
 CASES = {**text_models.CASES, **image_and_sound_models.CASES, **plain_models.CASES}
@@ -69,6 +70,8 @@ def test_a_module_in_training_is_exported_in_eval_and_left_as_it_was(tmp_path: P
     assert exported.error < 1e-5
     assert operators(exported.path) <= {"", "ai.onnx"}
     assert "largest error to eager" in str(exported)
+    assert "exported in eval mode; the module is still in training mode" in str(exported)
+    assert "training mode" not in str(lit_ort.export(module.eval(), exported.path, torch.randn(4, 3, 16, 16)))
 
 
 def test_names_sizes_and_facts(tmp_path: Path) -> None:
@@ -136,6 +139,41 @@ def test_weights_beyond_two_gib_lie_beside_the_model(tmp_path: Path, monkeypatch
     assert sorted(os.listdir(tmp_path)) == ["m.onnx", "m.onnx.data"]
     assert exported.error is not None
     assert exported.size_bytes > 4 * 64 * 64
+    halved = lit_ort.export(nn.Linear(64, 64), tmp_path / "h.onnx", torch.randn(2, 64), half="float16")
+    assert halved.size_bytes < exported.size_bytes
+    assert (tmp_path / "h.onnx.data").stat().st_size < 3 * 64 * 64
+    small = lit_ort.export(nn.Linear(64, 64), tmp_path / "q.onnx", torch.randn(2, 64), quantize="int8")
+    assert small.size_bytes < halved.size_bytes
+
+
+class Fitted(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.log("rows", float(len(batch[0])))
+        return F.cross_entropy(self(x=batch[0]), batch[1])
+
+
+@pytest.mark.parametrize("kind", [Net, Fitted])
+def test_the_batch_of_the_last_fit_is_the_example(kind: type[Net], tmp_path: Path) -> None:
+    module = kind()
+    trainer("ort", max_epochs=1).fit(module, loader(), loader())
+    exported = lit_ort.export(module, tmp_path / "a.onnx")
+    assert exported.inputs == {"x": ("x_0", 6)}
+    assert exported.checked[0].shapes == {"x": (BATCH, 6)}
+    predicted = lit_ort.export(module, tmp_path / "b.onnx", step="predict_step")
+    assert predicted.checked[0].shapes["batch_0"] == (BATCH, 6)
+    assert module.training
+
+
+class Stepwise(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return F.cross_entropy(self.head(self.body(batch[0])), batch[1])
+
+
+def test_a_step_that_does_not_call_the_module_leaves_no_example(tmp_path: Path) -> None:
+    module = Stepwise()
+    trainer("ort", max_epochs=1).fit(module, loader(), loader())
+    with pytest.raises(ExportError, match="Stepwise.training_step doesn't call the module itself"):
+        lit_ort.export(module, tmp_path / "m.onnx")
 
 
 @pytest.mark.slow
@@ -202,7 +240,7 @@ class Sorted(nn.Module):
 @pytest.mark.parametrize(
     ("module", "batch", "settings", "message"),
     [
-        (Net(), None, {}, "Net has no example_input_array. Pass a batch"),
+        (Net(), None, {}, "Net has no example_input_array and wasn't fitted in this process. Pass a batch"),
         (Net(), torch.randn(2, 7), {}, "Net.forward refuses the batch: RuntimeError: mat1 and mat2"),
         (Net(), {"y": torch.randn(2, 6)}, {}, "got an unexpected keyword argument 'y'"),
         (Net(), "text", {}, "The batch, a str, has no tensor."),
