@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import onnx
-import onnx_ir
 import torch
 from torch import nn
 
@@ -95,6 +94,8 @@ def _save(model: onnx.ModelProto, path: Path) -> bool:
     """Writes a model; returns whether its weights are in a file of their own."""
     external = _weight_bytes(model) > EXTERNAL_BYTES
     if external:
+        import onnx_ir  # comes with onnxscript, of the export extra
+
         # onnx.save_model would move the weights out of the model that it is passed.
         onnx_ir.save(onnx_ir.from_proto(model), path, external_data=f"{path.name}.data")
     else:
