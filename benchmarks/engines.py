@@ -21,7 +21,7 @@ from lit_ort.lower.lower import lower
 from lit_ort.options import AUTO
 from lit_ort.runtime.engines.choice import engine_of
 from lit_ort.runtime.program import Source
-from lit_ort.runtime.session import Given, Session, SessionOptions
+from lit_ort.runtime.session import RunInputs, Session, SessionOptions
 
 ADDITIONS = 64
 aten = torch.ops.aten
@@ -72,7 +72,7 @@ def session(targets: list[Any], x: torch.Tensor) -> Session:
 
 
 def median_us(chain: Session, x: torch.Tensor, runs: int) -> float:
-    given = Given([x], [x.shape])
+    given = RunInputs([x], [x.shape])
     times = []
     for _ in range(runs):
         start = time.perf_counter()

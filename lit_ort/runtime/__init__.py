@@ -1,1 +1,1 @@
-"""Runs compiled models on torch tensors: sessions, autograd, randomness, memory."""
+"""Runs compiled programs on torch tensors: sessions, autograd, random numbers and memory."""

@@ -1,8 +1,8 @@
-"""Memory for what torch kernels return to a graph, kept between steps as ONNX Runtime's arena keeps its own.
+"""A memory pool for the results of torch kernels, kept between steps as ONNX Runtime's arena keeps its memory.
 
-A fresh large allocation costs a page fault for every 4 KiB of it, which for a logits tensor can take longer than the
-product that fills it. One region serves all sizes: a gradient takes the place of the activations that it was computed
-from.
+A large new allocation costs a page fault for every 4 KiB, which for a logits tensor can take longer than the matrix
+product that fills it. Tensors of all sizes share one segment, so that a gradient can reuse the memory of the
+activations that it was computed from.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import weakref
 import numpy as np
 import torch
 
-# Address space that is reserved at once; memory is taken when it is first written to.
+# Address space that is reserved at once; the system allocates memory when it is first written to.
 SEGMENT_BYTES = 2**30
 ALIGNMENT = 64
-# Tensors below this size come from torch's allocator, whose heap reuses them without page faults and in less time.
+# Tensors below this size come from torch's allocator, which reuses their memory without page faults and is faster.
 SMALL_BYTES = 2**20
-# What memory of NumPy's is made of, by the bytes of an element, so that a tensor of any type lies in it.
+# NumPy dtypes by item size, so that memory for a tensor of any dtype can be a NumPy array.
 _ELEMENTS = {1: np.int8, 2: np.int16, 4: np.float32, 8: np.int64, 16: np.complex128}
 
 
 class BufferPool:
-    """Hands out tensors in memory that is no longer in use. Safe to use from several threads.
+    """Allocates tensors in memory that is no longer in use. Thread-safe.
 
     Args:
-        small_bytes: the size below which torch's own allocator serves.
+        small_bytes: tensors below this size come from torch's own allocator.
     """
 
     def __init__(self, small_bytes: int = SMALL_BYTES) -> None:
@@ -39,27 +39,27 @@ class BufferPool:
         self._segments: list[_Segment] = []
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """An uninitialised tensor; its memory returns to the pool when the last reference to it goes."""
-        wanted = math.prod(shape) * dtype.itemsize
-        if wanted < self._small_bytes:
+        """An uninitialized tensor; its memory returns to the pool when the last reference to it is dropped."""
+        tensor_bytes = math.prod(shape) * dtype.itemsize
+        if tensor_bytes < self._small_bytes:
             return torch.empty(shape, dtype=dtype)
-        size = -(-wanted // ALIGNMENT) * ALIGNMENT
+        size = -(-tensor_bytes // ALIGNMENT) * ALIGNMENT
         with self._lock:
             memory = self._take(size, shape, _ELEMENTS[dtype.itemsize])
         tensor = torch.from_numpy(memory)
         return tensor if tensor.dtype == dtype else tensor.view(dtype)
 
     def cast(self, data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """`data` in another type; itself where it has it."""
+        """Convert `data` to `dtype`; returns `data` itself if it already has this dtype."""
         return data if data.dtype == dtype else self.empty(*data.shape, dtype=dtype).copy_(data)
 
     @property
     def reserved_bytes(self) -> int:
-        """The memory that was in use at most, summed over segments: what the process keeps."""
+        """The memory that the process keeps: the peak use of each segment, summed."""
         return sum(segment.highest for segment in self._segments)
 
     def trim(self) -> None:
-        """Gives the memory that nobody holds back to the system; its next use takes it anew, page by page."""
+        """Return unused memory to the system; it is allocated again, page by page, at its next use."""
         with self._lock:
             for segment in self._segments:
                 segment.trim()
@@ -77,10 +77,10 @@ class BufferPool:
 
 
 def _reserved(size: int) -> _Segment:
-    """A new segment; no larger than it has to be where address space is limited.
+    """A new segment; only as large as needed if address space is limited.
 
     Raises:
-        MemoryError: there are no `size` bytes.
+        MemoryError: `size` bytes can't be allocated.
     """
     try:
         return _Segment(max(size, SEGMENT_BYTES))
@@ -89,30 +89,32 @@ def _reserved(size: int) -> _Segment:
             return _Segment(size)
         except OSError as error:
             raise MemoryError(
-                f"{size} bytes for one value can't be had: {error.strerror or error}. Take a smaller batch; "
-                "lit_ort.plan_memory tells what a step takes."
+                f"{size} bytes for one value can't be allocated: {error.strerror or error}. Use a smaller batch; "
+                "lit_ort.plan_memory computes the memory of a step."
             ) from error
 
 
 class _Segment:
-    """Contiguous address space, divided into taken and free blocks; neighbouring free ones are one.
+    """Contiguous address space, divided into used and free blocks; adjacent free blocks are merged.
 
-    A request gets the smallest free block that holds it (best fit, Knuth, TAOCP 1, 2.5).
+    A request receives the smallest free block that is large enough (best fit, Knuth, TAOCP 1, 2.5).
     """
 
     def __init__(self, size: int) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
         self._memory = mmap.mmap(-1, size, flags=flags)
         self.highest = 0
-        # Free blocks by address: where each starts and how long it is.
+        # The start and the size of each free block, ordered by address.
         self._starts = [0]
         self._sizes = [size]
-        self._taken: dict[int, tuple[weakref.ref[np.ndarray], int]] = {}
-        # Appending is all that a callback does: it can come at any moment, also while this thread holds the lock.
+        self._used: dict[int, tuple[weakref.ref[np.ndarray], int]] = {}
+        # A weakref callback only appends here: it can run at any moment, also while this thread holds the lock.
         self._returned: collections.deque[int] = collections.deque()
 
     def take(self, size: int, shape: tuple[int, ...], element: type[np.generic]) -> np.ndarray | None:
-        """An array in `size` bytes, its own while anyone holds it, or None where no free block is long enough."""
+        """An array in a block of `size` bytes, which stays in use while the array is referenced; None if no free block
+        is large enough.
+        """
         self._collect()
         length = min((length for length in self._sizes if length >= size), default=0)
         if not length:
@@ -126,7 +128,7 @@ class _Segment:
         self.highest = max(self.highest, start + size)
         memory = np.ndarray(shape, element, self._memory, start)
         returned = self._returned
-        self._taken[start] = (weakref.ref(memory, lambda _: returned.append(start)), size)
+        self._used[start] = (weakref.ref(memory, lambda _: returned.append(start)), size)
         return memory
 
     def trim(self) -> None:
@@ -134,17 +136,17 @@ class _Segment:
         if not hasattr(self._memory, "madvise"):
             return
         for start, size in zip(self._starts, self._sizes, strict=True):
-            # Pages that lie in the block as a whole, up to where memory was ever in use.
+            # The pages that lie entirely in the block, below the highest address that was ever in use.
             first, end = -(-start // mmap.PAGESIZE), min(start + size, self.highest) // mmap.PAGESIZE
             if first < end:
                 self._memory.madvise(mmap.MADV_DONTNEED, first * mmap.PAGESIZE, (end - first) * mmap.PAGESIZE)
 
     def _collect(self) -> None:
         while self._returned:
-            self._give_back(self._returned.popleft())
+            self._free(self._returned.popleft())
 
-    def _give_back(self, start: int) -> None:
-        _, size = self._taken.pop(start)
+    def _free(self, start: int) -> None:
+        _, size = self._used.pop(start)
         k = bisect.bisect(self._starts, start)
         if k < len(self._starts) and self._starts[k] == start + size:
             size += self._sizes[k]

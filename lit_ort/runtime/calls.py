@@ -1,7 +1,7 @@
-"""Functions of torch's Python interface that compute what an operator does, for less of a call.
+"""Functions of torch's Python interface that compute the same as an ATen operator, with less overhead for a call.
 
-An operator called as `torch.ops.aten.t.default` goes through its schema, which takes 1.6 to 5 µs; `torch.Tensor.t` and
-its like take about one less (two cores of an AMD EPYC), of which a step has hundreds.
+A call of `torch.ops.aten.t.default` is dispatched through the operator's schema, which costs 1.6 to 5 µs. Functions
+such as `torch.Tensor.t` cost about 1 µs less (two cores of an AMD EPYC), and a step has hundreds of such calls.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _METHODS = {
     "expand.default": "expand",
     "relu.default": "relu",
 }
-# Elementwise functions and their like, in their overloads for tensors, which take `out` as well.
+# Functions, mostly pointwise, whose tensor overloads also accept `out`.
 _FUNCTIONS = (
     *("abs", "cos", "erf", "exp", "log", "neg", "rsqrt", "sigmoid", "sin", "sqrt", "tanh", "cat", "index_select"),
     *("add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "where.self"),

@@ -1,10 +1,11 @@
-"""Element types, by torch's types and ONNX's numbers of them."""
+"""Element types: torch dtypes and their ONNX numbers."""
 
 from __future__ import annotations
 
 import torch
 
-# TensorProto.DataType of the ONNX specification, which is ONNXTensorElementDataType of ONNX Runtime's C interface too.
+# TensorProto.DataType of the ONNX specification; ONNX Runtime's C interface uses the same numbers
+# (ONNXTensorElementDataType).
 ELEMENTS: dict[torch.dtype, int] = {
     torch.float32: 1,
     torch.uint8: 2,

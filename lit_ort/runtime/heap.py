@@ -1,7 +1,8 @@
-"""What the C library does with the memory that a step frees.
+"""Settings of the C library's allocator, so that memory freed by a step is reused by the next one.
 
-glibc gives the end of its heap, and every large block, back to the system as soon as they are free, and the next step
-takes them anew, page by page: steps of vision models have 3,000 to 12,000 page faults, up to a tenth of their time.
+By default, glibc returns the end of its heap, and every large block, to the system as soon as they are free, and the
+next step allocates them again, page by page: steps of vision models have 3,000 to 12,000 page faults, which cost up to
+a tenth of their time.
 
 Source: mallopt(3), M_TRIM_THRESHOLD and M_MMAP_THRESHOLD.
 """
@@ -13,15 +14,15 @@ import ctypes.util
 import functools
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-# Blocks above this size are mapped by themselves, and go back when they are freed.
+# Blocks above this size are mapped separately and returned to the system when they are freed.
 LARGEST_KEPT = 2**25
-# What may be free at the end of the heap.
+# The free memory that is kept at the end of the heap.
 MOST_KEPT = 2**30
 
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """Lets the process keep freed memory for the next step; whether its C library can. Holds until the process ends."""
+    """Make the process keep freed memory until it ends. Returns whether its C library supports this."""
     name = ctypes.util.find_library("c")
     library = None if name is None else ctypes.CDLL(name)
     if library is None or not hasattr(library, "mallopt"):

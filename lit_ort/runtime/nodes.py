@@ -1,4 +1,4 @@
-"""Torch nodes as functions: operators and constant arguments are resolved once, when a session is made."""
+"""Torch nodes as Python functions; operators and constant arguments are resolved once, when a session is created."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from lit_ort.runtime.words import SIZE, SLOT, constant_of, is_constant
 
 @dataclasses.dataclass(frozen=True)
 class RunState:
-    """What the torch nodes of one run need to know.
+    """The state of one run, which its torch nodes receive.
 
     Args:
-        pool: memory for results on the CPU, and for what ONNX Runtime asks for.
-        sizes: the values of the phase's terms.
-        seed: of the run's random streams.
+        pool: memory for results on the CPU, and for ONNX Runtime's own requests.
+        sizes: the values of the phase's size terms.
+        seed: the seed of the run's random streams.
     """
 
     pool: BufferPool
@@ -36,56 +36,57 @@ class RunState:
 
 
 NodeFunction = Callable[..., Sequence[torch.Tensor]]
-# What tracebacks call the source of a node.
+# The file name of a node's source in tracebacks.
 _FILE = "<torch node>"
-# Functions that belong to a strategy, such as the optimizer's, by the name of their operator.
+# Functions of a strategy that implement an operator, such as the optimizer's, by the operator's name.
 Hooks = Mapping[str, Callable[..., Any]]
 
 
 def bind(node: TorchNode, hooks: Hooks, device: torch.device = CPU) -> NodeFunction:
-    """Makes a node's function: from the run's state and its inputs to its outputs, as they cross the border.
+    """Create the function of a node, which maps the run's state and the node's inputs to its outputs.
 
     Args:
-        hooks: what takes the place of operators that this process implements otherwise, by target.
-        device: where it computes; the project's own kernels are the CPU's.
+        node: the torch node. Its inputs and outputs have the representation that ONNX Runtime uses for them.
+        hooks: functions that replace operators, by target.
+        device: the device of the node's operators; the project's own kernels are used on the CPU only.
     """
     source = _Source(len(node.inputs), device)
     for position, form in enumerate(node.inputs):
-        source.take(position, form)
+        source.convert_input(position, form)
     last_uses = _last_uses(node)
     for position, statement in enumerate(node.statements):
         source.statement(statement, hooks)
         source.drop(slot for slot in last_uses.get(position, ()) if slot not in node.outputs)
-    source.give(node.outputs, node.forms)
+    source.return_outputs(node.outputs, node.forms)
     return source.function()
 
 
 def failed_statement(node: TorchNode, error: BaseException) -> Statement | None:
-    """The statement of a node that raised an error, or None where it was none of them."""
+    """The statement of a node that raised an error, or None if the error comes from elsewhere."""
     frame = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename != _FILE:
         frame = frame.tb_next
-    # The first line is the function's head, and the next ones take inputs that cross the border in another form.
+    # The first line is the function's signature; the next lines convert the inputs that have a form.
     position = -1 if frame is None else frame.tb_lineno - 2 - sum(bool(form) for form in node.inputs)
     return node.statements[position] if 0 <= position < len(node.statements) else None
 
 
 class _Source:
-    """Python source of one node: names of slots and of constants are all that it is made of.
+    """The Python source of one node; it contains only names of slots and constants.
 
-    Each statement is one line, which is how an error tells where it came from.
+    Each statement is one line, so that the line number of an error identifies the statement.
     """
 
     def __init__(self, inputs: int, device: torch.device) -> None:
         self._device = device
-        self._names: dict[str, Any] = {"from_border": from_border, "to_border": to_border}
+        self._names: dict[str, Any] = {"from_ort": from_ort, "to_ort": to_ort}
         arguments = ", ".join(f"v{k}" for k in range(inputs))
         self._lines = [f"def node(state{', ' if inputs else ''}{arguments}):"]
         self._slots = inputs
 
-    def take(self, position: int, form: str) -> None:
+    def convert_input(self, position: int, form: str) -> None:
         if form:
-            self._add(f"v{position} = from_border(v{position}, {self._named(form)})")
+            self._add(f"v{position} = from_ort(v{position}, {self._name_of(form)})")
 
     def statement(self, statement: Statement, hooks: Hooks) -> None:
         call = self._call(statement, hooks)
@@ -95,13 +96,13 @@ class _Source:
         self._add(f"{', '.join(slots)}{',' if is_list else ''} = {call}" if slots else call)
 
     def drop(self, slots: Any) -> None:
-        dropped = [f"v{slot}" for slot in sorted(slots)]
-        if dropped:
-            self._lines[-1] += f"; del {', '.join(dropped)}"
+        variables = [f"v{slot}" for slot in sorted(slots)]
+        if variables:
+            self._lines[-1] += f"; del {', '.join(variables)}"
 
-    def give(self, outputs: Sequence[int], forms: Sequence[str]) -> None:
-        given = [f"to_border(v{k}, {self._named(form)})" for k, form in zip(outputs, forms, strict=True)]
-        self._add(f"return [{', '.join(given)}]")
+    def return_outputs(self, outputs: Sequence[int], forms: Sequence[str]) -> None:
+        values = [f"to_ort(v{k}, {self._name_of(form)})" for k, form in zip(outputs, forms, strict=True)]
+        self._add(f"return [{', '.join(values)}]")
 
     def function(self) -> NodeFunction:
         exec(compile("\n".join(self._lines), _FILE, "exec"), self._names)
@@ -115,22 +116,22 @@ class _Source:
         args += [f"{name}={self._word(word)}" for name, word in statement.kwargs.items() if name.isidentifier()]
         hook = hooks.get(statement.target)
         if hook is not None:
-            return f"{self._named(hook)}({', '.join(['state', *args])})"
+            return f"{self._name_of(hook)}({', '.join(['state', *args])})"
         target = overload_of(statement.target)
-        own = OPERATORS.get(target) if is_cpu(self._device) else None
+        operator = OPERATORS.get(target) if is_cpu(self._device) else None
         if statement.stream is not None:
-            drawn = functools.partial(_drawn, target, statement.stream, self._device)
-            return f"{self._named(drawn)}({', '.join(['state', *args])})"
-        if own is not None:
-            kernel = own.kernel if own.supports is None else functools.partial(_supported, own)
-            return f"{self._named(kernel)}({', '.join(['state.pool', *args])})"
+            function = functools.partial(_call_with_seed, target, statement.stream, self._device)
+            return f"{self._name_of(function)}({', '.join(['state', *args])})"
+        if operator is not None:
+            kernel = operator.kernel if operator.supports is None else functools.partial(_kernel_or_torch, operator)
+            return f"{self._name_of(kernel)}({', '.join(['state.pool', *args])})"
         if statement.out is not None:
             shape = ", ".join(self._word(word) for word in statement.shape)
-            memory = f"state.pool.empty({shape + ', ' if shape else ''}dtype={self._named(statement.dtype)})"
+            memory = f"state.pool.empty({shape + ', ' if shape else ''}dtype={self._name_of(statement.dtype)})"
             out = overload_of(f"{statement.target.rpartition('.')[0]}.{statement.out}")
             function = CALLS_INTO_MEMORY.get(statement.target, out)
-            return f"{self._named(function)}({', '.join([*args, f'{memory_argument(out)}={memory}'])})"
-        return f"{self._named(CALLS.get(statement.target, target))}({', '.join(args)})"
+            return f"{self._name_of(function)}({', '.join([*args, f'{memory_argument(out)}={memory}'])})"
+        return f"{self._name_of(CALLS.get(statement.target, target))}({', '.join(args)})"
 
     def _word(self, word: Any) -> str:
         if is_constant(word):
@@ -142,9 +143,9 @@ class _Source:
         return f"state.sizes[{int(word[SIZE])}]"
 
     def _constant(self, value: Any) -> str:
-        return repr(value) if value is None or type(value) in (bool, int) else self._named(value)
+        return repr(value) if value is None or type(value) in (bool, int) else self._name_of(value)
 
-    def _named(self, value: Any) -> str:
+    def _name_of(self, value: Any) -> str:
         name = f"c{len(self._names)}"
         self._names[name] = value
         return name
@@ -152,33 +153,33 @@ class _Source:
 
 @functools.lru_cache(maxsize=4096)
 def overload_of(target: str) -> OpOverload:
-    """The operator of a name such as `aten.mm.default`.
+    """The operator with a name such as `aten.mm.default`.
 
     Raises:
-        TypeError: there is none, or it is no operator.
+        TypeError: no torch operator has this name.
     """
-    found: Any = torch.ops
+    operator: Any = torch.ops
     for part in target.split("."):
-        found = getattr(found, part, None)
-    if not isinstance(found, OpOverload):
+        operator = getattr(operator, part, None)
+    if not isinstance(operator, OpOverload):
         raise TypeError(f"{target!r} is not the name of a torch operator")
-    return found
+    return operator
 
 
 def _last_uses(node: TorchNode) -> dict[int, list[int]]:
-    """For each statement, the slots that no later one uses."""
-    last: dict[int, int] = {}
-    slot = len(node.inputs)
+    """For each statement, the slots that no later statement uses."""
+    last_positions: dict[int, int] = {}
+    count = len(node.inputs)
     for position, statement in enumerate(node.statements):
-        for used in _slots_of([statement.args, list(statement.kwargs.values())]):
-            last[used] = position
-        for defined in range(slot, slot + statement.results):
-            last[defined] = position
-        slot += statement.results
-    uses: dict[int, list[int]] = {}
-    for used, position in last.items():
-        uses.setdefault(position, []).append(used)
-    return uses
+        for slot in _slots_of([statement.args, list(statement.kwargs.values())]):
+            last_positions[slot] = position
+        for slot in range(count, count + statement.results):
+            last_positions[slot] = position
+        count += statement.results
+    slots: dict[int, list[int]] = {}
+    for slot, position in last_positions.items():
+        slots.setdefault(position, []).append(slot)
+    return slots
 
 
 def _slots_of(word: Any) -> list[int]:
@@ -189,33 +190,35 @@ def _slots_of(word: Any) -> list[int]:
     return []
 
 
-def _supported(own: Operator, memory: Memory, *args: Any, **kwargs: Any) -> Any:
-    """The project's kernel where it computes a call, torch's elsewhere."""
-    if own.supports is not None and own.supports(*args, **kwargs):
-        return own.kernel(memory, *args, **kwargs)
-    return own.target(*args, **kwargs)
+def _kernel_or_torch(operator: Operator, memory: Memory, *args: Any, **kwargs: Any) -> Any:
+    """Calls lit_ort's kernel if it supports the arguments, and torch's operator otherwise."""
+    if operator.supports is not None and operator.supports(*args, **kwargs):
+        return operator.kernel(memory, *args, **kwargs)
+    return operator.target(*args, **kwargs)
 
 
-def _drawn(target: OpOverload, stream: int, device: torch.device, state: RunState, /, *args: Any, **kwargs: Any) -> Any:
-    """An operator that draws from torch's generator, as a function of the run's seed and its own stream."""
+def _call_with_seed(
+    target: OpOverload, stream: int, device: torch.device, state: RunState, /, *args: Any, **kwargs: Any
+) -> Any:
+    """Calls an operator that draws from torch's generator, seeded by the run's seed and the operator's stream."""
     with seeded(state.seed, stream, device):
         return target(*args, **kwargs)
 
 
-def to_border(value: torch.Tensor, form: str) -> torch.Tensor:
-    """A value as ONNX Runtime takes it."""
+def to_ort(value: torch.Tensor, form: str) -> torch.Tensor:
+    """Convert a torch value to its representation in ONNX Runtime."""
     if not value.numel():
-        # torch calls every empty tensor contiguous, and ONNX Runtime looks at its strides.
+        # torch treats every empty tensor as contiguous, but ONNX Runtime checks its strides.
         value = torch.empty(value.shape, dtype=value.dtype, device=value.device)
     if form == AS_REAL:
         return torch.view_as_real(value.resolve_conj()).contiguous()
-    # The real part of a conjugate carries a lazy minus sign, which DLPack has no place for.
+    # The real part of a conjugate view has a lazy negative bit, which DLPack can't represent.
     value = value.resolve_neg().contiguous()
     return value.view(torch.uint8) if form == AS_BYTES else value
 
 
-def from_border(value: torch.Tensor, form: str) -> torch.Tensor:
-    """A value as torch takes it."""
+def from_ort(value: torch.Tensor, form: str) -> torch.Tensor:
+    """Convert a value from its representation in ONNX Runtime to torch's."""
     if form == AS_REAL:
         return torch.view_as_complex(value)
     return value.view(torch.bool) if form == AS_BYTES and value.dtype == torch.uint8 else value

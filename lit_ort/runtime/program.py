@@ -1,6 +1,6 @@
-"""What runs, as plain data: torch nodes, sessions and how a graph's inputs and outputs map to theirs.
+"""Compiled graphs as plain data: torch nodes, phases, and how their inputs and outputs map to the graph's.
 
-Everything here has a JSON form, so that a compiled graph can be kept in a file and run without building it again.
+Everything here has a JSON form, so that a compiled graph can be stored in a file and run without building it again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from lit_ort._compat.devices import CPU
 
 FUSED, SPLIT, FORWARD = "fused", "split", "forward"
-# How a value of a type that ONNX Runtime doesn't share with torch crosses the border of a torch node.
+# The form of a value: how ONNX Runtime represents a torch value whose dtype the two don't share.
 AS_IS, AS_BYTES, AS_REAL = "", "bytes", "real"
 
 
@@ -24,12 +24,12 @@ class Statement:
 
     Args:
         target: the operator, such as `aten.mm.default`.
-        args, kwargs: its arguments in the words of `lit_ort.runtime.words`.
-        results: how many values it defines.
-        out: the overload that writes into given memory, or None.
-        shape, dtype: of the result, where it is written into given memory.
-        stream: which of the run's random streams it draws from, or None.
-        module: the name of the module that it came from, for errors; empty where none is known.
+        args, kwargs: its arguments, encoded as in `lit_ort.runtime.words`.
+        results: the number of values that it defines.
+        out: the overload that writes into preallocated memory, or None.
+        shape, dtype: of the result, if it is written into preallocated memory.
+        stream: the random stream of the run that it draws from, or None.
+        module: the name of the module that it comes from, for error messages; empty if unknown.
     """
 
     target: str
@@ -45,14 +45,14 @@ class Statement:
 
 @dataclasses.dataclass(frozen=True)
 class TorchNode:
-    """One node of an ONNX graph that torch computes: statements over slots, the first of which are its inputs.
+    """One node of an ONNX graph that torch computes: statements over numbered slots; the first slots are its inputs.
 
     Args:
-        inputs: how each input crosses the border.
-        statements: in the order they run; each defines the next slots.
-        outputs: slot of each output.
-        forms: how each output crosses the border.
-        anchored: whether the last input is unused, and there because the node reads no input of the graph.
+        inputs: the form of each input.
+        statements: in the order in which they run; each defines the next slots.
+        outputs: the slot of each output.
+        forms: the form of each output.
+        anchored: whether the last input is unused; it is added to nodes that read no input of the graph.
     """
 
     inputs: tuple[str, ...]
@@ -64,14 +64,14 @@ class TorchNode:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where an input of a session comes from.
+    """The source of a session's input.
 
     Args:
-        kind: `tensor` (an input of the graph), `sizes` (a vector of changing sizes), `seed`, `saved` (a value of the
-            forward session) or `tangent` (the gradient of a result).
-        index: which one.
-        terms: for `sizes`, each number or a term of `lit_ort.runtime.sizes`.
-        form: how it crosses the border.
+        kind: `tensor` (an input of the graph), `sizes` (a vector of dynamic sizes), `seed`, `saved` (a value that the
+            forward session saved) or `tangent` (the gradient of a result).
+        index: its position among the values of that kind.
+        terms: for `sizes`: numbers or terms of `lit_ort.runtime.sizes`.
+        form: the form of the input.
     """
 
     kind: str
@@ -82,16 +82,16 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """One session: an ONNX model, the torch nodes it calls and what goes in and out.
+    """The data of one session: an ONNX model, the torch nodes that it calls, and its inputs and outputs.
 
     Args:
         model: the serialized model.
-        nodes: its torch nodes; a node's `overload_name` is the position here.
-        inputs: name and source of each input.
-        outputs: names of the outputs, in order.
-        forms: how each output crosses the border.
-        terms: the changing sizes that its nodes take as numbers, as terms of `lit_ort.runtime.sizes`.
-        device: where its nodes compute.
+        nodes: its torch nodes; a node's `overload_name` is its position in this tuple.
+        inputs: the name and the source of each input.
+        outputs: the names of the outputs, in order.
+        forms: the form of each output.
+        terms: the dynamic sizes that its nodes use as numbers, as terms of `lit_ort.runtime.sizes`.
+        device: the device on which its nodes compute.
     """
 
     model: bytes
@@ -105,7 +105,7 @@ class Phase:
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """The geometry of an alias: sizes and strides in elements, and the offset from the base's own."""
+    """The geometry of an alias: size and stride in elements, and the offset relative to the base's offset."""
 
     size: tuple[Any, ...]
     stride: tuple[Any, ...]
@@ -114,16 +114,16 @@ class View:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """Where one output of the FX graph comes from.
+    """The source of one output of the FX graph.
 
     Args:
-        source: `result` (of the session), `input` (handed back as it is), `number` (computed in Python) or `constant`.
+        source: `result` (of the session), `input` (returned unchanged), `number` (computed in Python) or `constant`.
         index: of the result, the tensor input or the number.
         value: the constant.
-        view: how the output lies in the memory of the result or input, where it is an alias of it.
-        dtype: what Dynamo expects, where the result has another type.
-        detached: whether an alias needs no gradient where the result or input may.
-        untracked: whether an alias is made where gradients are off.
+        view: the geometry of the output if it is an alias of the result or input, or None.
+        dtype: the dtype that Dynamo expects if the result has another one, or None.
+        detached: whether the alias is detached from the result or input.
+        untracked: whether the alias is created under `torch.no_grad`.
     """
 
     source: str
@@ -135,13 +135,19 @@ class Output:
     untracked: bool = False
 
 
-# How autograd sees a write into an input.
+# How autograd treats a write into an input.
 DETACHED, NO_GRAD, TRACKED = "detached", "no_grad", "tracked"
 
 
 @dataclasses.dataclass(frozen=True)
 class Mutation:
-    """An input that the graph changes in place: its position, the result with its new value, and what autograd sees."""
+    """An input that the graph changes in place.
+
+    Args:
+        input: the position of the input.
+        result: the position of the result with its new value.
+        mode: how autograd treats the write: `DETACHED`, `NO_GRAD` or `TRACKED`.
+    """
 
     input: int
     result: int
@@ -150,22 +156,21 @@ class Mutation:
 
 @dataclasses.dataclass(frozen=True)
 class Signature:
-    """What goes in and out of one graph.
+    """The inputs and outputs of one graph.
 
     Args:
         input_names: a readable, unique name of every tensor input (`encoder.layers.0.linear1.weight`).
         outputs: every output of the FX graph, in order.
-        results: how many of the forward session's outputs are results; values saved for the backward, or gradients,
-            come after them.
-        keys: what each result is, in whichever form the graph runs: kind and index.
-        differentiable: for each result, whether autograd may send a gradient for it.
-        loss: the result whose gradient a fused run takes to be one, or None.
-        gradients: for each tensor input, which of the computed gradients is its own, or None.
-        mutations: inputs that are changed in place.
-        saved_inputs: tensor inputs that the backward session reads.
-        precisions: in which the graph's regions compute.
-        sizes: None for one set of sizes; else the conditions on sizes under which the graph is right.
-        draws: whether it draws random numbers.
+        results: the number of results among the forward session's outputs; saved tensors, or gradients, follow them.
+        keys: kind and index of each result, which are the same in every form of the graph.
+        differentiable: for each result, whether autograd can pass a gradient for it.
+        loss: the position of the result whose gradient a fused run assumes to be one, or None.
+        gradients: for each tensor input, the position of its gradient among the computed ones, or None.
+        mutations: the inputs that are changed in place.
+        saved_inputs: the tensor inputs that the backward session reads.
+        precisions: the precisions of the graph's regions.
+        sizes: None for a graph with static sizes; otherwise the conditions on sizes under which the graph is valid.
+        draws: whether the graph draws random numbers.
     """
 
     input_names: tuple[str, ...]
@@ -184,13 +189,14 @@ class Signature:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A compiled graph, but for its sessions.
+    """A compiled graph without its sessions.
 
     Args:
-        kind: `fused` (one run gives results and gradients), `split` (forward and backward apart) or `forward`.
-        signature: what goes in and out.
-        forward: the session of a forward or fused run.
-        backward: the session of a split graph's backward.
+        kind: `fused` (one run computes results and gradients), `split` (separate runs for forward and backward) or
+            `forward`.
+        signature: the inputs and outputs of the graph.
+        forward: the phase of the forward, or of a fused graph.
+        backward: the phase of a split graph's backward, or None.
     """
 
     kind: str

@@ -1,7 +1,7 @@
-"""Randomness of runs: each draws one seed from torch's generators, and everything random in it is a function of that.
+"""Random numbers of runs: each run draws one seed from torch's generator, and all its random numbers depend on it.
 
-`seed_everything` makes runs reproducible, every step differs, a repeated forward draws the same numbers again, and the
-generator's state is all there is to save and restore.
+So `seed_everything` makes training reproducible, every step draws different numbers, a repeated forward draws the same
+numbers again, and the generator's state is the only state to save and restore.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import torch
 
 from lit_ort._compat.devices import CPU, generator_of
 
-# How many there are.
+# The number of seeds.
 SEEDS = 2**63 - 1
-# With this seed the project's own operators drop nothing, for comparison with eager.
+# With this seed lit_ort's operators apply no dropout, for comparison with eager.
 DROPOUT_OFF = -1
 
-# Far from multiples of each other, whatever the ranks and streams.
+# The distance between the seeds of two streams: large and odd, so that streams and ranks don't share seeds.
 _BETWEEN_STREAMS = 0x9E3779B97F4A7C15
 
-# The generator, None for torch's default one, and the stream.
+# The generator (None for torch's default one) and the stream.
 _source: ContextVar[tuple[torch.Generator | None, int]] = ContextVar("lit_ort_source", default=(None, 0))
 _dropout: ContextVar[bool] = ContextVar("lit_ort_dropout", default=True)
 
 
 def draw_seed() -> int:
-    """A seed from the generator in use, of its stream; `DROPOUT_OFF` inside `without_dropout`."""
+    """Draw a seed from the current generator and stream; returns `DROPOUT_OFF` inside `without_dropout`."""
     generator, stream = _source.get()
     seed = int(torch.randint(SEEDS, (), generator=generator).item())
     return (seed + stream * _BETWEEN_STREAMS) % SEEDS if _dropout.get() else DROPOUT_OFF
@@ -36,9 +36,10 @@ def draw_seed() -> int:
 
 @contextmanager
 def draw_from(generator: torch.Generator, stream: int = 0) -> Iterator[None]:
-    """Lets the runs inside draw their seeds from `generator`, whatever else draws from torch's default one.
+    """Make the runs inside this context draw their seeds from `generator` instead of torch's default one.
 
-    Streams of one generator differ: ranks that have the same generator, and save it as one, each take their own.
+    Different streams of one generator yield different seeds, so that ranks with equal generators, which are saved as
+    one, can each use a separate stream.
     """
     token = _source.set((generator, stream))
     try:
@@ -49,7 +50,7 @@ def draw_from(generator: torch.Generator, stream: int = 0) -> Iterator[None]:
 
 @contextmanager
 def without_dropout() -> Iterator[None]:
-    """Lets dropout in the runs inside keep everything."""
+    """Disable dropout in the runs inside this context."""
     token = _dropout.set(False)
     try:
         yield
@@ -59,9 +60,10 @@ def without_dropout() -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int, stream: int, device: torch.device = CPU) -> Iterator[None]:
-    """Lets torch's operators draw from a stream of a run's seed, and leaves torch's own generator where it was.
+    """Seed the device's default generator with a stream of a run's seed, and restore its state afterwards.
 
-    Only one device's generator: `torch.manual_seed` also queues a call, with its stack, for each device that may come.
+    Only this device's generator is seeded: `torch.manual_seed` would also queue a call, with its stack trace, for every
+    device that is not initialized yet.
     """
     generator = generator_of(device)
     state = generator.get_state()

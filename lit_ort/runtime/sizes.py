@@ -1,6 +1,6 @@
-"""Sizes that change from run to run, and for which of them a graph is right, as plain data.
+"""Dynamic sizes as plain data: formulas over the sizes of inputs, and the conditions under which a graph is valid.
 
-A term is a number, `["size", input, dimension]`, or the name of an operation and its terms.
+A term is a number, `["size", input, dimension]`, or a list of an operation's name and its terms.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ OPERATIONS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType(
 
 
 def hold(conditions: Sequence[Any], shapes: Shapes) -> bool:
-    """Whether inputs of these shapes meet every condition."""
+    """Whether inputs of these shapes satisfy every condition."""
     return all(value_of(condition, shapes) for condition in conditions)
 
 
 def value_of(term: Any, shapes: Shapes) -> Any:
-    """The value of a term for inputs of these shapes."""
+    """Evaluate a term for inputs of these shapes."""
     if isinstance(term, (int, float)):
         return term
     name, *parts = term
@@ -59,5 +59,5 @@ def value_of(term: Any, shapes: Shapes) -> Any:
 
 
 def values_of(terms: Sequence[Any], shapes: Shapes) -> list[Any]:
-    """The values of several terms, such as a shape."""
+    """Evaluate several terms, such as those of a shape."""
     return [term if isinstance(term, (int, float)) else value_of(term, shapes) for term in terms]

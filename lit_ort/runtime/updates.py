@@ -1,6 +1,6 @@
-"""Optimizer steps inside a run: a parameter changes as soon as its gradient is there, which then is free.
+"""Optimizer steps inside a run: a parameter is updated as soon as its gradient is computed, which is then freed.
 
-The optimizer is torch's own, and so is its state.
+The optimizer and its state are torch's own.
 
 Source: Lv et al. 2023, LOMO, and PyTorch's tutorial on the optimizer step in the backward, for updates by parameter.
 """
@@ -21,25 +21,25 @@ from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.nodes import RunState
 from lit_ort.runtime.session import Session
 
-# The operator that gives a gradient to the optimizer of its run.
+# The operator that passes a gradient to the optimizer of its run.
 HAND_OVER = "lit_ort.hand_over.default"
 
 _REMEDY = (
-    "Weights have changed, so go on from the last checkpoint, with optimizer_in_graph=False: it is for steps whose "
-    "loss and gradients are those of one graph."
+    "Weights have changed, so resume from the last checkpoint, with optimizer_in_graph=False: True is for steps whose "
+    "loss and gradients all come from one graph."
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Clipping:
-    """Trainer's clipping, by `value` of each gradient or by `norm` of all; a limit of 0 clips nothing."""
+    """The Trainer's gradient clipping, by value or by the norm of all gradients; a limit of 0 disables it."""
 
     limit: float = 0.0
     by_value: bool = False
 
     @property
     def needs_all(self) -> bool:
-        """Whether it looks at all gradients at once."""
+        """Whether it needs all gradients at once."""
         return self.limit > 0 and not self.by_value
 
     def __call__(self, parameters: list[torch.Tensor]) -> None:
@@ -53,115 +53,123 @@ class Step:
     """One optimizer step while its closure runs.
 
     Args:
-        runs: the graphs with gradients that it has run.
-        handed: the gradients that went to autograd, by address, with what autograd's own additions would change.
-        updated: whether one of the runs has updated.
+        optimizer: the optimizer.
+        clipping: the gradient clipping before it.
+        runs: the graphs with gradients that have run in this step.
+        returned_versions: the version counters of the gradients that were returned to autograd, by address; autograd
+            increments the counter if it accumulates into a gradient.
+        updated: whether one of the runs has updated parameters.
     """
 
     optimizer: Optimizer
     clipping: Clipping
     runs: list[Session] = dataclasses.field(default_factory=list)
-    handed: dict[int, int] = dataclasses.field(default_factory=dict)
+    returned_versions: dict[int, int] = dataclasses.field(default_factory=dict)
     updated: bool = False
 
     @property
     def waits(self) -> bool:
-        """Whether no parameter can change before all gradients are there."""
+        """Whether no parameter can be updated before all gradients are computed."""
         return self.clipping.needs_all or not is_by_parameter(self.optimizer)
 
     @property
     def parameters(self) -> Iterator[torch.Tensor]:
         return (parameter for group in self.optimizer.param_groups for parameter in group["params"])
 
-    def gave(self, gradient: torch.Tensor | None) -> bool:
-        """Whether a gradient is what a run gave, with nothing added."""
-        return gradient is not None and self.handed.get(gradient.data_ptr()) == version_of(gradient)
+    def is_from_run(self, gradient: torch.Tensor | None) -> bool:
+        """Whether a gradient is exactly the one that a run returned, with nothing accumulated into it."""
+        return gradient is not None and self.returned_versions.get(gradient.data_ptr()) == version_of(gradient)
 
 
 class Updates:
     """The optimizer steps of one strategy's graphs.
 
-    The first step of a graph hands its gradients out, which shows whether they are all that the step has; from then on
-    its runs update. Without a step in progress, as in accumulation, gradients are handed out.
+    The first step of a graph returns its gradients to autograd, which shows whether the step has any other gradients.
+    If it has none, later runs of the graph update the parameters. Outside of a step, as in gradient accumulation,
+    gradients are returned to autograd.
 
     Args:
-        pool: the memory of those graphs' kernels.
+        pool: the memory of the graphs' kernels.
     """
 
     def __init__(self, pool: BufferPool) -> None:
         self._pool = pool
         self._step: Step | None = None
         self._running: _Running | None = None
-        # Graphs whose gradients were all that a step had.
+        # Graphs that computed all gradients of a step.
         self._proven: WeakSet[Session] = WeakSet()
 
     @contextmanager
     def step(self, optimizer: Optimizer, clipping: Clipping) -> Iterator[Step]:
-        """Around the closure of an optimizer step: training step, zero_grad and backward.
+        """A context around the closure of an optimizer step: training step, zero_grad and backward.
 
         Raises:
-            SessionError: a run has updated, and code outside of it has gradients for the same step.
+            SessionError: a run has updated parameters, and code outside of it has gradients for the same step.
         """
         self._step = step = Step(optimizer, clipping)
         try:
             yield step
         finally:
             self._step = None
-        left = [parameter for parameter in step.parameters if parameter.grad is not None]
-        if step.updated and left:
+        remaining = [parameter for parameter in step.parameters if parameter.grad is not None]
+        if step.updated and remaining:
             raise SessionError(
-                f"optimizer_in_graph: the run of this step has updated its weights, and {len(left)} parameters have "
-                "gradients of code outside of it",
+                f"optimizer_in_graph: the run of this step has updated its weights, but {len(remaining)} parameters "
+                "have gradients from code outside of the graph",
                 remedy=_REMEDY,
             )
-        if len(step.runs) == 1 and all(step.gave(parameter.grad) for parameter in left):
+        if len(step.runs) == 1 and all(step.is_from_run(parameter.grad) for parameter in remaining):
             self._proven.add(step.runs[0])
             self._update_after_backward(step)
 
     @contextmanager
     def run(self, graph: Session, inputs: Sequence[torch.Tensor], count: int) -> Iterator[None]:
-        """Around the run of a graph that hands over `count` gradients.
+        """A context around the run of a graph that passes `count` gradients to the optimizer.
 
         Raises:
-            SessionError: another graph has updated in this step.
+            SessionError: another graph has updated parameters in this step.
         """
         step = self._step
         if step is not None:
             if step.updated:
                 raise SessionError(
-                    "optimizer_in_graph: a second graph with gradients runs in a step whose first one updated weights",
+                    "optimizer_in_graph: a second graph with gradients runs in a step whose first graph has already "
+                    "updated weights",
                     remedy=_REMEDY,
                 )
-            fresh = not step.runs and all(parameter.grad is None for parameter in step.parameters)
+            is_first = not step.runs and all(parameter.grad is None for parameter in step.parameters)
             step.runs.append(graph)
-            if fresh and graph in self._proven:
+            if is_first and graph in self._proven:
                 self._running = _Running(step, inputs, count)
         try:
             yield
         finally:
             self._running = None
 
-    def hand_out(self, gradients: Iterable[torch.Tensor], scale: float) -> None:
-        """Notes what goes to autograd.
+    def record(self, gradients: Iterable[torch.Tensor], scale: float) -> None:
+        """Records the gradients that are returned to autograd.
 
         Args:
-            scale: the gradient that came back for the loss; scaled by it, gradients are no longer what a run gave.
+            gradients: the gradients of one run.
+            scale: the gradient of the loss; after scaling, gradients are no longer those that the run returned.
 
         Raises:
-            SessionError: the run has updated, and something outside of the graph scales its loss.
+            SessionError: the run has updated parameters, but code outside of the graph scales its loss.
         """
         step = self._step
         if step is not None and step.updated and scale != 1.0:
             raise SessionError(
-                f"optimizer_in_graph: the run of this step has updated its weights, and its loss is scaled by {scale} "
+                f"optimizer_in_graph: the run of this step has updated its weights, but its loss is scaled by {scale} "
                 "outside of the graph",
                 remedy=_REMEDY,
             )
         if step is not None:
-            step.handed.update((gradient.data_ptr(), version_of(gradient)) for gradient in gradients)
+            step.returned_versions.update((gradient.data_ptr(), version_of(gradient)) for gradient in gradients)
 
     def _update_after_backward(self, step: Step) -> None:
-        """Keeps a first step from setting the peak: its gradients make room for what the optimizer makes of them."""
+        """Updates parameters one at a time and frees their gradients, so that a graph's first step doesn't set the peak
+        of memory.
+        """
         if step.waits:
             return
         self._pool.trim()
@@ -172,33 +180,33 @@ class Updates:
         step.updated = True
 
     def hand_over(self, state: RunState, gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-        """The gradient itself, or nothing where the parameter has been updated by it.
+        """The gradient itself, or an empty tensor if the optimizer consumed it.
 
         Args:
-            gradient: of the parameter.
-            parameter: its value, in its own memory.
+            gradient: the gradient of the parameter.
+            parameter: the parameter's value, in the parameter's memory.
         """
         running, gradient = self._running, gradient.contiguous()
         return gradient if running is None or not running.take(gradient, parameter) else gradient.new_empty(0)
 
 
 class _Running:
-    """A run that updates."""
+    """A run that updates parameters."""
 
     def __init__(self, step: Step, inputs: Sequence[torch.Tensor], count: int) -> None:
-        owned = {id(parameter) for parameter in step.parameters}
-        self._parameters = {tensor.data_ptr(): tensor for tensor in inputs if id(tensor) in owned}
-        self._step, self._left = step, count
+        ids = {id(parameter) for parameter in step.parameters}
+        self._parameters = {tensor.data_ptr(): tensor for tensor in inputs if id(tensor) in ids}
+        self._step, self._remaining = step, count
         self._waiting: list[torch.Tensor] = []
 
     def take(self, gradient: torch.Tensor, value: torch.Tensor) -> bool:
-        """Whether the optimizer takes a gradient."""
-        self._left -= 1
+        """Accepts a gradient; returns whether the optimizer consumes it."""
+        self._remaining -= 1
         parameter = self._parameters.get(value.data_ptr())
         if parameter is not None:
             parameter.grad = gradient
             self._waiting.append(parameter)
-        if self._waiting and not (self._step.waits and self._left):
+        if self._waiting and not (self._step.waits and self._remaining):
             waiting, self._waiting = self._waiting, []
             self._step.updated = True
             self._step.clipping(waiting)
@@ -206,25 +214,27 @@ class _Running:
         return parameter is not None
 
 
-def is_taken(gradient: torch.Tensor) -> bool:
-    """Whether an optimizer has taken a gradient in the run that gives it; one of no elements has nothing to give."""
+def is_consumed(gradient: torch.Tensor) -> bool:
+    """Whether the optimizer consumed a gradient during the run, or the gradient has no elements anyway."""
     return gradient.numel() == 0
 
 
 def is_by_parameter(optimizer: Optimizer) -> bool:
-    """Whether an optimizer's step on each parameter by itself is its step on all: torch's own keep all they know by
-    parameter, and others may keep a count of steps with a group.
+    """Whether separate steps on each parameter are the same as one step on all of them.
+
+    torch's own optimizers store all their state per parameter; others can store state, such as a step count, in a
+    parameter group.
     """
     return type(optimizer).__module__.startswith("torch.optim.")
 
 
 def step_alone(optimizer: Optimizer, parameters: Sequence[torch.Tensor]) -> None:
-    """A step of an optimizer on some of its parameters, with its own options and state; takes their gradients."""
+    """Runs an optimizer's step on some of its parameters, with its options and state, and clears their gradients."""
     view = object.__new__(type(optimizer))
     view.__dict__.update(optimizer.__dict__)
     if is_by_parameter(optimizer):
-        chosen = {id(parameter) for parameter in parameters}
-        groups = ({**g, "params": [p for p in g["params"] if id(p) in chosen]} for g in optimizer.param_groups)
+        ids = {id(parameter) for parameter in parameters}
+        groups = ({**g, "params": [p for p in g["params"] if id(p) in ids]} for g in optimizer.param_groups)
         view.param_groups = [group for group in groups if group["params"]]
     type(optimizer).step(view)
     for parameter in parameters:

@@ -1,7 +1,7 @@
-"""Arguments of torch operators in plain words, which JSON can hold: what a torch node is called with.
+"""The arguments of a torch node's operators as plain data that JSON can store; one argument is a "word".
 
-A value that is computed is `{"slot": k}`, a size that changes `{"size": k}`, a type or format `{"torch": name}`, a
-complex number `{"complex": [re, im]}`, a device `{"device": name}`.
+A computed value is `{"slot": k}`, a dynamic size `{"size": k}`, a dtype, memory format or layout `{"torch": name}`, a
+complex number `{"complex": [re, im]}` and a device `{"device": name}`. Other constants are themselves.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ _NAMED = (torch.dtype, torch.memory_format, torch.layout)
 
 
 def word_for(value: Any, computed: Callable[[Any], dict[str, int] | None]) -> Any:
-    """An argument in plain words.
+    """Return the word for an argument.
 
     Args:
-        computed: the word for a node or a symbolic size, or None for anything else.
+        value: the argument.
+        computed: returns the word for an FX node or a symbolic size, and None for anything else.
 
     Raises:
-        TypeError: it has none.
+        TypeError: the argument's type has no word.
     """
     word = computed(value)
     if word is not None:
@@ -37,30 +38,34 @@ def word_for(value: Any, computed: Callable[[Any], dict[str, int] | None]) -> An
         return {COMPLEX: [value.real, value.imag]}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise TypeError(f"an argument is a {type(value).__name__}, which a torch node can't be told")
+    raise TypeError(f"an argument is a {type(value).__name__}, which a torch node can't store")
 
 
 def constant_of(word: Any) -> Any:
-    """The argument that a word without slots and sizes stands for."""
+    """Return the argument that a word without slots and sizes encodes.
+
+    Raises:
+        TypeError: the word contains a slot, a size, or an unknown torch name.
+    """
     if isinstance(word, list):
         return [constant_of(part) for part in word]
     if not isinstance(word, dict):
         return word
     ((kind, value),) = word.items()
     if kind == TORCH:
-        found = getattr(torch, value)
-        if not isinstance(found, _NAMED):
-            raise TypeError(f"torch.{value} is no type and no format")
-        return found
+        constant = getattr(torch, value)
+        if not isinstance(constant, _NAMED):
+            raise TypeError(f"torch.{value} is not a dtype, memory format or layout")
+        return constant
     if kind == DEVICE:
         return torch.device(value)
     if kind == COMPLEX:
         return complex(*value)
-    raise TypeError(f"{word} is no constant")
+    raise TypeError(f"{word} is not a constant")
 
 
 def is_constant(word: Any) -> bool:
-    """Whether a word is the same in every run."""
+    """Whether a word has the same value in every run."""
     if isinstance(word, list):
         return all(map(is_constant, word))
     return not isinstance(word, dict) or word.keys().isdisjoint({SLOT, SIZE})

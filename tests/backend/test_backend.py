@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from lit_ort.backend.inspect import explain
 from lit_ort.errors import CompileError, LitOrtWarning, OptionsError, SessionError
-from lit_ort.runtime.session import Given, Session
+from lit_ort.runtime.session import RunInputs, Session
 from tests.backend.classifier import Classifier, classes
 from tests.compare import REASON, assert_same_step, backend, gradients, relative_error, sparse_gradient
 
@@ -77,7 +77,7 @@ def test_gradients_are_stolen_not_copied(monkeypatch: pytest.MonkeyPatch) -> Non
     addresses: set[int] = set()
     run = Session.run
 
-    def remember(session: Session, given: Given) -> list[Tensor]:
+    def remember(session: Session, given: RunInputs) -> list[Tensor]:
         tensors = run(session, given)
         addresses.update(tensor.data_ptr() for tensor in tensors)
         return tensors
@@ -440,7 +440,7 @@ def test_a_run_that_fails_where_eager_does_not_falls_back_for_its_sizes(monkeypa
     step(torch.ones(3))
     run = Session.run
 
-    def failing(session: Session, given: Given) -> list[Tensor]:
+    def failing(session: Session, given: RunInputs) -> list[Tensor]:
         if given.tensors[0].numel() == 4:
             raise SessionError("no kernel for four", remedy="Take three.")
         return run(session, given)

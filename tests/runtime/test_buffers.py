@@ -14,7 +14,7 @@ from lit_ort.runtime import buffers
 from lit_ort.runtime.buffers import BufferPool
 
 
-def test_memory_is_reused_once_nobody_holds_it() -> None:
+def test_memory_is_reused_once_it_is_free() -> None:
     pool = BufferPool(small_bytes=0)
     first = pool.empty(10, 16)
     address = first.data_ptr()
@@ -27,7 +27,7 @@ def test_memory_is_reused_once_nobody_holds_it() -> None:
     assert pool.empty(10, 16).data_ptr() == address
 
 
-def test_neighbours_join_and_a_larger_tensor_takes_their_place() -> None:
+def test_adjacent_free_blocks_merge_for_a_larger_tensor() -> None:
     pool = BufferPool(small_bytes=0)
     parts = [pool.empty(16) for _ in range(4)]
     end = pool.empty(16)
@@ -39,16 +39,16 @@ def test_neighbours_join_and_a_larger_tensor_takes_their_place() -> None:
     del end
 
 
-def test_the_smallest_place_that_fits_is_taken() -> None:
+def test_the_smallest_sufficient_block_is_used() -> None:
     pool = BufferPool(small_bytes=0)
-    large, wall, small, end = pool.empty(64), pool.empty(16), pool.empty(32), pool.empty(16)
+    large, barrier, small, end = pool.empty(64), pool.empty(16), pool.empty(32), pool.empty(16)
     address = small.data_ptr()
     del large, small
     assert pool.empty(20).data_ptr() == address
-    del wall, end
+    del barrier, end
 
 
-def test_other_types_and_no_elements() -> None:
+def test_other_dtypes_and_empty_tensors() -> None:
     pool = BufferPool(small_bytes=0)
     mask = pool.empty(3, 5, dtype=torch.uint8)
     assert (mask.shape, mask.dtype) == ((3, 5), torch.uint8)
@@ -57,7 +57,7 @@ def test_other_types_and_no_elements() -> None:
     assert pool.empty().shape == ()
 
 
-def test_a_request_beyond_a_segment_gets_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_larger_than_a_segment_gets_a_separate_segment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buffers, "SEGMENT_BYTES", 4096)
     pool = BufferPool(small_bytes=0)
     tensors = [pool.empty(n) for n in (500, 5000, 600)]
@@ -66,19 +66,19 @@ def test_a_request_beyond_a_segment_gets_one_of_its_own(monkeypatch: pytest.Monk
     assert [tensor.unique().tolist() for tensor in tensors] == [[0.0], [1.0], [2.0]]
 
 
-def test_address_space_that_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As by `ulimit -v`."""
-    honest = mmap.mmap
+def test_limited_address_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with `ulimit -v`."""
+    mmap_without_limit = mmap.mmap
 
     def limited(fileno: int, length: int, **settings: int) -> mmap.mmap:
         if length > 10_000:
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-        return honest(fileno, length, **settings)
+        return mmap_without_limit(fileno, length, **settings)
 
     monkeypatch.setattr(buffers.mmap, "mmap", limited)
     pool = BufferPool(small_bytes=0)
     assert pool.empty(1000).fill_(1).sum() == 1000
-    with pytest.raises(MemoryError, match=r"20032 bytes for one value can't be had: Cannot allocate memory\. Take a"):
+    with pytest.raises(MemoryError, match=r"20032 bytes for one value can't be allocated: Cannot allocate memory\."):
         pool.empty(5001)
 
 
@@ -116,8 +116,8 @@ def test_several_threads() -> None:
     assert not wrong
 
 
-@pytest.mark.skipif(not hasattr(mmap.mmap, "madvise"), reason="the system takes no advice on memory")
-def test_trim_gives_free_memory_back_and_leaves_taken_memory() -> None:
+@pytest.mark.skipif(not hasattr(mmap.mmap, "madvise"), reason="the system has no madvise")
+def test_trim_frees_unused_memory_only() -> None:
     pool, process = BufferPool(small_bytes=0), psutil.Process()
     kept = pool.empty(1000).fill_(3.0)
     large = pool.empty(50_000_000).fill_(1.0)

@@ -1,4 +1,4 @@
-"""Functions that stand for operators compute the same."""
+"""Functions that replace operators compute the same results."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _ARGUMENTS = {
 }
 
 
-class _Seen(TorchDispatchMode):
-    """The operators that run inside."""
+class _OperatorLog(TorchDispatchMode):
+    """Records the operators that run inside the mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,17 +41,17 @@ class _Seen(TorchDispatchMode):
 @pytest.mark.parametrize("target", CALLS)
 def test_the_same_operator_runs(target: str) -> None:
     arguments = _ARGUMENTS.get(target, (_MATRIX,))
-    with _Seen() as own:
+    with _OperatorLog() as log:
         result = CALLS[target](*arguments)
-    with _Seen() as theirs:
+    with _OperatorLog() as expected_log:
         expected = overload_of(target)(*arguments)
-    assert own.targets == theirs.targets
+    assert log.targets == expected_log.targets
     assert result.stride() == expected.stride()
     torch.testing.assert_close(result, expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("target", CALLS_INTO_MEMORY)
-def test_results_go_into_given_memory(target: str) -> None:
+def test_results_are_written_to_preallocated_memory(target: str) -> None:
     out = out_overload(overload_of(target))
     assert out is not None
     arguments = _ARGUMENTS.get(target, (_MATRIX,))
@@ -61,8 +61,8 @@ def test_results_go_into_given_memory(target: str) -> None:
     torch.testing.assert_close(memory, expected, rtol=0, atol=0)
 
 
-def test_numbers_take_the_overload_of_tensors() -> None:
-    with _Seen() as seen:
+def test_numbers_use_the_overload_for_tensors() -> None:
+    with _OperatorLog() as log:
         CALLS["aten.add.Tensor"](_MATRIX, 2, alpha=3)
         CALLS["aten.div.Tensor"](_MATRIX, 0.5)
-    assert seen.targets == ["aten.add.Tensor", "aten.div.Tensor"]
+    assert log.targets == ["aten.add.Tensor", "aten.div.Tensor"]

@@ -1,7 +1,7 @@
-"""Graphs on another device than the CPU, whose memory ONNX Runtime hands on without a look at it.
+"""Graphs on a device other than the CPU, whose memory ONNX Runtime passes on without reading it.
 
-Without a GPU the CPU takes that part: everything takes it for a device that is not the CPU, so that all nodes are
-torch's and no memory is ONNX Runtime's own.
+Without a GPU, the tests treat the CPU as such a device: lowering and engine don't see it as the CPU, so that all nodes
+are torch's and no memory is ONNX Runtime's own.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from tests.lightning_models import Net
 from tests.zoo import text_models
 from tests.zoo.run import compare_steps
 
-ASKING = (
+MODULES_WITH_IS_CPU = (
     *("lit_ort.lower.lower", "lit_ort.lower.torch_nodes", "lit_ort.passes.pipeline", "lit_ort.backend.build"),
     *("lit_ort.runtime.nodes", "lit_ort.runtime.engines.stock.memory", "lit_ort.runtime.engines.stock.operator"),
 )
-needs_stock = pytest.mark.skipif(engine_of(AUTO).name != STOCK, reason="the training build computes on the CPU alone")
+needs_stock = pytest.mark.skipif(engine_of(AUTO).name != STOCK, reason="the training build runs on the CPU only")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
 @pytest.fixture
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ASKING:
+def other_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in MODULES_WITH_IS_CPU:
         monkeypatch.setattr(importlib.import_module(name), "is_cpu", lambda device: False)
 
 
@@ -61,19 +61,19 @@ def loss_of(module: nn.Module, x: Tensor) -> Tensor:
 
 
 @needs_stock
-@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.usefixtures("other_device")
 def test_losses_and_gradients_are_those_of_eager() -> None:
     tokens = torch.randint(11, (3, 7))
     engine = assert_same_step(Block(), loss_of, tokens)
     (graph,) = engine.compile_log.graphs
     assert graph.kind == "fused"
-    # Nothing but torch nodes: no kernel of ONNX Runtime's may look at what lies elsewhere.
+    # Only torch nodes: kernels of ONNX Runtime can't read the memory of another device.
     assert set(graph.operators_after) == {"ATen"}
     assert not [name for name in graph.torch_operators if name.startswith("lit_ort.")]
 
 
 @needs_stock
-@pytest.mark.usefixtures("elsewhere", "one_thread")
+@pytest.mark.usefixtures("other_device", "one_thread")
 @pytest.mark.parametrize("name", ["Llama", "T5"])
 def test_models(name: str) -> None:
     outcome = compare_steps(text_models.CASES[name])
@@ -82,20 +82,20 @@ def test_models(name: str) -> None:
 
 
 @needs_stock
-@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.usefixtures("other_device")
 def test_inputs_views_and_equal_results_are_returned() -> None:
     def step(x: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
         y = x * 2
         return y, y.t(), y[1:], y > 1, mask.logical_not(), y.sum()
 
     x, mask = torch.randn(4, 4), torch.randn(4) > 0
-    for found, expected in zip(compiled(step)(x, mask), step(x, mask), strict=True):
-        torch.testing.assert_close(found, expected)
+    for actual, expected in zip(compiled(step)(x, mask), step(x, mask), strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 @needs_stock
-@pytest.mark.usefixtures("elsewhere")
-def test_dropout_repeats_with_the_seed_and_the_gradient_drops_the_same() -> None:
+@pytest.mark.usefixtures("other_device")
+def test_dropout_repeats_with_the_seed_and_the_gradient_uses_the_same_mask() -> None:
     x = torch.ones(64, 64, requires_grad=True)
     step = compiled(lambda x: functional.dropout(x, 0.5).sum())
     losses, gradients = [], []
@@ -111,8 +111,8 @@ def test_dropout_repeats_with_the_seed_and_the_gradient_drops_the_same() -> None
 
 
 @needs_stock
-@pytest.mark.usefixtures("elsewhere")
-def test_recurrent_layers_are_told() -> None:
+@pytest.mark.usefixtures("other_device")
+def test_recurrent_layers_are_rejected() -> None:
     lstm = nn.LSTM(4, 4)
     engine = backend()
     with (
@@ -123,32 +123,32 @@ def test_recurrent_layers_are_told() -> None:
 
 
 def test_the_device_of_a_graph() -> None:
-    scalar, there = torch.zeros(()), torch.zeros(2, device="meta")
+    scalar, meta_tensor = torch.zeros(()), torch.zeros(2, device="meta")
     assert device_of([scalar]) == device_of([]) == CPU
-    assert device_of([scalar, there]).type == "meta"
+    assert device_of([scalar, meta_tensor]).type == "meta"
     assert generator_of(CPU) is torch.default_generator
 
 
-def test_a_device_that_no_engine_has_is_refused() -> None:
+def test_a_device_without_an_engine_is_rejected() -> None:
     with pytest.raises(UnsupportedError, match="the Trainer's device is meta"):
         ORTStrategy().parallel_devices = [torch.device("meta")]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_lightning_refuses() -> None:
+def test_without_a_gpu_lightning_raises() -> None:
     with pytest.raises(MisconfigurationException, match="can not run on your system"):
         Trainer(strategy="ort", accelerator="cuda", logger=False)
 
 
 @needs_stock
-def test_a_gpu_is_no_place_for_an_optimizer_in_the_graph() -> None:
+def test_optimizer_in_graph_is_rejected_on_a_gpu() -> None:
     strategy = ORTStrategy(optimizer_in_graph=True)
     with pytest.raises(UnsupportedError, match="its updates are built for the CPU"):
         strategy.parallel_devices = [torch.device("cuda", 0)]
 
 
 @needs_stock
-def test_a_gpu_warns_that_it_was_not_measured() -> None:
+def test_a_gpu_warns_that_it_is_not_measured() -> None:
     strategy = ORTStrategy()
     with pytest.warns(LitOrtWarning, match="has not been measured"):
         strategy.parallel_devices = [torch.device("cuda", 0)]

@@ -1,4 +1,4 @@
-"""The engines: which one is taken, and what each does with types, memory, order, errors and threads."""
+"""The engines: selection, dtypes, memory, order of nodes, errors and threads."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ Function = Callable[..., Sequence[Tensor]]
 
 
 class Graph:
-    """A model in the making, with torch nodes of any functions."""
+    """Builds a model whose torch nodes can call any function."""
 
     def __init__(self, **inputs: Tensor) -> None:
         self.builder, self.functions = ModelBuilder(), list[Function]()
-        self.inputs, self.given = list(inputs), list(inputs.values())
+        self.inputs, self.tensors = list(inputs), list(inputs.values())
         for name, tensor in inputs.items():
             self.builder.input(name, tensor.dtype, [None] * tensor.dim())
 
@@ -55,7 +55,7 @@ class Graph:
         return engine.session(model, threads=threads, allow_spinning=False)
 
     def run(self, outputs: dict[str, torch.dtype]) -> list[Tensor]:
-        return self.session(outputs).run(self.given, state())
+        return self.session(outputs).run(self.tensors, state())
 
 
 def state() -> RunState:
@@ -69,22 +69,22 @@ def test_types_and_shapes(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     graph = Graph(x=x)
     (doubled,) = graph.by_torch(lambda x: [x + x], ["x"], dtype)
     (again,) = graph.builder.node("Identity", [doubled], "again")
-    for found in graph.run({doubled: dtype, again: dtype}):
-        assert (found.dtype, found.shape) == (dtype, x.shape)
-        assert torch.equal(found, x + x)
+    for result in graph.run({doubled: dtype, again: dtype}):
+        assert (result.dtype, result.shape) == (dtype, x.shape)
+        assert torch.equal(result, x + x)
 
 
-def test_truth_values_cross_as_bytes() -> None:
+def test_booleans_are_passed_as_bytes() -> None:
     x = torch.tensor([True, False])
     graph = Graph(x=x)
     (negated,) = graph.by_torch(lambda x: [(x.view(torch.bool) == 0).view(torch.uint8)], ["x"], torch.uint8)
     (cast,) = graph.builder.node("Cast", [negated], "cast", to=ELEMENTS[torch.bool])
-    (own,) = graph.builder.node("Not", ["x"], "own")
-    found = graph.run({cast: torch.bool, own: torch.bool})
-    assert all(torch.equal(value, ~x) for value in found)
+    (by_onnx,) = graph.builder.node("Not", ["x"], "by_onnx")
+    results = graph.run({cast: torch.bool, by_onnx: torch.bool})
+    assert all(torch.equal(value, ~x) for value in results)
 
 
-def test_nodes_run_as_listed() -> None:
+def test_nodes_run_in_the_listed_order() -> None:
     order: list[str] = []
     graph = Graph(x=torch.ones(2))
     names = {"x": "x"}
@@ -102,17 +102,17 @@ def test_nodes_run_as_listed() -> None:
 
 
 def test_results_are_not_copied() -> None:
-    made: list[int] = []
+    addresses: list[int] = []
 
     def function(x: Tensor) -> list[Tensor]:
         result = x * 2
-        made.append(result.data_ptr())
+        addresses.append(result.data_ptr())
         return [result]
 
     graph = Graph(x=torch.randn(100_000))
     (value,) = graph.by_torch(function, ["x"], torch.float32)
-    (found,) = graph.run({value: torch.float32})
-    assert found.data_ptr() == made[0]
+    (result,) = graph.run({value: torch.float32})
+    assert result.data_ptr() == addresses[0]
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ def test_results_are_not_copied() -> None:
         pytest.param(lambda x: [y := x * 2, y[:0]], id="an empty part"),
     ],
 )
-def test_results_that_share_memory_stay_as_they_are(function: Function) -> None:
-    """ONNX Runtime may compute in the memory of a value that nothing needs any more."""
+def test_results_that_share_memory_are_not_overwritten(function: Function) -> None:
+    """ONNX Runtime can compute in the memory of a value that is no longer needed."""
     x = torch.randn(1000)
     graph = Graph(x=x)
     first, second = graph.by_torch(function, ["x"], torch.float32, torch.float32)
@@ -135,20 +135,20 @@ def test_results_that_share_memory_stay_as_they_are(function: Function) -> None:
     (summed,) = graph.builder.node("Add", [second, second], "summed")
     expected = function(x.clone())
     before = x.clone()
-    negated, own, doubled = graph.run({value: torch.float32, second: torch.float32, summed: torch.float32})
+    negated, unchanged, doubled = graph.run({value: torch.float32, second: torch.float32, summed: torch.float32})
     assert torch.equal(x, before)
     assert torch.equal(negated, expected[0])
-    assert torch.equal(own, expected[1])
+    assert torch.equal(unchanged, expected[1])
     assert torch.equal(doubled, expected[1] * 2)
 
 
-def test_inputs_and_constants_that_are_returned_are_the_callers() -> None:
+def test_returned_inputs_and_constants_are_copies() -> None:
     x = torch.randn(5)
     graph = Graph(x=x)
     constant = graph.builder.tensor(torch.ones(3))
-    (given,) = graph.builder.node("Identity", ["x"], "given")
-    (kept,) = graph.builder.node("Identity", [constant], "kept")
-    session = graph.session({given: torch.float32, kept: torch.float32})
+    (input_output,) = graph.builder.node("Identity", ["x"], "input_output")
+    (constant_output,) = graph.builder.node("Identity", [constant], "constant_output")
+    session = graph.session({input_output: torch.float32, constant_output: torch.float32})
     first, ones = session.run([x], state())
     ones.zero_()
     first.zero_()
@@ -174,16 +174,16 @@ def test_an_input_is_updated_in_place() -> None:
 def test_results_outlive_their_session() -> None:
     graph = Graph(x=torch.ones(400_000))
     (value,) = graph.by_torch(lambda x: [x + 1], ["x"], torch.float32)
-    (own,) = graph.builder.node("Add", [value, value], "own")
-    session = graph.session({value: torch.float32, own: torch.float32})
-    found = session.run(graph.given, state())
+    (total,) = graph.builder.node("Add", [value, value], "total")
+    session = graph.session({value: torch.float32, total: torch.float32})
+    results = session.run(graph.tensors, state())
     del session, graph
     gc.collect()
-    assert torch.equal(found[0], torch.full((400_000,), 2.0))
-    assert torch.equal(found[1], torch.full((400_000,), 4.0))
+    assert torch.equal(results[0], torch.full((400_000,), 2.0))
+    assert torch.equal(results[1], torch.full((400_000,), 4.0))
 
 
-def test_shapes_that_depend_on_values_and_change() -> None:
+def test_shapes_that_depend_on_values() -> None:
     graph = Graph(x=torch.ones(3))
     (value,) = graph.by_torch(lambda x: [x[x > 0]], ["x"], torch.float32)
     session = graph.session({value: torch.float32})
@@ -192,21 +192,21 @@ def test_shapes_that_depend_on_values_and_change() -> None:
 
 
 @pytest.mark.parametrize("kind", [IndexError, KeyboardInterrupt])
-def test_what_a_node_raises(kind: type[BaseException]) -> None:
-    def refuse(x: Tensor) -> list[Tensor]:
+def test_the_error_of_a_node(kind: type[BaseException]) -> None:
+    def failing(x: Tensor) -> list[Tensor]:
         raise kind("no row 3")
 
     graph = Graph(x=torch.ones(3))
-    (value,) = graph.by_torch(refuse, ["x"], torch.float32)
+    (value,) = graph.by_torch(failing, ["x"], torch.float32)
     (after,) = graph.by_torch(lambda x: [x], [value], torch.float32)
     session = graph.session({after: torch.float32})
     for _ in range(2):
         if kind is KeyboardInterrupt:
             with pytest.raises(KeyboardInterrupt, match="no row 3"):
-                session.run(graph.given, state())
+                session.run(graph.tensors, state())
         else:
             with pytest.raises(SessionError, match="^node 0 failed: no row 3. Check the batch") as caught:
-                session.run(graph.given, state())
+                session.run(graph.tensors, state())
             assert isinstance(caught.value.__cause__, IndexError)
 
 
@@ -217,11 +217,11 @@ def test_errors_of_onnx_runtime_itself() -> None:
         graph.run({value: torch.float32})
     broken = Graph(x=torch.ones(3))
     (value,) = broken.builder.node("NoSuchOperator", ["x"], "value")
-    with pytest.raises(SessionError, match="ONNX Runtime refuses the model"):
+    with pytest.raises(SessionError, match="ONNX Runtime rejects the model"):
         broken.run({value: torch.float32})
 
 
-def test_threads_with_sessions_of_their_own_and_with_one() -> None:
+def test_threads_with_separate_sessions_and_with_a_shared_one() -> None:
     def chain() -> tuple[Graph, str]:
         graph = Graph(x=torch.ones(2))
         value = "x"
@@ -234,8 +234,8 @@ def test_threads_with_sessions_of_their_own_and_with_one() -> None:
     wrong: list[float] = []
 
     def run(start: int) -> None:
-        own, name = chain()
-        for session in (own.session({name: torch.float32}, threads=2), shared):
+        separate, name = chain()
+        for session in (separate.session({name: torch.float32}, threads=2), shared):
             for k in range(20):
                 x = torch.full((2,), float(100 * start + k))
                 if not torch.equal(session.run([x], state())[0], x + 6):
@@ -255,34 +255,34 @@ def test_a_session_within_a_node() -> None:
     session = inner.session({doubled: torch.float32})
     outer = Graph(x=torch.ones(2))
     (value,) = outer.by_torch(lambda x: session.run([x + 1], state()), ["x"], torch.float32)
-    (own,) = outer.builder.node("Neg", [value], "own")
-    assert torch.equal(outer.run({own: torch.float32})[0], torch.full((2,), -4.0))
+    (negated,) = outer.builder.node("Neg", [value], "negated")
+    assert torch.equal(outer.run({negated: torch.float32})[0], torch.full((2,), -4.0))
 
 
-def test_many_sessions_leave_nothing() -> None:
+def test_released_sessions_leak_no_memory_threads_or_files() -> None:
     process = psutil.Process()
 
-    def make() -> None:
+    def create_and_run() -> None:
         graph = Graph(x=torch.ones(300_000))
         (value,) = graph.by_torch(lambda x: [x + 1], ["x"], torch.float32)
-        (own,) = graph.builder.node("Add", [value, value], "own")
-        graph.session({own: torch.float32}, threads=2).run(graph.given, state())
+        (total,) = graph.builder.node("Add", [value, value], "total")
+        graph.session({total: torch.float32}, threads=2).run(graph.tensors, state())
 
     for _ in range(20):
-        make()
+        create_and_run()
     gc.collect()
     before = process.memory_info().rss, process.num_threads(), process.num_fds()
     for _ in range(200):
-        make()
+        create_and_run()
     gc.collect()
     assert process.memory_info().rss - before[0] < 8e6
     assert (process.num_threads(), process.num_fds()) == before[1:]
 
 
-def test_a_process_ends_with_sessions_and_tensors_in_it() -> None:
+def test_a_process_exits_cleanly_with_live_sessions_and_tensors() -> None:
     code = (
         "import torch, lit_ort; m = torch.nn.Linear(3, 700_000); f = torch.compile(lambda x: m(x).sum(), backend='ort',"
-        "options={'fallback': 'error'}); loss = f(torch.ones(2, 3)); loss.backward(); kept = [m.weight.grad, loss, f]"
+        "options={'fallback': 'error'}); loss = f(torch.ones(2, 3)); loss.backward(); live = [m.weight.grad, loss, f]"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, "")
@@ -291,34 +291,36 @@ def test_a_process_ends_with_sessions_and_tensors_in_it() -> None:
 def test_one_engine_for_the_process() -> None:
     engine = engine_of(AUTO)
     with ThreadPoolExecutor(4) as threads:
-        assert {id(found) for found in threads.map(engine_of, [AUTO, engine.name] * 4)} == {id(engine)}
+        assert {id(other) for other in threads.map(engine_of, [AUTO, engine.name] * 4)} == {id(engine)}
 
 
-def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
-    """Makes it look as if these and nothing else were installed."""
+def pretend_installed(folder: Path, monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
+    """Makes the given distributions appear to be the only ones installed."""
     module = folder / "onnxruntime"
     module.mkdir()
     for package in packages:
         name, version = package.split("==")
-        described = folder / f"{name.replace('-', '_')}-{version}.dist-info"
-        described.mkdir()
-        (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        dist_info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+        dist_info.mkdir()
+        (dist_info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     spec = types.SimpleNamespace(submodule_search_locations=[str(module)]) if packages else None
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
-    # What is really there is known already, and stays so for the other tests.
-    monkeypatch.setattr(choice, "_installed", choice._installed.__wrapped__)
+    # Without its cache, which keeps the real installation for other tests.
+    monkeypatch.setattr(choice, "installed_package", choice.installed_package.__wrapped__)
 
 
 def test_nothing_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed(tmp_path, monkeypatch)
-    with pytest.raises(EngineError, match=r"^ONNX Runtime is not installed\. Up to Python 3\.12: pip install "):
+    pretend_installed(tmp_path, monkeypatch)
+    with pytest.raises(
+        EngineError, match=r"^ONNX Runtime is not installed, but lit_ort needs it\. Up to Python 3\.12: pip"
+    ):
         choice.engine_of(AUTO)
 
 
-def test_two_packages_in_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed(tmp_path, monkeypatch, "onnxruntime==1.24.1", "onnxruntime-training-cpu==1.19.2")
+def test_two_packages_with_one_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_installed(tmp_path, monkeypatch, "onnxruntime==1.24.1", "onnxruntime-training-cpu==1.19.2")
     with pytest.raises(
-        EngineError, match=r"onnxruntime.* 1\.\d+\.\d and onnxruntime.* are installed, and share the module"
+        EngineError, match=r"onnxruntime.* 1\.\d+\.\d and onnxruntime.* are installed\. They share the module"
     ):
         choice.engine_of(AUTO)
 
@@ -326,31 +328,31 @@ def test_two_packages_in_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("name", "package"), [("training", "onnxruntime==1.24.1"), ("stock", "onnxruntime-training-cpu==1.19.2")]
 )
-def test_another_engine_than_asked_for(
+def test_an_engine_that_is_not_installed(
     name: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    installed(tmp_path, monkeypatch, package)
-    with pytest.raises(OptionsError, match=rf"^engine='{name}', and .* is installed, .* pip uninstall"):
+    pretend_installed(tmp_path, monkeypatch, package)
+    with pytest.raises(OptionsError, match=rf"^engine='{name}', but .* is installed, .* pip uninstall"):
         choice.engine_of(name)
 
 
 def test_a_package_without_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed(tmp_path, monkeypatch, "onnxruntime==1.24.1")
-    with pytest.raises(EngineError, match=r"^onnxruntime 1\.24\.1 has no shared library in .*Install it again: pip"):
+    pretend_installed(tmp_path, monkeypatch, "onnxruntime==1.24.1")
+    with pytest.raises(EngineError, match=r"^onnxruntime 1\.24\.1 has no shared library in .*Reinstall it: pip"):
         choice.engine_of(AUTO)
 
 
 @pytest.mark.parametrize("content", [b"no library", b""])
-def test_a_library_that_is_none(content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed(tmp_path, monkeypatch, "onnxruntime==1.24.1")
+def test_a_file_that_is_not_a_library(content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_installed(tmp_path, monkeypatch, "onnxruntime==1.24.1")
     (tmp_path / "onnxruntime" / "capi").mkdir()
     (tmp_path / "onnxruntime" / "capi" / "libonnxruntime.so.1.24.1").write_bytes(content)
     with pytest.raises(EngineError, match=r"can't be loaded as ONNX Runtime's library"):
         choice.engine_of(AUTO)
 
 
-def test_results_of_a_function_may_be_changed_in_place() -> None:
-    """Autograd refuses that of views, such as a part of a larger piece of memory."""
+def test_results_of_an_autograd_function_can_be_changed_in_place() -> None:
+    """Autograd doesn't allow this for views, such as a slice of a larger tensor."""
     graph = Graph(x=torch.ones(3))
     (negated,) = graph.builder.node("Neg", ["x"], "negated")
     (doubled,) = graph.by_torch(lambda x: [x * 2], ["x"], torch.float32)
@@ -378,10 +380,10 @@ except SessionError as error:
 """
 
 
-def test_memory_that_cannot_be_had_is_told() -> None:
-    ended = subprocess.run([sys.executable, "-c", _TOO_LARGE], capture_output=True, text=True, check=False, cwd=ROOT)
+def test_a_failed_allocation_is_reported() -> None:
+    result = subprocess.run([sys.executable, "-c", _TOO_LARGE], capture_output=True, text=True, check=False, cwd=ROOT)
     if engine_of(AUTO).name == "stock":
-        assert ended.returncode == -signal.SIGABRT
-        assert f"lit_ort: {2**50} bytes for one value can't be had: Cannot allocate memory. Take" in ended.stderr
+        assert result.returncode == -signal.SIGABRT
+        assert f"lit_ort: {2**50} bytes for one value can't be allocated: Cannot allocate memory. Use" in result.stderr
     else:
-        assert f"Failed to allocate memory for requested buffer of size {2**50}" in ended.stdout
+        assert f"Failed to allocate memory for requested buffer of size {2**50}" in result.stdout

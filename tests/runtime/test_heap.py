@@ -1,4 +1,4 @@
-"""The C library keeps what steps free, where it is told to."""
+"""The C library keeps the memory that steps free if `keep_memory` is set."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from lit_ort.options import ORTOptions
 ORTBackend(ORTOptions())
 
 def step():
-    held = [torch.ones(2**20) for _ in range(20)]
-    del held
+    tensors = [torch.ones(2**20) for _ in range(20)]
+    del tensors
 
 for _ in range(3):
     step()
@@ -33,16 +33,16 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="page faults of Linux, and glibc's heap")
-def test_steps_take_the_memory_of_the_last_one() -> None:
-    # In a process of its own: the setting holds until a process ends. Without it most runs have 100,000 faults.
+@pytest.mark.skipif(sys.platform != "linux", reason="measures page faults of Linux with glibc's heap")
+def test_steps_reuse_the_memory_of_the_previous_step() -> None:
+    # In a separate process, since the setting lasts until the process ends. Without it, most runs have 100,000 faults.
     run = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, check=True)
     assert int(run.stdout) < 500
 
 
-@pytest.mark.parametrize("keeps", [True, False])
-def test_a_backend_asks_for_it_by_its_option(keeps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[bool] = []
-    monkeypatch.setattr(module, "keep_freed_memory", lambda: asked.append(True))
-    ORTBackend(ORTOptions(keep_memory=keeps))
-    assert asked == [True] * keeps
+@pytest.mark.parametrize("keep_memory", [True, False])
+def test_a_backend_keeps_memory_if_the_option_is_set(keep_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[bool] = []
+    monkeypatch.setattr(module, "keep_freed_memory", lambda: calls.append(True))
+    ORTBackend(ORTOptions(keep_memory=keep_memory))
+    assert calls == [True] * keep_memory

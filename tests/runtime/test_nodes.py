@@ -1,4 +1,4 @@
-"""Torch operators as nodes of a session: errors come out, memory goes back, threads don't mix."""
+"""Torch operators as nodes of a session: errors reach the caller, memory is freed, threads don't interfere."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_an_error_names_the_operator_and_the_module() -> None:
         compiled(lambda index: model(index).square())(torch.tensor([1, -100]))
 
 
-def test_an_error_of_the_data_is_eagers_and_says_where() -> None:
+def test_an_error_caused_by_the_data_has_eagers_type_and_names_the_location() -> None:
     model, engine = Classifier(), ORTBackend(ORTOptions())
     step = torch.compile(lambda index: model(index).square(), backend=engine)
     with pytest.raises(IndexError, match=r"^aten.embedding in words failed: index -100 is outside of an embedding"):
@@ -70,7 +70,7 @@ LOSSES = {
 
 @pytest.mark.parametrize("label", [7, -3])
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_label_that_is_no_class_is_named(name: str, label: int) -> None:
+def test_an_invalid_label_is_named(name: str, label: int) -> None:
     model = Classifier()
     step = compiled(lambda index, labels: LOSSES[name](model(index), labels))
     index = torch.tensor([1, 2])
@@ -83,20 +83,20 @@ def test_a_label_that_is_no_class_is_named(name: str, label: int) -> None:
 def test_many_runs_leak_nothing() -> None:
     layer = nn.Sequential(nn.Linear(4, 64), nn.ELU(), nn.Linear(64, 1))
     step = compiled(lambda x: layer(x).mean())
-    held, sizes = [], []
+    counts, sizes = [], []
     for k in range(3000):
         loss = step(torch.randn(2, 4))
         if k % 2:
             loss.backward()
         if k % 1000 == 999:
             gc.collect()
-            held.append(sum(type(thing) is torch.Tensor for thing in gc.get_objects()))
+            counts.append(sum(type(value) is torch.Tensor for value in gc.get_objects()))
             sizes.append(psutil.Process().memory_info().rss)
-    assert held[2] <= held[1] + 5
+    assert counts[2] <= counts[1] + 5
     assert sizes[2] - sizes[1] < 10e6
 
 
-def test_results_of_several_threads_stay_apart() -> None:
+def test_results_of_several_threads_are_independent() -> None:
     steps = [compiled(lambda x: F.elu(x * 2)), compiled(lambda x: F.elu(x * 3))]
     for step in steps:
         step(torch.ones(64, 64))
@@ -116,10 +116,10 @@ def test_results_of_several_threads_stay_apart() -> None:
     assert not wrong
 
 
-def test_a_large_result_keeps_its_memory_while_it_is_held() -> None:
+def test_a_large_result_keeps_its_memory_while_it_is_referenced() -> None:
     step = compiled(lambda x: (F.elu(x), x.t().softmax(0)))
-    kept = [step(torch.full((200, 300), float(k))) for k in range(5)]
-    for k, (first, second) in enumerate(kept):
+    results = [step(torch.full((200, 300), float(k))) for k in range(5)]
+    for k, (first, second) in enumerate(results):
         assert bool((first == k).all())
         torch.testing.assert_close(second.sum(0), torch.ones(200))
 
@@ -139,7 +139,7 @@ LARGE = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("name", LARGE)
 def test_large_results_and_gradients(name: str, dtype: torch.dtype) -> None:
-    """In memory of the pool, with the values and strides of eager's."""
+    """Results are in memory of the pool, with the values and strides of eager's results."""
     x, tangent = torch.randn(3, 700, 512, dtype=dtype), torch.randn(3, 700, 512, dtype=dtype)
 
     def run(function: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
@@ -153,7 +153,7 @@ def test_large_results_and_gradients(name: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(gradient, expected_gradient)
 
 
-def test_results_that_depend_on_no_input_are_made_anew() -> None:
+def test_results_that_depend_on_no_input_are_computed_again() -> None:
     def step(x: Tensor) -> tuple[Tensor, Tensor]:
         mask = torch.ones(3, 3).tril()
         return (x * mask).square().sum(), mask
@@ -168,7 +168,7 @@ def test_results_that_depend_on_no_input_are_made_anew() -> None:
 
 
 @pytest.mark.parametrize("parts", [1, 2])
-def test_an_operator_that_gives_a_list(parts: int) -> None:
+def test_an_operator_that_returns_a_list(parts: int) -> None:
     x = torch.randn(4, 6, requires_grad=True)
 
     def step(x: Tensor) -> Tensor:
@@ -181,5 +181,5 @@ def test_a_recurrent_layer_of_torch() -> None:
     layer = nn.LSTM(3, 4, batch_first=True)
     with torch._dynamo.config.patch(allow_rnn=True):
         x, engine = torch.randn(2, 5, 3), backend()
-        found = torch.compile(lambda x: layer(x)[0].square().sum(), backend=engine)(x)
-    torch.testing.assert_close(found, layer(x)[0].square().sum())
+        actual = torch.compile(lambda x: layer(x)[0].square().sum(), backend=engine)(x)
+    torch.testing.assert_close(actual, layer(x)[0].square().sum())

@@ -1,4 +1,4 @@
-"""What is random in a step: drawn anew each time, as the seed says, the same in forward and backward."""
+"""Random numbers of a step: new at every step, determined by the seed, the same in forward and backward."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_attention_dropout_is_not_lost() -> None:
     weights = torch.compile(attend, backend=backend())(query)
     dropped = (weights == 0).float().mean().item()
     assert abs(dropped - 0.25) < 0.03
-    # What stays is scaled up, so that each row sums to one on average.
+    # The remaining weights are scaled up, so that each row sums to one on average.
     assert abs(weights.sum(-1).mean().item() - 1) < 0.05
 
 
@@ -46,7 +46,7 @@ def test_same_masks_in_forward_and_backward() -> None:
 
 
 def test_masks_of_one_step_are_independent() -> None:
-    """The same place of two masks: correlated by 0.58 where one generator is seeded with consecutive numbers."""
+    """The same element in two masks: the correlation is 0.58 if a generator is seeded with consecutive numbers."""
     ones = torch.ones(16, 16)
     compiled = torch.compile(lambda x: tuple(F.dropout(x * k, 0.5, True) for k in (1, 2, 3)), backend=backend())
     draws = 400
@@ -65,20 +65,20 @@ def test_several_draws_of_one_step_are_independent() -> None:
     assert correlation.square().mean().sqrt() < 1.3 / draws**0.5
 
 
-def test_draws_follow_the_seed_and_leave_torchs_generator_alone() -> None:
+def test_draws_follow_the_seed_and_keep_the_state_of_torchs_generator() -> None:
     x = torch.randn(50, 4, 3, requires_grad=True)
     step = compiled(lambda x: F.feature_alpha_dropout(F.rrelu(x, training=True), 0.4, True).square().sum())
 
-    def drawn(seed: int) -> tuple[list[float], Tensor]:
+    def draw(seed: int) -> tuple[list[float], Tensor]:
         torch.manual_seed(seed)
         return [step(x).item() for _ in range(3)], torch.rand(1)
 
-    assert drawn(1) == drawn(1)
-    assert drawn(1)[0] != drawn(2)[0]
-    assert len(set(drawn(1)[0])) == 3
+    assert draw(1) == draw(1)
+    assert draw(1)[0] != draw(2)[0]
+    assert len(set(draw(1)[0])) == 3
 
 
-def test_the_gradient_belongs_to_the_draw() -> None:
+def test_the_gradient_uses_the_numbers_of_the_forward() -> None:
     x = torch.ones(1000, requires_grad=True)
     loss = compiled(lambda x: F.rrelu(-x, 0.1, 0.9, True).sum())(x)
     loss.backward()
@@ -87,7 +87,7 @@ def test_the_gradient_belongs_to_the_draw() -> None:
     torch.testing.assert_close(x.grad.sum(), loss.detach())
 
 
-def test_numbers_that_are_drawn_are_no_constants() -> None:
+def test_random_tensors_are_not_constant_folded() -> None:
     step = compiled(lambda x: (x.sum(), torch.rand(3)))
     assert not torch.equal(step(torch.ones(2))[1], step(torch.ones(2))[1])
 
@@ -107,8 +107,8 @@ class Dropping(nn.Module):
 
 
 @pytest.mark.parametrize("by_torch", [False, True])
-def test_a_gradient_for_the_second_result_belongs_to_the_same_masks(by_torch: bool) -> None:
-    """Logits are linear in the last weight, so their product with a gradient is that of the weight and its gradient."""
+def test_a_gradient_for_the_second_result_uses_the_same_masks(by_torch: bool) -> None:
+    """Logits are linear in the last layer's parameters, so logits times tangent equals parameters times gradient."""
     module, engine = Dropping(), backend()
     step = torch.compile(module, backend=engine)
     for _ in range(3):

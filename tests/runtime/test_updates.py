@@ -1,4 +1,4 @@
-"""`optimizer_in_graph`: weights, state and checkpoints of torch's optimizer after the backward, and its refusals."""
+"""`optimizer_in_graph`: the same weights, state and checkpoints as torch's optimizer, and steps that are rejected."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:Be aware that when using `ckpt_path`, callbacks used to create the checkpoint:UserWarning",
 )
 
-# Its own type is lost on methods.
+# As Any, since its declared type doesn't fit methods.
 outside_of_graphs: Any = torch.compiler.disable
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": lambda groups: torch.optim.AdamW(groups, 1e-2, weight_decay=0.1),
@@ -42,7 +42,7 @@ CLIPPING: dict[str, dict[str, Any]] = {
 
 
 class Optimized(Net):
-    """With an optimizer of two groups and a schedule that changes at every step."""
+    """A module with an optimizer of two parameter groups and a learning rate that changes at every step."""
 
     def __init__(self, optimizer: str = "adamw") -> None:
         super().__init__()
@@ -72,10 +72,10 @@ def seeded(make: Callable[[], Net] = Optimized) -> Net:
 
 def state_of(runner: Any) -> dict[str, Tensor]:
     """Weights and optimizer state, by name."""
-    found = dict(runner.lightning_module.state_dict())
+    tensors = dict(runner.lightning_module.state_dict())
     for index, entry in runner.optimizers[0].state_dict()["state"].items():
-        found.update({f"{index} {name}": torch.as_tensor(value) for name, value in entry.items()})
-    return found
+        tensors.update({f"{index} {name}": torch.as_tensor(value) for name, value in entry.items()})
+    return tensors
 
 
 def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-6) -> None:
@@ -85,22 +85,18 @@ def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor], toleranc
         assert error <= tolerance * float(value.double().norm().clamp_min(1e-3)), name
 
 
-def updated_in_run(engine: lit_ort.ORTStrategy) -> bool:
-    return any(p.fired for g in engine.compile_log.graphs for p in g.passes if p.name == "optimizer_updates")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("clipping", CLIPPING.values(), ids=CLIPPING)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_as_torch_over_50_steps(optimizer: str, clipping: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_same_as_torch_over_50_steps(optimizer: str, clipping: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     expected = fit(lit_ort.ORTStrategy(fallback="error"), seeded(lambda: Optimized(optimizer)), **clipping)
     steps = []
-    monkeypatch.setattr("lit_ort.runtime.updates.step_alone", lambda *given: steps.append(1) or step_alone(*given))
+    monkeypatch.setattr("lit_ort.runtime.updates.step_alone", lambda *args: steps.append(1) or step_alone(*args))
     module = seeded(lambda: Optimized(optimizer))
     runner = fit(strategy(), module, **clipping)
     assert runner.global_step == 50
     by_parameter = optimizer != "lamb" and clipping is not CLIPPING["by norm"]
-    # The first step's gradients leave the run, for torch's own step where that needs them all at a time.
+    # The first run returns its gradients; if the optimizer needs all at once, torch's own step uses them.
     assert len(steps) == (50 * len(list(module.parameters())) if by_parameter else 49)
     assert_same(state_of(runner), state_of(expected))
     torch.testing.assert_close(module.losses, expected.lightning_module.losses, rtol=1e-6, atol=1e-7)
@@ -128,24 +124,24 @@ class Scaled(Optimized):
 
 
 class Regularized(Optimized):
-    """Adds a loss of eager code, from the third step on."""
+    """Adds a loss computed in eager code, from the third step on."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return self.more(super().training_step(batch, batch_idx))
+        return self.regularized(super().training_step(batch, batch_idx))
 
     @outside_of_graphs
-    def more(self, loss: Tensor) -> Tensor:
+    def regularized(self, loss: Tensor) -> Tensor:
         return loss if self.global_step < 2 else loss + self.head.weight.square().sum()
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
-    [(Scaled, "scaled by 2.0"), (Regularized, "code outside of it")],
+    [(Scaled, "scaled by 2.0"), (Regularized, "code outside of the graph")],
 )
-def test_a_step_that_is_no_longer_one_graph_is_refused(make: Callable[[], Net], message: str) -> None:
+def test_a_step_that_is_no_longer_one_graph_is_rejected(make: Callable[[], Net], message: str) -> None:
     with pytest.raises(SessionError, match=message) as raised:
         fit(strategy(), seeded(make))
-    assert "go on from the last checkpoint, with optimizer_in_graph=False" in str(raised.value)
+    assert "resume from the last checkpoint, with optimizer_in_graph=False" in str(raised.value)
 
 
 class AlwaysScaled(Scaled):
@@ -157,19 +153,19 @@ class AlwaysScaled(Scaled):
 
 
 class AlwaysRegularized(Optimized):
-    """Adds a loss of eager code at every step."""
+    """Adds a loss computed in eager code at every step."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return self.scaled(super().training_step(batch, batch_idx))
+        return self.regularized(super().training_step(batch, batch_idx))
 
     @outside_of_graphs
-    def scaled(self, loss: Tensor) -> Tensor:
+    def regularized(self, loss: Tensor) -> Tensor:
         return loss + self.head.weight.square().sum()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [AlwaysScaled, AlwaysRegularized])
-def test_a_step_that_never_was_one_graph_trains_as_ever(make: Callable[[], Net]) -> None:
+def test_a_step_that_never_was_one_graph_trains_as_in_eager(make: Callable[[], Net]) -> None:
     expected = fit("auto", seeded(make))
     assert_same(state_of(fit(strategy(), seeded(make))), state_of(expected), 1e-4)
 
@@ -189,23 +185,23 @@ class Reader(Callback):
         ({"accumulate_grad_batches": 2}, "accumulate_grad_batches is 2"),
     ],
 )
-def test_where_gradients_are_read_it_says_so_and_steps_later(settings: dict[str, Any], reason: str) -> None:
-    given = {name: value() if isinstance(value, type) else value for name, value in settings.items()}
-    expected = fit("auto", seeded(), **{**given, "max_epochs": 2})
+def test_code_that_reads_gradients_disables_it_with_a_warning(settings: dict[str, Any], reason: str) -> None:
+    arguments = {name: value() if isinstance(value, type) else value for name, value in settings.items()}
+    expected = fit("auto", seeded(), **{**arguments, "max_epochs": 2})
     with pytest.warns(LitOrtWarning, match=reason):
-        runner = fit(strategy(), seeded(), **{**given, "max_epochs": 2})
+        runner = fit(strategy(), seeded(), **{**arguments, "max_epochs": 2})
     assert_same(state_of(runner), state_of(expected), 1e-4)
 
 
 def test_a_hook_on_a_gradient_is_called() -> None:
-    module, seen = seeded(), []
-    module.head.weight.register_hook(lambda gradient: seen.append(gradient.shape))
+    module, shapes = seeded(), []
+    module.head.weight.register_hook(lambda gradient: shapes.append(gradient.shape))
     with pytest.warns(LitOrtWarning, match="a parameter has a hook"):
         fit(strategy(), module, max_epochs=1)
-    assert len(seen) == 5
+    assert len(shapes) == 5
 
 
-def test_a_second_graph_after_an_update_is_refused() -> None:
+def test_a_second_graph_after_an_update_is_rejected() -> None:
     updates, layer, x = Updates(BufferPool()), torch.nn.Linear(4, 1), torch.randn(2, 4)
     engine = lit_ort.ORTBackend(ORTOptions(fallback="error", optimizer_in_graph=True), updates=updates)
     first = torch.compile(lambda x: layer(x).square().mean(), backend=engine)
@@ -218,17 +214,17 @@ def test_a_second_graph_after_an_update_is_refused() -> None:
         (first(x) + second(x)).backward()
 
 
-def test_less_is_held() -> None:
-    def planned(options: dict[str, Any]) -> int:
+def test_peak_memory_is_lower() -> None:
+    def peak_bytes(options: dict[str, Any]) -> int:
         engine = lit_ort.ORTBackend(ORTOptions(fallback="error", **options), updates=Updates(BufferPool()))
         torch.compiler.reset()
         stack = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))
         torch.compile(lambda x: stack(x).square().mean(), backend=engine)(torch.randn(2, 64)).backward()
         return engine.compile_log.graphs[0].peak_bytes
 
-    assert planned({"optimizer_in_graph": True}) < 0.5 * planned({})
+    assert peak_bytes({"optimizer_in_graph": True}) < 0.5 * peak_bytes({})
 
 
-def test_without_an_optimizer_the_option_is_refused() -> None:
+def test_without_an_optimizer_the_option_is_rejected() -> None:
     with pytest.raises(OptionsError, match="knows of no optimizer"):
         lit_ort.ORTBackend(ORTOptions(optimizer_in_graph=True))

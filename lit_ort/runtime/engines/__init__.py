@@ -1,1 +1,1 @@
-"""What runs an ONNX model with torch nodes in it: one engine a file."""
+"""Engines run ONNX models that have torch nodes. Each engine is a file or a folder."""

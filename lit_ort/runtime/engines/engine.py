@@ -1,4 +1,4 @@
-"""What an engine is: it makes sessions of ONNX models that have torch nodes in them."""
+"""The interface of engines, which create sessions of ONNX models that have torch nodes."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ import torch
 from lit_ort._compat.devices import CPU
 from lit_ort.runtime.nodes import NodeFunction, RunState
 
-# A torch node in a model: its operator, and the attribute that holds its position among the model's torch nodes.
+# A torch node in a model: its domain, its operator, and the attribute with its position among the model's torch nodes.
 DOMAIN, OPERATOR, POSITION = "org.pytorch.aten", "ATen", "overload_name"
-# What errors call the place in a node, given by its position, where an error was raised.
-WhatFailed = Callable[[int, BaseException], str]
-CHECK_THE_BATCH = "Check the batch against what the module takes (index ranges, shapes); eager says more."
-FOR_A_REPORT = "fallback='warn' runs this graph in eager; dump_dir keeps the model for a report."
+# Maps a node's position and the error that it raised to the location of the error, for messages.
+LocationOf = Callable[[int, BaseException], str]
+CHECK_THE_BATCH = "Check the batch against what the module accepts (index ranges, shapes); eager reports more."
+FOR_A_REPORT = "fallback='warn' runs this graph in eager; dump_dir saves the model for a bug report."
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """What a session is made of.
+    """A model with everything that a session needs.
 
     Args:
         data: the serialized ONNX model.
         nodes: the functions of its torch nodes.
-        what_failed: names the place of an error in a node.
-        inputs, outputs: names, in the order tensors are given and wanted.
-        device: where its torch nodes compute.
+        location_of: returns the location of an error in a node, for messages.
+        inputs, outputs: their names, in the order in which a run receives and returns the tensors.
+        device: the device on which its torch nodes compute.
     """
 
     data: bytes
     nodes: Sequence[NodeFunction]
-    what_failed: WhatFailed
+    location_of: LocationOf
     inputs: Sequence[str]
     outputs: Sequence[str]
     device: torch.device = CPU
 
 
 class EngineSession(Protocol):
-    """A model, ready to run on torch tensors."""
+    """A session that runs a model on torch tensors."""
 
     def run(self, tensors: Sequence[torch.Tensor], state: RunState) -> list[torch.Tensor]:
-        """One run: all outputs, in order.
+        """Runs the model once and returns all outputs, in order.
 
         Raises:
-            SessionError: a kernel refused its inputs, such as a label out of range; torch's own error is its cause.
+            SessionError: a kernel rejected its inputs, such as a label out of range; torch's own error is its cause.
         """
         ...
 
@@ -55,10 +55,10 @@ class Engine(Protocol):
     """A build of ONNX Runtime.
 
     Attributes:
-        name: of `ORTOptions.engine`.
-        version: of the package, such as `onnxruntime 1.24.1`.
+        name: its value of `ORTOptions.engine`.
+        version: the package and its version, such as `onnxruntime 1.24.1`.
         keeps_order: whether nodes run in the order in which a model lists them.
-        device_types: of the devices whose tensors it takes.
+        device_types: the types of the devices whose tensors it accepts.
     """
 
     name: str
@@ -67,13 +67,14 @@ class Engine(Protocol):
     device_types: tuple[str, ...]
 
     def session(self, model: Model, *, threads: int, allow_spinning: bool) -> EngineSession:
-        """Makes a session.
+        """Create a session.
 
         Args:
-            threads: of one session's operators.
-            allow_spinning: idle threads spin instead of sleeping.
+            model: the model.
+            threads: the number of intra-op threads of the session.
+            allow_spinning: whether idle threads spin instead of sleeping.
 
         Raises:
-            SessionError: ONNX Runtime has no kernel for an operator, or refuses the model.
+            SessionError: ONNX Runtime has no kernel for an operator, or rejects the model.
         """
         ...

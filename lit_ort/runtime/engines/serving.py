@@ -1,4 +1,4 @@
-"""Torch nodes for ONNX Runtime's callbacks, which know nothing of the run that they belong to but their thread."""
+"""Runs torch nodes for ONNX Runtime's callbacks, which can identify their run only by the thread."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from contextlib import contextmanager, nullcontext
 import torch
 
 from lit_ort.errors import SessionError
-from lit_ort.runtime.engines.engine import CHECK_THE_BATCH, Model, WhatFailed
+from lit_ort.runtime.engines.engine import CHECK_THE_BATCH, LocationOf, Model
 from lit_ort.runtime.nodes import NodeFunction, RunState
 
 
 class _Current(threading.local):
-    """What the callbacks of this thread need to know, and what they have to tell."""
+    """The state that the callbacks of this thread read, and the failure that they report."""
 
     nodes: Sequence[NodeFunction] = ()
-    what_failed: WhatFailed | None = None
+    location_of: LocationOf | None = None
     state: RunState | None = None
     failure: tuple[str, BaseException] | None = None
 
@@ -27,37 +27,37 @@ _current = _Current()
 
 @contextmanager
 def serving(model: Model, state: RunState) -> Iterator[None]:
-    """Serves the torch nodes of one run on this thread, and raises what a node raised.
+    """Serves the torch nodes of one run on this thread; raises the error of a node, which ctypes would discard.
 
     Raises:
-        SessionError: a node raised, with its error as the cause; ctypes would swallow it. What is no Exception, such as
-            KeyboardInterrupt, passes through unchanged.
+        SessionError: a node raised an error, which is the cause. An error that is not an Exception, such as
+            KeyboardInterrupt, is raised unchanged.
     """
-    previous = (_current.nodes, _current.what_failed, _current.state)
-    _current.nodes, _current.what_failed, _current.state = model.nodes, model.what_failed, state
-    # The graph says in what each node computes, whatever autocast its caller runs under.
+    previous = (_current.nodes, _current.location_of, _current.state)
+    _current.nodes, _current.location_of, _current.state = model.nodes, model.location_of, state
+    # The graph determines the dtype of each node, so the caller's autocast must not apply.
     kind = model.device.type
-    plain = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+    no_autocast = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
     try:
-        with plain, torch.no_grad():
+        with no_autocast, torch.no_grad():
             yield
     finally:
-        _current.nodes, _current.what_failed, _current.state = previous
+        _current.nodes, _current.location_of, _current.state = previous
         failure, _current.failure = _current.failure, None
         if failure is not None:
-            label, error = failure
+            location, error = failure
             if not isinstance(error, Exception):
                 raise error
-            raise SessionError(f"{label} failed: {str(error).rstrip('. ')}", remedy=CHECK_THE_BATCH) from error
+            raise SessionError(f"{location} failed: {str(error).rstrip('. ')}", remedy=CHECK_THE_BATCH) from error
 
 
 def current_state() -> RunState | None:
-    """Of the run in progress on this thread."""
+    """The state of the run in progress on this thread, or None."""
     return _current.state
 
 
 def results_of(position: int, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
-    """A node's results; None after a failure, which `serving` raises."""
+    """Runs a node and returns its results; None after a failure, which `serving` raises."""
     if _current.failure is None:
         try:
             return _current.nodes[position](_current.state, *tensors)
@@ -67,6 +67,6 @@ def results_of(position: int, tensors: Sequence[torch.Tensor]) -> Sequence[torch
 
 
 def fail(position: int, error: BaseException) -> None:
-    """Keeps what a node raised for `serving`."""
-    assert _current.what_failed is not None
-    _current.failure = (_current.what_failed(position, error), error)
+    """Records the error of a node, which `serving` raises."""
+    assert _current.location_of is not None
+    _current.failure = (_current.location_of(position, error), error)

@@ -1,7 +1,7 @@
-"""onnxruntime's training build, whose ATen executor calls torch from inside a session.
+"""The engine of onnxruntime's training build, whose ATen executor calls torch from inside a session.
 
-Its ATen kernel calls two C functions that it was given, one that tells tensor arguments from others and one that
-executes. Both are ctypes callbacks here, so that no extension has to be built. Tensors travel as DLPack.
+Its ATen kernel calls two registered C functions: one reports which arguments are tensors, the other executes the
+operator. Both are ctypes callbacks here, so that no extension has to be built. Tensors are passed as DLPack.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from lit_ort.runtime.nodes import RunState
 
 _ERROR_SEVERITY = 3
 
-# The arena's first chunk is address space, whose memory is taken when it is first written to, but for a list of its
-# parts, which takes a thirty-second of its size at once; later chunks are twice as large each. Parts that are free
-# become one again, and anything larger than the other figure that a value leaves over of a part is free.
+# The arena's first chunk is only reserved as address space; the system allocates its memory when it is first written
+# to. Only the arena's list of parts allocates memory at once, a thirty-second of the chunk's size. Each later chunk is
+# twice as large. Adjacent free parts are merged. A remainder of a part becomes a free part if it is larger than
+# max_dead_bytes_per_chunk.
 _ARENA = {"arena_extend_strategy": 0, "initial_chunk_size_bytes": 2**26, "max_dead_bytes_per_chunk": 2**16}
 
 _FRESH, _USED = b"dltensor", b"used_dltensor"
@@ -39,7 +40,7 @@ _rename_capsule.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
 class TrainingEngine:
-    """The build that is installed as onnxruntime-training or onnxruntime-training-cpu."""
+    """The engine of the packages onnxruntime-training and onnxruntime-training-cpu."""
 
     name = "training"
     keeps_order = True
@@ -71,18 +72,18 @@ class _Session:
 
 
 def _to_ort(tensors: Iterable[torch.Tensor]) -> Any:
-    """Wraps CPU tensors; only a non-contiguous one is copied. The values borrow the tensors' memory."""
+    """Wrap CPU tensors as values that borrow the tensors' memory; only non-contiguous tensors are copied."""
     values = C.OrtValueVector()
     for tensor in tensors:
         data = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
         is_bool = data.dtype == torch.bool
-        # ONNX Runtime knows booleans as bytes with a flag beside them.
+        # ONNX Runtime accepts booleans as bytes with a separate flag.
         values.push_back(to_dlpack(data.view(torch.uint8) if is_bool else data), is_bool)
     return values
 
 
 def _to_torch(values: Any) -> list[torch.Tensor]:
-    """Tensors over the values' memory, which goes back to ONNX Runtime's arena with the last tensor."""
+    """Wrap values as tensors that share their memory; it returns to ONNX Runtime's arena with the last tensor."""
     if len(values) == 0:
         return []
     tensors = list(values.to_dlpacks(from_dlpack))
@@ -122,8 +123,8 @@ def _execute(operator: bytes, overload: bytes, input_count: int, inputs: Any, ou
 
 @functools.cache
 def _prepare_process() -> None:
-    """Tells ONNX Runtime where to find torch, and gives the process's sessions one arena: several shapes then don't
-    each keep memory of their own.
+    """Register the callbacks, and one arena for all sessions of the process, so that graphs of several shapes share
+    their memory.
     """
     C.register_aten_op_executor(_address(_is_tensor_argument), _address(_execute))
     memory = C.OrtMemoryInfo("Cpu", C.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, C.OrtMemType.DEFAULT)
@@ -137,18 +138,18 @@ def _create(model: bytes, threads: int, allow_spinning: bool) -> onnxruntime.Inf
     settings.log_severity_level = _ERROR_SEVERITY
     settings.intra_op_num_threads = threads
     settings.enable_mem_pattern = False
-    # The graph is optimized before it gets here; what remains for ONNX Runtime is folding constants.
+    # The graph is already optimized; only constant folding remains for ONNX Runtime.
     settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    # As the model lists its nodes: of those that can run, the first one.
+    # Of the nodes that are ready, the one that the model lists first runs next.
     settings.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
-    # A value that is planned into the memory of a dead one keeps that memory even where a torch node brings its own;
-    # and a torch node's result may lie in the memory of what it was given.
+    # With reuse, a value that is planned into the memory of a dead value would keep that memory allocated even if a
+    # torch node returns its own memory; and a torch node's result can share the memory of its inputs.
     settings.enable_mem_reuse = False
     settings.add_session_config_entry("session.intra_op.allow_spinning", str(int(allow_spinning)))
     try:
         return onnxruntime.InferenceSession(model, settings, providers=["CPUExecutionProvider"])
     except ORT_ERRORS as error:
         raise SessionError(
-            f"ONNX Runtime refuses the model: {str(error).strip()}",
+            f"ONNX Runtime rejects the model: {str(error).strip()}",
             remedy=FOR_A_REPORT,
         ) from error

@@ -1,4 +1,4 @@
-"""Stock onnxruntime through its C interface, with one custom operator for all torch nodes.
+"""The engine of stock onnxruntime, through its C interface, with one custom operator for all torch nodes.
 
-The package itself is not imported: its pybind module holds a second copy of ONNX Runtime.
+The Python package is not imported: its pybind module contains a second copy of ONNX Runtime.
 """

@@ -25,16 +25,16 @@ from lit_ort.runtime.engines.stock.windows import MOST_DIMENSIONS
 from lit_ort.runtime.nodes import RunState
 
 _ERRORS_ONLY = 3
-# The graph is optimized before it gets here; what remains for ONNX Runtime is folding constants.
+# The graph is already optimized; only constant folding remains for ONNX Runtime.
 _BASIC = 1
 
 
 class StockEngine:
-    """The package onnxruntime.
+    """The engine of the package onnxruntime.
 
     Args:
-        version: of the package.
-        path: of its shared library.
+        version: the package and its version.
+        path: the path of its shared library.
     """
 
     name = "stock"
@@ -58,11 +58,11 @@ class StockEngine:
                 )
         except EngineError as error:
             self._operator.drop(kernels)
-            raise SessionError(f"ONNX Runtime refuses the model: {str(error).strip()}", remedy=FOR_A_REPORT) from error
+            raise SessionError(f"ONNX Runtime rejects the model: {str(error).strip()}", remedy=FOR_A_REPORT) from error
         finally:
             self._library.release("ReleaseSessionOptions", options)
-        close = _Closing(self._library, session, self._operator, kernels)
-        return _Session(self._library, self._memory, self._operator, close, model)
+        resources = _Resources(self._library, session, self._operator, kernels)
+        return _Session(self._library, self._memory, self._operator, resources, model)
 
     def _options(self, threads: int, allow_spinning: bool) -> int:
         library = self._library
@@ -78,8 +78,8 @@ class StockEngine:
         return options
 
 
-class _Closing:
-    """A session in C, and all that goes with it."""
+class _Resources:
+    """A session in C with its kernels and input values; a call releases them."""
 
     def __init__(self, library: Library, session: int, operator: TorchOperator, kernels: Sequence[int]) -> None:
         self.session = session
@@ -99,53 +99,62 @@ class _Session:
         library: Library,
         memory: TorchMemory,
         operator: TorchOperator,
-        closing: _Closing,
+        resources: _Resources,
         model: Model,
     ) -> None:
         self._library, self._memory, self._operator = library, memory, operator
-        self._session = closing.session
+        self._session = resources.session
         self._model = model
         self._input_names, self._output_names = _strings(model.inputs), _strings(model.outputs)
-        self._feeds = closing.feeds = [_Feed(library, memory.info) for _ in model.inputs]
+        self._feeds = resources.feeds = [_Feed(library, memory.info) for _ in model.inputs]
         self._lock = threading.Lock()
-        weakref.finalize(self, closing)
+        weakref.finalize(self, resources)
 
     def run(self, tensors: Sequence[torch.Tensor], state: RunState) -> list[torch.Tensor]:
-        own = self._lock.acquire(blocking=False)
-        feeds = self._feeds if own else [_Feed(self._library, self._memory.info) for _ in tensors]
+        is_locked = self._lock.acquire(blocking=False)
+        feeds = self._feeds if is_locked else [_Feed(self._library, self._memory.info) for _ in tensors]
         try:
             return self._run(feeds, tensors, state)
         finally:
-            if own:
+            if is_locked:
                 self._lock.release()
             else:
                 for feed in feeds:
                     feed.close()
 
     def _run(self, feeds: Sequence[_Feed], tensors: Sequence[torch.Tensor], state: RunState) -> list[torch.Tensor]:
-        given, wanted = len(tensors), len(self._output_names)
-        # Kept while the run lasts.
+        input_count, output_count = len(tensors), len(self._output_names)
+        # Copies must stay alive during the run.
         contiguous = [tensor if tensor.is_contiguous() else tensor.detach().contiguous() for tensor in tensors]
-        values = (c_uint64 * given)(*(feed.value_of(tensor) for feed, tensor in zip(feeds, contiguous, strict=True)))
-        fetched = (c_uint64 * wanted)()
+        addresses = (feed.value_of(tensor) for feed, tensor in zip(feeds, contiguous, strict=True))
+        inputs = (c_uint64 * input_count)(*addresses)
+        outputs = (c_uint64 * output_count)()
         with serving(self._model, state), self._operator.running(contiguous):
             try:
                 self._library.call(
-                    "Run", self._session, None, self._input_names, values, given, self._output_names, wanted, fetched
+                    "Run",
+                    self._session,
+                    None,
+                    self._input_names,
+                    inputs,
+                    input_count,
+                    self._output_names,
+                    output_count,
+                    outputs,
                 )
             except EngineError as error:
                 raise SessionError(f"a run failed: {str(error).strip()}", remedy=CHECK_THE_BATCH) from error
-        return [self._taken(value, state) for value in fetched]
+        return [self._tensor_of(value, state) for value in outputs]
 
-    def _taken(self, value: int, state: RunState) -> torch.Tensor:
-        """The tensor of an output, which is ONNX Runtime's no more."""
+    def _tensor_of(self, value: int, state: RunState) -> torch.Tensor:
+        """Convert an output value to a tensor and release the value."""
         library = self._library
         address = c_uint64()
         library.call("GetTensorMutableData", value, byref(address))
-        shape, dtype = self._described(value)
+        shape, dtype = self._type_of(value)
         memory = self._memory.tensor_at(address.value, state)
         if memory is None:
-            # Of an input, or a constant of the session's.
+            # The memory belongs to an input or to a constant of the session.
             tensor = torch.empty(shape, dtype=dtype)
             if tensor.numel():
                 ctypes.memmove(tensor.data_ptr(), address.value, tensor.nbytes)
@@ -155,28 +164,28 @@ class _Session:
             size = math.prod(shape) * dtype.itemsize
             tensor = memory.view(-1).view(torch.uint8)[:size].view(dtype).view(shape)
         library.release("ReleaseValue", value)
-        # Autograd refuses changes in place of views among the results of a function.
+        # Autograd doesn't allow in-place changes of views among the outputs of an autograd function.
         return tensor.data
 
-    def _described(self, value: int) -> tuple[list[int], torch.dtype]:
-        """The shape and type of a value."""
+    def _type_of(self, value: int) -> tuple[list[int], torch.dtype]:
+        """The shape and dtype of a value."""
         element, rank, sizes = c_int(), c_uint64(), (c_int64 * MOST_DIMENSIONS)()
         if self._library.shape_of is None:
             read_shape(self._library, value, element, sizes, rank)
         else:
-            place = c_uint64()
-            self._library.check(self._library.shape_of(value, byref(element), byref(place), byref(rank)))
-            sizes = (c_int64 * rank.value).from_address(place.value) if rank.value else ()
+            address = c_uint64()
+            self._library.check(self._library.shape_of(value, byref(element), byref(address), byref(rank)))
+            sizes = (c_int64 * rank.value).from_address(address.value) if rank.value else ()
         return list(sizes[: rank.value]), DTYPES[element.value]
 
 
 def _strings(names: Sequence[str]) -> Any:
-    """An array of them in C."""
+    """A C array of strings."""
     return (c_char_p * len(names))(*(name.encode() for name in names))
 
 
 class _Feed:
-    """An input: the OrtValue over the tensor that was given last. Parameters cost a comparison from step to step."""
+    """An input: an OrtValue over the last tensor. It is kept for the next run if tensor and memory are the same."""
 
     __slots__ = ("_dtype", "_info", "_library", "_pointer", "_shape", "_value")
 

@@ -1,7 +1,7 @@
-"""ONNX Runtime's C interface by ctypes.
+"""ONNX Runtime's C interface through ctypes.
 
-The shared library exports one function, OrtGetApiBase, which leads to a table of functions that only grows at its end:
-a function's place in it holds for all later versions (onnxruntime_c_api.h).
+The shared library exports one function, OrtGetApiBase, which returns access to a table of functions. New versions only
+append to the table, so a function's index is valid for all later versions (onnxruntime_c_api.h).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 
 from lit_ort.errors import EngineError
 
-# Version 18 (onnxruntime 1.18) has all that is needed; from 24 on a tensor's shape takes one call instead of four.
-_LEAST, SHAPES_IN_ONE_CALL = 18, 24
+# Version 18 (onnxruntime 1.18) has all functions needed; from 24 on, a tensor's shape needs one call instead of four.
+_MIN_VERSION, SHAPES_IN_ONE_CALL = 18, 24
 _PATTERNS = {"win32": "onnxruntime.dll", "darwin": "libonnxruntime*.dylib"}
 _FAIL = 1
 
 _P, _S = c_void_p, c_size_t
-# A place in the table and the types of the arguments; all return an OrtStatus, null where all is well.
+# The index in the table and the types of the arguments; all functions return an OrtStatus, null for success.
 _FUNCTIONS: dict[str, tuple[int, list[Any]]] = {
     "CreateEnv": (3, [c_int, c_char_p, _P]),
     "CreateSessionFromArray": (8, [_P, c_char_p, _S, _P, _P]),
@@ -61,8 +61,8 @@ _RELEASES = {
     "ReleaseTensorTypeAndShapeInfo": 99,
     "ReleaseSessionOptions": 100,
 }
-# These run graphs or take long: other Python threads go on meanwhile, and callbacks take the interpreter's lock. All
-# other functions are called with it held, which is faster and lets no other thread in between.
+# These functions can run long, so they release the GIL; callbacks acquire it again. All other functions are called with
+# the GIL held, which is faster and prevents thread switches.
 _WITHOUT_LOCK = ("Run", "CreateSessionFromArray", "ReleaseSession")
 
 Raw = Callable[..., "int | None"]
@@ -72,15 +72,16 @@ class Library:
     """The functions of a library, by name.
 
     Args:
-        path: of the shared library.
+        path: the path of the shared library.
 
     Attributes:
         version: such as 1.24.1.
-        raw: functions that return the address of a status, which costs no more than a comparison where calls are many.
-        shape_of: of OrtValue, element type, shape and rank (all pointers to write to); None before version 1.24.
+        raw: functions that return the address of a status; for frequent calls, which then need only a comparison.
+        shape_of: a function of an OrtValue and of pointers to which it writes element type, shape and rank; None before
+            version 1.24.
 
     Raises:
-        EngineError: no library of ONNX Runtime, or one that is too old.
+        EngineError: the file is not a library of ONNX Runtime, or the version is too old.
     """
 
     def __init__(self, path: Path) -> None:
@@ -88,27 +89,27 @@ class Library:
             get_base = ctypes.CDLL(str(path)).OrtGetApiBase
         except (OSError, AttributeError) as error:
             raise EngineError(
-                f"{path} can't be loaded as ONNX Runtime's library: {error}. Install it again: pip install "
+                f"{path} can't be loaded as ONNX Runtime's library: {error}. Reinstall it: pip install "
                 "--force-reinstall onnxruntime"
             ) from error
         get_base.restype, get_base.argtypes = POINTER(_P * 2), []
         get_table, get_version = get_base().contents
         self.version: str = ctypes.CFUNCTYPE(c_char_p)(get_version)().decode()
         number = min(SHAPES_IN_ONE_CALL, int(self.version.split(".")[1]))
-        table = ctypes.CFUNCTYPE(_P, c_uint32)(get_table)(number) if number >= _LEAST else None
+        table = ctypes.CFUNCTYPE(_P, c_uint32)(get_table)(number) if number >= _MIN_VERSION else None
         if not table:
             raise EngineError(
-                f"onnxruntime {self.version} is older than 1.{_LEAST}, whose C interface is needed. Install a newer "
-                "one: pip install --upgrade onnxruntime"
+                f"onnxruntime {self.version} is older than 1.{_MIN_VERSION}, whose C interface is needed. Install a "
+                "newer version: pip install --upgrade onnxruntime"
             )
         entries = (_P * (1 + _SHAPE_IN_ONE_CALL[0])).from_address(table)
         self._message = ctypes.PYFUNCTYPE(c_char_p, _P)(entries[2])
         self._status = ctypes.PYFUNCTYPE(_P, c_int, c_char_p)(entries[0])
         self._release_status = ctypes.PYFUNCTYPE(None, _P)(entries[93])
         self.raw: dict[str, Raw] = {
-            name: _maker(name)(_P, *arguments)(entries[place]) for name, (place, arguments) in _FUNCTIONS.items()
+            name: _factory(name)(_P, *arguments)(entries[index]) for name, (index, arguments) in _FUNCTIONS.items()
         }
-        self._releases = {name: _maker(name)(None, _P)(entries[place]) for name, place in _RELEASES.items()}
+        self._releases = {name: _factory(name)(None, _P)(entries[index]) for name, index in _RELEASES.items()}
         self.shape_of: Raw | None = None
         if number >= SHAPES_IN_ONE_CALL:
             self.shape_of = ctypes.PYFUNCTYPE(_P, *_SHAPE_IN_ONE_CALL[1])(entries[_SHAPE_IN_ONE_CALL[0]])
@@ -117,12 +118,12 @@ class Library:
         """Calls a function.
 
         Raises:
-            EngineError: with the status's message.
+            EngineError: the function returned a status; the error has the status's message.
         """
         self.check(self.raw[name](*arguments))
 
     def new(self, name: str, *arguments: Any) -> int:
-        """The pointer that a function writes into its last argument."""
+        """Calls a function and returns the pointer that it writes into its last argument."""
         result = _P()
         self.call(name, *arguments, byref(result))
         assert result.value is not None
@@ -132,22 +133,22 @@ class Library:
         self._releases[name](pointer)
 
     def check(self, status: int | None) -> None:
-        """Raises a status as EngineError, unless it is null."""
+        """Raises EngineError for a status that is not null."""
         if status:
             message = self._message(status).decode(errors="replace")
             self._release_status(status)
             raise EngineError(message)
 
     def failed(self, message: str) -> int:
-        """A status for ONNX Runtime to own."""
+        """A new status of a failure, which ONNX Runtime then owns."""
         return self._status(_FAIL, message.encode())
 
 
-def _maker(name: str) -> Any:
+def _factory(name: str) -> Any:
     return ctypes.CFUNCTYPE if name in _WITHOUT_LOCK else ctypes.PYFUNCTYPE
 
 
 def library_in(folder: Path) -> Path | None:
     """The shared library in the folder of an installed package, or None."""
-    found = sorted((folder / "capi").glob(_PATTERNS.get(sys.platform, "libonnxruntime.so*")))
-    return found[0] if found else None
+    paths = sorted((folder / "capi").glob(_PATTERNS.get(sys.platform, "libonnxruntime.so*")))
+    return paths[0] if paths else None

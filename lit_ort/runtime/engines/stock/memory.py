@@ -1,10 +1,10 @@
-"""torch's memory for every value of a session, so that what torch nodes return is not copied.
+"""An allocator that provides torch's memory for every value of a session, so that results of torch nodes aren't copied.
 
-A torch node offers its result while ONNX Runtime asks for memory for the node's output, and the result's own memory
-becomes the output's. Everything else lies in the pool that torch nodes take theirs from.
+A torch node offers its result while ONNX Runtime requests memory for the node's output, and the result's memory becomes
+the output's. All other values are allocated in the pool that torch nodes use too.
 
-ONNX Runtime takes all of it for the CPU's. What lies on another device is an address to it, which it hands from one
-torch node to the next and never looks at: models for such devices have no other nodes.
+ONNX Runtime treats all of this memory as CPU memory. For values on another device it only passes addresses from one
+torch node to the next and never reads the memory: models for such devices have no other nodes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.engines.serving import current_state
 from lit_ort.runtime.engines.stock.library import Library
 
-# What ONNX Runtime asks for is rounded up, and no more than the value's bytes of it are used.
+# ONNX Runtime rounds its requests up, and uses only the value's bytes of the memory.
 _ROUNDING = 256
-# Of the struct OrtAllocator: all that later versions added is optional.
+# The version of the struct OrtAllocator; everything that later versions added is optional.
 _ALLOCATOR_VERSION = 18
 _STDERR = 2
 
@@ -43,18 +43,21 @@ class _Allocator(ctypes.Structure):
 
 
 class TorchMemory:
-    """The allocator of a process's sessions, for those with the setting `session.use_env_allocators`.
+    """The allocator of all sessions of the process that have the setting `session.use_env_allocators`.
 
     Args:
-        library: ONNX Runtime.
+        library: ONNX Runtime's library.
         environment: an OrtEnv, which keeps the allocator until the process ends.
+
+    Attributes:
+        info: the OrtMemoryInfo of the memory.
     """
 
     def __init__(self, library: Library, environment: int) -> None:
-        # By address: the tensor in whose memory a value lies, and the run that it belongs to.
+        # By address: the tensor that owns the memory of a value, and the value's run.
         self._live: dict[int, tuple[torch.Tensor, Any]] = {}
         self._offered = threading.local()
-        # For what no run asks for, such as a session's constants, or memory of a kernel's other threads.
+        # For requests outside of a run's thread, such as a session's constants, or those of a kernel's other threads.
         self._pool = BufferPool()
         self.info = info = library.new("CreateCpuMemoryInfo", 0, 0)
         self._functions = (
@@ -62,20 +65,21 @@ class TorchMemory:
             ctypes.CFUNCTYPE(None, c_void_p, c_void_p)(self._free),
             ctypes.CFUNCTYPE(c_void_p, c_void_p)(lambda this: info),
         )
-        allocate, free, told = (ctypes.cast(function, c_void_p) for function in self._functions)
-        self._struct = _Allocator(_ALLOCATOR_VERSION, allocate, free, told, allocate)
+        allocate, free, get_info = (ctypes.cast(function, c_void_p) for function in self._functions)
+        self._struct = _Allocator(_ALLOCATOR_VERSION, allocate, free, get_info, allocate)
         library.call("RegisterAllocator", environment, ctypes.byref(self._struct))
 
     @contextmanager
     def offering(self, result: torch.Tensor) -> Iterator[torch.Tensor | None]:
-        """Gives a result's memory to the next value of its size that this thread makes; yields what was offered.
+        """Offers a result's memory to this thread's next allocation of its size; yields the offered tensor.
 
-        ONNX Runtime may write to the memory of values that it needs no more, so nothing else may lie in it: of a result
-        on another device, which it can't copy, a copy is offered then.
+        ONNX Runtime can overwrite the memory of values that it no longer needs, so only memory without other owners is
+        offered. Otherwise nothing is offered, except for a result on another device, which ONNX Runtime can't copy: a
+        copy is offered instead.
         """
-        alone = result.data_ptr() not in self._live and owners_of_memory(result) == 1
+        is_unshared = result.data_ptr() not in self._live and owners_of_memory(result) == 1
         offered = None
-        if alone and result.numel() and result.is_contiguous():
+        if is_unshared and result.numel() and result.is_contiguous():
             offered = result
         elif not is_cpu(result.device):
             offered = result.clone(memory_format=torch.contiguous_format)
@@ -86,12 +90,12 @@ class TorchMemory:
             self._offered.tensor = None
 
     def tensor_at(self, address: int, run: Any) -> torch.Tensor | None:
-        """The tensor whose memory a value lies in; None for a value that the run didn't make."""
+        """The tensor that owns the memory of a value; None for a value that the run didn't allocate."""
         tensor, owner = self._live.get(address, (None, None))
         return tensor if owner is run else None
 
     def device_at(self, address: int) -> torch.device:
-        """The device on which a value lies; the CPU for an input or a constant, which the allocator has not made."""
+        """The device of a value; the CPU for an input or a constant, which this allocator didn't allocate."""
         tensor, _ = self._live.get(address, (None, None))
         return CPU if tensor is None else tensor.device
 
@@ -112,12 +116,14 @@ class TorchMemory:
 
 
 def _empty(pool: BufferPool, size: int) -> torch.Tensor:
-    """So many bytes, or the end of the process with a message.
+    """Allocates `size` bytes, or ends the process with a message.
 
-    Nothing can be raised through ONNX Runtime's C, whose kernels write to the address that they get, null too.
+    No error can be raised through ONNX Runtime's C code, and its kernels write to the returned address even if it is
+    null.
     """
     try:
         return pool.empty(size, dtype=torch.uint8)
     except (MemoryError, RuntimeError) as error:
-        os.write(_STDERR, f"\nlit_ort: {error}\nStock onnxruntime can't go on without: the process ends.\n".encode())
+        message = f"\nlit_ort: {error}\nStock onnxruntime can't report failed allocations: the process ends.\n"
+        os.write(_STDERR, message.encode())
         os.abort()

@@ -1,4 +1,4 @@
-"""The custom operator that all torch nodes of a process's sessions are (OrtCustomOp of onnxruntime_c_api.h)."""
+"""The custom operator that implements all torch nodes of the process's sessions (OrtCustomOp, onnxruntime_c_api.h)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lit_ort.runtime.engines.stock.memory import TorchMemory
 from lit_ort.runtime.engines.stock.windows import MOST_DIMENSIONS, Window, Windows
 
 _PROVIDER = b"CPUExecutionProvider"
-# The struct's fields of this version, all that are below, are unchanged since onnxruntime 1.18.
+# The version of the struct below; its fields are unchanged since onnxruntime 1.18.
 _VERSION = 18
 _UNDEFINED, _VARIADIC = 0, 2
 
@@ -67,11 +67,11 @@ class _CustomOperator(ctypes.Structure):
 
 
 class TorchOperator:
-    """The operator, and the kernels that sessions made of it.
+    """The operator, and the kernels that sessions created of it.
 
     Args:
-        library: ONNX Runtime.
-        memory: where results go.
+        library: ONNX Runtime's library.
+        memory: the memory of results.
 
     Attributes:
         domain: the OrtCustomOpDomain that a session's options need.
@@ -81,11 +81,11 @@ class TorchOperator:
         self._library, self._memory, self._windows = library, memory, Windows()
         self._kernels: dict[int, _Kernel] = {}
         self._numbers = itertools.count(1)
-        # Kernels are created on the thread that creates their session, and run on that of a run.
+        # Both are thread-local: kernels are created and run on the thread that creates or runs their session.
         self._session, self._run = _Creation(), _Run()
         self._names = ctypes.create_string_buffer(OPERATOR.encode()), ctypes.create_string_buffer(_PROVIDER)
         name, provider = map(ctypes.addressof, self._names)
-        # Each of these is called as long as there are sessions, and the struct keeps them.
+        # Sessions call these functions as long as they exist; the struct keeps them alive.
         self._struct = _CustomOperator(
             version=_VERSION,
             GetName=_NameOf(lambda this: name),
@@ -94,7 +94,7 @@ class TorchOperator:
             GetInputTypeCount=_Count(lambda this: 1),
             GetOutputType=_Indexed(lambda this, k: _UNDEFINED),
             GetOutputTypeCount=_Count(lambda this: 1),
-            # A session may end when Python already has: no callback, only something that does no harm.
+            # A session can be destroyed after Python's shutdown, so this is a harmless C function, not a callback.
             KernelDestroy=ctypes.cast(ctypes.pythonapi.Py_IsInitialized, c_void_p).value,
             GetInputCharacteristic=_Indexed(lambda this, k: _VARIADIC),
             GetOutputCharacteristic=_Indexed(lambda this, k: _VARIADIC),
@@ -111,11 +111,11 @@ class TorchOperator:
 
     @contextmanager
     def creating(self, inputs: Sequence[str], device: torch.device) -> Iterator[list[int]]:
-        """While a session is created on this thread: the list that the numbers of its kernels come into.
+        """A context for the creation of a session on this thread; yields a list that collects its kernels' numbers.
 
         Args:
-            inputs: names of the model's inputs.
-            device: of the model.
+            inputs: the names of the model's inputs.
+            device: the device of the model.
         """
         self._session.inputs = {name: k for k, name in enumerate(inputs)}
         self._session.on_cpu = is_cpu(device)
@@ -124,7 +124,7 @@ class TorchOperator:
 
     @contextmanager
     def running(self, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-        """While a session runs on this thread: its inputs, which its kernels need not look for."""
+        """A context for the run of a session on this thread; its kernels read the session's inputs from `tensors`."""
         previous, self._run.tensors = self._run.tensors, tensors
         try:
             yield
@@ -132,7 +132,7 @@ class TorchOperator:
             self._run.tensors = previous
 
     def drop(self, numbers: Sequence[int]) -> None:
-        """Forgets the kernels of a session that is gone."""
+        """Removes the kernels of a released session."""
         for number in numbers:
             self._kernels.pop(number).close()
 
@@ -147,7 +147,7 @@ class TorchOperator:
             self._session.numbers.append(number)
             kernel[0] = number
             return None
-        # Nothing may be raised into C; the session's creation fails by it.
+        # No error may be raised into C; the status makes the session's creation fail.
         except Exception as error:
             return self._library.failed(f"{type(error).__name__}: {error}")
 
@@ -156,7 +156,7 @@ class TorchOperator:
 
 
 class _Creation(threading.local):
-    """The session that is created on this thread: places of its inputs by name, and numbers of its kernels."""
+    """The session that is created on this thread: the positions of its inputs by name, and its kernels' numbers."""
 
     def __init__(self) -> None:
         self.inputs: dict[str, int] = {}
@@ -165,16 +165,16 @@ class _Creation(threading.local):
 
 
 class _Run(threading.local):
-    """The run on this thread."""
+    """The inputs of the run on this thread."""
 
     tensors: Sequence[torch.Tensor] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class _Input:
-    """An input of a node: that of the session in some place, or what is seen through a window."""
+    """An input of a node: an input of the session, by position, or a computed value, read through a window."""
 
-    place: int | None
+    position: int | None
     element: int
     window: Window | None
 
@@ -182,7 +182,7 @@ class _Input:
 class _Kernel:
     """One torch node of one session.
 
-    Windows are written to and then looked through, so that one thread at a time may do that.
+    Its windows are shared by all runs, so the lock allows one thread at a time to use them.
     """
 
     def __init__(
@@ -202,26 +202,29 @@ class _Kernel:
             for k in range(_number(library, info, "KernelInfo_GetOutputCount"))
         ]
         self._lock = threading.Lock()
-        # What functions write to.
+        # C functions write to these.
         self._value, self._rank, self._element, self._data = c_uint64(), c_uint64(), c_int(), c_uint64()
         self._sizes = (c_int64 * MOST_DIMENSIONS)()
 
     def close(self) -> None:
-        for one in self._inputs:
-            if one.window is not None:
-                self._windows.give_back(one.element, one.window)
+        for source in self._inputs:
+            if source.window is not None:
+                self._windows.give_back(source.element, source.window)
 
-    def compute(self, context: int, given: Sequence[torch.Tensor]) -> int | None:
-        """One run of the node; a status where it failed.
+    def compute(self, context: int, session_inputs: Sequence[torch.Tensor]) -> int | None:
+        """Runs the node once; returns a status if it failed.
 
         Args:
-            given: the inputs of the session's run.
+            context: the OrtKernelContext of the run.
+            session_inputs: the inputs of the session's run.
         """
         try:
             with self._lock:
                 tensors = [
-                    given[one.place] if one.place is not None else self._seen(context, k, one.window)
-                    for k, one in enumerate(self._inputs)
+                    session_inputs[source.position]
+                    if source.position is not None
+                    else self._value_tensor(context, k, source.window)
+                    for k, source in enumerate(self._inputs)
                 ]
             results = results_of(self._position, tensors)
             if results is None:
@@ -229,13 +232,14 @@ class _Kernel:
             del tensors
             with self._lock:
                 for k, dtype in enumerate(self._outputs):
-                    self._give(context, k, results[k], dtype)
+                    self._write_output(context, k, results[k], dtype)
             return None
         except BaseException as error:  # noqa: B036 - nothing may be raised into C
             fail(self._position, error)
             return self._library.failed("a torch node failed")
 
-    def _seen(self, context: int, k: int, window: Window | None) -> torch.Tensor:
+    def _value_tensor(self, context: int, k: int, window: Window | None) -> torch.Tensor:
+        """A tensor over the memory of the node's input `k`."""
         assert window is not None
         library, raw = self._library, self._library.raw
         library.check(raw["KernelContext_GetInput"](context, k, byref(self._value)))
@@ -244,18 +248,18 @@ class _Kernel:
         if library.shape_of is not None:
             library.check(library.shape_of(value, byref(self._element), window.shape, byref(self._rank)))
         else:
-            window.point_to(self._sizes)
+            window.set_shape(self._sizes)
             read_shape(library, value, self._element, self._sizes, self._rank)
         if not self._on_cpu:
-            window.turn_to(self._memory.device_at(window.address_of_data()))
-        return window.look(self._rank.value)
+            window.set_device(self._memory.device_at(window.address_of_data()))
+        return window.tensor(self._rank.value)
 
-    def _give(self, context: int, k: int, result: torch.Tensor, dtype: torch.dtype) -> None:
-        """Makes a result the node's output; copies it where its memory can't be the output's."""
+    def _write_output(self, context: int, k: int, result: torch.Tensor, dtype: torch.dtype) -> None:
+        """Makes a result the node's output `k`; copies it if its memory can't become the output's."""
         if result.dtype != dtype:
             raise EngineError(
-                f"output {k} of a torch node is {result.dtype}, and the model says {dtype}. Please report it, with "
-                "what dump_dir writes."
+                f"output {k} of a torch node is {result.dtype}, but the model declares {dtype}. Please report it, with "
+                "the files of dump_dir."
             )
         shape = (c_int64 * max(result.dim(), 1))(*result.shape)
         library, raw = self._library, self._library.raw
@@ -266,15 +270,15 @@ class _Kernel:
             return
         if not is_cpu(result.device):
             raise EngineError(
-                f"output {k} of a torch node is on {result.device}, and ONNX Runtime took memory of the CPU for it. "
-                "Please report it, with what dump_dir writes."
+                f"output {k} of a torch node is on {result.device}, but ONNX Runtime allocated CPU memory for it. "
+                "Please report it, with the files of dump_dir."
             )
         source = result.contiguous()
         ctypes.memmove(self._data.value, source.data_ptr(), source.nbytes)
 
 
 def read_shape(library: Library, value: int, element: c_int, sizes: Any, rank: c_uint64) -> None:
-    """Writes a value's element type, sizes and rank, as versions before 1.24 tell them."""
+    """Reads a value's element type, sizes and rank into the arguments, with functions of versions before 1.24."""
     info = library.new("GetTensorTypeAndShape", value)
     library.call("GetDimensionsCount", info, byref(rank))
     library.call("GetDimensions", info, sizes, MOST_DIMENSIONS)
@@ -282,18 +286,21 @@ def read_shape(library: Library, value: int, element: c_int, sizes: Any, rank: c
     library.release("ReleaseTensorTypeAndShapeInfo", info)
 
 
-def _inputs(library: Library, info: int, places: dict[str, int], windows: Windows) -> list[_Input]:
+def _inputs(library: Library, info: int, positions: dict[str, int], windows: Windows) -> list[_Input]:
     """The inputs of a node.
 
     Args:
-        places: of the session's inputs, by name.
+        library: ONNX Runtime's library.
+        info: the node's OrtKernelInfo.
+        positions: the positions of the session's inputs, by name.
+        windows: the source of windows for computed values.
     """
-    found = []
+    inputs = []
     for k in range(_number(library, info, "KernelInfo_GetInputCount")):
-        place = places.get(_text(library, "KernelInfo_GetInputName", info, k))
+        position = positions.get(_text(library, "KernelInfo_GetInputName", info, k))
         element = _element(library, info, "KernelInfo_GetInputTypeInfo", k)
-        found.append(_Input(place, element, windows.take(element) if place is None else None))
-    return found
+        inputs.append(_Input(position, element, windows.take(element) if position is None else None))
+    return inputs
 
 
 def _attribute(library: Library, info: int, name: str) -> str:
@@ -315,8 +322,8 @@ def _number(library: Library, info: int, function: str) -> int:
 
 
 def _element(library: Library, info: int, function: str, k: int) -> int:
-    described, tensor, element = library.new(function, info, k), c_void_p(), c_int()
-    library.call("CastTypeInfoToTensorInfo", described, byref(tensor))
-    library.call("GetTensorElementType", tensor, byref(element))
-    library.release("ReleaseTypeInfo", described)
+    type_info, tensor_info, element = library.new(function, info, k), c_void_p(), c_int()
+    library.call("CastTypeInfoToTensorInfo", type_info, byref(tensor_info))
+    library.call("GetTensorElementType", tensor_info, byref(element))
+    library.release("ReleaseTypeInfo", type_info)
     return element.value

@@ -1,4 +1,4 @@
-"""ONNX Runtime's memory as torch tensors that don't own it, through DLPack (dlpack.h, DLManagedTensor)."""
+"""torch tensors over ONNX Runtime's memory, which they don't own, through DLPack (dlpack.h, DLManagedTensor)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from lit_ort._compat.torch import from_dlpack
 from lit_ort.runtime.elements import DTYPES
 
 MOST_DIMENSIONS = 16
-# DLPack's numbers of devices: kDLCPU and kDLCUDA.
+# DLPack's device types: kDLCPU and kDLCUDA.
 _DEVICES = {CPU.type: 1, "cuda": 2}
-# DLPack's codes of kinds of types; a truth value is a byte here, as torch nodes take it.
+# DLPack's type codes; a boolean is a byte here, as torch nodes receive it.
 _SIGNED, _UNSIGNED, _FLOAT, _BFLOAT = 0, 1, 2, 4
 _FRESH = b"dltensor"
 _new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, c_void_p, c_char_p, c_void_p)(("PyCapsule_New", ctypes.pythonapi))
 
 
 class _ManagedTensor(ctypes.Structure):
-    """The deleter stays null: memory is only looked at."""
+    """The C struct. Its deleter stays null, since the tensor doesn't own the memory."""
 
     _fields_ = [
         ("data", c_uint64),
@@ -39,13 +39,13 @@ class _ManagedTensor(ctypes.Structure):
 
 
 class Window:
-    """Shows memory as a tensor.
+    """A reusable DLPack struct that presents memory as a tensor.
 
     Args:
-        element: the type of the memory's elements, as ONNX numbers them.
+        element: the element type, as a number of ONNX.
 
     Attributes:
-        data, shape: addresses of the struct's fields, for functions that write to them.
+        data, shape: the addresses of the struct's fields, for functions that write to them.
     """
 
     __slots__ = ("_address", "_struct", "data", "shape")
@@ -56,28 +56,28 @@ class Window:
         self.data = self._address + _ManagedTensor.data.offset
         self.shape = self._address + _ManagedTensor.shape.offset
 
-    def point_to(self, shape: Any) -> None:
-        """Takes sizes from an array of int64 that the caller keeps."""
+    def set_shape(self, shape: Any) -> None:
+        """Reads the shape from an array of int64, which the caller must keep alive."""
         self._struct.shape = ctypes.addressof(shape)
 
-    def turn_to(self, device: torch.device) -> None:
-        """Takes what is at `data` for memory of a device."""
+    def set_device(self, device: torch.device) -> None:
+        """Sets the device of the memory at `data`."""
         self._struct.device_type, self._struct.device_id = _DEVICES[device.type], device.index or 0
 
     def address_of_data(self) -> int:
         return self._struct.data
 
-    def look(self, rank: int) -> torch.Tensor:
-        """The tensor at `data` with the sizes at `shape`, which were written to before."""
+    def tensor(self, rank: int) -> torch.Tensor:
+        """The tensor at `data` with the sizes at `shape`; both must be written before."""
         self._struct.rank = rank
         return from_dlpack(_new_capsule(self._address, _FRESH, None))
 
 
 class Windows:
-    """Windows that are used again and never freed.
+    """Windows that are reused and never freed.
 
-    torch reads a window's struct once more when it drops a tensor, which an error's traceback may hold for longer than
-    the session lives.
+    torch reads a window's struct again when it frees the tensor, and the traceback of an error can keep the tensor
+    alive for longer than the session.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Windows:
     def take(self, element: int) -> Window:
         free = self._free.get(element)
         window = free.pop() if free else Window(element)
-        window.turn_to(CPU)
+        window.set_device(CPU)
         return window
 
     def give_back(self, element: int, window: Window) -> None:
@@ -94,7 +94,7 @@ class Windows:
 
 
 def _dlpack_type(dtype: torch.dtype) -> int:
-    """Code, bits and lanes as one number, as a little-endian machine keeps them."""
+    """DLPack's code, bits and lanes as one little-endian number."""
     if dtype == torch.bfloat16:
         code = _BFLOAT
     elif dtype.is_floating_point:
