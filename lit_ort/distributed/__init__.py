@@ -1,1 +1,1 @@
-"""What several processes do together, on torch.distributed: how gradients are combined and optimizers are sharded."""
+"""Distributed training on torch.distributed: combining gradients, sharding optimizers and splitting models."""

@@ -1,4 +1,4 @@
-"""Clipping by the norm of all gradients where each process has some of them."""
+"""Gradient clipping by the total norm if each process has a part of the gradients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.plugins.precision import Precision
 
-# Stands before a Precision of either package of Lightning's in the bases of a plugin.
+# A mixin for the Precision classes of both Lightning packages.
 _Base: Any = object
 
 
@@ -17,10 +17,10 @@ class SharedNormClipping(_Base):
     """A plugin without autocast that clips by the norm over the gradients of all processes of a group.
 
     Args:
-        precision: of the strategy's graphs.
-        group: the processes.
-        is_part: whether a parameter is this process's alone, as others have the rest of what is sharded. All processes
-            have the same of any other parameter.
+        precision: the precision of the strategy's graphs.
+        group: the process group.
+        is_part: whether a parameter is a shard that only this process has. All other parameters are replicated on all
+            processes.
     """
 
     def __init__(
@@ -43,6 +43,6 @@ class SharedNormPrecision(SharedNormClipping, Precision):
 
 
 def _square(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Of their gradients' norm, by torch's own norm of each tensor: its rounding is that of a single process."""
+    """The squared norm of their gradients, from torch's norm of each tensor, so that rounding is as in one process."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     return torch.nn.utils.get_total_norm(gradients).double().square()

@@ -1,6 +1,6 @@
-"""Sums over ranks as operators, which graphs keep as they keep any other: no graph ends at them.
+"""Collectives as torch operators, so that they don't cause graph breaks.
 
-Every rank runs the same graph, so that all meet in the same order.
+All ranks run the same graph, so that they call the collectives in the same order.
 
 Source: Shoeybi et al., Megatron-LM, 2019 (arXiv:1909.08053), whose f is `same_on_ranks` and whose g `sum_over_ranks`.
 """
@@ -24,7 +24,7 @@ def _reduced(x: Tensor, group: str, operation: Any) -> Tensor:
 
 @torch.library.custom_op("lit_ort::sum_over_ranks", mutates_args=())
 def sum_over_ranks(x: Tensor, group: str) -> Tensor:
-    """The sum of the ranks' parts of a value; its gradient is that of each part.
+    """The sum of the ranks' parts of a value; the gradient of each part is the gradient of the sum.
 
     group: the name of a process group.
     """
@@ -33,13 +33,13 @@ def sum_over_ranks(x: Tensor, group: str) -> Tensor:
 
 @torch.library.custom_op("lit_ort::same_on_ranks", mutates_args=())
 def same_on_ranks(x: Tensor, group: str) -> Tensor:
-    """A value that all ranks have; each computes a part of its gradient, which is their sum."""
+    """A value that is equal on all ranks; its gradient is the sum of the ranks' gradients."""
     return x.clone()
 
 
 @torch.library.custom_op("lit_ort::largest_over_ranks", mutates_args=())
 def largest_over_ranks(x: Tensor, group: str) -> Tensor:
-    """The largest of the ranks' values, element by element; has no gradient."""
+    """The elementwise maximum over the ranks; has no gradient."""
     return _reduced(x, group, dist.ReduceOp.MAX)
 
 
@@ -47,7 +47,7 @@ def _like(x: Tensor, group: str) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _remember_group(ctx: Any, inputs: tuple[Tensor, str], output: Tensor) -> None:
+def _save_group(ctx: Any, inputs: tuple[Tensor, str], output: Tensor) -> None:
     ctx.group = inputs[1]
 
 
@@ -55,5 +55,5 @@ for operator in (sum_over_ranks, same_on_ranks, largest_over_ranks):
     operator.register_fake(_like)
 sum_over_ranks.register_autograd(lambda ctx, gradient: (gradient, None))
 same_on_ranks.register_autograd(
-    lambda ctx, gradient: (sum_over_ranks(gradient, ctx.group), None), setup_context=_remember_group
+    lambda ctx, gradient: (sum_over_ranks(gradient, ctx.group), None), setup_context=_save_group
 )

@@ -1,4 +1,4 @@
-"""Weights and optimizer state of processes that each have some of the parameters, as if one had them all."""
+"""Merges and splits weights and optimizer state of processes that each have a part of the parameters."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ State = dict[str, Any]
 
 
 def gathered(value: Any, group: dist.ProcessGroup) -> list[Any]:
-    """The values of all processes of a group, on its first one; elsewhere nothing. All take part."""
-    first = group.rank() == 0
-    values: list[Any] | None = [None] * group.size() if first else None
+    """The values of all processes, on the group's first process; an empty list on the others. A collective call."""
+    is_first = group.rank() == 0
+    values: list[Any] | None = [None] * group.size() if is_first else None
     dist.gather_object(value, values, dst=dist.get_global_rank(group, 0), group=group)
     return values or []
 
 
 def in_order(names: Sequence[str]) -> list[str]:
-    """Names of parameters in the order that one process has them: by the number of the stage."""
+    """Sort names of parameters as in a single process: by the number of the stage."""
     return sorted(names, key=_stage_of)
 
 
@@ -38,52 +38,54 @@ def merged_weights(parts: Sequence[State]) -> State:
 
 
 def names_by_group(optimizer: Optimizer, module: nn.Module) -> list[list[str]]:
-    """Names of the parameters of each of an optimizer's groups."""
+    """The names of the parameters in each parameter group of an optimizer."""
     names = {parameter: name for name, parameter in module.named_parameters()}
     return [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
 
 
 def merged_names(parts: Sequence[Sequence[Sequence[str]]]) -> list[list[str]]:
-    """The groups that one process would have, from those of all.
+    """The parameter groups of a single process, from those of all processes.
 
     Raises:
-        UnsupportedError: processes with different numbers of groups.
+        UnsupportedError: the processes have different numbers of groups.
     """
     counts = sorted({len(groups) for groups in parts})
     if len(counts) > 1:
         raise UnsupportedError(
-            f"the optimizer has {counts[0]} parameter groups in one process and {counts[-1]} in another, so there is "
-            "no checkpoint for all of them. Make the same groups in each, empty ones too."
+            f"the optimizer has {counts[0]} parameter groups in one process and {counts[-1]} in another, so they can't "
+            "be merged into one checkpoint. Create the same groups in each process, including empty ones."
         )
     return [in_order([name for groups in parts for name in groups[k]]) for k in range(counts[0])]
 
 
 def merged_optimizer(states: Sequence[State], names: Sequence[Sequence[Sequence[str]]]) -> State:
-    """One process's state of an optimizer, from those of all and the names of their parameters."""
+    """The optimizer state of a single process, from the states of all processes and the names of their parameters."""
     by_name: dict[str, Any] = {}
     for state, groups in zip(states, names, strict=True):
         order = [name for group in groups for name in group]
         by_name.update({order[position]: value for position, value in state["state"].items()})
     whole = merged_names(names)
-    place = {name: k for k, name in enumerate(name for group in whole for name in group)}
+    positions = {name: k for k, name in enumerate(name for group in whole for name in group)}
     param_groups = [
-        {**settings, "params": [place[name] for name in group]}
+        {**settings, "params": [positions[name] for name in group]}
         for settings, group in zip(states[0]["param_groups"], whole, strict=True)
     ]
-    return {"state": {place[name]: value for name, value in by_name.items()}, "param_groups": param_groups}
+    return {"state": {positions[name]: value for name, value in by_name.items()}, "param_groups": param_groups}
 
 
 def part_of_optimizer(state: Mapping[str, Any], whole: Sequence[Sequence[str]], own: Sequence[Sequence[str]]) -> State:
-    """What one process takes of the state that one for all had.
+    """One process's part of a merged optimizer state.
 
-    whole, own: names of the parameters by group, of all processes and of this one.
+    Args:
+        state: the merged state.
+        whole, own: the names of the parameters by group, of all processes and of this one.
     """
-    place = {name: k for k, name in enumerate(name for group in whole for name in group)}
+    positions = {name: k for k, name in enumerate(name for group in whole for name in group)}
     order = [name for group in own for name in group]
-    mine = {k: state["state"][place[name]] for k, name in enumerate(order) if place[name] in state["state"]}
-    index = {name: k for k, name in enumerate(order)}
+    part = {k: state["state"][positions[name]] for k, name in enumerate(order) if positions[name] in state["state"]}
+    own_positions = {name: k for k, name in enumerate(order)}
     groups = [
-        {**settings, "params": [index[name] for name in group]}
+        {**settings, "params": [own_positions[name] for name in group]}
         for settings, group in zip(state["param_groups"], own, strict=True)
     ]
-    return {"state": mine, "param_groups": groups}
+    return {"state": part, "param_groups": groups}

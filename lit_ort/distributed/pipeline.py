@@ -1,8 +1,8 @@
-"""A model cut into stages, of which each process of a pipeline keeps and runs its own.
+"""Pipeline parallelism: a model split into stages; each process stores and runs only its own stages.
 
 Source: Huang et al., GPipe, 2019 (arXiv:1811.06965); Narayanan et al., PipeDream, 2019, and Megatron-LM, 2021
-(arXiv:2104.04473), for one forward and one backward in turn and for several stages a process. The schedules are those
-of torch.distributed.pipelining.
+(arXiv:2104.04473), for the 1F1B schedule and the interleaved one with several stages for each process. The schedules
+are those of torch.distributed.pipelining.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ SCHEDULES = {
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a process is among those that train together.
+    """The role of a process in pipeline-parallel training.
 
-    group: the processes of its pipeline, in the order of stages.
-    replicas: those that have the same stages, one of each pipeline; their gradients are averaged.
-    schedule: one of `SCHEDULES`.
-    micro_batches: parts of a batch that are under way at a time.
-    device: where the process's stages are.
-    compile: what runs a stage, from the stage and its name.
+    Args:
+        group: the processes of its pipeline, in the order of stages.
+        replicas: the processes with the same stages, one of each pipeline; their gradients are averaged.
+        schedule: one of `SCHEDULES`.
+        micro_batches: the number of micro-batches of a batch.
+        device: the device of the process's stages.
+        compile: compiles a stage; it receives the stage and its name.
     """
 
     group: dist.ProcessGroup
@@ -61,7 +62,7 @@ class Placement:
 
 
 def require_schedule(schedule: object) -> None:
-    """Raises OptionsError for a name that no schedule has."""
+    """Raises OptionsError for an unknown schedule."""
     if schedule not in SCHEDULES:
         raise OptionsError(f"schedule={schedule!r} is not one of {tuple(SCHEDULES)}. Choose one of them.")
 
@@ -71,7 +72,7 @@ _placement: ContextVar[Placement | None] = ContextVar("lit_ort_placement", defau
 
 @contextmanager
 def placed(placement: Placement) -> Iterator[None]:
-    """Lets the pipelines that are created inside keep the stages of this process only."""
+    """Makes pipelines that are created in this context keep only the stages of this process."""
     token = _placement.set(placement)
     try:
         yield
@@ -80,19 +81,20 @@ def placed(placement: Placement) -> Iterator[None]:
 
 
 class Pipeline(nn.Module):
-    """Stages one after the other, and the loss of the last one's result. Belongs into `configure_model`.
+    """A sequence of stages and a loss of the last stage's output. Must be created in `configure_model`.
 
-    Under `strategy="ort_pipeline"` each process has its own stages, and a call runs the schedule over micro-batches; in
-    a single process it has all of them, and a call runs one after the other. Both give the same loss and gradients, and
-    the same names of parameters: `stages.<number>.<name in the stage>`.
+    Under `strategy="ort_pipeline"`, each process has its own stages, and a call runs the schedule over micro-batches.
+    In a single process it has all stages, and a call runs them in sequence. Loss, gradients and names of parameters
+    (`stages.<number>.<name in the stage>`) are the same in both cases.
 
     Args:
-        stages: creates each stage; those of other processes are not created. Stages take and give tensors whose first
-            dimension is the batch. Their random initial weights depend on torch's seed and their number alone.
-        loss: the mean over a batch, float32[], from the last stage's result and the targets.
+        stages: functions that create the stages; stages of other processes are not created. The input and the output of
+            a stage are tensors whose first dimension is the batch. The random initial weights of a stage depend only on
+            torch's seed and the stage's number.
+        loss: returns the mean over a batch, float32[], from the last stage's output and the targets.
 
     Raises:
-        UnsupportedError: as many stages as the processes can't share.
+        UnsupportedError: the number of stages doesn't fit the number of processes.
     """
 
     def __init__(self, stages: Sequence[Callable[[], nn.Module]], loss: Loss) -> None:
@@ -102,15 +104,17 @@ class Pipeline(nn.Module):
         self.placement = _placement.get()
         own = range(self.count) if self.placement is None else _own_stages(self.count, self.placement)
         self.stages = nn.ModuleDict({str(number): _initialized(stages[number], number) for number in own})
-        # By sizes of a batch; each schedule has buffers for its own.
+        # By the shapes of a batch; each schedule has buffers for its shapes.
         self._schedules: dict[tuple[Any, ...], _Schedule] = {}
         self._runners: dict[int, Callable[..., Any]] = {}
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss of a batch, float32[], on every process. inputs, targets: [batch, ...], the same ones on every
-        process of a pipeline.
+        """Returns the mean loss of a batch, float32[], on every process.
 
-        In training the gradients are computed here, and reach the parameters in the loss's backward.
+        In training, the gradients are computed here and accumulated into the parameters in the backward of the loss.
+
+        Args:
+            inputs, targets: [batch, ...], the same on every process of a pipeline.
         """
         if self.placement is None:
             for stage in self.stages.values():
@@ -125,26 +129,26 @@ class Pipeline(nn.Module):
             return schedule.evaluate(inputs, targets)
         parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
         loss, gradients = schedule.train(inputs, targets, parameters)
-        return _Computed.apply(loss, gradients, *parameters)
+        return _LossWithGradients.apply(loss, gradients, *parameters)
 
     def runner(self, number: int) -> Callable[..., Any]:
-        """Runs a stage; the last one takes targets too and gives the loss."""
+        """Returns the compiled stage; the last stage also accepts targets and returns the loss."""
         assert self.placement is not None
         if number not in self._runners:
             stage = self.stages[str(number)]
-            held = self.placement.schedule == GPIPE
-            part = _StageWithLoss(stage, self.loss, held) if number == self.count - 1 else stage
-            self._runners[number] = self.placement.compile(part, f"stage_{number}")
+            delayed = self.placement.schedule == GPIPE
+            module = _StageWithLoss(stage, self.loss, delayed) if number == self.count - 1 else stage
+            self._runners[number] = self.placement.compile(module, f"stage_{number}")
         return self._runners[number]
 
     @property
     def in_flight(self) -> int:
-        """The most micro-batches of which this process kept what their backwards need, so far."""
+        """The largest number of micro-batches so far whose saved tensors this process kept at the same time."""
         return max((schedule.in_flight for schedule in self._schedules.values() if schedule.backward), default=0)
 
 
-class _Computed(torch.autograd.Function):
-    """A loss whose gradients are there already."""
+class _LossWithGradients(torch.autograd.Function):
+    """A loss whose gradients are already computed."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, gradients: list[Tensor | None], *parameters: Tensor) -> Tensor:
@@ -156,38 +160,39 @@ class _Computed(torch.autograd.Function):
         (scale,) = outputs
         if not ctx.gradients:
             raise SessionError(
-                "a pipeline's loss was run backward a second time, and its gradients are given away",
+                "backward() was called a second time on a pipeline's loss, but its gradients are already freed",
                 remedy="Run the forward again.",
             )
         factor = scale.item()
         scaled = [g if g is None or factor == 1 else g.mul_(scale) for g in ctx.gradients]
-        # No other reference is left, so that parameters take them over without a copy.
+        # Without another reference, autograd stores the gradients in the parameters without a copy.
         ctx.gradients.clear()
         return None, None, *scaled
 
 
 class _StageWithLoss(nn.Module):
-    """The last stage.
+    """The last stage with the loss.
 
-    A graph with a scalar result computes gradients at once. Where a backward comes long after its forward, `held`, a
-    result of one element keeps activations until then instead of gradients, which are larger.
+    A graph with a scalar result computes its gradients in the forward. If the backward runs long after the forward
+    (`delayed`), a result of shape [1] is returned instead: then the activations are kept until the backward, which are
+    smaller than the gradients.
     """
 
-    def __init__(self, stage: nn.Module, loss: Loss, held: bool) -> None:
+    def __init__(self, stage: nn.Module, loss: Loss, delayed: bool) -> None:
         super().__init__()
         self.stage = stage
         self.loss = loss
-        self._shape = (1,) if held else ()
+        self._shape = (1,) if delayed else ()
 
     def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
         return self.loss(self.stage(hidden), targets).reshape(self._shape)
 
 
-class _Part(nn.Module):
-    """What torch's schedules call for a micro-batch of a stage.
+class _ScheduledStage(nn.Module):
+    """A stage as torch's schedules call it, once for each micro-batch.
 
-    The last one gives its share of the batch's mean loss. Micro-batches have the same size for the others; where the
-    batch doesn't divide, the last stage leaves out the rows that were added.
+    The last stage returns the micro-batch's share of the batch's mean loss. Micro-batches must have the same size, so
+    if the batch size is not divisible, rows are added, which the last stage ignores.
     """
 
     def __init__(self, pipeline: Pipeline, number: int, batch: int) -> None:
@@ -198,8 +203,8 @@ class _Part(nn.Module):
         self._is_last = number == pipeline.count - 1
         self._batch = batch
         self.in_flight = 0
-        # What torch's stage keeps for backwards to come, by micro-batch.
-        self.kept: Mapping[int, Any] = {}
+        # The values that torch's stage saved for pending backwards, by micro-batch.
+        self.saved: Mapping[int, Any] = {}
 
     def forward(
         self,
@@ -208,8 +213,15 @@ class _Part(nn.Module):
         rows: Tensor | None = None,
         seed: Tensor | None = None,
     ) -> Tensor:
-        """targets, rows: of the last stage. seed: int64[1], in training, which all that is random follows from."""
-        self.in_flight = max(self.in_flight, len(self.kept) + 1)
+        """Runs the stage on one micro-batch.
+
+        Args:
+            hidden: the inputs of the batch or the previous stage's output.
+            targets: for the last stage.
+            rows: for the last stage: the number of the micro-batch's rows that were not added.
+            seed: in training: int64[1], the seed of all random numbers.
+        """
+        self.in_flight = max(self.in_flight, len(self.saved) + 1)
         if seed is None:
             return self._result(hidden, targets, rows)
         with draw_from(torch.Generator().manual_seed(int(seed)), self._number):
@@ -221,54 +233,54 @@ class _Part(nn.Module):
         assert targets is not None
         assert rows is not None
         count = int(rows)
-        whole = count == len(hidden)
-        loss = self._run(*((hidden, targets) if whole else (hidden[:count], targets[:count])))
+        is_full = count == len(hidden)
+        loss = self._run(*((hidden, targets) if is_full else (hidden[:count], targets[:count])))
         return (loss * (count / self._batch)).reshape(1)
 
 
 class _Schedule:
-    """A schedule of torch's over the stages of a process, for batches of one size."""
+    """One of torch's schedules over the stages of a process, for batches of one shape."""
 
     def __init__(self, pipeline: Pipeline, placement: Placement, batch: int, backward: bool) -> None:
         if batch < placement.micro_batches:
             raise UnsupportedError(
-                f"a batch of {batch} rows, and micro_batches={placement.micro_batches}: each needs a row. Give larger "
-                "batches or fewer micro-batches; drop_last=True leaves a short last batch out."
+                f"a batch has {batch} rows, but micro_batches={placement.micro_batches}, and each micro-batch needs a "
+                "row. Use larger batches or fewer micro-batches; drop_last=True drops a short last batch."
             )
-        # Its import takes a second, and only pipelines want it.
+        # This import takes a second, and only pipelines need it.
         from torch.distributed import pipelining
 
         self._placement = placement
         self.backward = backward
-        self._parts = [_Part(pipeline, int(number), batch) for number in pipeline.stages]
+        self._stage_modules = [_ScheduledStage(pipeline, int(number), batch) for number in pipeline.stages]
         stages = [
-            pipelining.PipelineStage(part, int(number), pipeline.count, placement.device, group=placement.group)
-            for number, part in zip(pipeline.stages, self._parts, strict=True)
+            pipelining.PipelineStage(module, int(number), pipeline.count, placement.device, group=placement.group)
+            for number, module in zip(pipeline.stages, self._stage_modules, strict=True)
         ]
-        for part, stage in zip(self._parts, stages, strict=True):
-            part.kept = saved_micro_batches(stage)
+        for module, stage in zip(self._stage_modules, stages, strict=True):
+            module.saved = saved_micro_batches(stage)
         self._is_first = stages[0].is_first
         self._is_last = stages[-1].is_last
         schedule = getattr(pipelining, SCHEDULES[placement.schedule])
         self._schedule = schedule(
             stages if placement.schedule == INTERLEAVED else stages[0],
             placement.micro_batches,
-            # Each micro-batch gives its share, so they are summed up.
+            # The losses of micro-batches are shares of the mean, so their sum is the batch's loss.
             loss_fn=_share if backward else None,
             scale_grads=False,
         )
         rows = _balanced(batch, placement.micro_batches)
         self._rows = torch.tensor(rows)
-        self._order = _places(rows)
+        self._order = _row_indices(rows)
 
     @property
     def in_flight(self) -> int:
-        return sum(part.in_flight for part in self._parts)
+        return sum(module.in_flight for module in self._stage_modules)
 
     def train(
         self, inputs: Tensor, targets: Tensor, parameters: Sequence[Tensor]
     ) -> tuple[Tensor, list[Tensor | None]]:
-        """The loss, and the gradient of each of this process's parameters."""
+        """Returns the loss, and the gradient of each of this process's parameters."""
         accumulated = [parameter.grad for parameter in parameters]
         for parameter in parameters:
             parameter.grad = None
@@ -289,24 +301,22 @@ class _Schedule:
     def _step(self, inputs: Tensor, targets: Tensor, losses: list[Tensor]) -> None:
         args, kwargs = self._arguments(inputs, targets)
         target = kwargs["rows"] if self._is_last else None
-        # One draw a step: a schedule runs its stages once more at its first step, to learn the shapes, and a resumed
-        # run has its first step elsewhere.
+        # One draw for each step, independent of the number of runs of a stage: at its first step, a schedule runs the
+        # stages once more to infer shapes, and a resumed run has another first step.
         generator = torch.Generator().manual_seed(draw_seed())
         kwargs["seed"] = torch.randint(SEEDS, (len(self._rows),), generator=generator)
         self._schedule.step(*args, target=target, losses=losses, return_outputs=False, **kwargs)
 
     def _arguments(self, inputs: Tensor, targets: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-        """What this process hands to its stages: the first one takes the inputs, the last one the targets."""
+        """The arguments of the schedule: the inputs for the first stage, the targets for the last one."""
         args = (inputs[self._order],) if self._is_first else ()
         return args, {"targets": targets[self._order], "rows": self._rows} if self._is_last else {}
 
     def _shared(self, losses: Sequence[Tensor]) -> Tensor:
-        """The batch's loss, which the process of the last stage knows, on every process of the pipeline; averaged over
-        pipelines.
-        """
+        """Sends the batch's loss from the last stage's process to all processes; averaged over pipelines."""
         group, replicas = self._placement.group, self._placement.replicas
         total = torch.stack([loss.detach().sum() for loss in losses]).sum() if self._is_last else torch.zeros(())
-        # Not the last rank's to send: of interleaved stages too the last one is on it, and others add zero.
+        # The process of the last stage contributes the loss, and all others contribute zero.
         dist.all_reduce(total, group=group)
         dist.all_reduce(total, group=replicas)
         return total / replicas.size()
@@ -328,12 +338,12 @@ def _share(output: Tensor, rows: Tensor) -> Tensor:
 
 
 def _balanced(batch: int, parts: int) -> list[int]:
-    """Sizes of so many parts of a batch, as equal as can be."""
+    """The sizes of the parts of a batch, as equal as possible."""
     return [len(part) for part in torch.arange(batch).tensor_split(parts)]
 
 
-def _places(sizes: Sequence[int]) -> Tensor:
-    """Which rows of a batch its micro-batches take; a short one takes its last row again, to the size of the others."""
+def _row_indices(sizes: Sequence[int]) -> Tensor:
+    """The indices of a batch's rows, by micro-batch; a short micro-batch repeats its last row to the common size."""
     starts = [sum(sizes[:k]) for k in range(len(sizes))]
     return torch.tensor(
         [start + min(k, size - 1) for start, size in zip(starts, sizes, strict=True) for k in range(max(sizes))]
@@ -341,24 +351,25 @@ def _places(sizes: Sequence[int]) -> Tensor:
 
 
 def _own_stages(count: int, placement: Placement) -> range:
-    """Those of a process: neighbours in turn, so that of several none is next to another."""
+    """The numbers of a process's stages, assigned round-robin."""
     size, schedule = placement.size, placement.schedule
     if schedule == INTERLEAVED:
         if count % size or count == size:
             raise UnsupportedError(
-                f"{count} stages for {size} processes, and schedule='interleaved' gives each process the same number "
-                f"of them, two or more. Make {2 * size} stages, or choose schedule='1f1b'."
+                f"there are {count} stages for {size} processes, but schedule='interleaved' needs the same number of "
+                f"stages for each process, two or more. Create {2 * size} stages, or use schedule='1f1b'."
             )
     elif count != size:
         raise UnsupportedError(
-            f"{count} stages for the {size} processes of a pipeline, and schedule={schedule!r} gives each process one. "
-            f"Make {size} stages, set pipeline_size={count}, or choose schedule='interleaved' for several a process."
+            f"there are {count} stages for the {size} processes of a pipeline, but schedule={schedule!r} needs one "
+            f"stage for each process. Create {size} stages, set pipeline_size={count}, or use schedule='interleaved' "
+            "for several stages for each process."
         )
     return range(placement.rank, count, size)
 
 
 def _initialized(stage: Callable[[], nn.Module], number: int) -> nn.Module:
-    """A stage with initial weights that are the same whichever process makes it, and whichever others it makes."""
+    """Creates a stage with initial weights that depend only on torch's seed and the stage's number."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch.initial_seed() + number)
         return stage()

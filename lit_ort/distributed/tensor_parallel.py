@@ -1,6 +1,6 @@
-"""Layers of which each rank has a part: linear layers by columns and rows, attention by heads, words by vocabulary.
+"""Tensor parallelism: linear layers sharded by columns or rows, attention by heads, embeddings by vocabulary.
 
-A module says in `tensor_plan` which of its layers become which; `shard` replaces them, names of parameters stay.
+A module's `tensor_plan` maps its layers to sharding styles; `shard` replaces the layers and keeps the parameter names.
 
 Source: Shoeybi et al., Megatron-LM, 2019 (arXiv:1909.08053).
 """
@@ -23,7 +23,7 @@ from lit_ort.errors import UnsupportedError
 
 @dataclass(frozen=True)
 class Shard:
-    """Which part a rank has. group: the name of the process group."""
+    """The shard of a rank. group: the name of the process group."""
 
     group: str
     rank: int
@@ -32,7 +32,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Cut:
-    """How a parameter is cut: along a dimension, which holds so many equal pieces that are each sharded."""
+    """How a parameter is sharded: along `dimension`, which consists of `pieces` equal pieces that are sharded each."""
 
     dimension: int
     pieces: int = 1
@@ -42,26 +42,29 @@ class Cut:
         return torch.cat([piece.tensor_split(size, self.dimension)[rank] for piece in pieces], self.dimension)
 
     def whole(self, parts: list[Tensor]) -> Tensor:
-        """Of the parts of all ranks."""
-        cut = [part.chunk(self.pieces, self.dimension) for part in parts]
-        return torch.cat([torch.cat(pieces, self.dimension) for pieces in zip(*cut, strict=True)], self.dimension)
+        """Concatenates the parts of all ranks."""
+        chunks = [part.chunk(self.pieces, self.dimension) for part in parts]
+        return torch.cat([torch.cat(pieces, self.dimension) for pieces in zip(*chunks, strict=True)], self.dimension)
 
 
 def cut_of(parameter: Tensor) -> Cut | None:
-    """How a parameter is cut; None for one that every rank has whole."""
+    """How a parameter is sharded; None for a replicated one."""
     return getattr(parameter, "lit_ort_cut", None)
 
 
 def _part(whole: Tensor, cut: Cut, shard: Shard) -> nn.Parameter:
     parameter = nn.Parameter(cut.part(whole.detach(), shard.rank, shard.size).clone(), whole.requires_grad)
-    parameter.lit_ort_cut = cut  # pyright: ignore[reportAttributeAccessIssue] - for `cut_of`
+    parameter.lit_ort_cut = cut  # pyright: ignore[reportAttributeAccessIssue] - read by `cut_of`
     return parameter
 
 
 class ColumnLinear(nn.Module):
-    """Each rank computes some of the outputs. Replaces `nn.Linear` and transformers' `Conv1D`.
+    """Computes a part of the outputs on each rank. Replaces `nn.Linear` and transformers' `Conv1D`.
 
-    pieces: of which the outputs consist, such as 3 for queries, keys and values; each is sharded.
+    Args:
+        layer: the layer to replace.
+        shard: the rank's shard.
+        pieces: the number of equal pieces of the outputs, such as 3 for queries, keys and values; each is sharded.
     """
 
     def __init__(self, layer: nn.Module, shard: Shard, pieces: int = 1) -> None:
@@ -78,14 +81,14 @@ class ColumnLinear(nn.Module):
 
 
 class RowLinear(nn.Module):
-    """Each rank has some of the inputs; the results are summed up. Replaces the same."""
+    """Has a part of the inputs on each rank and sums the results. Replaces `nn.Linear` and transformers' `Conv1D`."""
 
     def __init__(self, layer: nn.Module, shard: Shard) -> None:
         super().__init__()
         self._shard = shard
         self._transposed = not isinstance(layer, nn.Linear)
         weight, bias = _weights_of(layer)
-        # In the order of the layer's own, by which an optimizer numbers them.
+        # In the order of the original layer's parameters, since an optimizer's state is numbered in this order.
         self.weight = _part(weight, Cut(0 if self._transposed else 1), shard)
         self.bias = bias
 
@@ -96,7 +99,7 @@ class RowLinear(nn.Module):
 
 
 class HeadAttention(nn.Module):
-    """Each rank computes some of the heads. Replaces the self-attention of an `nn.TransformerEncoderLayer`."""
+    """Computes a part of the heads on each rank. Replaces the self-attention of an `nn.TransformerEncoderLayer`."""
 
     def __init__(self, layer: nn.MultiheadAttention, shard: Shard) -> None:
         super().__init__()
@@ -124,14 +127,14 @@ class HeadAttention(nn.Module):
     ) -> tuple[Tensor, None]:
         if key is not query or value is not query or key_padding_mask is not None or need_weights:
             raise UnsupportedError(
-                "attention by heads is built for self-attention without padding masks and without weights as a result. "
-                "Leave this attention out of tensor_plan."
+                "attention is called with a padding mask, with need_weights, or with different query, key and value, "
+                "but tensor_plan supports only self-attention without them. Remove this attention from tensor_plan."
             )
         x = query if self.batch_first else query.transpose(0, 1)
         projected = F.linear(same_on_ranks(x, self._shard.group), self.in_proj_weight, self.in_proj_bias)
         heads = (part.unflatten(-1, (-1, self.head_width)).transpose(1, 2) for part in projected.chunk(3, -1))
         dropout = self.dropout if self.training else 0.0
-        # The mask that comes with is_causal says the same.
+        # With is_causal, the mask is the causal one.
         mask = None if is_causal else attn_mask
         result = F.scaled_dot_product_attention(*heads, attn_mask=mask, dropout_p=dropout, is_causal=is_causal)
         result = self.out_proj(result.transpose(1, 2).flatten(2))
@@ -139,14 +142,14 @@ class HeadAttention(nn.Module):
 
 
 class VocabularyEmbedding(nn.Module):
-    """Each rank has the rows of some words."""
+    """Has a part of the vocabulary's rows on each rank. Replaces `nn.Embedding`."""
 
     def __init__(self, layer: nn.Embedding, shard: Shard) -> None:
         super().__init__()
         if layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse or layer.padding_idx is not None:
             raise UnsupportedError(
-                "an embedding with padding_idx, max_norm, scale_grad_by_freq or sparse can't be sharded by words. "
-                "Leave it out of tensor_plan."
+                "an embedding with padding_idx, max_norm, scale_grad_by_freq or sparse can't be sharded by vocabulary. "
+                "Remove it from tensor_plan."
             )
         self._shard = shard
         self._first = _first_of(layer.num_embeddings, shard)
@@ -155,45 +158,51 @@ class VocabularyEmbedding(nn.Module):
     def forward(self, words: Tensor) -> Tensor:
         local = words - self._first
         count = self.weight.shape[0]
-        own = (local >= 0) & (local < count)
+        is_local = (local >= 0) & (local < count)
         embedded = F.embedding(local.clamp(0, count - 1), self.weight)
-        return sum_over_ranks(embedded * own.unsqueeze(-1).to(embedded.dtype), self._shard.group)
+        return sum_over_ranks(embedded * is_local.unsqueeze(-1).to(embedded.dtype), self._shard.group)
 
 
 class VocabularyCrossEntropy(nn.Module):
-    """The mean cross entropy of logits of which each rank has those of some words. Replaces `nn.CrossEntropyLoss`.
+    """The mean cross entropy of logits that are sharded by vocabulary. Replaces `nn.CrossEntropyLoss`.
 
-    `words` is set by `shard` from the output layer of the plan.
+    Attributes:
+        words: the size of the vocabulary; `shard` sets it from the plan's output layer.
     """
 
     def __init__(self, layer: nn.CrossEntropyLoss, shard: Shard) -> None:
         super().__init__()
         if layer.weight is not None or layer.label_smoothing or layer.reduction != "mean":
             raise UnsupportedError(
-                "the loss by words is the plain mean: no weights, label smoothing or other reduction. Leave the loss "
-                "and the output layer out of tensor_plan."
+                "the loss has weights, label smoothing or a reduction other than 'mean', but tensor_plan supports "
+                "only the plain mean. Remove the loss and the output layer from tensor_plan."
             )
         self._shard = shard
         self._ignored = layer.ignore_index
         self.words: int | None = None
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """logits: float32[rows, words of this rank]; targets: int64[rows]."""
+        """Returns the loss, float32[].
+
+        Args:
+            logits: float32[rows, words of this rank].
+            targets: int64[rows].
+        """
         assert self.words is not None
         group, count = self._shard.group, logits.shape[-1]
         largest = largest_over_ranks(logits.detach().amax(-1), group)
         shifted = logits - largest.unsqueeze(-1)
         total = sum_over_ranks(shifted.exp().sum(-1), group)
         local = targets - _first_of(self.words, self._shard)
-        own = (local >= 0) & (local < count)
-        picked = shifted.gather(-1, local.clamp(0, count - 1).unsqueeze(-1)).squeeze(-1)
-        target = sum_over_ranks(picked * own.to(picked.dtype), group)
-        counted = (targets != self._ignored).to(picked.dtype)
-        return ((total.log() - target) * counted).sum() / counted.sum()
+        is_local = (local >= 0) & (local < count)
+        local_logits = shifted.gather(-1, local.clamp(0, count - 1).unsqueeze(-1)).squeeze(-1)
+        target_logits = sum_over_ranks(local_logits * is_local.to(local_logits.dtype), group)
+        weights = (targets != self._ignored).to(local_logits.dtype)
+        return ((total.log() - target_logits) * weights).sum() / weights.sum()
 
 
 def _gpt2_attention(layer: Any, shard: Shard) -> nn.Module:
-    """Transformers' GPT-2 attention with some of its heads: its products are replaced, it stays."""
+    """Shards transformers' GPT-2 attention by heads, in place: its linear layers are replaced."""
     _require_divisible("attention heads", layer.num_heads, shard.size)
     layer.c_attn = ColumnLinear(layer.c_attn, shard, 3)
     layer.c_proj = RowLinear(layer.c_proj, shard)
@@ -202,7 +211,7 @@ def _gpt2_attention(layer: Any, shard: Shard) -> nn.Module:
     return layer
 
 
-# What a plan may call a layer.
+# The sharding styles of a plan, by name.
 STYLES: dict[str, Callable[[Any, Shard], nn.Module]] = {
     "column": ColumnLinear,
     "row": RowLinear,
@@ -215,25 +224,29 @@ STYLES: dict[str, Callable[[Any, Shard], nn.Module]] = {
 
 
 def shard(module: nn.Module, plan: Mapping[str, str], part: Shard) -> None:
-    """Replaces the layers of a plan by a rank's parts of them. Tied parameters stay tied.
+    """Replaces the layers of a plan by the shards of a rank. Tied parameters stay tied.
 
     Args:
-        module: whole, the same one on every rank.
-        plan: from patterns of module names (`layers.*.linear1`) to one of `STYLES`.
+        module: the complete module, the same on every rank.
+        plan: maps patterns of module names (`layers.*.linear1`) to one of `STYLES`.
+        part: the rank's shard.
 
     Raises:
-        UnsupportedError: a pattern that no layer has, a style that there is not, or sizes that don't divide.
+        UnsupportedError: a pattern matches no layer, a style is unknown, or a size is not divisible.
     """
     tied = _tied_names(module)
     words: int | None = None
     for pattern, style in plan.items():
         if style not in STYLES:
-            raise UnsupportedError(f"tensor_plan has {style!r} for {pattern!r}, and there are {', '.join(STYLES)}.")
+            raise UnsupportedError(
+                f"tensor_plan has the style {style!r} for {pattern!r}, which is not one of {', '.join(STYLES)}. Use "
+                "one of them."
+            )
         names = [name for name, _ in module.named_modules() if fnmatchcase(name, pattern)]
         if not names:
             raise UnsupportedError(
-                f"tensor_plan has {pattern!r}, and {type(module).__name__} has no such layer. Its names are those of "
-                "named_modules(), * stands for any part of one."
+                f"tensor_plan has the pattern {pattern!r}, but {type(module).__name__} has no matching layer. Use "
+                "names from named_modules(); * matches any part of a name."
             )
         for name in names:
             layer: Any = module.get_submodule(name)
@@ -250,15 +263,15 @@ def shard(module: nn.Module, plan: Mapping[str, str], part: Shard) -> None:
 
 
 def _tied_names(module: nn.Module) -> dict[str, list[str]]:
-    """Further names of each parameter that has several, by its first one."""
-    first: dict[nn.Parameter, str] = {}
-    others: dict[str, list[str]] = {}
+    """For each tied parameter, its further names by its first name."""
+    first_names: dict[nn.Parameter, str] = {}
+    further_names: dict[str, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        if parameter in first:
-            others.setdefault(first[parameter], []).append(name)
+        if parameter in first_names:
+            further_names.setdefault(first_names[parameter], []).append(name)
         else:
-            first[parameter] = name
-    return others
+            first_names[parameter] = name
+    return further_names
 
 
 def _require_divisible_layer(name: str, style: str, layer: Any, size: int) -> None:
@@ -272,8 +285,8 @@ def _require_divisible_layer(name: str, style: str, layer: Any, size: int) -> No
 def _require_divisible(what: str, count: int, size: int) -> None:
     if count % size:
         raise UnsupportedError(
-            f"{count} {what} don't divide into equal parts for {size} processes. Choose a number of processes that "
-            "divides them, or other figures of the model."
+            f"{count} {what} don't divide into equal parts for {size} processes. Use a number of processes that "
+            "divides them, or change the model's sizes."
         )
 
 
@@ -282,18 +295,18 @@ def _weights_of(layer: Any) -> tuple[nn.Parameter, nn.Parameter | None]:
 
 
 def _first_of(count: int, shard: Shard) -> int:
-    """The first of a rank's words, where earlier ranks have one more if they don't divide."""
-    each, more = divmod(count, shard.size)
-    return shard.rank * each + min(shard.rank, more)
+    """The first word of a rank; if the count is not divisible, earlier ranks have one more word."""
+    quotient, remainder = divmod(count, shard.size)
+    return shard.rank * quotient + min(shard.rank, remainder)
 
 
 def is_sharded(module: nn.Module) -> bool:
-    """Whether this process has a part of some parameters only."""
+    """Whether some of the module's parameters are sharded."""
     return next(cuts(module), None) is not None
 
 
 def cuts(module: nn.Module) -> Iterator[tuple[str, Cut]]:
-    """The names of parameters that are cut, and how."""
+    """The names of the sharded parameters, and how each is sharded."""
     for name, parameter in module.named_parameters(remove_duplicate=False):
         cut = cut_of(parameter)
         if cut is not None:

@@ -1,4 +1,4 @@
-"""A training run on two ranks of which one fails: `python failing.py <how>`, or under torchrun."""
+"""A training run on two ranks, one of which fails: `python failing.py <failure>`, also under torchrun."""
 
 from __future__ import annotations
 
@@ -24,43 +24,43 @@ class Failing(Net):
         if self.global_rank == 1 and batch_idx == 2:
             _fail(sys.argv[1])
         if sys.argv[1] == "stopped" and batch_idx == 2:
-            self._be_stopped_while_another_waits()
+            self._stop_while_another_rank_waits()
 
-    def _be_stopped_while_another_waits(self) -> None:
-        part = torch.zeros(1)
+    def _stop_while_another_rank_waits(self) -> None:
+        message = torch.zeros(1)
         if self.global_rank == 1:
-            dist.recv(part, 0)
+            dist.recv(message, 0)
         else:
             time.sleep(1)
             os.kill(os.getpid(), signal.SIGTERM)
-            dist.send(part, 1)
+            dist.send(message, 1)
 
 
-def _fail(how: str) -> None:
-    if how == "raises":
+def _fail(failure: str) -> None:
+    if failure == "raises":
         raise ValueError("row 17 of the data is broken")
-    if how == "dies":
+    if failure == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
-    if how == "hangs":
+    if failure == "hangs":
         time.sleep(600)
 
 
-def _die_if_first(made: Any) -> None:
-    if made.local_rank == 0:
+def _die_if_first(runner: Any) -> None:
+    if runner.local_rank == 0:
         time.sleep(float(sys.argv[2]))
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main() -> None:
-    alone = sys.argv[1] == "alone"  # the second node of two, of which the first one never comes
+    alone = sys.argv[1] == "alone"  # the second of two nodes; the first one never starts
     limit_s = {"alone": 5, "killed": 600}.get(sys.argv[1], WAIT_S)
     strategy: Any = ORTDDPStrategy(timeout=timedelta(seconds=limit_s))
     processes: dict[str, Any] = {"devices": 1, "num_nodes": 2} if alone else {"devices": 2}
-    made = trainer(strategy, **processes)
+    runner = trainer(strategy, **processes)
     if sys.argv[1] == "killed":  # the first process, before it joins the other one
-        joins = made.strategy.setup_environment
-        made.strategy.setup_environment = lambda: _die_if_first(made) or joins()
-    made.fit(Failing(), loader(), loader())
+        setup_environment = runner.strategy.setup_environment
+        runner.strategy.setup_environment = lambda: _die_if_first(runner) or setup_environment()
+    runner.fit(Failing(), loader(), loader())
 
 
 if __name__ == "__main__":

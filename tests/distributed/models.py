@@ -1,4 +1,4 @@
-"""A small module in stages."""
+"""A small module with pipeline stages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def last_stage(inputs: int, outputs: int, dropout: float) -> nn.Module:
 
 
 class Staged(LightningModule):
-    """A classifier in so many stages."""
+    """A classifier with a pipeline of `stages` stages."""
 
     def __init__(
         self, stages: int = 2, optimizer: Callable[..., torch.optim.Optimizer] | None = None, dropout: float = 0.0
@@ -53,6 +53,6 @@ class Staged(LightningModule):
 
     def configure_optimizers(self) -> Any:
         decayed = [p for p in self.parameters() if p.dim() > 1]
-        plain = [p for p in self.parameters() if p.dim() < 2]
-        optimizer = self.optimizer([{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}])
+        others = [p for p in self.parameters() if p.dim() < 2]
+        optimizer = self.optimizer([{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}])
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.8)]

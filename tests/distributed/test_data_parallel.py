@@ -1,4 +1,4 @@
-"""`ort_ddp` and `ort_zero1` on two ranks beside one process that sees the whole of each batch."""
+"""`ort_ddp` and `ort_zero1` on two ranks, compared with one process that has each whole batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lit_ort.errors import OptionsError
 from tests.lightning_models import Net, loader, trainer
 from tests.ranks import message_of, run_on_ranks
 
-# One launch serves all tests of the file.
+# All tests of the file share one launch.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("data_parallel")]
 
 RANKS = 2
@@ -32,7 +32,7 @@ Weights = dict[str, Tensor]
 
 
 class Partial(Net):
-    """Leaves one parameter out of the loss."""
+    """A module with a parameter that is not used in the loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Partial(Net):
 
 
 class Manual(Net):
-    """Steps its optimizer by itself."""
+    """A module with manual optimization."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,15 +79,15 @@ def fit(
     seed_everything(1, verbose=False)
     module = make()
     checkpoint = settings.pop("ckpt_path", None)
-    made = trainer(
+    runner = trainer(
         strategy, **{"devices": RANKS if dist.is_torchelastic_launched() else 1, "limit_val_batches": 1, **settings}
     )
-    made.fit(module, part_of(loader(rows, batch)), loader(), ckpt_path=checkpoint, weights_only=False)
-    return made
+    runner.fit(module, part_of(loader(rows, batch)), loader(), ckpt_path=checkpoint, weights_only=False)
+    return runner
 
 
 def part_of(whole: DataLoader[Any]) -> DataLoader[Any]:
-    """Every second row of the data on each of two ranks, in order: together their batches are those of one process."""
+    """Every second row of the data on each of two ranks, in order; together, their batches are those of one process."""
     if not dist.is_torchelastic_launched():
         return whole
     dataset: Any = whole.dataset
@@ -95,8 +95,8 @@ def part_of(whole: DataLoader[Any]) -> DataLoader[Any]:
     return DataLoader(dataset, whole.batch_size, sampler=sampler)
 
 
-def weights(made: Any) -> Weights:
-    return {name: value.clone() for name, value in made.lightning_module.state_dict().items()}
+def weights(runner: Any) -> Weights:
+    return {name: value.clone() for name, value in runner.lightning_module.state_dict().items()}
 
 
 def strict(**arguments: Any) -> ORTDDPStrategy:
@@ -107,7 +107,7 @@ def sharded(**arguments: Any) -> ORTZero1Strategy:
     return ORTZero1Strategy(fallback="error", **arguments)
 
 
-# What runs on both ranks, with the module and the settings that one process has for the same weights.
+# Strategies on both ranks, with the module and the settings for the same run in one process.
 RUNS: dict[str, tuple[Callable[[], Any], Callable[[], LightningModule], dict[str, Any]]] = {
     "ddp": (strict, Net, {}),
     "overlap": (lambda: strict(overlap=True, bucket_cap_mb=1e-4), Net, {}),
@@ -120,7 +120,7 @@ RUNS: dict[str, tuple[Callable[[], Any], Callable[[], LightningModule], dict[str
     "zero1 with LAMB": (sharded, WithLamb, {}),
     "zero1 with accumulation": (sharded, WithAdam, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.05}),
 }
-# What differs from one process in eager too, so that eager's two ranks are the measure.
+# Runs that differ from one process in eager too, so that they are compared with two ranks in eager.
 EAGER_RUNS: dict[str, tuple[dict[str, Any], Callable[[], LightningModule], int]] = {
     "a shorter last batch": ({}, Net, 76),
     "an unused parameter": ({"find_unused_parameters": True}, Partial, ROWS),
@@ -134,10 +134,10 @@ def all_runs(folder: Path) -> dict[str, Any]:
         results[name] = weights(fit(strict(**arguments), net, rows))
         results[f"eager: {name}"] = weights(fit(DDPStrategy(**arguments), net, rows))
     results["kinds"] = kinds(strict()), kinds(strict(overlap=True, bucket_cap_mb=1e-4))
-    results["dropout"] = dropped()
+    results["dropout"] = losses_with_dropout()
     results["adasum"] = weights(fit(strict(adasum=True), Net))
     results["state"] = state_sizes()
-    results["refused"] = refusals()
+    results["messages"] = error_messages()
     whole = fit(sharded(), WithAdam, max_epochs=1)
     whole.save_checkpoint(folder / "one.ckpt", weights_only=False)
     results["resumed"] = weights(fit(sharded(), WithAdam, ckpt_path=folder / "one.ckpt"))
@@ -145,32 +145,32 @@ def all_runs(folder: Path) -> dict[str, Any]:
 
 
 def kinds(strategy: ORTDDPStrategy) -> list[str]:
-    made = fit(strategy, Net, max_epochs=1)
-    return [graph.kind for graph in lit_ort.explain(made).graphs if graph.name.startswith("training")]
+    runner = fit(strategy, Net, max_epochs=1)
+    return [graph.kind for graph in lit_ort.explain(runner).graphs if graph.name.startswith("training")]
 
 
-def dropped() -> list[float]:
-    """Losses of a rank on the same data as the other one has."""
+def losses_with_dropout() -> list[float]:
+    """The losses of a rank, where both ranks have the same data."""
     module = Net(dropout=0.5, learning_rate=0.0)
     trainer(strict(), devices=RANKS, max_epochs=1, use_distributed_sampler=False).fit(module, loader(), loader())
     return module.losses
 
 
 def state_sizes() -> tuple[int, int]:
-    """Elements of the optimizer's state on this rank, and those of all parameters."""
-    made = fit(sharded(), WithAdam, max_epochs=1)
-    held = made.optimizers[0].optim.state.values()
-    moments = sum(value.numel() for state in held for value in state.values() if value.dim())
-    return moments, sum(value.numel() for value in made.lightning_module.parameters())
+    """The number of elements of the optimizer's state on this rank, and of all parameters."""
+    runner = fit(sharded(), WithAdam, max_epochs=1)
+    states = runner.optimizers[0].optim.state.values()
+    moments = sum(value.numel() for state in states for value in state.values() if value.dim())
+    return moments, sum(value.numel() for value in runner.lightning_module.parameters())
 
 
-def refusals() -> dict[str, str]:
-    tried: dict[str, Callable[[], Any]] = {
+def error_messages() -> dict[str, str]:
+    functions: dict[str, Callable[[], Any]] = {
         "sync": lambda: fit(strict(), Net, sync_batchnorm=True),
         "static": lambda: fit(strict(static_graph=True), Net, accumulate_grad_batches=2),
         "world": lambda: fit(strict(), Net, devices=3),
     }
-    return {name: message_of(function) for name, function in tried.items()}
+    return {name: message_of(function) for name, function in functions.items()}
 
 
 @pytest.fixture(scope="module")
@@ -182,10 +182,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, An
 Results = tuple[list[dict[str, Any]], Path]
 
 
-def assert_equal(found: Weights, expected: Weights, tolerance: float = 1e-5) -> None:
-    assert found.keys() == expected.keys()
+def assert_equal(actual: Weights, expected: Weights, tolerance: float = 1e-5) -> None:
+    assert actual.keys() == expected.keys()
     for name, value in expected.items():
-        error = float((found[name] - value).float().norm())
+        error = float((actual[name] - value).float().norm())
         assert error <= tolerance * max(float(value.float().norm()), 1e-3), name
 
 
@@ -199,8 +199,8 @@ def test_weights_are_those_of_one_process(name: str, results: Results) -> None:
 
 @pytest.mark.parametrize("name", EAGER_RUNS)
 def test_weights_are_those_of_eager_ranks(name: str, results: Results) -> None:
-    for found in results[0]:
-        assert_equal(found[name], found[f"eager: {name}"])
+    for result in results[0]:
+        assert_equal(result[name], result[f"eager: {name}"])
 
 
 def test_a_step_is_one_graph_or_one_for_each_bucket(results: Results) -> None:
@@ -210,37 +210,37 @@ def test_a_step_is_one_graph_or_one_for_each_bucket(results: Results) -> None:
     assert len(by_bucket) > len(fused)
 
 
-def test_ranks_drop_different_elements(results: Results) -> None:
-    first, second = (found["dropout"] for found in results[0])
+def test_ranks_have_different_dropout_masks(results: Results) -> None:
+    first, second = (result["dropout"] for result in results[0])
     assert all(a != b for a, b in zip(first, second, strict=True))
 
 
-def test_adasum_reaches_the_gradients(results: Results) -> None:
-    (first, second), averaged = (found["adasum"] for found in results[0]), results[0][0]["ddp"]
+def test_adasum_is_applied_to_the_gradients(results: Results) -> None:
+    (first, second), averaged = (result["adasum"] for result in results[0]), results[0][0]["ddp"]
     assert_equal(first, second)
     assert any(not torch.allclose(first[name], averaged[name], rtol=1e-3) for name in averaged)
 
 
-def test_each_rank_holds_its_part_of_the_optimizer(results: Results) -> None:
-    held = [found["state"][0] for found in results[0]]
-    assert sum(held) == 2 * results[0][0]["state"][1]
-    assert max(held) < 0.7 * sum(held)
+def test_each_rank_has_a_part_of_the_optimizer_state(results: Results) -> None:
+    sizes = [result["state"][0] for result in results[0]]
+    assert sum(sizes) == 2 * results[0][0]["state"][1]
+    assert max(sizes) < 0.7 * sum(sizes)
 
 
 def test_a_sharded_checkpoint_resumes_on_two_ranks_and_on_one(results: Results) -> None:
-    found, folder = results
+    by_rank, folder = results
     expected = weights(fit("auto", WithAdam, batch=RANKS * BATCH))
-    assert_equal(found[0]["resumed"], expected)
+    assert_equal(by_rank[0]["resumed"], expected)
     alone = fit(lit_ort.ORTStrategy(fallback="error"), WithAdam, batch=RANKS * BATCH, ckpt_path=folder / "one.ckpt")
     assert_equal(weights(alone), expected)
 
 
-def test_what_cannot_work_is_refused_with_a_sentence(results: Results) -> None:
-    refused = results[0][0]["refused"]
-    assert "SyncBatchNorm has no kernel for the CPU" in refused["sync"]
-    assert "static_graph=True with accumulate_grad_batches=2" in refused["static"]
-    assert "3" in refused["world"]
-    assert "2" in refused["world"]
+def test_error_messages(results: Results) -> None:
+    messages = results[0][0]["messages"]
+    assert "SyncBatchNorm has no kernel for the CPU" in messages["sync"]
+    assert "static_graph=True with accumulate_grad_batches=2" in messages["static"]
+    assert "3" in messages["world"]
+    assert "2" in messages["world"]
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_what_cannot_work_is_refused_with_a_sentence(results: Results) -> None:
         ({"adasum": True, "ddp_comm_hook": print}, "adasum=True is a ddp_comm_hook"),
     ],
 )
-def test_wrong_arguments_raise_at_once(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_raise_at_once(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionsError, match=message):
         ORTDDPStrategy(**arguments)
 

@@ -1,4 +1,4 @@
-"""A rank that raises, dies, hangs or is told to stop ends the whole job soon, says why, and no process is left."""
+"""A rank that raises, dies, hangs or is stopped ends the whole job soon, reports the cause, and leaves no process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAUNCHERS = {
     "lightning": [sys.executable],
     "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"],
 }
-# Of imports, compilation and the watch of the processes.
+# The time for imports, compilation and the detection of a failed process.
 START_S = 150
 CAUSES = {
     "raises": "rank 1 of 2 stops at step 2: ValueError: row 17 of the data is broken",
@@ -45,34 +45,34 @@ def _mark_of(process: psutil.Process) -> str | None:
         return None
 
 
-# A rank that hangs is found by its neighbour's timeout, whoever started it.
+# A rank that hangs is detected by another rank's timeout, with both launchers.
 @pytest.mark.parametrize(
-    ("how", "launcher"),
+    ("failure", "launcher"),
     [pair for pair in itertools.product(CAUSES, LAUNCHERS) if pair[1] == "lightning" or pair[0] in ("raises", "dies")],
 )
-def test_one_failing_rank_ends_the_job(how: str, launcher: str) -> None:
+def test_one_failing_rank_ends_the_job(failure: str, launcher: str) -> None:
     mark = uuid.uuid4().hex
     environment = {**os.environ, "LIT_ORT_TEST": mark, "PYTHONPATH": str(SCRIPT.parents[2])}
-    command = [*LAUNCHERS[launcher], str(SCRIPT), how]
+    command = [*LAUNCHERS[launcher], str(SCRIPT), failure]
     job = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=START_S + 2 * WAIT_S)
-    assert job.returncode != 0 or how == "stopped"  # Lightning calls it an orderly end
-    if how != "dies":
-        assert CAUSES[how] in job.stderr
-    elif launcher == "lightning":  # Lightning's watch may be first; torchrun stops the other rank before it notices
-        assert CAUSES[how] in job.stderr or "terminated with code -9" in job.stderr
+    assert job.returncode != 0 or failure == "stopped"  # Lightning exits with 0 after SIGTERM
+    if failure != "dies":
+        assert CAUSES[failure] in job.stderr
+    elif launcher == "lightning":  # Lightning can detect it first; torchrun stops the other rank before it detects it
+        assert CAUSES[failure] in job.stderr or "terminated with code -9" in job.stderr
     _require_end(mark, within_s=10)
 
 
 def _require_end(mark: str, within_s: float) -> None:
-    until = time.monotonic() + within_s
-    while processes_of(mark) and time.monotonic() < until:
+    deadline = time.monotonic() + within_s
+    while processes_of(mark) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not processes_of(mark)
 
 
-# Its child is still importing at the first time, and waits for it at the second one.
+# With 0 s the child process is still importing; with 25 s it is already waiting for its parent.
 @pytest.mark.parametrize("after_s", [0, 25])
-def test_no_process_waits_for_a_first_one_that_died_before_they_joined(after_s: float) -> None:
+def test_no_process_waits_for_a_first_process_that_died_before_joining(after_s: float) -> None:
     mark = uuid.uuid4().hex
     environment = {**os.environ, "LIT_ORT_TEST": mark, "PYTHONPATH": str(SCRIPT.parents[2])}
     command = [*LAUNCHERS["lightning"], str(SCRIPT), "killed", str(after_s)]
@@ -82,12 +82,12 @@ def test_no_process_waits_for_a_first_one_that_died_before_they_joined(after_s: 
     assert after_s or "RankError: process" in job.stderr
 
 
-def test_a_first_rank_that_cannot_be_reached_is_named() -> None:
+def test_the_address_of_an_unreachable_first_rank_is_named() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": "1", "LOCAL_RANK": "0"}
-    environment = {**os.environ, **place, "PYTHONPATH": str(SCRIPT.parents[2])}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": "1", "LOCAL_RANK": "0"}
+    environment = {**os.environ, **address, "PYTHONPATH": str(SCRIPT.parents[2])}
     command = [sys.executable, str(SCRIPT), "alone"]
     job = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=START_S)
     assert job.returncode != 0

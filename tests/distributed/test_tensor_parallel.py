@@ -1,4 +1,4 @@
-"""`ort_tensor` on two ranks beside one process: the transformer LM and GPT-2, with a vocabulary that doesn't divide."""
+"""`ort_tensor` on two ranks, compared with one process: the transformer LM, with an odd vocabulary, and GPT-2."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from lit_ort.errors import OptionsError, UnsupportedError
 from tests.lightning_models import Net, trainer
 from tests.ranks import message_of, run_on_ranks
 
-# One launch serves all tests of the file.
+# All tests of the file share one launch.
 pytestmark = pytest.mark.xdist_group("tensor_parallel")
 
 WORDS, LENGTH, COLUMNS = 51, 12, 10
@@ -36,9 +36,9 @@ ADAM = partial(torch.optim.AdamW, lr=1e-2, eps=1e-3)
 Weights = dict[str, Tensor]
 
 
-def transformer(optimizer: Any = SGD, **figures: Any) -> TransformerLM:
-    shape = {"width": 16, "feed_forward": 24, "dropout": 0.0, **figures}
-    return TransformerLM(WORDS, optimizer, **shape)
+def transformer(optimizer: Any = SGD, **sizes: Any) -> TransformerLM:
+    settings = {"width": 16, "feed_forward": 24, "dropout": 0.0, **sizes}
+    return TransformerLM(WORDS, optimizer, **settings)
 
 
 def gpt2() -> GPT2:
@@ -74,9 +74,9 @@ def fit(strategy: Any, module: LightningModule, data: Any, **settings: Any) -> A
     seed_everything(1, verbose=False)
     checkpoint = settings.pop("ckpt_path", None)
     devices = int(os.environ["WORLD_SIZE"]) if dist.is_torchelastic_launched() else 1
-    made = trainer(strategy, **{"devices": devices, **settings})
-    made.fit(module, data, data, ckpt_path=checkpoint, weights_only=False)
-    return made
+    runner = trainer(strategy, **{"devices": devices, **settings})
+    runner.fit(module, data, data, ckpt_path=checkpoint, weights_only=False)
+    return runner
 
 
 def run(strategy: Any, name: str) -> Any:
@@ -89,8 +89,8 @@ def strict() -> ORTTensorStrategy:
     return ORTTensorStrategy(fallback="error")
 
 
-def weights(made: Any) -> Weights:
-    return {name: value.clone() for name, value in made.strategy.lightning_module_state_dict().items()}
+def weights(runner: Any) -> Weights:
+    return {name: value.clone() for name, value in runner.strategy.lightning_module_state_dict().items()}
 
 
 def adam(seed: int = 1) -> TransformerLM:
@@ -101,20 +101,20 @@ def adam(seed: int = 1) -> TransformerLM:
 def all_runs(folder: Path) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for name in RUNS:
-        made = run(strict(), name)
-        log = lit_ort.explain(made)
+        runner = run(strict(), name)
+        log = lit_ort.explain(runner)
         kinds = {graph.kind for graph in log.graphs if graph.name.startswith("training")}
-        own = sum(parameter.numel() for parameter in made.lightning_module.parameters())
-        loss = float(made.callback_metrics["val/loss"])
-        results[name] = {"weights": weights(made), "kinds": kinds, "own": own, "loss": loss}
+        size = sum(parameter.numel() for parameter in runner.lightning_module.parameters())
+        loss = float(runner.callback_metrics["val/loss"])
+        results[name] = {"weights": weights(runner), "kinds": kinds, "size": size, "loss": loss}
     half = fit(strict(), adam(), text(), max_epochs=1)
     half.save_checkpoint(folder / "tensor.ckpt", weights_only=False)
     results["resumed"] = weights(fit(strict(), adam(seed=2), text(), ckpt_path=folder / "alone.ckpt"))
-    results["refused"] = {name: message_of(function) for name, function in refusals().items()}
+    results["messages"] = {name: message_of(function) for name, function in unsupported_runs().items()}
     return results
 
 
-def refusals() -> dict[str, Callable[[], Any]]:
+def unsupported_runs() -> dict[str, Callable[[], Any]]:
     return {
         "no plan": lambda: fit(strict(), Net(), text()),
         "heads": lambda: fit(strict(), transformer(width=15, heads=3), text()),
@@ -135,10 +135,10 @@ def results(alone: Path) -> list[dict[str, Any]]:
     return run_on_ranks(all_runs, 2, alone)
 
 
-def assert_equal(found: Weights, expected: Weights) -> None:
-    assert list(found) == list(expected)
+def assert_equal(actual: Weights, expected: Weights) -> None:
+    assert list(actual) == list(expected)
     for name, value in expected.items():
-        assert float((found[name] - value).norm()) <= 1e-5 * max(float(value.norm()), 1e-2), name
+        assert float((actual[name] - value).norm()) <= 1e-5 * max(float(value.norm()), 1e-2), name
 
 
 @pytest.mark.slow
@@ -146,16 +146,16 @@ def assert_equal(found: Weights, expected: Weights) -> None:
 def test_weights_and_losses_are_those_of_one_process(name: str, results: list[dict[str, Any]]) -> None:
     expected = run("auto", name)
     assert_equal(results[0][name]["weights"], weights(expected))
-    for found in results:
-        assert found[name]["loss"] == pytest.approx(float(expected.callback_metrics["val/loss"]), rel=1e-5)
+    for result in results:
+        assert result[name]["loss"] == pytest.approx(float(expected.callback_metrics["val/loss"]), rel=1e-5)
 
 
 @pytest.mark.slow
 def test_a_step_is_one_graph_of_a_part_of_the_model(results: list[dict[str, Any]]) -> None:
-    for found in results:
-        assert all(found[name]["kinds"] == {"fused"} for name in RUNS)
+    for result in results:
+        assert all(result[name]["kinds"] == {"fused"} for name in RUNS)
     whole = sum(parameter.numel() for parameter in transformer().parameters())
-    assert whole / 2 < results[0]["transformer LM"]["own"] < 0.6 * whole
+    assert whole / 2 < results[0]["transformer LM"]["size"] < 0.6 * whole
 
 
 @pytest.mark.slow
@@ -166,16 +166,16 @@ def test_checkpoints_are_those_of_one_process(results: list[dict[str, Any]], alo
 
 
 @pytest.mark.slow
-def test_what_cannot_work_is_refused_with_a_sentence(results: list[dict[str, Any]]) -> None:
-    refused = results[0]["refused"]
-    assert "the layers that Net.tensor_plan() names, and it has none" in refused["no plan"]
-    assert "3 attention heads don't divide into equal parts for 2 processes" in refused["heads"]
-    assert "Lamb may look at whole ones (as LAMB and Adafactor do)" in refused["LAMB"]
-    assert "25 outputs of model.encoder.layers.0.linear1 don't divide" in refused["columns"]
+def test_error_messages(results: list[dict[str, Any]]) -> None:
+    messages = results[0]["messages"]
+    assert "the layers that Net.tensor_plan() names, and it has none" in messages["no plan"]
+    assert "3 attention heads don't divide into equal parts for 2 processes" in messages["heads"]
+    assert "Lamb may look at whole ones (as LAMB and Adafactor do)" in messages["LAMB"]
+    assert "25 outputs of model.encoder.layers.0.linear1 don't divide" in messages["columns"]
 
 
 @pytest.mark.parametrize(("cut", "size"), [(Cut(0), 3), (Cut(1), 2), (Cut(0, 3), 2), (Cut(1, 2), 3)])
-def test_parts_make_the_whole(cut: Cut, size: int) -> None:
+def test_parts_concatenate_to_the_whole(cut: Cut, size: int) -> None:
     whole = torch.arange(12.0 * 12).view(12, 12)
     parts = [cut.part(whole, rank, size) for rank in range(size)]
     assert torch.equal(cut.whole(parts), whole)
@@ -184,24 +184,24 @@ def test_parts_make_the_whole(cut: Cut, size: int) -> None:
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        ({"head": "columns"}, "tensor_plan has 'columns' for 'head', and there are column, row"),
-        ({"heads": "column"}, "tensor_plan has 'heads', and Net has no such layer"),
+        ({"head": "columns"}, "tensor_plan has the style 'columns' for 'head', which is not one of column, row"),
+        ({"heads": "column"}, "tensor_plan has the pattern 'heads', but Net has no matching layer"),
     ],
 )
-def test_wrong_plans_raise(plan: dict[str, str], message: str) -> None:
+def test_invalid_plans_raise(plan: dict[str, str], message: str) -> None:
     with pytest.raises(UnsupportedError, match=message):
         shard(Net(), plan, Shard("none", 0, 2))
 
 
 @pytest.mark.parametrize("layer", [nn.CrossEntropyLoss(label_smoothing=0.1), nn.CrossEntropyLoss(reduction="sum")])
-def test_a_loss_that_is_no_plain_mean_is_refused(layer: nn.Module) -> None:
+def test_a_loss_that_is_not_a_plain_mean_is_rejected(layer: nn.Module) -> None:
     module = nn.ModuleDict({"loss": layer})
-    with pytest.raises(UnsupportedError, match="the loss by words is the plain mean"):
+    with pytest.raises(UnsupportedError, match="tensor_plan supports only the plain mean"):
         shard(module, {"loss": "cross_entropy"}, Shard("none", 0, 2))
 
 
 def clipped_step() -> float:
-    """How far a step of `pytorch_lightning` moves a weight that is sharded."""
+    """The norm of the change of a sharded weight in one step of `pytorch_lightning`."""
     import pytorch_lightning as pl
 
     class Plain(pl.LightningModule):
@@ -237,12 +237,12 @@ def clipped_step() -> float:
 
 @pytest.mark.slow
 def test_gradients_of_pytorch_lightnings_modules_are_clipped() -> None:
-    """Lightning's plugins clip in modules of their own package, and leave others as they are without a word."""
-    (moved,) = run_on_ranks(clipped_step, 1)
-    assert 0 < moved <= 1e-3
+    """Lightning's plugins clip gradients only in modules of their own package and ignore others without a warning."""
+    (change,) = run_on_ranks(clipped_step, 1)
+    assert 0 < change <= 1e-3
 
 
-def test_wrong_arguments_raise_at_once() -> None:
+def test_invalid_arguments_raise_at_once() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'plan'"):
         ORTTensorStrategy(plan={})  # pyright: ignore[reportCallIssue]
     with pytest.raises(OptionsError, match="threads=0 must be a whole number above 0"):
