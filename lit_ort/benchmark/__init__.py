@@ -1,4 +1,4 @@
-"""A step of a user's own in eager, inductor and ONNX Runtime, side by side: time, memory, errors, what ran where."""
+"""Benchmarks a user's training step in eager, inductor and ONNX Runtime: time, memory, errors and what ran where."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The most memory that a process holds while something runs (Linux)."""
+"""The peak memory of a process during a function call (Linux)."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ MB = 1e6
 
 
 def peak_mb(run: Callable[[], None]) -> float | None:
-    """The peak above what the process held before, in MB; None where the system does not tell.
+    """The peak memory during `run` above the memory before it, in MB; None if the system doesn't report it.
 
-    What the allocator keeps of earlier runs is given back first, since a run would take it without asking.
+    Free memory that the allocator keeps is returned to the system first, since `run` could reuse it unnoticed.
     """
     gc.collect()
-    _give_back()
-    # A peak that begins here is what the process holds here.
+    _trim()
+    # After a reset, the peak equals the current memory.
     before = peak_rss_bytes() if reset_peak_rss() else None
     run()
     peak = peak_rss_bytes()
     return None if before is None or peak is None else (peak - before) / MB
 
 
-def _give_back() -> None:
+def _trim() -> None:
     library = ctypes.util.find_library("c")
     if library is not None and hasattr(ctypes.CDLL(library), "malloc_trim"):
         ctypes.CDLL(library).malloc_trim(0)

@@ -1,4 +1,4 @@
-"""What a benchmark returns, as a table and as plain data."""
+"""The result of a benchmark, as a table and as plain data."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ BASELINES = (EAGER, INDUCTOR, ORT)
 
 @dataclasses.dataclass(frozen=True)
 class BaselineFigures:
-    """One way to run a step.
+    """The measurements of one baseline.
 
     Args:
-        step_ms: milliseconds of each timed step.
-        first_step_s: seconds of the first step, compiling included.
-        cached_first_step_s: the same with the graph read from `cache_dir`; None for others than `ort`.
-        peak_mb: the most memory of the first steps above what the process held with the module, in MB, compiling and
-            the optimizer's state included; None where the system does not tell.
-        gradient_error: the largest relative error of the loss or a gradient against eager, with dropout off; None for
-            eager, and for a step that draws random numbers of its own.
-        ran: what `explain` says in short; empty for others than `ort`.
-        fallbacks: the reasons for which graphs ran in eager.
+        step_ms: the time of each timed step, in milliseconds.
+        first_step_s: the time of the first step with compilation, in seconds.
+        cached_first_step_s: the same with the graph read from `cache_dir`; None for baselines other than `ort`.
+        peak_mb: the peak memory of the first steps above the memory of the process with the module, in MB; includes
+            compilation and the optimizer's state. None if the system doesn't report it.
+        gradient_error: the largest relative error of the loss or a gradient compared with eager, without dropout; None
+            for eager, and for a step that draws random numbers besides dropout.
+        ran: the summary of `explain`; empty for baselines other than `ort`.
+        fallbacks: the reasons why graphs ran in eager.
     """
 
     step_ms: tuple[float, ...]
@@ -41,13 +41,13 @@ class BaselineFigures:
 
 @dataclasses.dataclass(frozen=True)
 class Benchmark:
-    """What `lit_ort.benchmark` returns, readable when printed.
+    """The result of `lit_ort.benchmark`; prints as a table.
 
     Args:
-        step: what was timed.
+        step: a description of the step.
         machine: processor, cores and threads.
-        versions: of the packages that decide.
-        figures: by baseline.
+        versions: the versions of the packages that affect measurements.
+        figures: the measurements by baseline.
         notes: what could not be measured, and why.
     """
 
@@ -58,33 +58,36 @@ class Benchmark:
     notes: tuple[str, ...] = ()
 
     def ratio(self, baseline: str, to: str) -> float | None:
-        """The median time of a step as a part of another baseline's; None where one of them was not measured."""
+        """The median step time of `baseline` divided by that of `to`; None if one of them was not measured."""
         if baseline not in self.figures or to not in self.figures:
             return None
         return self.figures[baseline].median_ms / self.figures[to].median_ms
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, as JSON takes it."""
+        """All fields as a dictionary that can be written as JSON."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        head = "| | ms a step | to eager | to inductor | first step, s | from the cache, s | peak, MB | largest error |"
+        head = (
+            "| | ms/step | relative to eager | relative to inductor | first step, s | first step from cache, s | "
+            "peak, MB | largest error |"
+        )
         lines = [f"{self.step}; {self.machine}; {versions}", "", head, "|---|---|---|---|---|---|---|---|"]
         lines += [f"| {' | '.join(self._row(name))} |" for name in self.figures]
-        ran = [f"{name}: {line}" for name, own in self.figures.items() for line in own.ran.splitlines()]
-        return "\n".join([*lines, "", *ran, *self.notes])
+        summaries = [f"{name}: {line}" for name, figures in self.figures.items() for line in figures.ran.splitlines()]
+        return "\n".join([*lines, "", *summaries, *self.notes])
 
     def _row(self, name: str) -> list[str]:
-        own = self.figures[name]
+        figures = self.figures[name]
         ratios = [None if to == name else self.ratio(name, to) for to in (EAGER, INDUCTOR)]
-        error = "" if own.gradient_error is None else f"{own.gradient_error:.1e}"
+        error = "" if figures.gradient_error is None else f"{figures.gradient_error:.1e}"
         return [
             name,
-            f"{own.median_ms:.1f}",
+            f"{figures.median_ms:.1f}",
             *("" if ratio is None else f"{ratio:.2f}" for ratio in ratios),
-            f"{own.first_step_s:.1f}",
-            "" if own.cached_first_step_s is None else f"{own.cached_first_step_s:.1f}",
-            "" if own.peak_mb is None else f"{own.peak_mb:.0f}",
+            f"{figures.first_step_s:.1f}",
+            "" if figures.cached_first_step_s is None else f"{figures.cached_first_step_s:.1f}",
+            "" if figures.peak_mb is None else f"{figures.peak_mb:.0f}",
             error,
         ]

@@ -1,4 +1,4 @@
-"""Measures a step: memory and first steps one baseline after the other, then times interleaved, then errors."""
+"""Measures a step: memory and first steps of each baseline in turn, then step times interleaved, then errors."""
 
 from __future__ import annotations
 
@@ -40,29 +40,35 @@ def benchmark(
 ) -> Benchmark:
     """Measures a training step in eager, inductor and ONNX Runtime on this machine.
 
-    A step is forward, loss, backward, clipping and the optimizer: the first one that a LightningModule configures, else
-    fused AdamW. Each baseline trains a copy of the module; the module itself is left as it is.
+    A step consists of forward, loss, backward, clipping and the optimizer's step. The optimizer is the first one that a
+    LightningModule configures, otherwise fused AdamW. Each baseline trains a copy of the module; the module itself is
+    not changed.
 
     Args:
-        module: a LightningModule, whose `training_step` is taken, or a module that returns its loss.
-        batch: of `training_step`; for other modules keyword arguments, a tuple of arguments, or the only argument.
-        rounds: timed steps of each baseline, taken in turn.
-        baselines: which of `eager`, `inductor` and `ort`.
-        options: of ONNX Runtime; `precision="bf16-mixed"` puts the others under autocast.
-        clip: the largest norm of the gradients.
-        loss: from the output of a module that is no LightningModule to a scalar.
+        module: a LightningModule, whose `training_step` is used, or a module that returns its loss.
+        batch: the batch of `training_step`; for other modules keyword arguments, a tuple of arguments, or the only
+            argument.
+        rounds: the number of timed steps of each baseline; baselines run in turn.
+        baselines: one or more of `eager`, `inductor` and `ort`.
+        options: the options of `ort`; with `precision="bf16-mixed"`, the other baselines run under autocast.
+        clip: the maximum norm of the gradients, or None.
+        loss: a function from the module's output to a scalar loss, for a module that is not a LightningModule.
 
     Raises:
-        OptionsError: an unknown baseline, fewer than one round, a step without a loss, or nothing that learns.
+        OptionsError: an unknown baseline, fewer than one round, a step without a loss, or no trainable parameter.
     """
     _require(rounds, baselines)
     options = ORTOptions() if options is None else options
     workload = Workload(module, batch, clip, loss)
-    measured = {name: Measurement(name, workload, options) for name in baselines}
-    times = interleaved({name: one.step for name, one in measured.items()}, rounds)
+    measurements = {name: Measurement(name, workload, options) for name in baselines}
+    times = interleaved({name: measurement.step for name, measurement in measurements.items()}, rounds)
     expected = gradients_in_eager(workload, options)
-    notes = () if expected is not None else ("Errors are not measured: the step draws random numbers of its own.",)
-    figures = {name: one.figures(times[name], expected) for name, one in measured.items()}
+    notes = (
+        ()
+        if expected is not None
+        else ("Errors are not measured: without dropout, the step still draws random numbers.",)
+    )
+    figures = {name: measurement.figures(times[name], expected) for name, measurement in measurements.items()}
     step = f"{type(module).__name__}, {options.precision}, medians of {rounds} rounds"
     return Benchmark(step, machine(), versions(), figures, notes)
 
@@ -70,18 +76,20 @@ def benchmark(
 def _require(rounds: int, baselines: Sequence[str]) -> None:
     unknown = [name for name in baselines if name not in BASELINES]
     if unknown or not baselines:
-        raise OptionsError(f"baselines={list(baselines)}: choose from {', '.join(BASELINES)}.")
+        raise OptionsError(
+            f"baselines={list(baselines)} must be one or more of {', '.join(BASELINES)}. Use those names."
+        )
     if rounds < 1:
-        raise OptionsError(f"rounds={rounds}: at least one step has to be timed.")
+        raise OptionsError(f"rounds={rounds} must be at least 1. Use 10 or more for stable medians.")
 
 
 class Measurement:
-    """A baseline after its first steps, whose time and memory it knows.
+    """A baseline with the time and memory of its first steps, which run on creation.
 
     Args:
         baseline: `eager`, `inductor` or `ort`.
-        workload: what to run; of a module that stays as it is.
-        options: of ONNX Runtime; its precision is that of every baseline.
+        workload: the step; its module is copied and not changed.
+        options: the options of `ort`; its precision is used for every baseline.
     """
 
     def __init__(self, baseline: str, workload: Workload, options: ORTOptions) -> None:
@@ -99,7 +107,7 @@ class Measurement:
                 self.step()
 
     def step(self) -> float:
-        """Takes a step; how many seconds that took."""
+        """Runs one step and returns its time in seconds."""
         return _timed(self._runner.step)
 
     def _first_step_from_cache(self) -> float:
@@ -111,28 +119,28 @@ class Measurement:
             return [_timed(runner.step) for runner in runners][-1]
 
     def figures(self, seconds: Sequence[float], expected: Gradients | None) -> BaselineFigures:
-        """All that is known of it.
+        """The figures of the baseline.
 
         Args:
-            seconds: of its steps.
-            expected: eager's loss and gradients, to compare its own with; None where they are not compared.
+            seconds: the times of its steps.
+            expected: eager's loss and gradients for comparison, or None.
         """
         error = None if expected is None or self._baseline == EAGER else self._error(expected)
-        ran, fallbacks = "", tuple[str, ...]()
+        summary, fallbacks = "", tuple[str, ...]()
         if self._runner.backend is not None:
             explanation = explain(self._runner.backend)
-            ran = explanation.summary
+            summary = explanation.summary
             fallbacks = tuple(dict.fromkeys(graph.fallback for graph in explanation.fallbacks if graph.fallback))
         return BaselineFigures(
-            tuple(1e3 * second for second in seconds), self._first, self._cached, self._peak, error, ran, fallbacks
+            tuple(1e3 * second for second in seconds), self._first, self._cached, self._peak, error, summary, fallbacks
         )
 
     def _error(self, expected: Gradients) -> float:
-        """The largest relative error of its loss and gradients, with dropout off."""
+        """The largest relative error of its loss and gradients, without dropout."""
         backend = ORTBackend(self._options, "step") if self._baseline == ORT else None
         with _quiet():
             runner = Runner(self._baseline, without_dropout(self._workload), _is_low(self._options), backend)
-            return _error(_gradients(runner, seed=0), expected)
+            return largest_error(_gradients(runner, seed=0), expected)
 
 
 def _is_low(options: ORTOptions) -> bool:
@@ -141,7 +149,7 @@ def _is_low(options: ORTOptions) -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without warnings of fallbacks, which are in the table."""
+    """Ignores warnings of fallbacks, which the table shows."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LitOrtWarning)
         yield
@@ -154,7 +162,10 @@ def _timed(run: Callable[[], Any]) -> float:
 
 
 def interleaved(steps: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each baseline's steps; another one begins in each round, so that none always follows the same."""
+    """The times of each baseline's steps, in seconds.
+
+    Each round starts with another baseline.
+    """
     times: dict[str, list[float]] = {name: [] for name in steps}
     names = list(steps)
     for k in range(rounds):
@@ -164,7 +175,7 @@ def interleaved(steps: Mapping[str, Callable[[], float]], rounds: int) -> dict[s
 
 
 def gradients_in_eager(workload: Workload, options: ORTOptions) -> Gradients | None:
-    """Loss and gradients with dropout off; None where they change from run to run."""
+    """Loss and gradients without dropout; None if they change from run to run."""
     reference = Runner(EAGER, without_dropout(workload), _is_low(options), None)
     expected = _gradients(reference, seed=0)
     return expected if _is_same(expected, _gradients(reference, seed=1)) else None
@@ -174,18 +185,19 @@ def _gradients(runner: Runner, seed: int) -> Gradients:
     torch.manual_seed(seed)
     state = {name: value.clone() for name, value in runner.workload.module.state_dict().items()}
     loss = runner.gradients()
-    # Such as running means, which a second forward would find changed.
+    # Restores buffers such as running means, which the forward has changed.
     runner.workload.module.load_state_dict(state)
-    found = {name: p.grad for name, p in runner.workload.module.named_parameters() if p.grad is not None}
-    return {"loss": loss, **{name: gradient.clone() for name, gradient in found.items()}}
+    gradients = {name: p.grad for name, p in runner.workload.module.named_parameters() if p.grad is not None}
+    return {"loss": loss, **{name: gradient.clone() for name, gradient in gradients.items()}}
 
 
-def _is_same(one: Gradients, other: Gradients) -> bool:
-    return all(torch.allclose(one[name], other[name], rtol=1e-4, atol=1e-6, equal_nan=True) for name in one)
+def _is_same(first: Gradients, second: Gradients) -> bool:
+    return all(torch.allclose(first[name], second[name], rtol=1e-4, atol=1e-6, equal_nan=True) for name in first)
 
 
-def _error(found: Gradients, expected: Gradients) -> float:
-    # What is zero but for rounding has no direction to compare.
+def largest_error(actual: Gradients, expected: Gradients) -> float:
+    """The largest relative error of a loss and gradients, in the 2-norm; a missing gradient counts as zeros."""
+    # A gradient that is zero up to rounding would have an arbitrary relative error.
     floor = 1e-2 * max(float(value.norm()) for value in expected.values())
-    pairs = [(found.get(name, torch.zeros_like(value)), value) for name, value in expected.items()]
-    return max(float((own - value).norm()) / max(float(value.norm()), floor) for own, value in pairs)
+    pairs = [(actual.get(name, torch.zeros_like(value)), value) for name, value in expected.items()]
+    return max(float((value - reference).norm()) / max(float(reference.norm()), floor) for value, reference in pairs)

@@ -1,4 +1,4 @@
-"""A module and a batch as a training step: forward, loss, backward, clip, optimizer."""
+"""A training step of a module and a batch: forward, loss, backward, clipping and the optimizer's step."""
 
 from __future__ import annotations
 
@@ -25,13 +25,17 @@ LEARNING_RATE = 1e-4
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """What is timed.
+    """The step to time.
 
     Args:
         module: a LightningModule, or a module that returns its loss, an output with a `loss`, or a dictionary with one.
-        batch: of `training_step`; else a dictionary of keyword arguments, a tuple of arguments, or the only argument.
-        clip: the largest norm of the gradients, or None.
-        loss: from the module's output to a scalar, where it is none of these.
+        batch: the batch of `training_step`; for other modules a dictionary of keyword arguments, a tuple of arguments,
+            or the only argument.
+        clip: the maximum norm of the gradients, or None.
+        loss: a function from the module's output to a scalar loss, for other outputs.
+
+    Raises:
+        OptionsError: the module uses manual optimization.
     """
 
     module: nn.Module
@@ -42,8 +46,8 @@ class Workload:
     def __post_init__(self) -> None:
         if not getattr(self.module, "automatic_optimization", True):
             raise OptionsError(
-                f"{type(self.module).__name__} optimizes manually, and a step to time has one loss. Pass a module that "
-                "returns the loss of one of its parts."
+                f"{type(self.module).__name__} uses manual optimization, but a timed step needs a single loss. Pass a "
+                "module that returns the loss of one of its parts."
             )
 
     @property
@@ -51,11 +55,11 @@ class Workload:
         return hasattr(self.module, "training_step")
 
     def copy(self) -> Workload:
-        """Of a module of its own."""
+        """The same workload with a copy of the module."""
         return dataclasses.replace(self, module=copy.deepcopy(self.module))
 
     def forward(self, module: Any, batch: Any) -> Tensor:
-        """The loss."""
+        """Runs the forward and returns the loss."""
         if self.is_lightning:
             output = module.training_step(batch, 0)
         elif isinstance(batch, Mapping):
@@ -72,13 +76,13 @@ class Workload:
         if not isinstance(loss, Tensor) or loss.dim() != 0:
             raise OptionsError(
                 f"the step returned a {type(output).__name__} without a scalar loss. Return one from training_step, or "
-                "pass loss=, a function from the module's output to it."
+                "pass loss=, a function from the module's output to the loss."
             )
         return loss
 
     @contextmanager
     def without_trainer(self) -> Iterator[None]:
-        """Takes what a LightningModule logs, which there is no Trainer for."""
+        """Replaces `log` of a LightningModule, which would need a Trainer."""
         if not self.is_lightning:
             yield
             return
@@ -88,13 +92,13 @@ class Workload:
 
 
 class Runner:
-    """One way to run a workload's step.
+    """Runs a workload's step in one baseline.
 
     Args:
         baseline: `eager`, `inductor` or `ort`.
-        workload: of a module of its own.
-        low_precision: under autocast to bfloat16.
-        backend: of `ort`.
+        workload: a workload whose module no other runner uses.
+        low_precision: whether to run under autocast to bfloat16.
+        backend: the backend of `ort`; None for other baselines.
     """
 
     def __init__(self, baseline: str, workload: Workload, low_precision: bool, backend: ORTBackend | None) -> None:
@@ -107,12 +111,12 @@ class Runner:
         compiler = {INDUCTOR: "inductor", ORT: backend}.get(baseline)
         self._forward: Callable[..., Tensor] = workload.forward
         if compiler is not None:
-            # A function of its own for each runner: Dynamo keeps what it compiled with the function's code.
+            # A separate function for each runner, since Dynamo stores compiled graphs with the function's code.
             self._forward = torch.compile(lambda module, batch: workload.forward(module, batch), backend=compiler)
         self._optimizer = optimizer_of(workload.module)
 
     def gradients(self) -> Tensor:
-        """The loss of a forward, its backward done."""
+        """Runs forward and backward and returns the loss; gradients are in the parameters."""
         for parameter in self.workload.module.parameters():
             parameter.grad = None
         with autocast_for(self._precision), self._settings(), self.workload.without_trainer():
@@ -121,7 +125,7 @@ class Runner:
         return loss.detach()
 
     def step(self) -> None:
-        """A whole step."""
+        """Runs a complete step."""
         self.gradients()
         if self.workload.clip is not None:
             clip_grad_norm_(self.workload.module.parameters(), self.workload.clip)
@@ -129,30 +133,31 @@ class Runner:
 
 
 def optimizer_of(module: Any) -> torch.optim.Optimizer:
-    """The first optimizer that a LightningModule configures, else fused AdamW over what learns.
+    """The first optimizer that a LightningModule configures, otherwise fused AdamW over the trainable parameters.
 
     Raises:
-        OptionsError: nothing learns.
+        OptionsError: there is no trainable parameter.
     """
     if hasattr(module, "configure_optimizers"):
         leaves = tree_leaves(module.configure_optimizers())
-        found = next((leaf for leaf in leaves if isinstance(leaf, torch.optim.Optimizer)), None)
-        if found is not None:
-            return found
-    learning = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    if not learning:
+        optimizer = next((leaf for leaf in leaves if isinstance(leaf, torch.optim.Optimizer)), None)
+        if optimizer is not None:
+            return optimizer
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if not parameters:
         raise OptionsError(
-            f"{type(module).__name__} has no parameter that needs a gradient, so that no step trains it."
+            f"{type(module).__name__} has no parameter that requires a gradient, so it can't be trained. Set "
+            "requires_grad on some parameters."
         )
-    return torch.optim.AdamW(learning, LEARNING_RATE, fused=True)
+    return torch.optim.AdamW(parameters, LEARNING_RATE, fused=True)
 
 
 def without_dropout(workload: Workload) -> Workload:
-    """A copy whose dropout probabilities are zero, wherever a module or its configuration keeps one."""
+    """A copy with all dropout probabilities of modules and their configurations set to zero."""
     copied = workload.copy()
     for module in copied.module.modules():
-        for holder in (module, getattr(module, "config", None)):
-            for name, value in vars(holder).items() if hasattr(holder, "__dict__") else ():
+        for owner in (module, getattr(module, "config", None)):
+            for name, value in vars(owner).items() if hasattr(owner, "__dict__") else ():
                 if isinstance(value, float) and (name == "p" or "drop" in name):
-                    holder.__dict__[name] = 0.0
+                    owner.__dict__[name] = 0.0
     return copied

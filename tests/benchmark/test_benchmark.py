@@ -1,4 +1,4 @@
-"""`lit_ort.benchmark`: what it measures, what it leaves as it was, what it refuses."""
+"""`lit_ort.benchmark`: its measurements, its table, its errors, and that it doesn't change the module."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from torch import Tensor, nn
 
 import lit_ort
 from lit_ort.benchmark import Benchmark, memory
-from lit_ort.benchmark.run import _error
+from lit_ort.benchmark.run import largest_error
 from lit_ort.benchmark.steps import Workload, without_dropout
 from lit_ort.commands import benchmark as command
 from lit_ort.errors import OptionsError
 from tests.lightning_models import Net
 
-WAYS = ("eager", "ort")
-ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process start its peak again")
+BASELINES = ("eager", "ort")
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux can reset a process's peak memory")
 
 
 class Scored(nn.Module):
-    """Gives the entropy of its scores."""
+    """Returns the cross entropy of its scores."""
 
     def __init__(self, dropout: float = 0.3) -> None:
         super().__init__()
@@ -38,38 +38,38 @@ class Scored(nn.Module):
 
 
 class Noisy(Scored):
-    """Draws on its own."""
+    """Draws random numbers besides dropout."""
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return super().forward(x + torch.randn_like(x), y)
 
 
-class Chosen(Scored):
-    """Has a part that no session runs."""
+class Strided(Scored):
+    """Has an operator that no session supports."""
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        chosen = torch.as_strided(x, (3, 6), (6, 1))
-        return super().forward(x, y) + self.head(self.body(chosen)).mean()
+        rows = torch.as_strided(x, (3, 6), (6, 1))
+        return super().forward(x, y) + self.head(self.body(rows)).mean()
 
 
 def batch() -> tuple[Tensor, Tensor]:
     return torch.randn(8, 6), torch.randint(4, (8,))
 
 
-def measured(module: nn.Module, given: Any = None, **settings: Any) -> Benchmark:
-    given = batch() if given is None else given
-    return lit_ort.benchmark(module, given, **{"baselines": WAYS, "rounds": 3, **settings})
+def measured(module: nn.Module, inputs: Any = None, **settings: Any) -> Benchmark:
+    inputs = batch() if inputs is None else inputs
+    return lit_ort.benchmark(module, inputs, **{"baselines": BASELINES, "rounds": 3, **settings})
 
 
-def test_measures_each_baseline_and_leaves_the_module_as_it_was() -> None:
+def test_measures_each_baseline_without_changing_the_module() -> None:
     module = Scored()
     before = copy.deepcopy(module.state_dict())
     result = measured(module, clip=0.5)
-    assert list(result.figures) == list(WAYS)
-    for own in result.figures.values():
-        assert len(own.step_ms) == 3
-        assert own.median_ms > 0
-        assert own.first_step_s > 0
+    assert list(result.figures) == list(BASELINES)
+    for figures in result.figures.values():
+        assert len(figures.step_ms) == 3
+        assert figures.median_ms > 0
+        assert figures.first_step_s > 0
     error = result.figures["ort"].gradient_error
     assert error is not None
     assert error < 1e-5
@@ -79,7 +79,7 @@ def test_measures_each_baseline_and_leaves_the_module_as_it_was() -> None:
     assert all(parameter.grad is None for parameter in module.parameters())
 
 
-def test_prints_a_table_and_what_ran_where() -> None:
+def test_prints_a_table_and_a_summary() -> None:
     text = str(measured(Scored()))
     assert "| eager |" in text
     assert "| ort |" in text
@@ -87,19 +87,19 @@ def test_prints_a_table_and_what_ran_where() -> None:
     assert f"torch {torch.__version__}" in text
 
 
-def test_ratios_are_of_medians() -> None:
+def test_ratios_are_computed_from_medians() -> None:
     result = measured(Scored())
-    own, eager = result.figures["ort"].median_ms, result.figures["eager"].median_ms
-    assert result.ratio("ort", "eager") == own / eager
+    ort, eager = result.figures["ort"].median_ms, result.figures["eager"].median_ms
+    assert result.ratio("ort", "eager") == ort / eager
     assert result.ratio("ort", "inductor") is None
 
 
-@pytest.mark.parametrize("given", [{"x": batch()[0], "y": batch()[1]}, list(batch())])
-def test_takes_batches_of_every_form(given: Any) -> None:
-    assert measured(Scored(), given).figures["ort"].fallbacks == ()
+@pytest.mark.parametrize("inputs", [{"x": batch()[0], "y": batch()[1]}, list(batch())])
+def test_accepts_dictionaries_and_lists_as_batches(inputs: Any) -> None:
+    assert measured(Scored(), inputs).figures["ort"].fallbacks == ()
 
 
-def test_a_lightning_module_logs_into_nothing() -> None:
+def test_logging_of_a_lightning_module_is_ignored() -> None:
     result = measured(Net(0.1))
     assert result.step.startswith("Net")
     assert result.figures["ort"].fallbacks == ()
@@ -113,49 +113,49 @@ def test_bf16_is_compared_under_autocast() -> None:
     assert "bf16-mixed" in result.step
 
 
-def test_a_step_that_draws_has_no_error_and_says_so() -> None:
+def test_errors_of_a_step_with_random_numbers_are_not_measured() -> None:
     result = measured(Noisy())
     assert result.figures["ort"].gradient_error is None
     assert "draws random numbers" in str(result)
 
 
-def test_fallbacks_are_told() -> None:
-    (reason,) = measured(Chosen()).figures["ort"].fallbacks
+def test_fallbacks_are_reported() -> None:
+    (reason,) = measured(Strided()).figures["ort"].fallbacks
     assert "strides" in reason
 
 
-def test_an_error_is_seen() -> None:
+def test_the_largest_error() -> None:
     expected = {"loss": torch.tensor(1.0), "weight": torch.ones(4)}
-    assert _error({**expected, "weight": torch.ones(4) * 1.1}, expected) == pytest.approx(0.1, rel=1e-3)
-    assert _error({"loss": torch.tensor(1.0)}, expected) == pytest.approx(1.0)
+    assert largest_error({**expected, "weight": torch.ones(4) * 1.1}, expected) == pytest.approx(0.1, rel=1e-3)
+    assert largest_error({"loss": torch.tensor(1.0)}, expected) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"baselines": ("eager", "onnx")}, "choose from eager, inductor, ort"),
-        ({"baselines": ()}, "choose from"),
-        ({"rounds": 0}, "at least one step"),
+        ({"baselines": ("eager", "onnx")}, "must be one or more of eager, inductor, ort"),
+        ({"baselines": ()}, "must be one or more of"),
+        ({"rounds": 0}, "rounds=0 must be at least 1"),
         ({"loss": lambda output: None}, "scalar loss"),
     ],
 )
-def test_refuses(settings: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_raise(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionsError, match=message):
         measured(Scored(), **settings)
 
 
-def test_refuses_what_has_no_step() -> None:
+def test_modules_without_a_step_raise() -> None:
     with pytest.raises(OptionsError, match="without a scalar loss"):
         measured(nn.Linear(6, 4), batch()[0])
-    with pytest.raises(OptionsError, match="no parameter that needs a gradient"):
+    with pytest.raises(OptionsError, match="no parameter that requires a gradient"):
         measured(Scored().requires_grad_(False))
     manual = Net()
     manual.automatic_optimization = False
-    with pytest.raises(OptionsError, match="optimizes manually"):
+    with pytest.raises(OptionsError, match="uses manual optimization"):
         measured(manual)
 
 
-def test_dropout_is_off_wherever_it_is_kept() -> None:
+def test_dropout_is_disabled_in_modules_and_configurations() -> None:
     config = transformers.BertConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
     model: Any = transformers.BertForMaskedLM(config)
     ids = torch.randint(20, (2, 5))
@@ -166,7 +166,7 @@ def test_dropout_is_off_wherever_it_is_kept() -> None:
 
 
 @ON_LINUX
-def test_the_peak_is_that_of_the_run() -> None:
+def test_the_peak_memory_is_that_of_the_call() -> None:
     def run() -> None:
         torch.ones(100 * 2**20, dtype=torch.uint8)
 
@@ -181,10 +181,9 @@ def make() -> tuple[nn.Module, Any]:
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "figures.json"
-    here = f"{__name__}:make"
-    command.main([here, "--rounds", "2", "--baselines", "eager", "ort", "--json", str(file)])
+    command.main([f"{__name__}:make", "--rounds", "2", "--baselines", "eager", "ort", "--json", str(file)])
     assert "| ort |" in capsys.readouterr().out
-    assert set(json.loads(file.read_text())["figures"]) == set(WAYS)
+    assert set(json.loads(file.read_text())["figures"]) == set(BASELINES)
 
 
 @pytest.mark.parametrize("name", ["no_such_module:make", f"{__name__}:no_such_function", "nothing"])
