@@ -1,1 +1,1 @@
-"""Dynamo's graph of torch functions -> a graph of ATen operators, composite ones whole."""
+"""From Dynamo's FX graph of torch functions to an FX graph of ATen operators that keeps composite operators."""

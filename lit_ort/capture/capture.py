@@ -1,7 +1,7 @@
-"""Dynamo's graph of torch functions -> ATen operators at the sizes of one call, composite ones whole.
+"""Traces Dynamo's FX graph of torch functions to ATen operators, for the shapes of one call.
 
-Composite operators (`linear`, `layer_norm`, `scaled_dot_product_attention`, `cross_entropy_loss`) are what fusions look
-for; AOTAutograd takes apart those that are left.
+Composite operators (`linear`, `layer_norm`, `scaled_dot_product_attention`, `cross_entropy_loss`) are not decomposed,
+because fusions match them. AOTAutograd decomposes those that no fusion replaces.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from lit_ort.errors import CaptureError
 
 @dataclasses.dataclass(frozen=True)
 class Captured:
-    """A graph, ready for fusions.
+    """A captured graph, ready for fusions.
 
     Args:
-        module: its inputs are the tensors of `examples` alone.
-        examples: what it was traced with.
-        fusible: whether it is of ATen operators; a graph with higher-order operators is left as Dynamo made it.
+        module: the graph; its inputs are the tensors of `examples` and nothing else.
+        examples: the fake tensors that it was traced with.
+        fusible: whether it consists of ATen operators. A graph with higher-order operators stays as Dynamo produced it.
     """
 
     module: fx.GraphModule
@@ -41,60 +41,69 @@ class Captured:
 
 
 def capture(graph: NumberedGraph, tensors: Sequence[torch.Tensor], keys: Sequence[Any], any_sizes: bool) -> Captured:
-    """Traces a graph for one call's types and sizes.
+    """Traces a graph for the dtypes and shapes of one call.
 
     Args:
-        graph: its numbers apart.
-        tensors, keys: one call's inputs.
-        any_sizes: leave the sizes symbolic that Dynamo left symbolic.
+        graph: Dynamo's graph, with its numbers separated from its tensors.
+        tensors, keys: the inputs of one call.
+        any_sizes: keep symbolic sizes that Dynamo made symbolic; otherwise every size is fixed.
 
     Raises:
-        CaptureError: an input that sessions don't take. Whatever else tracing raises comes through as it is.
+        CaptureError: an input is not supported by sessions, or torch traces an operator incorrectly. Other errors of
+            tracing are not caught.
     """
     dimensions = changing_dimensions(graph.module) if any_sizes else None
     examples = examples_of(tensors, torch.is_grad_enabled(), dimensions)
     bound = _bind_numbers(graph, examples, keys)
-    _settle_calls(bound.graph)
+    _canonicalize_calls(bound.graph)
     inline_vmaps(bound, examples)
     if not _is_plain(bound.graph):
         _refuse_recurrent_dropout(bound.graph)
         return Captured(bound, examples, False)
     module = aten_graph(bound, examples.tensors, examples.mode)
-    _refuse_wrong(module.graph)
+    _refuse_incorrect_traces(module.graph)
     return Captured(module, examples, True)
 
 
-def _refuse_wrong(graph: fx.Graph) -> None:
+def _refuse_incorrect_traces(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.target in WRONG_IN_A_TRACE:
             raise CaptureError(
-                f"torch's own trace of {node.target} gives other numbers than the operator",
-                remedy="It runs in eager until torch mends it.",
+                f"torch traces {node.target} incorrectly: the trace computes other values than the operator",
+                remedy="The step runs in eager PyTorch until torch fixes it.",
                 operator=str(node.target),
                 module=source_line(node),
             )
 
 
 def _refuse_recurrent_dropout(graph: fx.Graph) -> None:
-    """Where a graph is not of ATen operators, no fusion writes the dropout between recurrent layers, nor does torch."""
+    """Refuses dropout between recurrent layers in a graph that has no ATen operators, since no fusion can rewrite it.
+
+    Raises:
+        CaptureError: a recurrent layer has a dropout probability above 0 in training mode.
+    """
     for node in graph.nodes:
         if node.target in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu) and _drops(node):
             raise CaptureError(
-                f"{node.name} drops values between its layers, in a graph with higher-order operators",
-                remedy="Set its dropout to 0, or keep one of the two out of the step with torch.compiler.disable.",
+                f"{node.name} has dropout between its layers, which is not supported in a graph with higher-order "
+                "operators",
+                remedy="Set its dropout to 0, or exclude the layer or the higher-order operator from the step with "
+                "torch.compiler.disable.",
                 operator=str(node.target),
                 module=source_line(node),
             )
 
 
 def _drops(node: fx.Node) -> bool:
-    """Whether a recurrent layer drops values: its one float is the probability, and behind it stands the mode."""
+    """Whether a recurrent layer applies dropout. Its only float argument is the probability; the next argument is the
+    training mode.
+    """
     pairs = zip(node.args, node.args[1:], strict=False)
     return any(isinstance(argument, float) and argument > 0 and bool(training) for argument, training in pairs)
 
 
 def _bind_numbers(graph: NumberedGraph, examples: Examples, keys: Sequence[Any]) -> fx.GraphModule:
-    """A copy of the graph with keys written into it, and sizes read from the tensors that have them."""
+    """A copy of the graph with keys as constants, and with sizes read from the tensors that have them."""
     copied = copy_graph(graph.module)
     placeholders = inputs_of(copied)
     count = len(examples.tensors)
@@ -104,26 +113,26 @@ def _bind_numbers(graph: NumberedGraph, examples: Examples, keys: Sequence[Any])
         size = examples.tensors[position].shape[dimension]
         if isinstance(size, torch.SymInt):
             with copied.inserting_after(placeholders[-1]):
-                read = copied.call_function(torch.ops.aten.sym_size.int, (placeholders[position], dimension))
-            node.replace_all_uses_with(read)
+                sym_size = copied.call_function(torch.ops.aten.sym_size.int, (placeholders[position], dimension))
+            node.replace_all_uses_with(sym_size)
         else:
-            _write(node, int(size))
+            _replace_by_value(node, int(size))
         copied.erase_node(node)
     for node, key in zip(placeholders[count + len(graph.sizes) :], keys, strict=True):
-        _write(node, key)
+        _replace_by_value(node, key)
         copied.erase_node(node)
     return fx.GraphModule(graph.module, copied)
 
 
-def _write(node: fx.Node, value: Any) -> None:
+def _replace_by_value(node: fx.Node, value: Any) -> None:
     for user in list(node.users):
         user.args = fx.map_arg(user.args, lambda n: value if n is node else n)
         user.kwargs = fx.map_arg(user.kwargs, lambda n: value if n is node else n)
 
 
-def _settle_calls(graph: fx.Graph) -> None:
-    """Drops what Dynamo leaves of bookkeeping, and dropouts that return their input; writes `.data` as what tracing
-    follows: it is a detached value.
+def _canonicalize_calls(graph: fx.Graph) -> None:
+    """Removes calls of API logging and dropouts that return their input, and replaces `.data` by `detach`, which can be
+    traced.
     """
     for node in list(graph.nodes):
         if node.op != "call_function":
@@ -131,22 +140,22 @@ def _settle_calls(graph: fx.Graph) -> None:
         if node.target is log_api_usage:
             graph.erase_node(node)
         elif node.target in (functional.dropout, torch.dropout):
-            _settle_dropout(node)
+            _remove_idle_dropout(node)
         elif node.target is data_of:
             node.op, node.target = "call_method", "detach"
 
 
-def _settle_dropout(node: fx.Node) -> None:
-    """Replaces a dropout that drops nothing by its input, which is what eager returns; a trace makes a copy of it."""
+def _remove_idle_dropout(node: fx.Node) -> None:
+    """Replaces a dropout that drops nothing by its input. Eager returns the input itself; a trace would copy it."""
     training = "training" if node.target is functional.dropout else "train"
-    given: dict[str, Any] = {**dict(zip(("input", "p", training), node.args, strict=False)), **node.kwargs}
-    if given.get("p", 0.5) == 0 or given.get(training, True) is False:
-        node.replace_all_uses_with(given["input"])
+    arguments: dict[str, Any] = {**dict(zip(("input", "p", training), node.args, strict=False)), **node.kwargs}
+    if arguments.get("p", 0.5) == 0 or arguments.get(training, True) is False:
+        node.replace_all_uses_with(arguments["input"])
         node.graph.erase_node(node)
 
 
 def _is_plain(graph: fx.Graph) -> bool:
-    """Whether a graph calls nothing that takes graphs, and nothing of functorch's levels."""
+    """Whether a graph has neither higher-order operators nor functions of functorch's levels."""
     for node in graph.nodes:
         if node.op == "call_module" or isinstance(node.target, HigherOrderOperator):
             return False

@@ -1,8 +1,10 @@
-"""Activation checkpoints in an FX graph: their functions stand in the graph, each operation marked with its checkpoint.
+"""Inlines activation checkpoints into the FX graph, and marks each of their nodes for recomputation in the backward.
 
-Dynamo hands over `torch.utils.checkpoint.checkpoint(function, ...)` as one node that calls a graph of its own.
+In:  one node for each `torch.utils.checkpoint.checkpoint(function, ...)`, which calls a separate graph, as Dynamo
+     produces it
+Out: the nodes of that graph, marked with the number of their checkpoint
 
-Source: Chen et al. 2016, training deep nets with sublinear memory cost.
+Source: Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost.
 """
 
 from __future__ import annotations
@@ -21,53 +23,57 @@ CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
 
 
 def inline_checkpoints(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """A graph without nodes that call checkpointed functions.
+    """Return a graph in which checkpointed functions are inlined.
 
-    A checkpoint with a `context_fn`, which decides by torch's operators what is kept, leaves the graph as it is.
+    A graph is returned unchanged if one of its checkpoints has a `context_fn`, since that selects saved tensors by
+    torch's operators.
     """
-    called = [node for node in graph_module.graph.nodes if node.target is CHECKPOINT]
-    if not called or any(chooses_what_to_keep(graph_module, node) for node in called):
+    checkpoints = [node for node in graph_module.graph.nodes if node.target is CHECKPOINT]
+    if not checkpoints or any(chooses_what_to_keep(graph_module, node) for node in checkpoints):
         return graph_module
     root, graph = torch.nn.Module(), fx.Graph()
-    made = graph.output(_Inliner(root, graph).copy(graph_module, (), None))
-    made.meta = dict(output_of(graph_module.graph).meta)
+    output = graph.output(_Inliner(root, graph).copy(graph_module, (), None))
+    output.meta = dict(output_of(graph_module.graph).meta)
     graph.lint()
     return fx.GraphModule(root, graph)
 
 
 def chooses_what_to_keep(graph_module: fx.GraphModule, node: fx.Node) -> bool:
-    """Whether a checkpoint, or one inside it, has a `context_fn`."""
+    """Whether a checkpoint, or a checkpoint nested in it, has a `context_fn`."""
     body = _body(graph_module, node)
     inner = (node for node in body.graph.nodes if node.target is CHECKPOINT)
     return "_checkpoint_context_fn" in body.meta or any(chooses_what_to_keep(body, node) for node in inner)
 
 
 def has_checkpoints(module: fx.GraphModule) -> bool:
-    """Whether nodes of a traced graph are marked to be computed again in the backward."""
+    """Whether nodes of a traced graph are marked for recomputation in the backward."""
     return any(must_recompute(node) for node in module.graph.nodes)
 
 
 class _Inliner:
+    """Copies graphs into one new graph, whose attributes are stored in `root`."""
+
     def __init__(self, root: torch.nn.Module, graph: fx.Graph) -> None:
         self._root, self._graph = root, graph
         self._regions = 0
         self._attributes = 0
 
     def copy(self, module: fx.GraphModule, arguments: tuple[Any, ...], region: int | None) -> Any:
-        """Copies a graph's nodes to the end of the new one.
+        """Appends the nodes of a graph to the new graph.
 
         Args:
-            arguments: what takes the place of the first inputs; the others stay inputs.
-            region: the outermost checkpoint around them.
+            module: the graph to copy.
+            arguments: values that replace its first inputs; the other inputs stay inputs.
+            region: the number of the outermost checkpoint that contains the graph, or None.
 
         Returns:
-            what the graph returns, in nodes of the new one.
+            The results of the graph, as nodes of the new graph.
         """
-        given = list(arguments)
+        remaining = list(arguments)
         values: dict[fx.Node, Any] = {}
         for node in module.graph.nodes:
-            if node.op == "placeholder" and given:
-                values[node] = given.pop(0)
+            if node.op == "placeholder" and remaining:
+                values[node] = remaining.pop(0)
             elif node.op == "output":
                 return fx.map_arg(node.args[0], values.__getitem__)
             elif node.target is CHECKPOINT:
@@ -97,9 +103,9 @@ class _Inliner:
 
 
 def _body(module: fx.GraphModule, node: fx.Node) -> fx.GraphModule:
-    called = node.args[0]
-    assert isinstance(called, fx.Node)
-    body = _attribute(module, str(called.target))
+    attribute = node.args[0]
+    assert isinstance(attribute, fx.Node)
+    body = _attribute(module, str(attribute.target))
     assert isinstance(body, fx.GraphModule), "a checkpoint calls a graph"
     return body
 

@@ -1,4 +1,4 @@
-"""Which sizes of a graph's inputs Dynamo left symbolic."""
+"""The symbolic dimensions of a graph's inputs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import fx
 
 from lit_ort._compat.torch_fx import inputs_of
 
-# For each tensor input, which of its dimensions change.
+# By position of the tensor input, the dimensions that change between calls.
 Dimensions = Mapping[int, tuple[int, ...]]
 
 
 def changing_dimensions(module: fx.GraphModule) -> Dimensions:
-    """For each tensor input, which of its dimensions Dynamo left symbolic."""
+    """For each tensor input that has some, the dimensions that Dynamo made symbolic."""
     values = [node.meta.get("example_value") for node in inputs_of(module.graph)]
     shapes = [value.shape for value in values if isinstance(value, torch.Tensor)]
-    found = (tuple(k for k, size in enumerate(shape) if isinstance(size, torch.SymInt)) for shape in shapes)
-    return {position: symbolic for position, symbolic in enumerate(found) if symbolic}
+    symbolic = (tuple(k for k, size in enumerate(shape) if isinstance(size, torch.SymInt)) for shape in shapes)
+    return {position: dimensions for position, dimensions in enumerate(symbolic) if dimensions}

@@ -1,4 +1,4 @@
-"""Fake tensors to trace a graph with: the types and strides of one call's inputs, sizes fixed or symbolic."""
+"""Fake tensors for tracing a graph: the dtypes and strides of one call's inputs, with fixed or symbolic sizes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from lit_ort.errors import CaptureError
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """What stands for the inputs of a graph while it is traced.
+    """The fake tensors that a graph is traced with.
 
     Args:
-        mode: the fake mode of the tensors; its shape environment knows of the sizes that change.
+        mode: the fake mode of the tensors; its shape environment has the symbols of changing sizes.
         tensors: one for each tensor input.
-        changing: for each of them, which sizes were symbolic when tracing began.
+        changing: the dimensions of each tensor whose sizes were symbolic when tracing began.
     """
 
     mode: FakeTensorMode
@@ -31,17 +31,18 @@ class Examples:
 
 
 def examples_of(tensors: Sequence[torch.Tensor], differentiable: bool, dimensions: Dimensions | None) -> Examples:
-    """Fake tensors like a call's.
+    """Return fake tensors with the metadata of a call's inputs.
 
     Args:
-        differentiable: whether gradients are on.
-        dimensions: which sizes change; None where none does.
+        tensors: the inputs of the call.
+        differentiable: whether gradients are enabled.
+        dimensions: the dimensions that change; None if every size is fixed.
 
     Raises:
-        CaptureError: a tensor that is sparse, on another device, or of a class of its own.
+        CaptureError: an input is not strided, is on another device, or is a tensor subclass.
     """
     mode = fake_mode(symbolic=dimensions is not None)
-    made, device = [], device_of(tensors)
+    examples, device = [], device_of(tensors)
     for position, tensor in enumerate(tensors):
         _require_plain(position, tensor, device)
         changing = () if dimensions is None else dimensions.get(position, ())
@@ -49,8 +50,8 @@ def examples_of(tensors: Sequence[torch.Tensor], differentiable: bool, dimension
         if changing:
             size, stride = symbolic_sizes(mode.shape_env, tensor, f"input_{position}", changing)
         with mode, torch.enable_grad():
-            made.append(_example(tensor, size, stride, differentiable))
-    return Examples(mode, tuple(made), dimensions or {})
+            examples.append(_example(tensor, size, stride, differentiable))
+    return Examples(mode, tuple(examples), dimensions or {})
 
 
 def _example(tensor: torch.Tensor, size: Any, stride: Any, differentiable: bool) -> Any:
@@ -60,26 +61,26 @@ def _example(tensor: torch.Tensor, size: Any, stride: Any, differentiable: bool)
     example.requires_grad_()
     if tensor.is_leaf:
         return example
-    # What is computed may be changed in place, and a parameter or a view of it may not.
+    # A computed tensor can be modified in place; a leaf that requires grad, or a view of it, can not.
     computed = example.clone()
     return computed if computed.stride() == example.stride() else example.view_as(example)
 
 
 def _goes_with(tensor: torch.Tensor, device: torch.device) -> bool:
-    """Whether a graph on a device may take a tensor: one there, or a scalar of the CPU's."""
+    """Whether a graph on a device can have this input: a tensor on the same device, or a scalar on the CPU."""
     return tensor.device == device or (tensor.dim() == 0 and is_cpu(tensor.device))
 
 
 def _require_plain(position: int, tensor: torch.Tensor, device: torch.device) -> None:
     if tensor.layout != torch.strided or not _goes_with(tensor, device):
         raise CaptureError(
-            f"input {position} is a {tensor.layout} tensor on {tensor.device}, and the sessions of this graph take "
-            f"strided ones on {device}",
+            f"input {position} is a {tensor.layout} tensor on {tensor.device}, but the inputs of this graph must be "
+            f"strided tensors on {device}",
             remedy="Convert it outside of the compiled step.",
         )
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
         raise CaptureError(
-            f"input {position} is a {type(tensor).__name__}, and sessions take plain tensors",
-            remedy="Convert it outside of the compiled step, or leave this module to eager with "
+            f"input {position} is a {type(tensor).__name__}, but sessions accept plain tensors only",
+            remedy="Convert it outside of the compiled step, or keep this module in eager PyTorch with "
             "torch.compiler.disable.",
         )

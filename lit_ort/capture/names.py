@@ -1,4 +1,4 @@
-"""Names of a graph's inputs as users know them."""
+"""Readable names of a graph's inputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from lit_ort._compat.torch_fx import inputs_of
 
 
 def readable_name(placeholder: str) -> str:
-    """`L_self_modules_encoder_modules_layers_modules_0_parameters_weight_` -> `encoder.layers.0.weight`."""
+    """Shorten Dynamo's name of an input to the name that the module uses.
+
+    `L_self_modules_encoder_modules_layers_modules_0_parameters_weight_` -> `encoder.layers.0.weight`.
+    """
     match = re.fullmatch(r"[LGlg]_\w*?_?(?P<path>(?:modules|parameters|buffers)_\w+?)_*", placeholder)
     if not match:
         return re.sub(r"^[LGlg]_|_+$", "", placeholder) or placeholder
@@ -18,7 +21,7 @@ def readable_name(placeholder: str) -> str:
 
 
 def input_names(module: fx.GraphModule, count: int) -> tuple[str, ...]:
-    """A readable name of its own for each of the first inputs of a graph."""
+    """Return unique, readable names for the first `count` inputs of a graph."""
     names: list[str] = []
     for position, node in enumerate(inputs_of(module.graph)):
         if position < count:

@@ -1,10 +1,10 @@
-"""Python numbers that change from step to step, such as an annealed weight or `self.global_step`, as tensor inputs.
+"""Turns Python numbers that change between steps, such as an annealed weight or `self.global_step`, into tensor inputs.
 
-Dynamo keeps such a number symbolic: an int is an input of its own, a float is a float64 tensor read with `item()`.
-What is computed from numbers alone is computed in Python at every call, in double precision. Where such a number then
-only enters arithmetic with tensors, or is a tensor by itself (Dynamo returns a logged float as one), it becomes a 0-d
-tensor, and one session serves every value. Anything else (a size,
-an axis, a probability) is a key, and each of its values is compiled by itself.
+Dynamo makes such a number symbolic: an int is a separate input, a float is a float64 tensor that is read with `item()`.
+Expressions of numbers alone are computed in Python at every call, in double precision. A number becomes a 0-d tensor
+if it is used only in arithmetic with tensors, or is itself a tensor (Dynamo returns a logged float as one); one session
+is then valid for every value. Any other number (a size, an axis, a probability) is a key, and the graph is compiled
+separately for each of its values.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ARITHMETIC = frozenset(
     | {operator.itruediv, torch.add, torch.sub, torch.mul, torch.div, torch.true_divide}
 )
 _METHODS = frozenset({"add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_"})
-# Python numbers enter arithmetic in float32 where the result is narrower.
+# If the result is narrower than float32, a Python number takes part in the arithmetic in float32.
 _NARROW = frozenset({torch.bfloat16, torch.float16})
 
 
@@ -34,13 +34,13 @@ class NumberedGraph:
 
     Args:
         module: the graph.
-        tensors: positions of its tensor inputs among Dynamo's.
-        dtypes: of the numbers that became tensors.
+        tensors: positions of its tensor inputs among Dynamo's inputs.
+        dtypes: dtypes of the numbers that became tensors.
         sizes: positions of Dynamo's inputs that are sizes of tensors.
-        keys: how many numbers are keys.
-        returned: positions of the numbers among the graph's outputs; `module` returns None there.
-        numbers: from Dynamo's arguments to the numbers that became tensors, the keys and those returned; None where
-            there are none.
+        keys: the number of keys.
+        returned: positions of the numbers among the graph's outputs; `module` returns None at these positions.
+        numbers: computes, from Dynamo's arguments, the numbers that became tensors, the keys, and the returned numbers;
+            None if there are no numbers.
     """
 
     module: fx.GraphModule
@@ -51,52 +51,57 @@ class NumberedGraph:
     returned: tuple[int, ...]
     numbers: Callable[..., tuple[Any, ...]] | None
 
-    def arguments(self, given: Sequence[Any]) -> tuple[list[torch.Tensor], tuple[Any, ...], tuple[Any, ...]]:
-        """Dynamo's arguments as this graph's tensors, its keys, and the numbers that it returns."""
-        tensors = [given[position] for position in self.tensors]
+    def arguments(self, inputs: Sequence[Any]) -> tuple[list[torch.Tensor], tuple[Any, ...], tuple[Any, ...]]:
+        """Split Dynamo's arguments into the tensors of this graph, its keys, and the numbers that it returns."""
+        tensors = [inputs[position] for position in self.tensors]
         if self.numbers is None:
             return tensors, (), ()
-        values = self.numbers(*given)
+        values = self.numbers(*inputs)
         count = len(self.dtypes)
         tensors += [torch.tensor(v, dtype=t) for v, t in zip(values[:count], self.dtypes, strict=True)]
         return tensors, values[count : count + self.keys], values[count + self.keys :]
 
     def module_arguments(self, tensors: Sequence[torch.Tensor], keys: Sequence[Any]) -> list[Any]:
-        """What `module` is called with, for its tensors and keys: the sizes in between are those of the tensors."""
+        """Return the arguments of `module`: the tensors, their sizes, and the keys."""
         placeholders = inputs_of(self.module.graph)
-        where = size_symbols(placeholders)
-        symbols = placeholders[len(tensors) : len(tensors) + len(self.sizes)]
-        places = [where[str(_value(node))] for node in symbols]
-        return [*tensors, *(tensors[position].shape[dimension] for position, dimension in places), *keys]
+        symbols = size_symbols(placeholders)
+        size_inputs = placeholders[len(tensors) : len(tensors) + len(self.sizes)]
+        sizes = [symbols[str(_value(node))] for node in size_inputs]
+        return [*tensors, *(tensors[position].shape[dimension] for position, dimension in sizes), *keys]
 
 
 def separate_numbers(graph_module: fx.GraphModule) -> NumberedGraph:
-    """Moves what is computed from numbers alone out of a copy of the graph."""
+    """Return a copy of the graph without the expressions that are computed from numbers alone."""
     graph = copy_graph(graph_module)
     placeholders = inputs_of(graph)
     originals = {copied: original for copied, original in zip(graph.nodes, graph_module.graph.nodes, strict=True)}
     sizes = size_symbols(placeholders)
     free = _free_numbers(graph, sizes)
     tensors = [k for k, node in enumerate(placeholders) if _is_tensor(node) and node not in free]
-    of_sizes = [k for k, node in enumerate(placeholders) if str(_value(node)) in sizes and node.users]
+    size_inputs = [k for k, node in enumerate(placeholders) if str(_value(node)) in sizes and node.users]
     as_tensors, keys = _uses(graph, free)
-    returned, positions = _returned(graph)
-    wanted = [originals[node] for node in (*(number for number, _ in as_tensors), *keys, *returned)]
-    numbers = _number_program(graph_module, wanted) if wanted else None
-    made = [_number_input(graph, number, dtype, users) for (number, dtype), users in as_tensors.items()]
-    made_keys = [_key_input(graph, node, free) for node in keys]
+    returned, positions = _take_returned_numbers(graph)
+    evaluated = [originals[node] for node in (*(number for number, _ in as_tensors), *keys, *returned)]
+    numbers = _number_program(graph_module, evaluated) if evaluated else None
+    number_inputs = [_number_input(graph, number, dtype, users) for (number, dtype), users in as_tensors.items()]
+    key_inputs = [_key_input(graph, node, free) for node in keys]
     _drop_free(graph, free)
-    ordered = [*(placeholders[k] for k in tensors), *made, *(placeholders[k] for k in of_sizes), *made_keys]
+    ordered = [
+        *(placeholders[k] for k in tensors),
+        *number_inputs,
+        *(placeholders[k] for k in size_inputs),
+        *key_inputs,
+    ]
     _order_placeholders(graph, ordered)
     graph.lint()
     dtypes = tuple(dtype for _, dtype in as_tensors)
     return NumberedGraph(
-        fx.GraphModule(graph_module, graph), tuple(tensors), dtypes, tuple(of_sizes), len(keys), positions, numbers
+        fx.GraphModule(graph_module, graph), tuple(tensors), dtypes, tuple(size_inputs), len(keys), positions, numbers
     )
 
 
 def copy_graph(graph_module: fx.GraphModule) -> fx.Graph:
-    """A copy of a module's graph that may be changed; nodes keep their metadata."""
+    """Return a copy of a module's graph; its nodes keep their metadata."""
     graph = fx.Graph()
     output = graph.output(graph.graph_copy(graph_module.graph, {}))
     output.meta = dict(output_of(graph_module.graph).meta)
@@ -104,14 +109,14 @@ def copy_graph(graph_module: fx.GraphModule) -> fx.Graph:
 
 
 def size_symbols(placeholders: Sequence[fx.Node]) -> dict[str, tuple[int, int]]:
-    """The symbols that are sizes of inputs: input and dimension of each."""
-    found: dict[str, tuple[int, int]] = {}
+    """The symbols that are sizes of inputs, each with the position of the input and the dimension."""
+    symbols: dict[str, tuple[int, int]] = {}
     for position, node in enumerate(placeholders):
         value = _value(node)
         for dimension, size in enumerate(value.shape) if isinstance(value, torch.Tensor) else ():
             if isinstance(size, torch.SymInt):
-                found.setdefault(str(size), (position, dimension))
-    return found
+                symbols.setdefault(str(size), (position, dimension))
+    return symbols
 
 
 def _value(node: fx.Node) -> Any:
@@ -127,12 +132,12 @@ def _is_number(node: fx.Node) -> bool:
 
 
 def _free_numbers(graph: fx.Graph, sizes: dict[str, tuple[int, int]]) -> set[fx.Node]:
-    """The numbers that Dynamo hands over and that are no sizes, and what is computed from them alone."""
+    """Dynamo's number inputs, except for sizes, and the numbers that are computed from these inputs alone."""
     free: set[fx.Node] = set()
     for node in graph.nodes:
         if node.op == "placeholder":
-            wraps = _is_wrapped_float(node)
-            if wraps or (_is_number(node) and str(_value(node)) not in sizes and node.users):
+            is_wrapped = _is_wrapped_float(node)
+            if is_wrapped or (_is_number(node) and str(_value(node)) not in sizes and node.users):
                 free.add(node)
         elif _is_number(node) and any(argument in free for argument in node.all_input_nodes):
             if all(argument in free or _is_number(argument) for argument in node.all_input_nodes):
@@ -154,14 +159,18 @@ def _is_wrapped_float(node: fx.Node) -> bool:
 def _uses(
     graph: fx.Graph, free: set[fx.Node]
 ) -> tuple[dict[tuple[fx.Node, torch.dtype], list[fx.Node]], list[fx.Node]]:
-    """Which free numbers enter arithmetic with tensors, by type, with their users; and which do anything else."""
+    """The uses of free numbers.
+
+    Returns:
+        The users in arithmetic with tensors, by number and dtype, and the numbers that have any other use.
+    """
     as_tensors: dict[tuple[fx.Node, torch.dtype], list[fx.Node]] = {}
     keys: dict[fx.Node, None] = {}
     for node in graph.nodes:
         for user in node.users if node in free and _is_number(node) else ():
             if user in free or user.op == "output":
                 continue
-            dtype = _arithmetic_type(user, node)
+            dtype = _arithmetic_dtype(user, node)
             if dtype is None:
                 keys[node] = None
             else:
@@ -169,13 +178,13 @@ def _uses(
     return as_tensors, list(keys)
 
 
-def _arithmetic_type(user: fx.Node, number: fx.Node) -> torch.dtype | None:
-    """The type in which a number enters a tensor's arithmetic or becomes one, or None where it does something else."""
+def _arithmetic_dtype(user: fx.Node, number: fx.Node) -> torch.dtype | None:
+    """The dtype of a number in arithmetic with a tensor, or as a tensor itself; None for any other use."""
     value = _value(user)
     if user.target is torch.scalar_tensor and isinstance(value, torch.Tensor):
         return value.dtype
-    known = user.target in _ARITHMETIC if user.op == "call_function" else user.target in _METHODS
-    if not known or user.op not in ("call_function", "call_method") or not isinstance(value, torch.Tensor):
+    is_arithmetic = user.target in _ARITHMETIC if user.op == "call_function" else user.target in _METHODS
+    if not is_arithmetic or user.op not in ("call_function", "call_method") or not isinstance(value, torch.Tensor):
         return None
     if len(user.args) != 2 or user.kwargs or list(user.args).count(number) != 1:
         return None
@@ -184,8 +193,8 @@ def _arithmetic_type(user: fx.Node, number: fx.Node) -> torch.dtype | None:
     return torch.float32 if value.dtype in _NARROW and value.dim() > 0 else value.dtype
 
 
-def _returned(graph: fx.Graph) -> tuple[list[fx.Node], tuple[int, ...]]:
-    """The numbers that a graph returns, which it then no longer does."""
+def _take_returned_numbers(graph: fx.Graph) -> tuple[list[fx.Node], tuple[int, ...]]:
+    """Replaces the numbers among a graph's outputs by None. Returns their nodes and their positions."""
     values = returned_by(graph)
     positions = tuple(k for k, value in enumerate(values) if isinstance(value, fx.Node) and _is_number(value))
     nodes = [values[k] for k in positions]
@@ -193,21 +202,21 @@ def _returned(graph: fx.Graph) -> tuple[list[fx.Node], tuple[int, ...]]:
     return nodes, positions
 
 
-def _number_program(graph_module: fx.GraphModule, wanted: list[fx.Node]) -> Callable[..., tuple[Any, ...]]:
-    """A function from Dynamo's arguments to some of its numbers.
+def _number_program(graph_module: fx.GraphModule, numbers: list[fx.Node]) -> Callable[..., tuple[Any, ...]]:
+    """A function from Dynamo's arguments to the values of these numbers.
 
     Raises:
-        ValueError: one of them is computed from tensors.
+        ValueError: a number is computed from tensors.
     """
     program = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
-    needed = ancestors_of(wanted) | set(wanted)
+    needed = ancestors_of(numbers) | set(numbers)
     for node in graph_module.graph.nodes:
         if node.op == "placeholder" or node in needed:
             if node.op != "placeholder" and not _is_number(node):
-                raise ValueError(f"the number {wanted[0].name} is computed from tensors")
+                raise ValueError(f"the number {numbers[0].name} is computed from tensors")
             copies[node] = program.node_copy(node, copies.__getitem__)
-    program.output(tuple(copies[node] for node in wanted))
+    program.output(tuple(copies[node] for node in numbers))
     return fx.GraphModule(graph_module, program).forward
 
 
@@ -220,7 +229,7 @@ def _input_before(graph: fx.Graph, name: str, example: Any) -> fx.Node:
 
 
 def _number_input(graph: fx.Graph, number: fx.Node, dtype: torch.dtype, users: list[fx.Node]) -> fx.Node:
-    """A 0-d tensor in a number's place among the arguments of some of its users."""
+    """Adds a 0-d tensor input, and replaces the number by it in these users."""
     name = f"number_{number.name}_{str(dtype).removeprefix('torch.')}"
     node = _input_before(graph, name, torch.zeros((), dtype=dtype))
     for user in users:
@@ -233,7 +242,7 @@ def _number_input(graph: fx.Graph, number: fx.Node, dtype: torch.dtype, users: l
 
 
 def _key_input(graph: fx.Graph, number: fx.Node, free: set[fx.Node]) -> fx.Node:
-    """An input of its own in a number's place, wherever it is no number's argument."""
+    """Adds an input for a key, and replaces the number by it, except in nodes that compute other numbers."""
     node = _input_before(graph, f"key_{number.name}", _value(number))
     number.replace_all_uses_with(node, delete_user_cb=lambda user: user not in free and user is not node)
     return node
@@ -248,7 +257,7 @@ def _drop_free(graph: fx.Graph, free: set[fx.Node]) -> None:
 
 
 def _order_placeholders(graph: fx.Graph, ordered: list[fx.Node]) -> None:
-    """Puts the inputs into an order, and drops those that are not among them."""
+    """Moves the inputs to the front in this order, and removes unused inputs that are not in it."""
     for node in list(graph.nodes):
         if node.op == "placeholder" and node not in ordered and not node.users:
             graph.erase_node(node)

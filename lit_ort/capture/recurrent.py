@@ -1,4 +1,4 @@
-"""Recurrent layers, which have kernels of the project's own on the CPU alone."""
+"""Recurrent layers on other devices than the CPU, for which lit_ort has no kernels."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _LAYERS = frozenset({aten.lstm, aten.gru, aten.rnn_tanh, aten.rnn_relu})
 
 
 def refuse_recurrent_layers(graph: fx.Graph, device: torch.device) -> None:
-    """Refuses a graph with recurrent layers: torch's own are one operator there, with buffers that no trace has.
+    """Refuses a graph with recurrent layers. Torch's kernels for them need buffers that a trace doesn't have.
 
     Raises:
-        CaptureError: it has one.
+        CaptureError: the graph has a recurrent layer.
     """
     for node in graph.nodes:
         if getattr(node.target, "overloadpacket", None) in _LAYERS:
             raise CaptureError(
-                f"recurrent layers on {device} are not built yet",
-                remedy="The step runs in eager; train on the CPU to have it in a session.",
+                f"recurrent layers on {device} are not supported yet",
+                remedy="The step runs in eager PyTorch. Train on the CPU to run it in a session.",
                 operator=str(node.target),
                 module=source_line(node),
             )

@@ -1,7 +1,7 @@
-"""Which of Dynamo's graphs have nothing to compute.
+"""Graphs that compute nothing.
 
-Dynamo makes a graph of a single `detach` or view as well, such as behind a graph break where a value is logged; a
-session for it would cost more than it does.
+Dynamo also produces graphs of a single `detach` or view, for example after a graph break where a value is logged. A
+session would take longer than the graph itself.
 """
 
 from __future__ import annotations
@@ -12,6 +12,6 @@ _VIEWS = frozenset({"detach", "view", "flatten", "squeeze", "unsqueeze", "transp
 
 
 def computes(graph: fx.Graph) -> bool:
-    """Whether a graph does anything but detach and view its inputs."""
+    """Whether a graph does more than detach and view its inputs."""
     calls = (node for node in graph.nodes if node.op not in ("placeholder", "get_attr", "output"))
     return any(node.op != "call_method" or node.target not in _VIEWS for node in calls)

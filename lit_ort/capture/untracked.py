@@ -1,4 +1,4 @@
-"""Views made where gradients are off, of values that need one: no gradient goes through them."""
+"""Views that a graph creates under `no_grad` of values that require grad: no gradient passes through them."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from lit_ort._compat.torch_ops import is_mutable
 
 
 def untracked_views(graph: fx.Graph) -> frozenset[int]:
-    """The positions of a captured graph's outputs that are such views.
+    """The positions of the outputs of a captured graph that are such views.
 
-    AOTAutograd makes them anew from what they are of, outside of the region where they were made.
+    AOTAutograd recreates them from their base outside of the `no_grad` region, where they would require grad.
     """
-    enabled, made_untracked = torch.is_grad_enabled(), set[fx.Node]()
+    enabled, untracked = torch.is_grad_enabled(), set[fx.Node]()
     for node in graph.nodes:
         if node.target is set_grad_enabled:
             enabled = bool(node.args[0])
         elif not enabled and not is_mutable(node.target):
-            made_untracked.add(node)
-    returned = returned_by(graph)
+            untracked.add(node)
+    outputs = returned_by(graph)
     return frozenset(
-        k for k, value in enumerate(returned) if isinstance(value, fx.Node) and _passes(value, made_untracked)
+        k for k, value in enumerate(outputs) if isinstance(value, fx.Node) and _has_untracked_view(value, untracked)
     )
 
 
-def _passes(node: fx.Node, untracked: set[fx.Node]) -> bool:
-    """Whether one of the views between a value and the memory that it lies in is untracked."""
+def _has_untracked_view(node: fx.Node, untracked: set[fx.Node]) -> bool:
+    """Whether a value, or a view between it and its base, is an untracked view."""
     while is_alias(node):
         if node in untracked:
             return True

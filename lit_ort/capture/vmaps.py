@@ -1,8 +1,8 @@
-"""Vectorised functions, as `torch.vmap` and `associative_scan` call them, as the operators that they come to.
+"""Inlines vectorized functions, as `torch.vmap` and `associative_scan` call them, as batched operators.
 
-In:  a batch dimension added to some values, operators over what is left of them, and the dimension put back
-Out: the batched operators, by functorch's own rules
-Saves the fusions of a graph, which a graph with functorch's levels in it can't have.
+In:  nodes that add a batch dimension to some values, operators on unbatched values, nodes that remove the dimension
+Out: the batched operators, by functorch's batching rules
+Saves the fusions of the graph: a graph with functorch's levels can't be fused.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from lit_ort._compat.torch_fx import copy_nodes, inputs_of
 from lit_ort._compat.torch_ops import of_functorch
 from lit_ort.capture.examples import Examples
 
-# What the operators of a region can't say.
+# Mode changes that are lost when a region is traced to operators.
 _MODES = frozenset({set_grad_enabled, enter_autocast, exit_autocast})
 
 
 def inline_vmaps(module: fx.GraphModule, examples: Examples) -> None:
-    """Rewrites a graph of torch functions in place; regions that change gradient or autocast modes stay as they are.
+    """Rewrites a graph of torch functions in place, unless one of its regions changes grad mode or autocast.
 
     Args:
-        examples: one for each input.
+        module: the graph.
+        examples: the fake tensors of its inputs.
     """
     regions = _regions(module.graph)
     if not regions or not all(map(_may_inline, regions)):
@@ -42,7 +43,7 @@ def inline_vmaps(module: fx.GraphModule, examples: Examples) -> None:
 
 
 def _regions(graph: fx.Graph) -> list[list[fx.Node]]:
-    """The nodes from where a level begins to where it ends, of the outermost levels."""
+    """The nodes of each outermost level, from its first node to its last."""
     regions: list[list[fx.Node]] = []
     depth = 0
     for node in graph.nodes:
@@ -58,56 +59,56 @@ def _regions(graph: fx.Graph) -> list[list[fx.Node]]:
 
 
 def _may_inline(region: Sequence[fx.Node]) -> bool:
-    """Whether a region only adds and removes dimensions, around operators alone."""
+    """Whether a region consists of calls that neither change modes nor use functorch except for vmap."""
     calls = [node.target for node in region if node.op == "call_function"]
-    plain = all(node.op in ("call_function", "call_method") for node in region)
-    return plain and not any(c in _MODES or (of_functorch(c) and c not in VMAP_FUNCTIONS) for c in calls)
+    only_calls = all(node.op in ("call_function", "call_method") for node in region)
+    return only_calls and not any(c in _MODES or (of_functorch(c) and c not in VMAP_FUNCTIONS) for c in calls)
 
 
 class _Values(fx.Interpreter):
-    """Runs a graph and keeps every node's value."""
+    """Runs a graph and records the value of every node."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module, garbage_collect_values=False)
-        self._found: dict[fx.Node, Any] = {}
+        self._values: dict[fx.Node, Any] = {}
         self._depth = 0
 
     def of(self, inputs: Sequence[Any]) -> dict[fx.Node, Any]:
-        """The values for these inputs. Levels that an error leaves open are closed."""
+        """The values for these inputs. If an error occurs, open levels are closed."""
         try:
             self.run(*inputs)
         finally:
             for _ in range(self._depth):
                 VMAP_END()
-        return self._found
+        return self._values
 
     def run_node(self, n: fx.Node) -> Any:
-        self._found[n] = super().run_node(n)
+        self._values[n] = super().run_node(n)
         self._depth += (n.target is VMAP_START) - (n.target is VMAP_END)
-        return self._found[n]
+        return self._values[n]
 
 
 def _inline(module: fx.GraphModule, region: Sequence[fx.Node], values: dict[fx.Node, Any]) -> None:
     inside = set(region)
-    given = list(dict.fromkeys(a for node in region for a in node.all_input_nodes if a not in inside))
-    wanted = [node for node in region if any(user not in inside for user in node.users)]
-    part = fx.Graph()
-    copies = {node: part.placeholder(node.name) for node in given}
+    arguments = list(dict.fromkeys(a for node in region for a in node.all_input_nodes if a not in inside))
+    outputs = [node for node in region if any(user not in inside for user in node.users)]
+    subgraph = fx.Graph()
+    copies = {node: subgraph.placeholder(node.name) for node in arguments}
     for node in region:
-        copies[node] = part.node_copy(node, copies.__getitem__)
-    part.output(tuple(copies[node] for node in wanted))
-    traced = operators_of(fx.GraphModule(module, part), [values[node] for node in given])
+        copies[node] = subgraph.node_copy(node, copies.__getitem__)
+    subgraph.output(tuple(copies[node] for node in outputs))
+    traced = operators_of(fx.GraphModule(module, subgraph), [values[node] for node in arguments])
     for node in traced.graph.nodes:
         if node.op == "get_attr":
             name = f"{region[0].name}_{node.target}"
             setattr(module, name, getattr(traced, str(node.target)))
             node.target = name
-    placed: dict[fx.Node, fx.Node] = dict(zip(inputs_of(traced.graph), given, strict=True))
+    placeholders: dict[fx.Node, fx.Node] = dict(zip(inputs_of(traced.graph), arguments, strict=True))
     with module.graph.inserting_before(region[0]):
-        results = copy_nodes(traced.graph, module.graph, placed)
-    for node, result in zip(wanted, results, strict=True):
+        results = copy_nodes(traced.graph, module.graph, placeholders)
+    for node, result in zip(outputs, results, strict=True):
         node.replace_all_uses_with(result)
-        # A later region may read it.
+        # A later region can use it.
         values[result] = values[node]
     for node in reversed(region):
         module.graph.erase_node(node)

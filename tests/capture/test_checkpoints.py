@@ -1,4 +1,4 @@
-"""Activation checkpoints and recomputed layers: eager's numbers, the module's own checkpoints honoured, less memory."""
+"""Activation checkpoints and recomputed layers: gradients as in eager, checkpoints of the module, peak memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Block(nn.Module):
 
 
 class Blocks(nn.Module):
-    """Four blocks, each called through `call`."""
+    """Four blocks, each called by `call`."""
 
     def __init__(self, call: Any, dropout: float = 0.0) -> None:
         super().__init__()
@@ -55,8 +55,8 @@ def reentrant(block: nn.Module, x: Tensor) -> Tensor:
     return checkpoint(block, x, use_reentrant=True)
 
 
-def inner(block: Any, x: Tensor) -> Tensor:
-    """A checkpoint in another one, and two results."""
+def nested(block: Any, x: Tensor) -> Tensor:
+    """A checkpoint inside another one that has two results."""
 
     def both(x: Tensor) -> tuple[Tensor, Tensor]:
         return checkpointed(block.inside, x), x * 2
@@ -70,25 +70,25 @@ def step(module: Any, x: Tensor) -> Tensor:
 
 
 def assert_same_gradients(module: nn.Module, twin: nn.Module) -> None:
-    found, expected = gradients(module), gradients(twin)
-    assert found.keys() == expected.keys()
+    actual, expected = gradients(module), gradients(twin)
+    assert actual.keys() == expected.keys()
     for name, gradient in expected.items():
-        assert relative_error(found[name], gradient) <= TOLERANCE, name
+        assert relative_error(actual[name], gradient) <= TOLERANCE, name
 
 
-# What an operator is called in the forward that was captured, and in what runs.
+# The names of operators in the captured forward and in the graph that runs.
 WATCHED = {"aten.tanh.default": "aten.tanh.default", "aten.layer_norm.default": "aten.native_layer_norm.default"}
 
 
 def copied_nodes(engine: ORTBackend) -> int:
-    """How many of some operators run again."""
+    """The number of watched operators that are computed again."""
     (report,) = engine.compile_log.graphs
     after = report.torch_operators
-    return sum(after.get(ran, 0) - report.operators_before.get(name, 0) for name, ran in WATCHED.items())
+    return sum(after.get(name_after, 0) - report.operators_before.get(name, 0) for name, name_after in WATCHED.items())
 
 
-@pytest.mark.parametrize("call", [checkpointed, reentrant, inner])
-def test_checkpoints_of_a_module_are_honoured(call: Any) -> None:
+@pytest.mark.parametrize("call", [checkpointed, reentrant, nested])
+def test_checkpoints_of_a_module_are_recomputed(call: Any) -> None:
     x = torch.randn(8, 16, requires_grad=True)
     engine = assert_same_step(Blocks(call), step, x)
     assert copied_nodes(engine) >= 4
@@ -99,15 +99,15 @@ def test_without_a_checkpoint_nothing_is_computed_twice() -> None:
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_layers_are_found_and_their_gradients_stay(dropout: float) -> None:
-    """Masks come from the same seeds with and without, so the steps are the same ones."""
+def test_recomputed_layers_have_the_same_gradients(dropout: float) -> None:
+    """Dropout masks are drawn from the same seeds with and without recomputation."""
     module, x = Blocks(plain, dropout), torch.randn(8, 16)
     twin = copy.deepcopy(module)
     losses = []
-    for each, options in ((module, {"recompute": "layers"}), (twin, {})):
+    for model, options in ((module, {"recompute": "layers"}), (twin, {})):
         torch.manual_seed(1)
         engine = backend(**options)
-        losses.append(torch.compile(step, backend=engine)(each, x))
+        losses.append(torch.compile(step, backend=engine)(model, x))
         losses[-1].backward()
         assert bool(copied_nodes(engine)) == bool(options)
         torch.compiler.reset()
@@ -115,19 +115,19 @@ def test_layers_are_found_and_their_gradients_stay(dropout: float) -> None:
     assert_same_gradients(module, twin)
 
 
-# transformers gives this method another name from 6.0 on.
+# transformers renames this method in 6.0.
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
 @pytest.mark.parametrize("name", ["gpt2", "bert_pretrain"])
-@pytest.mark.parametrize("by", ["model", "option"])
-def test_transformers(name: str, by: str) -> None:
+@pytest.mark.parametrize("source", ["model", "option"])
+def test_transformers(name: str, source: str) -> None:
     make, make_batch = CASES[name]
     module = make(dropout=0.1)
     batch = make_batch(module)
-    if by == "model":
+    if source == "model":
         module.model.gradient_checkpointing_enable()
     module.model.train()
-    engine = backend(verify_first_step=True, recompute="layers" if by == "option" else None)
+    engine = backend(verify_first_step=True, recompute="layers" if source == "option" else None)
 
     def training_step(module: Any, batch: dict[str, Tensor]) -> Tensor:
         loss = module.loss(batch)
@@ -137,17 +137,17 @@ def test_transformers(name: str, by: str) -> None:
     assert copied_nodes(engine) >= 2
 
 
-def test_less_is_held() -> None:
-    planned = []
+def test_the_planned_memory_is_smaller() -> None:
+    peaks = []
     for options in ({}, {"recompute": "layers"}):
         engine = backend(**options)
         torch.compile(step, backend=engine)(Blocks(plain), torch.randn(512, 16)).backward()
-        planned.append(engine.compile_log.graphs[0].peak_bytes)
+        peaks.append(engine.compile_log.graphs[0].peak_bytes)
         torch.compiler.reset()
-    assert planned[1] < 0.7 * planned[0]
+    assert peaks[1] < 0.7 * peaks[0]
 
 
-def test_in_bf16() -> None:
+def test_bf16() -> None:
     module, x = Blocks(plain), torch.randn(512, 16)
     twin = copy.deepcopy(module)
     step_16 = torch.compile(step, backend=backend(precision="bf16-mixed"))
@@ -159,8 +159,8 @@ def test_in_bf16() -> None:
     assert_same_gradients(module, twin)
 
 
-def test_a_split_graph_computes_again_in_its_backward() -> None:
-    def two(module: Blocks, x: Tensor) -> tuple[Tensor, Tensor]:
+def test_a_split_graph_recomputes_in_its_backward() -> None:
+    def two_losses(module: Blocks, x: Tensor) -> tuple[Tensor, Tensor]:
         y = x
         for block in module.blocks:
             y = block(y)
@@ -168,10 +168,10 @@ def test_a_split_graph_computes_again_in_its_backward() -> None:
 
     module, x = Blocks(plain), torch.randn(8, 16)
     twin = copy.deepcopy(module)
-    first, second = two(twin, x)
+    first, second = two_losses(twin, x)
     (first + second).backward()
     engine = backend(recompute="layers")
-    first, second = torch.compile(two, backend=engine)(module, x)
+    first, second = torch.compile(two_losses, backend=engine)(module, x)
     (first + second).backward()
     assert "split" in [report.kind for report in engine.compile_log.graphs]
     assert next(p.fired for p in engine.compile_log.graphs[-1].passes if p.name == "recompute") > 0
@@ -182,20 +182,20 @@ def contexts() -> Any:
     return create_selective_checkpoint_contexts([torch.ops.aten.mm.default])
 
 
-def choosing(block: nn.Module, x: Tensor) -> Tensor:
+def selective(block: nn.Module, x: Tensor) -> Tensor:
     return checkpoint(block, x, use_reentrant=False, context_fn=contexts)
 
 
-def choosing_inside(block: nn.Module, x: Tensor) -> Tensor:
-    return checkpoint(lambda x: choosing(block, x), x, use_reentrant=False)
+def selective_nested(block: nn.Module, x: Tensor) -> Tensor:
+    return checkpoint(lambda x: selective(block, x), x, use_reentrant=False)
 
 
-@pytest.mark.parametrize("call", [choosing, choosing_inside])
-def test_a_choice_of_what_to_keep_leaves_the_numbers(call: Any) -> None:
+@pytest.mark.parametrize("call", [selective, selective_nested])
+def test_selective_checkpoints_have_the_same_results(call: Any) -> None:
     assert_same_step(Blocks(call), step, torch.randn(8, 16))
 
 
-def test_without_layers_it_says_so() -> None:
+def test_a_module_without_layers_is_declined() -> None:
     engine = backend(recompute="layers")
     torch.compile(step, backend=engine)(nn.Linear(16, 4), torch.randn(8, 16)).sum().backward()
     (report,) = engine.compile_log.graphs
@@ -203,16 +203,16 @@ def test_without_layers_it_says_so() -> None:
     assert "no operator belongs to a module in a list" in reason
 
 
-def test_an_unknown_choice_is_refused() -> None:
+def test_an_unknown_value_raises() -> None:
     with pytest.raises(OptionsError, match="neither None nor 'layers'"):
         ORTOptions(recompute="all")
 
 
-def test_cached_graphs_keep_the_choice(tmp_path: Path) -> None:
-    found = []
+def test_the_cache_distinguishes_recompute(tmp_path: Path) -> None:
+    outcomes = []
     for options in ({}, {"recompute": "layers"}, {"recompute": "layers"}):
         engine = backend(cache_dir=str(tmp_path), **options)
         torch.compile(step, backend=engine)(Blocks(plain), torch.randn(8, 16)).backward()
-        found.append((engine.compile_log.graphs[0].cache, copied_nodes(engine) > 0))
+        outcomes.append((engine.compile_log.graphs[0].cache, copied_nodes(engine) > 0))
         torch.compiler.reset()
-    assert found == [("written", False), ("written", True), ("read", True)]
+    assert outcomes == [("written", False), ("written", True), ("read", True)]

@@ -1,4 +1,4 @@
-"""Layers whose values the backward computes again: which nodes are marked, eager's gradients, less memory."""
+"""Recomputed layers: which nodes are marked, gradients as in eager, peak memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Layer(nn.Module):
         return self.inner(x)
 
 
-class Attending(Layer):
+class AttentionLayer(Layer):
     def forward(self, x: Tensor) -> Tensor:
         return self.inner(F.scaled_dot_product_attention(x, x, x).tanh())
 
@@ -75,14 +75,14 @@ def test_nodes_of_modules_in_a_list_are_marked_layer_by_layer() -> None:
     assert {aten.linear.default, aten.mean.default} <= {node.target for node in head}
 
 
-def test_results_of_attention_are_kept() -> None:
-    graph = graph_of(Layers(Attending), torch.randn(2, 8, WIDTH))
+def test_results_of_attention_are_saved() -> None:
+    graph = graph_of(Layers(AttentionLayer), torch.randn(2, 8, WIDTH))
     assert mark_layers(graph) == LAYERS
-    kept = [node.target for node in marked(graph) if not must_recompute(node)]
-    assert kept == [aten.scaled_dot_product_attention.default] * LAYERS
+    saved = [node.target for node in marked(graph) if not must_recompute(node)]
+    assert saved == [aten.scaled_dot_product_attention.default] * LAYERS
 
 
-def test_checkpoints_of_the_module_stay_as_they_are() -> None:
+def test_checkpoints_of_the_module_are_unchanged() -> None:
     graph = graph_of(Layers(checkpoints=True), torch.randn(8, WIDTH))
     before = {node: region_of(node) for node in marked(graph)}
     assert before
@@ -97,21 +97,21 @@ def test_nothing_is_marked_without_a_list() -> None:
 
 
 @pytest.mark.parametrize("recompute", ["layers", 0.5])
-def test_what_is_computed_again_keeps_eagers_gradients_and_less_memory(
+def test_recomputation_has_the_same_gradients_and_needs_less_memory(
     recompute: str | float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, x = Layers(), torch.randn(256, WIDTH)
-    everything = assert_same_step(module, step, x)
+    engine = assert_same_step(module, step, x)
     torch.compiler.reset()
     module.zero_grad()
     monkeypatch.setattr("tests.compare.backend", lambda: backend(recompute=recompute))
-    least = assert_same_step(module, step, x)
-    (kept,), (again,) = everything.compile_log.graphs, least.compile_log.graphs
-    assert again.torch_operators["aten.tanh.default"] > kept.torch_operators["aten.tanh.default"]
-    assert again.peak_bytes < kept.peak_bytes
+    recomputing_engine = assert_same_step(module, step, x)
+    (saving,), (recomputing,) = engine.compile_log.graphs, recomputing_engine.compile_log.graphs
+    assert recomputing.torch_operators["aten.tanh.default"] > saving.torch_operators["aten.tanh.default"]
+    assert recomputing.peak_bytes < saving.peak_bytes
 
 
-def test_a_budget_of_one_keeps_everything() -> None:
+def test_a_budget_of_one_saves_everything() -> None:
     counts = []
     for recompute in (None, 1.0):
         engine = backend(recompute=recompute)

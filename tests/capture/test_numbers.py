@@ -1,4 +1,4 @@
-"""Numbers that change at every step don't compile at every step."""
+"""Numbers that change at every step, which must not recompile at every step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_an_annealed_float_and_a_step_counter_need_few_graphs() -> None:
     assert len(engine.compile_log.graphs) <= 4
 
 
-def test_a_step_that_only_looks_at_its_counter_shares_its_session() -> None:
+def test_a_branch_on_the_step_counter_compiles_two_graphs() -> None:
     engine = backend()
     weight = torch.randn(4, requires_grad=True)
 
@@ -39,7 +39,7 @@ def test_a_step_that_only_looks_at_its_counter_shares_its_session() -> None:
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_a_number_that_is_no_operand_stays_a_number(axis: int) -> None:
+def test_a_number_that_is_not_an_operand_is_a_key(axis: int) -> None:
     engine = backend()
     x = torch.randn(3, 3, requires_grad=True)
 
@@ -52,7 +52,7 @@ def test_a_number_that_is_no_operand_stays_a_number(axis: int) -> None:
         torch.testing.assert_close(compiled(x, smoothing, repeats), step(x, smoothing, repeats))
 
 
-def test_a_float_attribute_of_a_module_may_change() -> None:
+def test_a_float_attribute_of_a_module_can_change() -> None:
     class Scaled(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -70,7 +70,7 @@ def test_a_float_attribute_of_a_module_may_change() -> None:
     assert len(engine.compile_log.graphs) <= 3
 
 
-def test_a_counter_that_the_module_advances() -> None:
+def test_a_counter_that_the_module_increments() -> None:
     class Counting(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -91,7 +91,7 @@ def test_a_counter_that_the_module_advances() -> None:
     assert len(engine.compile_log.graphs) <= 4
 
 
-def test_a_number_that_is_used_and_returned_is_no_reason_to_compile_again() -> None:
+def test_a_number_that_is_used_and_returned_does_not_recompile() -> None:
     # As in `weight = min(1.0, self.global_step / 1000); self.log("weight", weight)`.
     engine = backend()
     x = torch.randn(4, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Batches of changing sizes: one graph serves them, with the numbers of eager."""
+"""Dynamic shapes: one graph for batches of different sizes, with the results of eager."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ WORDS, WIDTH, HEADS = 50, 16, 2
 
 
 class Block(nn.Module):
-    """A language model of one layer, whose shapes are written as users write them."""
+    """A language model of one layer, with shapes written as in typical user code."""
 
     def __init__(self, words: int = WORDS) -> None:
         super().__init__()
         self.word = nn.Embedding(words, WIDTH)
-        self.place = nn.Embedding(64, WIDTH)
+        self.position = nn.Embedding(64, WIDTH)
         self.norm = nn.LayerNorm(WIDTH)
         self.heads = nn.Linear(WIDTH, 3 * WIDTH)
         self.out = nn.Linear(WIDTH, words)
 
     def forward(self, text: Tensor, labels: Tensor) -> Tensor:
         batch, length = text.shape
-        x = self.word(text) + self.place(torch.arange(length))
+        x = self.word(text) + self.position(torch.arange(length))
         split = self.heads(self.norm(x)).view(batch, length, 3, HEADS, WIDTH // HEADS)
         query, key, value = split.permute(2, 0, 3, 1, 4)
-        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + functional.gelu(seen.transpose(1, 2).reshape(batch, length, WIDTH))
+        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + functional.gelu(attended.transpose(1, 2).reshape(batch, length, WIDTH))
         return functional.cross_entropy(self.out(x).view(-1, self.out.out_features), labels.view(-1))
 
 
@@ -53,10 +53,10 @@ def assert_equal_steps(module: nn.Module, engine: ORTBackend, *batches: tuple[Te
         loss = compiled(*batch)
         loss.backward()
         assert relative_error(loss.detach(), expected.detach()) <= TOLERANCE
-        found = gradients(module)
-        assert found.keys() == reference.keys()
+        actual = gradients(module)
+        assert actual.keys() == reference.keys()
         for name, gradient in reference.items():
-            assert relative_error(found[name], gradient) <= TOLERANCE, (name, [tuple(t.shape) for t in batch])
+            assert relative_error(actual[name], gradient) <= TOLERANCE, (name, [tuple(t.shape) for t in batch])
 
 
 def text(batch: int, length: int) -> tuple[Tensor, Tensor]:
@@ -64,7 +64,7 @@ def text(batch: int, length: int) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.slow
-def test_fifty_lengths_are_two_graphs() -> None:
+def test_fifty_lengths_need_two_graphs() -> None:
     engine = backend()
     assert_equal_steps(Block(), engine, *(text(3, length) for length in range(5, 55)))
     assert [graph.shapes for graph in engine.compile_log.graphs] == [
@@ -73,20 +73,20 @@ def test_fifty_lengths_are_two_graphs() -> None:
     ]
 
 
-def test_batch_and_length_change_by_themselves() -> None:
+def test_batch_and_length_change_independently() -> None:
     engine = backend()
     sizes = [(3, 9), (3, 12), (4, 12), (5, 7), (2, 30), (4, 12), (3, 9)]
     assert_equal_steps(Block(), engine, *(text(*size) for size in sizes))
     assert len(engine.compile_log.graphs) == 3
 
 
-def test_parts_of_a_longer_batch() -> None:
+def test_slices_of_a_longer_batch() -> None:
     engine, (words, labels) = backend(), text(3, 40)
     assert_equal_steps(Block(), engine, *((words[:, :n], labels[:, :n].contiguous()) for n in (7, 12, 19, 30)))
     assert len(engine.compile_log.graphs) == 2
 
 
-def test_the_same_passes_fire_as_for_one_size() -> None:
+def test_the_same_passes_fire_as_for_fixed_sizes() -> None:
     engine, module = backend(), Block(words=6000)
     assert_equal_steps(module, engine, text(4, 60), text(5, 64), text(6, 50))
     fired = [{report.name: report.fired for report in graph.passes} for graph in engine.compile_log.graphs]
@@ -107,21 +107,21 @@ def test_bf16() -> None:
 
 
 class Distances(nn.Module):
-    """Products of which the second factor changes its size, too."""
+    """Matrix products whose second factor also has a dynamic size."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.place = nn.Parameter(torch.randn(96, 64))
+        self.position = nn.Parameter(torch.randn(96, 64))
         self.linear = nn.Linear(64, 64)
 
     def forward(self, x: Tensor) -> Tensor:
-        place = self.place[: x.size(1)]
-        scores = self.linear(x) @ place.transpose(0, 1)
-        return (scores.softmax(-1) @ (place * 2)).square().mean()
+        position = self.position[: x.size(1)]
+        scores = self.linear(x) @ position.transpose(0, 1)
+        return (scores.softmax(-1) @ (position * 2)).square().mean()
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-def test_products_of_two_changing_sizes(precision: str) -> None:
+def test_products_of_two_dynamic_sizes(precision: str) -> None:
     torch.manual_seed(0)
     engine, module = backend(precision=precision), Distances()
     batches = [(torch.randn(8, length, 64),) for length in (60, 72, 80, 65)]
@@ -134,20 +134,20 @@ def test_products_of_two_changing_sizes(precision: str) -> None:
     assert len(engine.compile_log.graphs) == 2
 
 
-def test_causal_attention_without_its_kernel() -> None:
+def test_causal_attention_without_the_fused_operator() -> None:
     engine = backend(disable_passes=("attention",))
     assert_equal_steps(Block(), engine, *(text(3, length) for length in (5, 8, 13)))
     assert len(engine.compile_log.graphs) == 2
 
 
-def test_never_compiles_each_size() -> None:
+def test_dynamic_never_compiles_each_size() -> None:
     engine = backend(dynamic="never")
     assert_equal_steps(Block(), engine, *(text(3, length) for length in (5, 8, 13)))
     assert len(engine.compile_log.graphs) == 3
 
 
 class Halves(nn.Module):
-    """Does something else with long inputs, which Dynamo sees, and pads odd ones."""
+    """Branches on the length of its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,14 +160,14 @@ class Halves(nn.Module):
         return (x * torch.arange(x.size(1))[:, None]).square().mean()
 
 
-def test_a_step_that_looks_at_its_sizes() -> None:
+def test_a_step_that_branches_on_a_size() -> None:
     engine = backend()
     assert_equal_steps(Halves(), engine, *((torch.randn(3, length, 4),) for length in (5, 7, 15, 9, 31, 12)))
     assert len(engine.compile_log.graphs) <= 4
 
 
 class Resized(nn.Module):
-    """Operators that run as torch's own and take sizes."""
+    """Operators that run in torch nodes and have sizes as arguments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ class Resized(nn.Module):
         return functional.elu(functional.adaptive_avg_pool1d(y, 4)).square().mean() + y.cumsum(-1).std()
 
 
-def test_operators_of_torch_take_changing_sizes() -> None:
+def test_torch_nodes_with_dynamic_sizes() -> None:
     engine = backend()
     assert_equal_steps(Resized(), engine, *((torch.randn(3, 2, length),) for length in (9, 12, 17, 30)))
     graphs = engine.compile_log.graphs
@@ -187,7 +187,7 @@ def test_operators_of_torch_take_changing_sizes() -> None:
 
 
 class Idle(nn.Module):
-    """Permutations that leave every axis where it is, which an optimizer of ONNX Runtime's takes for others."""
+    """A permutation in the original order, which a graph optimizer of ONNX Runtime mistakes for another one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ class Idle(nn.Module):
         return (y * torch.linspace(0.5, 2.0, 4)).square().mean()
 
 
-def test_permutations_that_change_nothing() -> None:
+def test_permutations_in_the_original_order() -> None:
     engine = backend()
     assert_equal_steps(Idle(), engine, *((torch.randn(rows, 4),) for rows in (4, 5, 4, 7)))
     assert len(engine.compile_log.graphs) == 2
@@ -219,7 +219,7 @@ class Recurrent(nn.Module):
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("kind", ["GRU", "LSTM", "RNN"])
 @pytest.mark.parametrize("changing", [0, 1])
-def test_recurrent_layers_are_one_graph_for_all_lengths_and_batches(
+def test_recurrent_layers_share_one_graph_for_all_lengths_and_batches(
     kind: str, batch_first: bool, changing: int
 ) -> None:
     engine = backend()
@@ -230,7 +230,7 @@ def test_recurrent_layers_are_one_graph_for_all_lengths_and_batches(
     assert len(engine.compile_log.graphs) == 2
 
 
-def test_what_needs_its_sizes_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_for_fixed_sizes_reports_why(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(program: Any) -> Any:
         raise CaptureError("the sizes decide", remedy="Each size is compiled by itself.")
 
@@ -242,7 +242,7 @@ def test_what_needs_its_sizes_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "these only: the sizes decide" in str(graphs[1])
 
 
-def test_equal_graphs_share_one_that_serves_any_size() -> None:
+def test_equal_graphs_share_one_program_for_any_size() -> None:
     engine, modules = backend(), [Block(), Block()]
     steps = [torch.compile(module, backend=engine) for module in modules]
     for length in (5, 6, 7, 8):
@@ -251,7 +251,7 @@ def test_equal_graphs_share_one_that_serves_any_size() -> None:
     assert len(engine.compile_log.graphs) == 2
 
 
-def test_a_graph_for_any_size_comes_from_the_cache(tmp_path: Path) -> None:
+def test_a_graph_for_any_size_is_cached(tmp_path: Path) -> None:
     lengths = (5, 8, 13)
     for expected in ("written", "read"):
         torch._dynamo.reset()
@@ -261,7 +261,7 @@ def test_a_graph_for_any_size_comes_from_the_cache(tmp_path: Path) -> None:
         assert [graph.cache for graph in engine.compile_log.graphs] == [expected] * 2
 
 
-def test_verification_covers_it() -> None:
+def test_dynamic_sizes_are_verified() -> None:
     engine = backend(verify_first_step=True)
     assert_equal_steps(Block(), engine, *(text(3, length) for length in (5, 8, 13)))
     assert len(engine.compile_log.graphs) == 2

@@ -1,4 +1,4 @@
-"""Graphs with vectorised functions are graphs of operators like any other, with fusions."""
+"""Graphs with vectorized functions become graphs of operators, with fusions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def with_constants(x: Tensor, y: Tensor) -> Tensor:
     return torch.vmap(lambda a: a * torch.tensor([1.0, 2.0, 3.0, 4.0]))(x).sum() + y.sum()
 
 
-def two_apart(x: Tensor, y: Tensor) -> Tensor:
+def two_regions(x: Tensor, y: Tensor) -> Tensor:
     first = torch.vmap(torch.dot, in_dims=(0, 1))(x, y)
     return torch.vmap(torch.outer)(first[:, None], x).exp().sum()
 
@@ -39,37 +39,37 @@ def layers(x: Tensor, y: Tensor) -> Tensor:
 
 
 def scanned(x: Tensor, y: Tensor) -> Tensor:
-    def combine(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        return one[0] * other[0], other[0] * one[1] + other[1]
+    def combine(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return left[0] * right[0], right[0] * left[1] + right[1]
 
     return associative_scan(combine, (x.sigmoid(), y.t()), dim=0, combine_mode="generic")[1].square().sum()
 
 
-@pytest.mark.parametrize("step", [rows, nested, with_constants, two_apart, layers, scanned])
-def test_gradients_are_eagers_and_fusions_fire(step: Step) -> None:
+@pytest.mark.parametrize("step", [rows, nested, with_constants, two_regions, layers, scanned])
+def test_gradients_match_eager_and_fusions_fire(step: Step) -> None:
     x, y = torch.randn(3, 4, requires_grad=True), torch.randn(4, 3, requires_grad=True)
     engine = backend()
 
-    def dropped(x: Tensor, y: Tensor) -> Tensor:
+    def with_dropout(x: Tensor, y: Tensor) -> Tensor:
         return step(x, y) + 0 * F.dropout(x, 0.5).sum()
 
-    loss = torch.compile(dropped, backend=engine)(x, y)
+    loss = torch.compile(with_dropout, backend=engine)(x, y)
     expected = step(x, y)
     assert relative_error(loss.detach(), expected.detach()) < 1e-6
     pairs = zip(torch.autograd.grad(loss, (x, y)), torch.autograd.grad(expected, (x, y)), strict=True)
-    assert all(relative_error(own, other) < 1e-5 for own, other in pairs)
-    # A graph with levels of functorch's in it has no fusions.
+    assert all(relative_error(gradient, reference) < 1e-5 for gradient, reference in pairs)
+    # A graph with functorch's levels has no fusions.
     assert report_of(engine, "dropout").fired == 1
 
 
-def test_a_region_that_changes_modes_stays() -> None:
+def test_a_region_that_changes_grad_mode_is_not_inlined() -> None:
     def step(x: Tensor) -> Tensor:
-        def held(a: Tensor) -> Tensor:
+        def scaled(a: Tensor) -> Tensor:
             with torch.no_grad():
                 scale = a.norm()
             return a * scale
 
-        return torch.vmap(held)(x).sum()
+        return torch.vmap(scaled)(x).sum()
 
     x = torch.randn(3, 4, requires_grad=True)
     loss = torch.compile(step, backend=backend())(x)
@@ -78,7 +78,7 @@ def test_a_region_that_changes_modes_stays() -> None:
     assert relative_error(actual, expected) < 1e-6
 
 
-def test_gradients_inside_a_graph_stay() -> None:
+def test_functional_gradients_inside_a_graph_are_not_inlined() -> None:
     def step(x: Tensor) -> Tensor:
         return torch.func.grad(lambda a: a.square().sum())(x).exp().sum()
 
