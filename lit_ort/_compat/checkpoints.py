@@ -1,4 +1,4 @@
-"""Activation checkpoints beside onnxruntime-training, whose Python module puts a function of its own in their place."""
+"""Restores torch's activation checkpoints, which the Python package of onnxruntime-training replaces."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ _PACKAGE = "onnxruntime"
 
 
 def keep_checkpoints() -> None:
-    """Makes Dynamo trace checkpoints of modules in a process that imports onnxruntime-training, before this or after.
+    """Makes Dynamo trace activation checkpoints in a process that imports onnxruntime-training, now or later.
 
-    `import onnxruntime` replaces `torch.utils.checkpoint.checkpoint` by a function that Dynamo does not follow
-    (`_override_gradient_checkpoint` of onnxruntime 1.19.2's ORTModule), once for each time that it is tried. Torch's
-    own one goes back; modules that hold the other one by name have it traced as torch's.
+    `import onnxruntime` wraps `torch.utils.checkpoint.checkpoint` in a function that Dynamo does not trace
+    (`_override_gradient_checkpoint` of onnxruntime 1.19.2's ORTModule), and wraps it again if the import is retried.
+    This function restores torch's. In modules that have imported the wrapper by name, Dynamo traces torch's instead.
     """
-    when_imported(_PACKAGE, _give_back)
+    when_imported(_PACKAGE, _restore)
 
 
-def _give_back() -> None:
-    found = checkpoint.checkpoint
-    while (original := _wrapped(found)) is not None:
-        torch.compiler.substitute_in_graph(found)(_checkpoint)  # pyright: ignore[reportArgumentType] - of any results
-        found = original
-    checkpoint.checkpoint = found
+def _restore() -> None:
+    function = checkpoint.checkpoint
+    while (original := _wrapped(function)) is not None:
+        torch.compiler.substitute_in_graph(function)(_checkpoint)  # pyright: ignore[reportArgumentType] - any results
+        function = original
+    checkpoint.checkpoint = function
 
 
 def _wrapped(function: Callable[..., Any]) -> Callable[..., Any] | None:
-    """What onnxruntime's function stands for, or None for any other function."""
+    """The function that onnxruntime's function wraps, or None for any other function."""
     if not (function.__module__ or "").startswith(f"{_PACKAGE}."):
         return None
     return inspect.getclosurevars(function).nonlocals.get("original_checkpoint")
 
 
 def _checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    # Looked up at each trace: Dynamo knows the function by the place it is read from.
+    # Read at each trace, since Dynamo recognizes the function by its attribute path.
     return checkpoint.checkpoint(function, *args, **kwargs)

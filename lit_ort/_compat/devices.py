@@ -1,4 +1,4 @@
-"""Devices, as far as torch has no one way for all of them."""
+"""Device-specific code that torch has no common interface for."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ def is_cpu(device: torch.device) -> bool:
 
 
 def device_of(tensors: Iterable[torch.Tensor]) -> torch.device:
-    """Where a graph of these inputs computes: their device; scalars on the CPU go with any other."""
+    """The device of a graph with these inputs: that of the first input that is not on the CPU, or the CPU.
+
+    Scalars on the CPU are allowed in a graph of any device.
+    """
     return next((tensor.device for tensor in tensors if not is_cpu(tensor.device)), CPU)
 
 
 def generator_of(device: torch.device) -> torch.Generator:
-    """The generator that operators on a device draw from by default."""
+    """The default random generator of a device."""
     if is_cpu(device):
         return torch.default_generator
     torch.cuda.init()

@@ -1,4 +1,4 @@
-"""Does something as soon as a package is imported."""
+"""Runs a function as soon as a package is imported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import ModuleType
 
 
 def when_imported(package: str, action: Callable[[], None]) -> None:
-    """Calls `action` once a package is imported: now, if it is."""
+    """Calls `action` after a package is imported, or immediately if it already is."""
     if package in sys.modules:
         action()
     else:
@@ -19,7 +19,7 @@ def when_imported(package: str, action: Callable[[], None]) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds one package, once, by the other finders."""
+    """Finds one package with the other finders, then removes itself."""
 
     def __init__(self, package: str, action: Callable[[], None]) -> None:
         self._package = package
@@ -38,19 +38,19 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """Loads a package as its own loader does, and calls an action behind it."""
+    """Loads a package with its original loader, then calls an action."""
 
-    def __init__(self, own: importlib.abc.Loader, action: Callable[[], None]) -> None:
-        self._own = own
+    def __init__(self, original: importlib.abc.Loader, action: Callable[[], None]) -> None:
+        self._original = original
         self._action = action
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._own.create_module(spec)
+        return self._original.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
         spec = module.__spec__
-        assert spec is not None, "the import system gives a module its spec"
-        # As if it had never been here: resources and reloads ask the loader itself.
-        spec.loader = module.__loader__ = self._own
-        self._own.exec_module(module)
+        assert spec is not None, "the import system sets a module's spec"
+        # Resources and reloads need the original loader.
+        spec.loader = module.__loader__ = self._original
+        self._original.exec_module(module)
         self._action()

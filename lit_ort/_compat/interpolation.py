@@ -1,6 +1,6 @@
-"""Interpolation as one operator in a trace.
+"""Traces interpolation as one operator.
 
-torch writes it out in Python while it traces, as gathers and scatters of every element, which take about ten times as
+By default, torch decomposes it while tracing, into gathers and scatters of every element. These take about ten times as
 long as its kernels.
 """
 
@@ -31,7 +31,7 @@ _KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
 
 @contextmanager
 def whole_interpolations() -> Iterator[None]:
-    """Keeps interpolations and their gradients whole while a graph is traced, at changing sizes too."""
+    """A context in which interpolations and their gradients are traced as one operator each, also for dynamic sizes."""
     with ExitStack() as stack:
         for packet in _PACKETS:
             backward = getattr(aten, f"{packet.__name__}_backward").default
@@ -42,14 +42,14 @@ def whole_interpolations() -> Iterator[None]:
                 stack.enter_context(removed_entry(packet.default.py_kernels, key))
                 stack.enter_context(replaced_entry(packet.vec.py_kernels, key, _as_default(packet.default)))
             for target, fake in ((packet.default, _fake), (backward, _fake_backward)):
-                # The first one keeps torch from writing the operator out for its shape.
+                # Without the first one, torch decomposes the operator to compute its shape.
                 stack.enter_context(replaced_entry(meta_table, target, fake))
                 stack.enter_context(replaced_entry(op_implementations_dict, target, fake))
         yield
 
 
 def _fake(mode: Any, target: Any, input: torch.Tensor, output_size: Sequence[Any], *_: Any) -> torch.Tensor:
-    """torch tells the shapes of most results at fixed sizes alone."""
+    """Replaces torch's fakes, most of which work for fixed sizes only."""
     return _like(mode, input, (*input.shape[:2], *output_size))
 
 
@@ -65,7 +65,7 @@ def _like(mode: Any, tensor: torch.Tensor, shape: Sequence[Any]) -> torch.Tensor
 
 
 def _as_default(target: torch._ops.OpOverload) -> Callable[..., Any]:
-    """The overload that F.interpolate calls, by the one that has a kernel; torch's own fixes sizes that change."""
+    """The overload that F.interpolate calls, in terms of the one with a kernel. Torch's own fixes dynamic sizes."""
 
     def vec(
         input: torch.Tensor, output_size: Sequence[Any] | None, *rest: Any, scale_factors: Sequence[float] | None = None

@@ -8,21 +8,21 @@ from typing import Any
 
 import torch.utils.checkpoint
 
-# Built by pybind without type information.
+# A pybind module, without type information.
 C: Any = importlib.import_module("onnxruntime.capi._pybind_state")
 
 
-def _give_torch_its_checkpoint_back() -> None:
-    """Importing onnxruntime puts functions of ORTModule's around it, at which Dynamo breaks graphs."""
+def _restore_checkpoint() -> None:
+    """Restores torch's `checkpoint`. Importing onnxruntime wraps it in functions at which Dynamo breaks the graph."""
     checkpoint: Any = torch.utils.checkpoint.checkpoint
     while checkpoint.__module__.startswith("onnxruntime."):
         checkpoint = inspect.getclosurevars(checkpoint).nonlocals["original_checkpoint"]
     torch.utils.checkpoint.checkpoint = checkpoint
 
 
-_give_torch_its_checkpoint_back()
+_restore_checkpoint()
 
-# pybind raises RuntimeError for C++ exceptions and these for failed statuses.
+# pybind raises RuntimeError for C++ exceptions, and the other classes for failed statuses.
 ORT_ERRORS: tuple[type[BaseException], ...] = (
     RuntimeError,
     C.EPFail,
@@ -37,5 +37,5 @@ CPU: Any = C.OrtDevice(C.OrtDevice.cpu(), C.OrtDevice.default_memory(), 0)
 
 
 def run_of(session: Any) -> Any:
-    """The method of an InferenceSession that takes and gives OrtValueVectors."""
+    """The method of an InferenceSession whose inputs and outputs are OrtValueVectors."""
     return session._sess.run_with_ortvaluevector

@@ -1,4 +1,4 @@
-"""Replaces attributes and entries of other packages' objects for a while."""
+"""Temporarily replaces attributes and dictionary entries of other packages."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Value = TypeVar("Value")
 
 @contextmanager
 def replaced(owner: object, name: str, value: object) -> Iterator[None]:
-    """Sets `owner.name` to a value for as long as the block runs.
+    """Sets `owner.name` to a value while the block runs.
 
     Raises:
-        AttributeError: there is no such attribute, so that nothing would be replaced.
+        AttributeError: there is no such attribute.
     """
     original = getattr(owner, name)
     is_own = name in vars(owner)
@@ -31,7 +31,7 @@ def replaced(owner: object, name: str, value: object) -> Iterator[None]:
 
 @contextmanager
 def replaced_entry(entries: MutableMapping[Key, Value], key: Key, value: Value) -> Iterator[None]:
-    """Sets `entries[key]` to a value for as long as the block runs, whether or not there was one."""
+    """Sets `entries[key]` to a value while the block runs; the key can be new."""
     original = {key: entries[key]} if key in entries else {}
     entries[key] = value
     try:
@@ -45,7 +45,7 @@ def replaced_entry(entries: MutableMapping[Key, Value], key: Key, value: Value) 
 
 @contextmanager
 def removed_entry(entries: MutableMapping[Key, Value], key: Key) -> Iterator[None]:
-    """Leaves `entries[key]` out for as long as the block runs, if there is one."""
+    """Removes `entries[key]` while the block runs, if it exists."""
     original = {key: entries.pop(key)} if key in entries else {}
     try:
         yield

@@ -1,6 +1,6 @@
-"""The shapes of recurrent layers' results.
+"""Shapes of the results of recurrent layers.
 
-torch follows such a layer step by step in time to tell them, which ties a graph to the length of its input.
+By default, torch computes them by tracing every time step, which fixes the length of the input in the graph.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from lit_ort._compat.patching import replaced_entry
 
 aten = torch.ops.aten
-# As Dynamo writes them.
+# From the functions in Dynamo's graphs to ATen operators.
 LAYERS: dict[Any, torch._ops.OpOverload] = {
     torch.lstm: aten.lstm.input,
     torch.gru: aten.gru.input,
@@ -28,9 +28,9 @@ _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 @contextmanager
 def shapes_without_steps() -> Iterator[None]:
-    """Lets Dynamo tell the shapes of a recurrent layer's results without following it in time.
+    """Makes Dynamo compute the shapes of a recurrent layer's results without tracing its time steps.
 
-    Dynamo computes with tensors without data, and would compile a step again for every length.
+    Otherwise Dynamo traces them with fake tensors, and recompiles the step for every length.
     """
     with ExitStack() as stack:
         for target in LAYERS.values():
@@ -41,14 +41,16 @@ def shapes_without_steps() -> Iterator[None]:
         yield
 
 
-def _shaped(target: torch._ops.OpOverload, own: Callable[..., Any] | None) -> Callable[..., Any]:
+def _shaped(target: torch._ops.OpOverload, original: Callable[..., Any] | None) -> Callable[..., Any]:
+    """A kernel that computes shapes for fake tensors, and calls the original kernel for other tensors."""
+
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if isinstance(args[0], FakeTensor) and not kwargs and len(args) == len(target._schema.arguments):
-            given = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
-            # What needs a gradient has to be seen.
-            nothing = sum(leaf.sum() for leaf in given) * 0
-            return tuple(result + nothing for result in results_of(*args))
-        return own(*args, **kwargs) if own is not None else target._op_dk(_COMPOSITE, *args, **kwargs)
+            tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+            # The results require grad if one of the arguments does.
+            zero = sum(tensor.sum() for tensor in tensors) * 0
+            return tuple(result + zero for result in results_of(*args))
+        return original(*args, **kwargs) if original is not None else target._op_dk(_COMPOSITE, *args, **kwargs)
 
     return kernel
 
@@ -64,11 +66,11 @@ def results_of(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[torch.Tensor, ...]:
-    """Tensors like the results: the output of every step in time, and the last state or states.
+    """Empty tensors with the shapes of the results: the output of every time step, and the last state or states.
 
     Args:
-        input: float[batch, length, width], or float[length, batch, width] where not `batch_first`.
-        hx: float[layers * directions, batch, hidden], for an LSTM such a one and float[.., cells].
+        input: float[batch, length, width], or float[length, batch, width] if not `batch_first`.
+        hx: float[layers * directions, batch, hidden]; for an LSTM, this and float[layers * directions, batch, cells].
     """
     states = [hx] if isinstance(hx, torch.Tensor) else hx
     width = states[0].size(-1) * (2 if bidirectional else 1)

@@ -1,4 +1,4 @@
-"""Private interfaces of AOTAutograd: its stages, what it says of inputs and outputs, its partitioners and marks."""
+"""Private interfaces of AOTAutograd: its stages, its metadata of inputs and outputs, its partitioners."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from torch.fx.node import has_side_effect
 from lit_ort._compat.interpolation import whole_interpolations
 from lit_ort._compat.torch_ops import OpOverload
 
-# What marks a node as one of the backward, for the partitioners.
+# Metadata by which the partitioners recognize nodes of the backward.
 OF_BACKWARD: Mapping[str, Any] = MappingProxyType({"partitioner_tag": "is_backward"})
 
 
 @dataclasses.dataclass(frozen=True)
 class JointTrace:
-    """What AOTAutograd makes of a graph.
+    """AOTAutograd's trace of a graph.
 
     Args:
-        graph_module: forward and backward, or the forward alone, without writes in place.
+        graph_module: the forward with its backward, or the forward alone; without in-place operators.
         differentiable: whether it has a backward.
-        metadata: what AOTAutograd found out about inputs and outputs.
+        metadata: AOTAutograd's metadata of inputs and outputs.
     """
 
     graph_module: fx.GraphModule
@@ -35,9 +35,9 @@ class JointTrace:
 
 
 def joint_trace(graph_module: fx.GraphModule, examples: Sequence[Any], mode: Any) -> JointTrace:
-    """Traces forward and backward of a graph into one, without its compilation.
+    """Traces the forward and backward of a graph into a joint graph, without compiling it.
 
-    AOTAutograd's public entry compiles at once; its two stages are what torch's own export of joint graphs uses.
+    AOTAutograd's public entry point also compiles. Torch's own export of joint graphs uses these two stages.
     """
     from torch._functorch import aot_autograd
     from torch._functorch import config as functorch_config
@@ -47,9 +47,9 @@ def joint_trace(graph_module: fx.GraphModule, examples: Sequence[Any], mode: Any
     with contextlib.ExitStack() as stack:
         stack.enter_context(whole_interpolations())
         stack.enter_context(tracing(TracingContext(mode)))
-        # As in eager, where a backward runs outside of the autocast around its forward.
+        # In eager, too, the backward runs outside of the forward's autocast region.
         stack.enter_context(functorch_config.patch(backward_pass_autocast="off"))
-        # Torch's trace prints where an operator of the backward came from; the error that follows is reported.
+        # Torch warns with the origin of an operator of the backward that fails; the error itself is reported.
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "Error detected in", UserWarning)
         prepared = aot_autograd.prepare_aot_module_simplified(
@@ -62,16 +62,16 @@ def joint_trace(graph_module: fx.GraphModule, examples: Sequence[Any], mode: Any
 
 
 @dataclasses.dataclass(frozen=True)
-class Described:
-    """What a placeholder or an output of a joint graph is.
+class Description:
+    """The meaning of a placeholder or an output of a joint graph.
 
     Args:
         kind: `input`, `constant` (of the module), `tangent`, `output`, `mutation` (an input's new value), `gradient`
-            (of an input), `base` (what several outputs are views of) or `token` (of an effect's place in the order).
-        index: of the input or output; for a tangent of an input's new value, that input.
-        of_mutation: whether a tangent is that of an input's new value.
-        of_base: whether a tangent is that of a base.
-        name: of the attribute that a constant is.
+            (of an input), `base` (of which several outputs are views) or `token` (which orders effects).
+        index: the position of the input or output; for a tangent of an input's new value, that of the input.
+        of_mutation: whether this is the tangent of an input's new value.
+        of_base: whether this is the tangent of a base.
+        name: the name of a constant's attribute.
     """
 
     kind: str
@@ -82,7 +82,7 @@ class Described:
 
 
 def _tokens() -> tuple[type, ...]:
-    """What keeps operators with effects in their order, which a graph's order does already."""
+    """Descriptors of tokens, by which AOTAutograd orders operators with effects. The order of nodes already does so."""
     from torch._functorch._aot_autograd import descriptors as d
 
     forward = (d.ForwardTokenAOTInput, d.ForwardTokenAOTOutput)
@@ -90,7 +90,7 @@ def _tokens() -> tuple[type, ...]:
 
 
 def effect_of(node: fx.Node) -> tuple[OpOverload, tuple[Any, ...]] | None:
-    """The operator with effects, and its arguments, that a node calls; None for a node that orders no effects."""
+    """The operator with effects that a node calls, and its arguments; None if the node calls no such operator."""
     from torch._higher_order_ops.effects import with_effects
 
     if node.target is not with_effects or not isinstance(node.args[1], OpOverload):
@@ -99,54 +99,54 @@ def effect_of(node: fx.Node) -> tuple[OpOverload, tuple[Any, ...]] | None:
 
 
 def keep_effect(operator: OpOverload) -> None:
-    """Keeps an operator in graphs though nothing reads a result of it."""
+    """Excludes an operator from dead code elimination."""
     has_side_effect(operator)
 
 
-def described(descriptor: Any) -> Described | None:
-    """The plain form of one of AOTAutograd's descriptors; None for what has none, such as a merged input."""
+def description_of(descriptor: Any) -> Description | None:
+    """Convert one of AOTAutograd's descriptors; None for those without a counterpart, such as a merged input."""
     from torch._functorch._aot_autograd import descriptors as d
 
     if isinstance(descriptor, _tokens()):
-        return Described("token", -1)
+        return Description("token", -1)
     if isinstance(descriptor, d.PlainAOTInput):
-        return Described("input", descriptor.idx)
+        return Description("input", descriptor.idx)
     if isinstance(descriptor, (d.BufferAOTInput, d.ParamAOTInput)):
-        return Described("constant", -1, name=descriptor.target)
+        return Description("constant", -1, name=descriptor.target)
     if isinstance(descriptor, d.PlainAOTOutput):
-        return Described("output", descriptor.idx)
+        return Description("output", descriptor.idx)
     if isinstance(descriptor, d.InputMutationAOTOutput):
-        inner = described(descriptor.mutated_input)
-        return None if inner is None else Described("mutation", inner.index)
+        inner = description_of(descriptor.mutated_input)
+        return None if inner is None else Description("mutation", inner.index)
     if isinstance(descriptor, d.IntermediateBaseAOTOutput):
-        inner = described(descriptor.base_of)
-        return None if inner is None else Described("base", inner.index)
+        inner = description_of(descriptor.base_of)
+        return None if inner is None else Description("base", inner.index)
     if isinstance(descriptor, d.GradAOTOutput):
-        inner = described(descriptor.grad_of)
-        return None if inner is None or inner.kind != "input" else Described("gradient", inner.index)
+        inner = description_of(descriptor.grad_of)
+        return None if inner is None or inner.kind != "input" else Description("gradient", inner.index)
     if isinstance(descriptor, d.TangentAOTInput):
-        inner = described(descriptor.output)
+        inner = description_of(descriptor.output)
         if inner is None:
             return None
-        return Described("tangent", inner.index, inner.kind == "mutation", inner.kind == "base")
+        return Description("tangent", inner.index, inner.kind == "mutation", inner.kind == "base")
     return None
 
 
 def descriptor_of(node: fx.Node) -> Any:
-    """AOTAutograd's descriptor of a placeholder, or its descriptors of what the output node returns."""
+    """AOTAutograd's descriptor of a placeholder, or the descriptors of all outputs for the output node."""
     return node.meta["desc"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Write:
-    """What AOTAutograd found out about an input that the graph changes.
+    """AOTAutograd's metadata of an input that the graph changes in place.
 
     Args:
-        reshapes: whether its shape or its memory changes, not only values.
-        hidden: whether autograd doesn't know of the change; it refuses writes into a leaf that needs a gradient, so
-            what has passed eager was hidden from it.
-        under_no_grad: whether it happens where gradients are off.
-        requires_grad: whether the input needs a gradient.
+        reshapes: whether its shape or its storage changes, not only its values.
+        hidden: whether the change is hidden from autograd. A change of a leaf that requires grad always is: autograd
+            would have raised an error otherwise.
+        under_no_grad: whether the change happens under `no_grad`.
+        requires_grad: whether the input requires grad.
     """
 
     reshapes: bool
@@ -156,25 +156,28 @@ class Write:
 
 
 def writes_of(metadata: Any) -> dict[int, Write]:
-    """The inputs that a graph changes, by position."""
-    found: dict[int, Write] = {}
+    """The inputs that a graph changes in place, by position."""
+    writes: dict[int, Write] = {}
     for position, info in enumerate(metadata.input_info):
         reshapes = info.mutates_metadata or info.mutates_storage_metadata or info.mutation_inductor_storage_resize
         if reshapes or info.mutates_data:
             hidden = info.mutations_hidden_from_autograd or (info.requires_grad and info.is_leaf)
-            unseen = info.mutations_under_no_grad_or_inference_mode
-            found[position] = Write(reshapes, hidden, unseen, info.requires_grad)
-    return found
+            under_no_grad = info.mutations_under_no_grad_or_inference_mode
+            writes[position] = Write(reshapes, hidden, under_no_grad, info.requires_grad)
+    return writes
 
 
 def aliases_of(metadata: Any) -> dict[int, tuple[str, int]]:
-    """The outputs in memory of something else: of which `input`, `base` or `output`, or the `same` as which input."""
-    found: dict[int, tuple[str, int]] = {}
+    """The outputs that are aliases, by position.
+
+    Each alias is a view of an `input`, `base` or `output`, or the `same` tensor as an input, with its index.
+    """
+    aliases: dict[int, tuple[str, int]] = {}
     for position, info in enumerate(metadata.output_info):
-        of = _ALIASES.get(info.output_type.name)
-        if of is not None:
-            found[position] = (of, info.base_idx)
-    return found
+        kind = _ALIASES.get(info.output_type.name)
+        if kind is not None:
+            aliases[position] = (kind, info.base_idx)
+    return aliases
 
 
 _ALIASES = {
@@ -187,12 +190,13 @@ _ALIASES = {
 
 
 def partition(module: fx.GraphModule, results: int, budget: float | None) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Cuts a joint graph into forward and backward.
+    """Partitions a joint graph into forward and backward.
 
     Args:
-        results: how many outputs are the forward's.
-        budget: the share of activation memory to keep, by the min-cut partitioner; None saves what eager would, but for
-            what is marked to be computed again.
+        module: the joint graph.
+        results: the number of outputs of the forward; they are the first ones.
+        budget: the fraction of activation memory that the min-cut partitioner may save; None saves the same tensors as
+            eager, except for those that are marked for recomputation.
     """
     from torch._functorch import config, partitioners
 
@@ -203,7 +207,7 @@ def partition(module: fx.GraphModule, results: int, budget: float | None) -> tup
 
 
 def mark_recomputed(node: fx.Node, region: int) -> None:
-    """Tells torch's partitioners to compute a node again in the backward, as part of a checkpoint."""
+    """Marks a node, as part of a checkpoint, for recomputation in the backward by torch's partitioners."""
     from torch.utils.checkpoint import CheckpointPolicy
 
     node.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
@@ -211,14 +215,14 @@ def mark_recomputed(node: fx.Node, region: int) -> None:
 
 
 def must_recompute(node: fx.Node) -> bool:
-    """Whether a node of a joint graph is marked so."""
+    """Whether a node of a joint graph is marked for recomputation."""
     from torch._functorch.partitioners import must_recompute as is_marked
 
     return is_marked(node)
 
 
 def keep_saved(node: fx.Node, region: int) -> None:
-    """Tells torch's partitioners to save a node of a checkpoint for the backward."""
+    """Marks a node of a checkpoint to be saved for the backward by torch's partitioners."""
     from torch.utils.checkpoint import CheckpointPolicy
 
     node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
@@ -226,7 +230,7 @@ def keep_saved(node: fx.Node, region: int) -> None:
 
 
 def is_marked(node: fx.Node) -> bool:
-    """Whether a node is marked, to be saved or to be computed again."""
+    """Whether a node is marked to be saved or recomputed."""
     return "recompute" in node.meta
 
 

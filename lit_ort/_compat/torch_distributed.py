@@ -1,4 +1,4 @@
-"""Private interfaces of torch.distributed: DistributedDataParallel, process groups, pipelines, attention in parts."""
+"""Private interfaces of torch.distributed: DistributedDataParallel, process groups, pipelines, sharded attention."""
 
 from __future__ import annotations
 
@@ -19,20 +19,23 @@ _FIRST_BUCKET = "_DEFAULT_FIRST_BUCKET_BYTES"
 
 
 def group_named(name: str) -> dist.ProcessGroup:
-    """The process group of a name, which a graph can hold where it can't hold the group itself."""
+    """The process group with this name. A graph can contain the name, but not the group itself."""
     return _resolve_process_group(name)  # pyright: ignore[reportArgumentType] - a str to torch before 2.13
 
 
 def buffer_broadcast(enabled: bool) -> dict[str, bool]:
-    """DistributedDataParallel's argument for the broadcast of buffers before each forward; torch 2.13 renamed it."""
+    """DistributedDataParallel's argument that enables the broadcast of buffers before each forward.
+
+    Torch 2.13 renamed the argument.
+    """
     return {"forward_sync_buffers" if torch.__version__ >= "2.13" else "broadcast_buffers": enabled}
 
 
 @contextmanager
 def graphs_of_buckets(wrapper: DistributedDataParallel) -> Iterator[None]:
-    """Lets Dynamo cut graphs where a bucket's gradients are complete.
+    """Makes Dynamo split graphs at the points where the gradients of a bucket are complete.
 
-    It takes the first bucket to have its default size, which `bucket_cap_mb` may be below.
+    Dynamo assumes the default size for the first bucket; this is replaced if `bucket_cap_mb` is smaller.
     """
     first = min(getattr(dist, _FIRST_BUCKET), wrapper.bucket_bytes_cap)
     with graphs_by_bucket(True), replaced(dist, _FIRST_BUCKET, first):
@@ -40,19 +43,19 @@ def graphs_of_buckets(wrapper: DistributedDataParallel) -> Iterator[None]:
 
 
 def prepare_backward_after_forward(wrapper: DistributedDataParallel, enabled: bool) -> None:
-    """Whether the end of a wrapper's forward prepares the averaging of the gradients of a backward that follows."""
+    """Sets whether a wrapper's forward prepares the reduction of gradients in the next backward."""
     wrapper.require_backward_grad_sync = enabled
 
 
 def saved_micro_batches(stage: Any) -> Mapping[int, Any]:
-    """What a stage of torch's pipelines keeps for the backwards to come, by micro-batch."""
+    """The values that a stage of torch's pipelines saves for the backward, by micro-batch."""
     return stage.fwd_cache
 
 
 def end_with_parent(signum: int) -> None:
-    """Has the system send this process a signal when the one that started it ends; 0 takes that back. Linux only.
+    """Sets the signal that the kernel sends to this process when its parent process ends; 0 disables it. Linux only.
 
-    Source: prctl(2), PR_SET_PDEATHSIG, which torch's own processes ask for at their start.
+    Source: prctl(2), PR_SET_PDEATHSIG, which torch's own worker processes set at their start.
     """
     set_signal = getattr(torch.multiprocessing, "_prctl_pr_set_pdeathsig", None)
     if set_signal is not None:
@@ -60,5 +63,5 @@ def end_with_parent(signum: int) -> None:
 
 
 def refuse_fast_path(attention: nn.Module) -> None:
-    """Keeps an `nn.TransformerEncoderLayer` from its kernel over whole weights, which it takes for some attentions."""
+    """Disables the fused inference kernel of `nn.TransformerEncoderLayer`, which needs unsharded attention weights."""
     attention._qkv_same_embed_dim = False  # pyright: ignore[reportArgumentType] - not declared

@@ -1,4 +1,4 @@
-"""Private interfaces of Dynamo: its settings, and how it says that a function was compiled too often."""
+"""Private interfaces of Dynamo: its settings, its callbacks, and its reports of the recompile limit."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from torch.nn.modules import transformer
 from lit_ort._compat.imports import when_imported
 from lit_ort._compat.patching import replaced
 
-# Raised at the recompile limit where `step_settings` asks for it.
+# Raised at the recompile limit if `step_settings` is strict.
 RecompileLimitHit: type[Exception] = FailOnRecompileLimitHit
-# Logs a line at the limit where it doesn't, and each function that could not be traced.
+# If it is not strict, this logger reports the limit, and each function that could not be traced.
 FRAME_LOGGER = "torch._dynamo.convert_frame"
 _LIMIT_LINE = "_dynamo hit config"
-# Logs thirteen lines of advice at a process's first `item()` in a step.
+# Logs thirteen lines of advice at the first `item()` of a step in the process.
 SCALAR_LOGGER = "torch._dynamo.variables.tensor"
 _SCALAR_LINE = "Graph break from `Tensor.item()`"
 
 
 def step_settings(recompile_limit: int, strict: bool) -> AbstractContextManager[Any]:
-    """Dynamo's settings for a step.
+    """A context with Dynamo's settings for a step.
 
-    RNNs are traced rather than skipped, and counters that a step looks at may change without another graph.
+    RNNs are traced instead of skipped, and counters that a step reads can change without a recompile.
 
     Args:
-        recompile_limit: how often one function is compiled.
-        strict: raise `RecompileLimitHit` there, and whatever keeps Dynamo from tracing a function, instead of running
-            the function in eager.
+        recompile_limit: the number of times that one function can be compiled.
+        strict: whether the limit raises `RecompileLimitHit`, and an error while tracing a function is raised. Otherwise
+            the function runs in eager.
     """
     settings: dict[str, Any] = {
         "allow_rnn": True,
-        # The counters behind self.global_step and self.current_epoch are reached through the module.
+        # The counters of self.global_step and self.current_epoch are attributes of the module.
         "allow_unspec_int_on_nn_module": True,
         "recompile_limit": recompile_limit,
         "fail_on_recompile_limit_hit": strict,
         "suppress_errors": not strict,
-        # A step draws from numpy's generator what it draws in eager, instead of torch's in its place.
+        # Calls of numpy's generator draw the same numbers as in eager; by default, Dynamo replaces them by torch's.
         "use_numpy_random_stream": True,
-        # A line in a log is not worth a second graph.
+        # By default, a call of a logger breaks the graph.
         "ignore_logging_functions": _logging_functions(),
     }
     return torch._dynamo.config.patch(settings)
@@ -56,7 +56,7 @@ def step_settings(recompile_limit: int, strict: bool) -> AbstractContextManager[
 
 @contextmanager
 def traces_told(started: Callable[[], None], ended: Callable[[], None]) -> Iterator[None]:
-    """Calls functions where Dynamo begins to compile something and where it has ended, while the block runs."""
+    """While the block runs, calls `started` when Dynamo begins to compile, and `ended` when it has finished."""
 
     def start(_: CallbackArgs) -> None:
         started()
@@ -74,24 +74,24 @@ def traces_told(started: Callable[[], None], ended: Callable[[], None]) -> Itera
 
 
 def leave_untraced(package: str) -> None:
-    """Makes Dynamo call a package's functions as they are, where it would follow them; for the whole process."""
+    """Makes Dynamo call the functions of a package without tracing them, for the rest of the process."""
     origin = _origin(package)
     if origin is not None and not trace_rules.check_file(origin).skipped:
         trace_rules.add(package)
 
 
 def hold_constant(module: str, function: str) -> None:
-    """Makes Dynamo call a function once while it traces, and take what it returns for a constant of its arguments.
+    """Makes Dynamo call a function while it traces, and use the result as a constant.
 
     Args:
-        module: that it is in, imported or not yet.
+        module: the name of its module, which can be imported later.
         function: its name.
     """
 
     def mark() -> None:
-        found = getattr(sys.modules[module], function, None)
-        if found is not None:
-            torch._dynamo.assume_constant_result(found)
+        attribute = getattr(sys.modules[module], function, None)
+        if attribute is not None:
+            torch._dynamo.assume_constant_result(attribute)
 
     when_imported(module, mark)
 
@@ -102,44 +102,44 @@ def _origin(package: str) -> str | None:
 
 
 def is_recompile_limit(record: logging.LogRecord) -> bool:
-    """Whether a record of `FRAME_LOGGER` says that a function was compiled as often as it may be."""
+    """Whether a record of `FRAME_LOGGER` reports that a function has reached the recompile limit."""
     return _LIMIT_LINE in str(record.msg)
 
 
 def suppressed_error(record: logging.LogRecord) -> BaseException | None:
-    """What kept Dynamo from tracing a function, of a record of `FRAME_LOGGER`."""
+    """The error in a record of `FRAME_LOGGER` that kept Dynamo from tracing a function, or None."""
     is_report = record.levelno == logging.WARNING and isinstance(record.exc_info, tuple)
     return record.exc_info[1] if is_report and isinstance(record.exc_info, tuple) else None
 
 
 def is_scalar_advice(record: logging.LogRecord) -> bool:
-    """Whether a record of `SCALAR_LOGGER` says what to set so that `item()` does not cut a graph in two."""
+    """Whether a record of `SCALAR_LOGGER` is the advice on how to avoid a graph break at `item()`."""
     return str(record.msg).lstrip().startswith(_SCALAR_LINE)
 
 
 def graphs_by_bucket(enabled: bool) -> AbstractContextManager[Any]:
-    """Whether Dynamo cuts graphs where the buckets of a DistributedDataParallel end."""
+    """A context that sets whether Dynamo splits graphs at the bucket boundaries of DistributedDataParallel."""
     return torch._dynamo.config.patch(optimize_ddp=enabled)
 
 
 def unchecked_causal_masks() -> AbstractContextManager[None]:
-    """Keeps `nn.Transformer` from looking at the values of a mask, at which a graph would break."""
+    """A context in which `nn.Transformer` does not read the values of a mask, which would break the graph."""
     return replaced(transformer, "_detect_is_causal_mask", _as_declared)
 
 
 def _as_declared(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
-    """Whether a mask is declared to be causal. The layer takes the mask itself in any case."""
+    """Whether a mask is declared to be causal. The layer applies the mask in any case."""
     return is_causal is True
 
 
 def _logging_functions() -> set[Callable[..., Any]]:
-    """Those of a logger; the last one is the transformers library's, there once that is imported."""
+    """The methods of a logger. `warning_once` is the transformers library's, and exists once that is imported."""
     names = ("debug", "info", "warning", "error", "warning_once")
     return {getattr(logging.Logger, name) for name in names if hasattr(logging.Logger, name)}
 
 
 def fresh_inductor() -> AbstractContextManager[Any]:
-    """Lets inductor compile as on a machine where it never ran."""
+    """A context in which inductor's cache is empty."""
     from torch._inductor.utils import fresh_cache
 
     return fresh_cache()

@@ -1,4 +1,4 @@
-"""torch.export's programs, made ready for torch's ONNX exporter."""
+"""Prepares the programs of torch.export for torch's ONNX exporter."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ _VIEWS = (_aten.view.default, _aten.reshape.default)
 
 
 def prepare_for_onnx(program: ExportedProgram) -> None:
-    """Takes out, in place, two things on which torch 2.13's exporter fails when it decomposes a program.
+    """Works around, in place, two errors of torch 2.13's exporter when it decomposes a program.
 
-    Checks of sizes, which lose their inputs where there are many: they are made only of a program with example inputs.
-    And views, which the exporter takes for possible where strides forbid them: each views a copy. A copy is nothing in
-    ONNX.
+    Size checks can lose their inputs. They are generated only for a program with example inputs, which are removed.
+
+    The exporter assumes that a view is possible even if strides don't allow it. Each view is replaced by a view of a
+    copy. ONNX has no strides, so the copy costs nothing.
     """
     program._example_inputs = None  # pyright: ignore[reportAttributeAccessIssue]
     graph = program.graph

@@ -10,7 +10,7 @@ from torch._functorch import predispatch
 
 VMAP_START: Callable[..., Any] = predispatch._vmap_increment_nesting
 VMAP_END: Callable[..., Any] = predispatch._vmap_decrement_nesting
-# Loads functorch's rules, once.
+# Loads functorch's decompositions once.
 LOAD_RULES: Callable[..., Any] = predispatch.lazy_load_decompositions
 VMAP_FUNCTIONS: frozenset[Callable[..., Any]] = frozenset(
     {VMAP_START, VMAP_END, predispatch._add_batch_dim, predispatch._remove_batch_dim, LOAD_RULES}
@@ -18,7 +18,7 @@ VMAP_FUNCTIONS: frozenset[Callable[..., Any]] = frozenset(
 
 
 def operators_of(graph_module: fx.GraphModule, examples: Sequence[Any]) -> fx.GraphModule:
-    """The operators that a graph with levels comes to below them, for examples without data."""
+    """Trace a graph with vmap levels to batched operators. The examples can be fake tensors."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     LOAD_RULES()

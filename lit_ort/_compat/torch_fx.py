@@ -1,4 +1,4 @@
-"""Private interfaces of FX: traces, fake tensors, what nodes carry, trees of arguments; graphs with types to use."""
+"""Private interfaces of FX: tracing, fake tensors, metadata of nodes, trees of arguments; typed access to graphs."""
 
 from __future__ import annotations
 
@@ -15,32 +15,33 @@ from torch.utils import _pytree
 
 from lit_ort._compat.torch_ops import returns_alias
 
-# Nested tuples, lists and dictionaries as leaves, and back.
+# Nested tuples, lists and dictionaries to a list of leaves, and back.
 tree_flatten: Any = _pytree.tree_flatten
 tree_leaves: Any = _pytree.tree_leaves
 tree_map: Any = _pytree.tree_map
 tree_unflatten: Any = _pytree.tree_unflatten
 
 _aten = torch.ops.aten
-_NORMALISATIONS = frozenset(
+_NORMALIZATIONS = frozenset(
     {_aten.native_layer_norm.default, _aten.native_group_norm.default, _aten.native_batch_norm.default}
     | {_aten._native_batch_norm_legit.default, _aten._native_batch_norm_legit.no_stats}
     | {_aten._native_batch_norm_legit_functional.default}
 )
-# Paths of modules as Dynamo writes them: the variable that holds the first one, then names, some of them as keys.
+# Dynamo's paths of modules: the variable of the root module, then attribute names, some of them in the form of keys.
 _ROOT = re.compile(r"[LG]\['[^']*'\](\[\d+\])*")
 _BY_KEY = re.compile(r"(?:\._modules)?\['([^']*)'\]")
 
-# Operators whose decomposition for tracing is wrong in torch 2.13: several labels of a row count as one.
-WRONG_IN_A_TRACE = frozenset({torch.ops.aten.multilabel_margin_loss.default})
+# Operators whose decomposition in a trace is wrong in torch 2.13: several labels of a row count as one.
+MISTRACED_OPERATORS = frozenset({torch.ops.aten.multilabel_margin_loss.default})
 
 
 def aten_graph(graph_module: fx.GraphModule, examples: Sequence[Any], mode: Any) -> fx.GraphModule:
-    """A graph of torch functions as one of ATen operators, composite ones whole, writes in place as they are.
+    """Trace a graph of torch functions to ATen operators; composite and in-place operators are kept.
 
     Args:
+        graph_module: the graph.
         examples: fake tensors and numbers, one for each input.
-        mode: the fake mode that they belong to.
+        mode: the fake mode of these tensors.
     """
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.fx.traceback import preserve_node_meta
@@ -53,10 +54,10 @@ def aten_graph(graph_module: fx.GraphModule, examples: Sequence[Any], mode: Any)
 
 
 def fake_mode(symbolic: bool) -> FakeTensorMode:
-    """A mode for tensors without data.
+    """A new fake tensor mode.
 
     Args:
-        symbolic: whether their sizes may be symbols.
+        symbolic: whether the sizes of its tensors can be symbolic.
     """
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -69,20 +70,22 @@ def inputs_of(graph: fx.Graph) -> list[fx.Node]:
 
 
 def output_of(graph: fx.Graph) -> fx.Node:
-    """The node that says what a graph returns."""
+    """The output node of a graph."""
     return next(node for node in reversed(graph.nodes) if node.op == "output")
 
 
 def returned_by(graph: fx.Graph) -> list[Any]:
-    """What a graph returns: nodes, and values that are no nodes, such as None."""
+    """The outputs of a graph: nodes, and values that are not nodes, such as None."""
     return _as_list(output_of(graph).args[0])
 
 
 def copy_nodes(source: fx.Graph, graph: fx.Graph, copies: dict[fx.Node, fx.Node]) -> list[Any]:
-    """Copies the nodes of a graph to the end of another; returns what it returns, in the copies.
+    """Copies the nodes of a graph to the insertion point of another graph. Returns the outputs as nodes of the latter.
 
     Args:
-        copies: filled with the copy of each node; what is in it already is not copied.
+        source: the graph to copy.
+        graph: the graph that receives the copies.
+        copies: receives the copy of each node; nodes that it contains already are not copied.
     """
     return _as_list(graph.graph_copy(source, copies))
 
@@ -93,35 +96,35 @@ def _as_list(returned: Any) -> list[Any]:
 
 
 def arguments_of(node: fx.Node) -> tuple[Any, ...]:
-    """A node's arguments by position, of any type: FX's own type for one is a union of all that there are."""
+    """The positional arguments of a node, typed as `Any`; FX types them as a large union."""
     return node.args
 
 
 def first_argument(node: fx.Node) -> fx.Node:
-    """The node that another one, such as a view, is of."""
+    """The first argument of a node, such as the tensor that a view is of."""
     argument = node.args[0]
-    assert isinstance(argument, fx.Node), f"{node.name} is of a value that no node computes"
+    assert isinstance(argument, fx.Node), f"the first argument of {node.name} is not a node"
     return argument
 
 
 def example_of(node: fx.Node) -> Any:
-    """What stands for a node's value: a fake tensor or a number of the last trace, else of Dynamo's."""
+    """A node's example value: the fake tensor or number of the last trace, or else of Dynamo's trace."""
     return node.meta.get("val", node.meta.get("example_value"))
 
 
 def ancestors_of(nodes: Iterable[fx.Node], beyond: fx.Node | None = None) -> set[fx.Node]:
-    """What nodes are computed from, through whatever lies between; not what they are computed from through `beyond`."""
-    found: set[fx.Node] = set()
-    waiting = list(nodes)
-    while waiting:
-        missing = [a for a in waiting.pop().all_input_nodes if a not in found and a is not beyond]
-        found.update(missing)
-        waiting.extend(missing)
-    return found
+    """All nodes that these nodes are computed from, except `beyond` and ancestors that are reached only through it."""
+    ancestors: set[fx.Node] = set()
+    pending = list(nodes)
+    while pending:
+        added = [a for a in pending.pop().all_input_nodes if a not in ancestors and a is not beyond]
+        ancestors.update(added)
+        pending.extend(added)
+    return ancestors
 
 
-def restrided(node: fx.Node) -> Any:
-    """A node's example, computed anew from those of its arguments."""
+def recomputed_example(node: fx.Node) -> Any:
+    """A node's example value, computed again from the examples of its arguments."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda argument: argument.meta["val"])
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
     assert callable(node.target)
@@ -130,19 +133,19 @@ def restrided(node: fx.Node) -> Any:
 
 
 def strides_of(value: Any) -> list[str]:
-    """The strides of a value's tensors, as text: comparing symbols would add guards."""
+    """The strides of a value's tensors, as text, since comparing symbols would add guards."""
     return [str(leaf.stride()) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether a node's result lies in the memory of its first argument, where values are contiguous."""
+    """Whether a node's result is a view of its first argument if that is contiguous."""
     if not isinstance(node.meta.get("val"), torch.Tensor):
         return False
     return node.target is torch.ops.aten.reshape.default or returns_alias(node.target)
 
 
 def is_alias(node: fx.Node) -> bool:
-    """Whether a node's result lies in the memory of its first argument, whatever that one's order in memory."""
+    """Whether a node's result is a view of its first argument for all strides of that argument."""
     if is_element(node):
         node = first_argument(node)
     return returns_alias(node.target)
@@ -154,28 +157,28 @@ def is_size(node: fx.Node) -> bool:
 
 
 def is_element(node: fx.Node) -> bool:
-    """Whether a node is one of several results of another one."""
+    """Whether a node is one of the results of another node."""
     return node.target is operator.getitem
 
 
 def correct_statistics(graph: fx.Graph) -> None:
-    """Gives the statistics of normalisations the type that they have.
+    """Corrects the dtypes of the statistics of normalization layers.
 
-    Of a bfloat16 input and float32 parameters, as autocast leaves them, the CPU's kernels return a float32 mean and
-    deviation, and torch 2.13's fake ones bfloat16.
+    For a bfloat16 input and float32 parameters, which are usual in autocast, the CPU kernels return the mean and
+    deviation in float32, but the fake implementations of torch 2.13 return them in bfloat16.
     """
     for node in graph.nodes:
-        if node.target in _NORMALISATIONS:
+        if node.target in _NORMALIZATIONS:
             others = [argument.meta["val"] for argument in node.all_input_nodes[1:]]
-            types = {value.dtype for value in others if isinstance(value, torch.Tensor)}
-            _set_statistics(node, types - {first_argument(node).meta["val"].dtype})
+            dtypes = {value.dtype for value in others if isinstance(value, torch.Tensor)}
+            _set_statistics(node, dtypes - {first_argument(node).meta["val"].dtype})
 
 
-def _set_statistics(node: fx.Node, types: set[torch.dtype]) -> None:
-    if not types:
+def _set_statistics(node: fx.Node, dtypes: set[torch.dtype]) -> None:
+    if not dtypes:
         return
     result, mean, deviation, *rest = node.meta["val"]
-    (dtype,) = types
+    (dtype,) = dtypes
     node.meta["val"] = (result, mean.to(dtype), deviation.to(dtype), *rest)
     for user in node.users:
         if is_element(user):
@@ -183,15 +186,16 @@ def _set_statistics(node: fx.Node, types: set[torch.dtype]) -> None:
 
 
 def module_path(node: fx.Node) -> str | None:
-    """The path of the module that a node came from, as Dynamo writes it."""
+    """Dynamo's path of the module that a node comes from."""
     stack = node.meta.get("nn_module_stack")
     return str(list(stack.values())[-1][0]) if stack else None
 
 
 def module_name(node: fx.Node) -> str:
-    """The name of the module that a node, or the one that it is the gradient of, came from: `layers.0.attention`.
+    """The name of the module that a node comes from, such as `layers.0.attention`.
 
-    Empty for the module that was compiled and for what came from none.
+    A node of the backward has the name of its forward node's module. The name is empty for the compiled module itself
+    and for a node that comes from no module.
     """
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     if not stack:

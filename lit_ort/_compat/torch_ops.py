@@ -1,4 +1,4 @@
-"""Private interfaces of torch's operators: their types and schemas, one of oneDNN's, names of functions."""
+"""Private interfaces of torch's operators: types and schemas, a oneDNN operator, names of functions."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 from torch import fx
 from torch._ops import HigherOrderOperator as HigherOrderOperator
 from torch._ops import OpOverload as OpOverload
-from torch.fx.node import _get_qualified_name  # knows torch's odd names
+from torch.fx.node import _get_qualified_name  # handles torch's irregular names
 
 aten = torch.ops.aten
-# Operators that read their first argument by its strides; AOTAutograd traced them with contiguous ones.
+# Operators that depend on the strides of their first argument. AOTAutograd traces them with contiguous tensors.
 BY_STRIDES = frozenset({aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default})
 _NAMESPACES = frozenset({"aten", "prims", "lit_ort", "torchvision"})
 _PLAIN_TYPES = re.compile(r"((Optional\[|List\[)*(Tensor|number|int|float|bool|complex|str|Device|Generator)\]*)")
-# Arguments that name a way to compute.
-_WAYS = frozenset(
+# String arguments that select a method of computation.
+_METHOD_ARGUMENTS = frozenset(
     {"activation", "approximate", "driver", "equation", "indexing", "interpolation", "mode", "norm", "ord", "p"}
     | {"pad_mode", "padding", "padding_side", "reduce", "rounding_mode", "side", "UPLO"}
 )
@@ -25,18 +25,18 @@ _FUNCTORCH = ("torch._functorch", "torch._C._functorch")
 
 
 def is_mutable(target: object) -> bool:
-    """Whether what a node calls is an operator that writes into an argument."""
+    """Whether the target of a node is an operator that writes into an argument."""
     return isinstance(target, OpOverload) and target._schema.is_mutable
 
 
 def written_arguments(node: fx.Node) -> list[fx.Node]:
-    """The arguments that what a node calls writes into."""
+    """The arguments of a node that its operator writes into."""
     if not is_mutable(node.target):
         return []
     assert isinstance(node.target, OpOverload)
-    places = {argument.name: k for k, argument in enumerate(node.target._schema.arguments) if _is_written(argument)}
-    given = [node.args[k] if k < len(node.args) else node.kwargs.get(name) for name, k in places.items()]
-    parts = [part for value in given for part in (value if isinstance(value, (list, tuple)) else [value])]
+    positions = {argument.name: k for k, argument in enumerate(node.target._schema.arguments) if _is_written(argument)}
+    values = [node.args[k] if k < len(node.args) else node.kwargs.get(name) for name, k in positions.items()]
+    parts = [part for value in values for part in (value if isinstance(value, (list, tuple)) else [value])]
     return [part for part in parts if isinstance(part, fx.Node)]
 
 
@@ -45,88 +45,86 @@ def _is_written(argument: Any) -> bool:
 
 
 def returns_alias(target: object) -> bool:
-    """Whether it is an operator whose result lies in the memory of an argument."""
+    """Whether the target is an operator whose result shares the memory of an argument."""
     return isinstance(target, OpOverload) and any(r.alias_info is not None for r in target._schema.returns)
 
 
 def is_of_tensors(target: OpOverload) -> bool:
-    """Whether an operator is one of torch's own, or of this project's, that reads and writes tensors alone.
+    """Whether an operator belongs to torch, torchvision or lit_ort, and accesses nothing but tensors.
 
-    One that takes a text which isn't the name of one of its ways to compute may open what the text names, as
-    `aten.from_file` does.
+    An operator with a string argument that does not select a method of computation can access the file that the string
+    names, as `aten.from_file` does.
     """
     arguments, results = target._schema.arguments, target._schema.returns
-    plain = all(_PLAIN_TYPES.fullmatch(str(part.type)) for part in (*arguments, *results))
-    texts = {argument.name for argument in arguments if "str" in str(argument.type)}
-    return target.namespace in _NAMESPACES and plain and texts <= _WAYS
+    has_plain_types = all(_PLAIN_TYPES.fullmatch(str(part.type)) for part in (*arguments, *results))
+    strings = {argument.name for argument in arguments if "str" in str(argument.type)}
+    return target.namespace in _NAMESPACES and has_plain_types and strings <= _METHOD_ARGUMENTS
 
 
 def result_count(target: OpOverload) -> int:
-    """How many results an operator has by its schema, a list of tensors counted as one."""
+    """The number of results in an operator's schema; a list of tensors counts as one."""
     return len(target._schema.returns)
 
 
 def returns_list(target: object) -> bool:
-    """Whether it is an operator whose one result is a list of tensors, which may have one part."""
+    """Whether the target is an operator whose only result is a list of tensors, possibly of length one."""
     return isinstance(target, OpOverload) and [str(r.type) for r in target._schema.returns] == ["List[Tensor]"]
 
 
 def draws(node: fx.Node) -> bool:
-    """Whether a node draws from torch's random generator; attention does with a dropout probability alone."""
+    """Whether a node draws from torch's random generator. Attention draws only if its dropout probability is not 0."""
     target = node.target
     if not isinstance(target, OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
         return False
-    for place, argument in enumerate(target._schema.arguments):
+    for position, argument in enumerate(target._schema.arguments):
         if argument.name == "dropout_p":
-            value = (
-                node.args[place] if place < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
-            )
-            return bool(value != 0)
+            keyword = node.kwargs.get(argument.name, argument.default_value)
+            return bool((node.args[position] if position < len(node.args) else keyword) != 0)
     return True
 
 
 def is_pointwise(target: object) -> bool:
-    """Whether it is an operator that torch marks as computing each element by itself."""
+    """Whether the target is an operator that torch tags as pointwise."""
     return isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags
 
 
 def of_functorch(target: object) -> bool:
-    """Whether it is one of functorch's own functions, which open and close its levels."""
+    """Whether the target is a function of functorch itself, such as those that open and close its levels."""
     return (getattr(target, "__module__", None) or "").startswith(_FUNCTORCH)
 
 
 def out_overload(target: OpOverload) -> OpOverload | None:
-    """The overload of an operator that writes its one result into given memory."""
+    """The overload of an operator that writes its single result into an `out` argument, or None."""
     packet = target.overloadpacket
-    wanted = [(argument.name, str(argument.type)) for argument in target._schema.arguments]
+    inputs = [(argument.name, str(argument.type)) for argument in target._schema.arguments]
     for name in packet.overloads():
         overload = getattr(packet, name)
         arguments = overload._schema.arguments
-        plain = [(argument.name, str(argument.type)) for argument in arguments if not argument.is_out]
-        if len(arguments) - len(plain) == 1 and plain == wanted:
+        overload_inputs = [(argument.name, str(argument.type)) for argument in arguments if not argument.is_out]
+        if len(arguments) - len(overload_inputs) == 1 and overload_inputs == inputs:
             return overload
     return None
 
 
 def overload_name(target: OpOverload) -> str:
-    """`dim_IntList` of `aten.sum.dim_IntList`."""
+    """The name of an overload, such as `dim_IntList` for `aten.sum.dim_IntList`."""
     return target._overloadname
 
 
 def memory_argument(out: OpOverload) -> str:
-    """The name of the argument that an `out_overload` takes its memory by."""
+    """The name of the argument of an `out_overload` that the result is written into."""
     return next(argument.name for argument in out._schema.arguments if argument.is_out)
 
 
 def qualified_name(function: Any) -> str:
-    """A function's name with its module, also of those that torch's modules have under another name.
+    """The qualified name of a function, also if the modules of torch have it under another name.
 
     Raises:
-        RuntimeError: it has none.
+        RuntimeError: the function has no such name.
     """
     return _get_qualified_name(function)
 
 
 def onednn_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x @ weight.T + bias by oneDNN. x: float32[M, K], weight: float32[N, K], bias: float32[N]."""
+    """x @ weight.T + bias, computed by oneDNN. x: float32[M, K], weight: float32[N, K], bias: float32[N]."""
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")

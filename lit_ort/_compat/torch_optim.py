@@ -1,4 +1,4 @@
-"""Private interfaces of torch's optimizers and parameters: who listens to them, and that a step was taken."""
+"""Private interfaces of torch's optimizers and parameters: their hooks, and the record of an optimizer step."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from torch.optim import Optimizer
 
 
 def note_step(optimizer: Optimizer) -> None:
-    """Tells the schedules of an optimizer, which warn otherwise, that a step was taken where `step` was not called."""
+    """Records an optimizer step that did not call `step`, so that learning rate schedules don't warn."""
     optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue] - not declared
 
 
 def take_no_loss_scale(optimizer: Optimizer) -> None:
-    """Lets the gradients of a fused optimizer be scaled back before its step, as for any other."""
+    """Makes a GradScaler unscale the gradients of a fused optimizer before its step, as for other optimizers."""
     optimizer._step_supports_amp_scaling = False  # pyright: ignore[reportAttributeAccessIssue] - not declared
 
 

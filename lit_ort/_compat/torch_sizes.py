@@ -11,7 +11,7 @@ import torch
 from torch.utils._sympy import functions
 from torch.utils._sympy.numbers import int_oo
 
-# torch's functions in expressions of sizes, by what they compute.
+# Names of torch's functions in expressions of sizes.
 FUNCTIONS: Mapping[Any, str] = MappingProxyType(
     {
         functions.FloorDiv: "quotient",
@@ -31,9 +31,9 @@ FUNCTIONS: Mapping[Any, str] = MappingProxyType(
 
 
 def symbolic_sizes(environment: Any, tensor: torch.Tensor, name: str, changing: Sequence[int]) -> tuple[Any, Any]:
-    """Sizes and strides of a tensor, with a symbol of `environment` for each size that changes.
+    """Return the sizes and strides of a tensor, with a symbol of `environment` for each dimension in `changing`.
 
-    The strides of a tensor with gaps are those of a larger one, and stay.
+    The strides of a tensor that is not contiguous are those of a larger tensor, and stay fixed.
     """
     from torch._dynamo.source import ConstantSource
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
@@ -46,21 +46,21 @@ def symbolic_sizes(environment: Any, tensor: torch.Tensor, name: str, changing: 
 
 
 def expression_of(size: torch.SymInt | torch.SymFloat) -> sympy.Expr:
-    """What a size is computed as, from symbols."""
+    """The expression of a size in terms of symbols."""
     return size.node.expr
 
 
 def hint_of(size: Any) -> Any:
-    """The size in the call that a graph was traced with; None for one that depends on values."""
+    """The size in the call that a graph was traced with; None if the size depends on the values of tensors."""
     return size.node.hint if isinstance(size, torch.SymInt) else size
 
 
 def guards_of(environment: Any) -> list[sympy.Expr]:
-    """What was decided about symbols while a graph was traced, for the tensors of that call."""
+    """The guards on symbols that tracing a graph has added."""
     return [environment.replace(guard.expr) for guard in environment.guards]
 
 
 def range_of(environment: Any, symbol: sympy.Expr) -> tuple[int, int | None]:
-    """The smallest and the largest value that a symbol was traced for; None without a largest one."""
-    allowed = environment.var_to_range[symbol]
-    return int(allowed.lower), None if allowed.upper is int_oo else int(allowed.upper)
+    """The smallest and the largest value that a trace is valid for; None if the largest is unlimited."""
+    value_range = environment.var_to_range[symbol]
+    return int(value_range.lower), None if value_range.upper is int_oo else int(value_range.upper)

@@ -15,7 +15,7 @@ from torch import fx
 from torch.nn import functional
 
 from lit_ort._compat.torch import data_of, log_api_usage
-from lit_ort._compat.torch_fx import WRONG_IN_A_TRACE, aten_graph, inputs_of
+from lit_ort._compat.torch_fx import MISTRACED_OPERATORS, aten_graph, inputs_of
 from lit_ort._compat.torch_ops import HigherOrderOperator, of_functorch
 from lit_ort.capture.dimensions import changing_dimensions
 from lit_ort.capture.examples import Examples, examples_of
@@ -67,7 +67,7 @@ def capture(graph: NumberedGraph, tensors: Sequence[torch.Tensor], keys: Sequenc
 
 def _refuse_incorrect_traces(graph: fx.Graph) -> None:
     for node in graph.nodes:
-        if node.target in WRONG_IN_A_TRACE:
+        if node.target in MISTRACED_OPERATORS:
             raise CaptureError(
                 f"torch traces {node.target} incorrectly: the trace computes other values than the operator",
                 remedy="The step runs in eager PyTorch until torch fixes it.",

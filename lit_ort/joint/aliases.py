@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import fx
 
-from lit_ort._compat.torch_aot import Described
+from lit_ort._compat.torch_aot import Description
 from lit_ort._compat.torch_fx import first_argument, is_alias, output_of, returned_by
 from lit_ort.joint.trace import JointGraph
 
@@ -35,7 +35,7 @@ def share_memory(joint: JointGraph) -> JointGraph:
         if base is None:
             base = len(results)
             bases.append(owner)
-            results.append(Described("base", joint.results[members[0]].index))
+            results.append(Description("base", joint.results[members[0]].index))
         aliases |= {joint.results[k].index: ("result", base) for k in members if k != base}
     output_of(graph).args = ((*returned[:count], *bases, *returned[count:]),)
     return dataclasses.replace(joint, results=tuple(results), aliases=aliases)

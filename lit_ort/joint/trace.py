@@ -17,9 +17,9 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch_aot import (
-    Described,
+    Description,
     aliases_of,
-    described,
+    description_of,
     descriptor_of,
     effect_of,
     joint_trace,
@@ -51,7 +51,7 @@ class JointGraph:
     """
 
     module: fx.GraphModule
-    results: tuple[Described, ...]
+    results: tuple[Description, ...]
     gradients: tuple[int, ...]
     tangents: tuple[int, ...]
     aliases: dict[int, tuple[str, int]]
@@ -105,14 +105,14 @@ def _flat(output: Any) -> list[Any]:
     return list(output[0]) if len(output) == 1 and isinstance(output[0], (list, tuple)) else list(output)
 
 
-def _descriptions(descriptors: Any, count: int) -> list[Described | None]:
+def _descriptions(descriptors: Any, count: int) -> list[Description | None]:
     found = [None if descriptor is None else _described(descriptor) for descriptor in descriptors]
     assert len(found) == count, "a descriptor for each output"
     return found
 
 
-def _described(descriptor: Any) -> Described:
-    found = described(descriptor)
+def _described(descriptor: Any) -> Description:
+    found = description_of(descriptor)
     if found is None:
         raise CaptureError(
             f"AOTAutograd makes {type(descriptor).__name__} of an input or output: inputs share memory and one is "
@@ -122,7 +122,7 @@ def _described(descriptor: Any) -> Described:
     return found
 
 
-def _kind_of_tangent(tangent: Described) -> str:
+def _kind_of_tangent(tangent: Description) -> str:
     return "mutation" if tangent.of_mutation else "base" if tangent.of_base else "output"
 
 
@@ -194,7 +194,7 @@ def _require_dense(gradients: Sequence[fx.Node]) -> None:
             )
 
 
-def _aliases(metadata: Any, results: Sequence[Described], places: Sequence[int | None]) -> dict[int, tuple[str, int]]:
+def _aliases(metadata: Any, results: Sequence[Description], places: Sequence[int | None]) -> dict[int, tuple[str, int]]:
     """The outputs that lie in the memory of an input or of another result.
 
     Args:

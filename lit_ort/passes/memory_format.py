@@ -22,7 +22,7 @@ from lit_ort._compat.torch_fx import (
     is_element,
     is_size,
     is_view,
-    restrided,
+    recomputed_example,
     returned_by,
     strides_of,
 )
@@ -93,7 +93,7 @@ def _propagate(graph: fx.Graph) -> None:
                     node.replace_input_with(argument, _ordered(graph, argument, channels_last=False))
         if node.target is _FORMAT or any(argument in changed for argument in node.all_input_nodes):
             before = strides_of(node.meta["val"])
-            node.meta["val"] = restrided(node)
+            node.meta["val"] = recomputed_example(node)
             if node.target is _FORMAT or strides_of(node.meta["val"]) != before:
                 changed.add(node)
 
@@ -111,7 +111,7 @@ def _align_group_norm(graph: fx.Graph, node: fx.Node, changed: set[fx.Node]) -> 
         last = images.meta["val"].dim() == 4 and not _is_contiguous(images)
         for place, value in enumerate((gradient, images)):
             ordered = _ordered(graph, value, channels_last=last)
-            ordered.meta["val"] = restrided(ordered)
+            ordered.meta["val"] = recomputed_example(ordered)
             changed.add(ordered)
             node.update_arg(place, ordered)
 

@@ -1,4 +1,4 @@
-"""What a canary says: which private symbol broke, what that breaks, and the file that has to be mended."""
+"""The message of a failing canary: the private symbol that has changed, what that breaks, and the file to fix."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 @contextmanager
 def canary(symbol: str, file: str, effect: str) -> Iterator[Any]:
-    """Gives the file of the fence; whatever goes wrong with the symbol is reported by these three words."""
-    message = f"{symbol} has changed, so that {effect}. Mend lit_ort/_compat/{file}.py"
+    """A context that yields a module of the fence, and reports errors in the block with a canary's message."""
+    message = f"{symbol} has changed, and as a result {effect}. Fix lit_ort/_compat/{file}.py"
     try:
         yield importlib.import_module(f"lit_ort._compat.{file}")
     except (AssertionError, AttributeError, ImportError, LookupError, TypeError, ValueError, RuntimeError) as error:

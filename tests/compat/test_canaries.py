@@ -1,4 +1,4 @@
-"""One canary for each private symbol: which one broke, what that breaks, and the file that has to be mended."""
+"""One canary for each private symbol of Lightning, Dynamo, torch.distributed and torch.optim."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def one_rank(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_compiler_context(package: str) -> None:
-    effect = "a module from torch.compile is not refused and would be compiled twice"
+    effect = "a module from torch.compile is not rejected and is compiled twice"
     with canary("LightningModule._compiler_ctx", LIGHTNING, effect) as lightning:
         module = module_of(package)
         assert not lightning.is_compiled(module)
@@ -69,7 +69,7 @@ def test_compiler_context(package: str) -> None:
 @pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize("enabled", [True, False])
 def test_layer_sync(package: str, enabled: bool) -> None:
-    effect = "sync_batchnorm=True fails in the first step instead of being refused"
+    effect = "sync_batchnorm=True fails in the first step instead of being rejected"
     with canary("ParallelStrategy._layer_sync", LIGHTNING, effect) as lightning:
         strategy = trainer_of(package, strategy="ddp", sync_batchnorm=enabled).strategy
         assert lightning.synchronizes_layers(strategy) is enabled
@@ -77,7 +77,7 @@ def test_layer_sync(package: str, enabled: bool) -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_lightning_optimizer(package: str) -> None:
-    effect = "checkpoints of ort_pipeline and ort_tensor read the wrapper's state"
+    effect = "checkpoints of ort_pipeline and ort_tensor contain the wrapper's state"
     with canary("LightningOptimizer._optimizer", LIGHTNING, effect) as lightning:
         wrapper = importlib.import_module(f"{package}.core.optimizer").LightningOptimizer
         optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
@@ -97,7 +97,7 @@ def test_distributed_sampler(package: str) -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_sigterm_handler(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    effect = "a job that is told to stop waits for ever where ranks wait for each other"
+    effect = "a job that receives SIGTERM can hang with ranks that wait for each other"
     with canary("Trainer._signal_connector._sigterm_notifier_fn", LIGHTNING, effect) as lightning:
         trainer, registered = trainer_of(package), []
         connector = trainer._signal_connector
@@ -114,7 +114,7 @@ def test_sigterm_handler(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_received_sigterm(package: str) -> None:
-    effect = "a job that is told to stop goes on"
+    effect = "a job that receives SIGTERM continues"
     with canary("Trainer._signal_connector.received_sigterm", LIGHTNING, effect) as lightning:
         trainer = trainer_of(package)
         assert trainer.received_sigterm is False
@@ -124,7 +124,7 @@ def test_received_sigterm(package: str) -> None:
 
 
 def test_train_progress_bar() -> None:
-    effect = "OneLineProgressBar leaves an empty line before the first epoch"
+    effect = "OneLineProgressBar prints an empty line before the first epoch"
     with canary("TQDMProgressBar._train_progress_bar", LIGHTNING, effect) as lightning:
         from lightning.pytorch.callbacks import TQDMProgressBar
 
@@ -138,35 +138,35 @@ def test_train_progress_bar() -> None:
 @pytest.mark.filterwarnings("ignore:.*`dataloader_iter`:UserWarning")
 @pytest.mark.parametrize("package", PACKAGES)
 def test_when_log_is_checked(package: str) -> None:
-    effect = "log raises behind a step, or records nothing, where Lightning raises in it"
+    effect = "log raises after a step, or records nothing, if Lightning would raise in the step"
     with canary("Trainer._results, _active_loop._data_fetcher", LIGHTNING, effect) as lightning:
         module = module_of(package)
         assert lightning.checks_logged_values_at_once(module)
-        found: list[bool] = []
+        checks: list[bool] = []
 
         def step(_: Any, batch: Any, *__: Any) -> Any:
-            found.append(lightning.checks_logged_values_at_once(module))
+            checks.append(lightning.checks_logged_values_at_once(module))
             return module(torch.ones(1, 2)).sum()
 
-        def drawing(_: Any, dataloader_iter: Any) -> Any:
+        def iterator_step(_: Any, dataloader_iter: Any) -> Any:
             next(dataloader_iter)
             return step(None, None)
 
         loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(2, 2)))
         module.configure_optimizers = lambda: torch.optim.SGD(module.parameters(), 0.1)
-        for own in (step, drawing):
-            module.training_step = types.MethodType(own, module)
+        for training_step in (step, iterator_step):
+            module.training_step = types.MethodType(training_step, module)
             trainer_of(package, max_steps=1, enable_model_summary=False).fit(module, loader)
         module.predict_step = types.MethodType(step, module)
         trainer_of(package).predict(module, loader)
-        assert found == [False, True, True, True]
+        assert checks == [False, True, True, True]
 
 
 # Dynamo
 
 
 def test_step_settings() -> None:
-    effect = "RNNs are skipped, counters compile at every value, log lines break graphs, or the limit passes in silence"
+    effect = "RNNs are skipped, counters recompile at every value, log calls break graphs, or the limit isn't reported"
     with canary("torch._dynamo.config", DYNAMO, effect) as dynamo:
         config = importlib.import_module("torch._dynamo.config")
         names = ("allow_rnn", "allow_unspec_int_on_nn_module", "recompile_limit", "fail_on_recompile_limit_hit")
@@ -176,7 +176,7 @@ def test_step_settings() -> None:
 
 
 def recompiled(fail: bool) -> None:
-    """Runs a function until it has been compiled as often as it may be."""
+    """Runs a function until it reaches the recompile limit."""
     dynamo = importlib.import_module("lit_ort._compat.torch_dynamo")
 
     @torch.compile(backend="eager", dynamic=False)
@@ -189,14 +189,14 @@ def recompiled(fail: bool) -> None:
 
 
 def test_recompile_limit_hit() -> None:
-    effect = "fallback='error' raises something else where a step is compiled again at every call"
+    effect = "fallback='error' raises another error for a step that recompiles at every call"
     with canary("torch._dynamo.exc.FailOnRecompileLimitHit", DYNAMO, effect) as dynamo:
         with pytest.raises(dynamo.RecompileLimitHit):
             recompiled(fail=True)
 
 
 def test_recompile_limit_log_line(caplog: pytest.LogCaptureFixture) -> None:
-    effect = "a step that is compiled again at every call turns eager without lit_ort's warning"
+    effect = "a step that recompiles at every call falls back to eager without lit_ort's warning"
     with canary("the log line of torch._dynamo.convert_frame at the recompile limit", DYNAMO, effect) as dynamo:
         with recorded(dynamo.FRAME_LOGGER) as records:
             recompiled(fail=False)
@@ -205,19 +205,19 @@ def test_recompile_limit_log_line(caplog: pytest.LogCaptureFixture) -> None:
 
 @contextmanager
 def recorded(name: str) -> Iterator[list[logging.LogRecord]]:
-    """The records of a logger, which go no further."""
+    """A context that collects the records of a logger instead of logging them."""
     records: list[logging.LogRecord] = []
     logger = logging.getLogger(name)
-    watch: Callable[[logging.LogRecord], bool] = lambda record: bool(records.append(record))  # noqa: E731
-    logger.addFilter(watch)
+    collect: Callable[[logging.LogRecord], bool] = lambda record: bool(records.append(record))  # noqa: E731
+    logger.addFilter(collect)
     try:
         yield records
     finally:
-        logger.removeFilter(watch)
+        logger.removeFilter(collect)
 
 
 def test_suppressed_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    effect = "what Dynamo can't trace ends a run, or runs in eager without lit_ort's warning"
+    effect = "code that Dynamo can't trace ends a run, or runs in eager without lit_ort's warning"
 
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise AttributeError("nothing")
@@ -231,7 +231,7 @@ def test_suppressed_errors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_scalar_advice() -> None:
-    effect = "the first item() of a step prints thirteen lines of advice that is wrong here"
+    effect = "the first item() of a step logs thirteen lines of advice that does not apply to lit_ort"
     with canary("the log line of torch._dynamo.variables.tensor at item()", DYNAMO, effect) as dynamo:
         advice = importlib.import_module("torch._dynamo.variables.tensor").TensorVariable._warn_capture_scalar_outputs
         advice.cache_clear()
@@ -241,10 +241,10 @@ def test_scalar_advice() -> None:
 
 
 def test_untraced_packages() -> None:
-    effect = "a step with metrics needs a graph for nearly every call"
+    effect = "a step with metrics is compiled as many small graphs"
     with canary("torch._dynamo.trace_rules.add", DYNAMO, effect) as dynamo:
         dynamo.leave_untraced("torchmetrics")
-        dynamo.leave_untraced("a package that is not there")
+        dynamo.leave_untraced("a package that is not installed")
         metric = importlib.import_module("torchmetrics").MeanMetric()
         graphs: list[Any] = []
 
@@ -264,7 +264,7 @@ def test_untraced_packages() -> None:
 
 
 def test_optimize_ddp() -> None:
-    effect = "ort_ddp cuts every step's graph at buckets, or overlap=True never does"
+    effect = "ort_ddp splits every step's graph at buckets, or overlap=True never does"
     with canary("torch._dynamo.config.optimize_ddp", DYNAMO, effect) as dynamo:
         config = importlib.import_module("torch._dynamo.config")
         for enabled in (True, False):
@@ -273,41 +273,41 @@ def test_optimize_ddp() -> None:
 
 
 def test_detect_is_causal_mask() -> None:
-    effect = "every step of an nn.Transformer breaks at its mask"
+    effect = "the graph of every step with an nn.Transformer breaks at the mask"
     with canary("torch.nn.modules.transformer._detect_is_causal_mask", DYNAMO, effect) as dynamo:
         encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, 0.0), 1, enable_nested_tensor=False)
         mask = nn.Transformer.generate_square_subsequent_mask(3)
-        explanation = torch.compile(encoder, backend="eager", fullgraph=True)
+        compiled = torch.compile(encoder, backend="eager", fullgraph=True)
         with dynamo.unchecked_causal_masks():
-            torch.testing.assert_close(explanation(torch.ones(3, 1, 4), mask), encoder(torch.ones(3, 1, 4), mask))
+            torch.testing.assert_close(compiled(torch.ones(3, 1, 4), mask), encoder(torch.ones(3, 1, 4), mask))
 
 
 # torch.distributed
 
 
 def test_resolve_process_group(one_rank: dist.ProcessGroup) -> None:
-    effect = "the sums of ort_tensor find no process group"
+    effect = "the collectives of ort_tensor have no process group"
     with canary("torch._C._distributed_c10d._resolve_process_group", DISTRIBUTED, effect) as distributed:
         assert distributed.group_named(one_rank.group_name) is one_rank
 
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_buffer_broadcast(one_rank: dist.ProcessGroup, enabled: bool) -> None:
-    effect = "broadcast_buffers does nothing, or warns"
+    effect = "broadcast_buffers has no effect, or warns"
     with canary("DistributedDataParallel's forward_sync_buffers", DISTRIBUTED, effect) as distributed:
         wrapper = nn.parallel.DistributedDataParallel(nn.Linear(2, 2), **distributed.buffer_broadcast(enabled))
         assert wrapper.broadcast_buffers is enabled
 
 
 def test_first_bucket(one_rank: dist.ProcessGroup) -> None:
-    effect = "overlap=True with a small bucket_cap_mb cuts graphs elsewhere than the buckets end"
+    effect = "overlap=True with a small bucket_cap_mb doesn't split graphs at the bucket boundaries"
     with canary("torch.distributed._DEFAULT_FIRST_BUCKET_BYTES", DISTRIBUTED, effect) as distributed:
         from torch._dynamo.backends.distributed import DDPOptimizer
 
         wrapper = nn.parallel.DistributedDataParallel(nn.Linear(64, 64), bucket_cap_mb=1e-2)
         with distributed.graphs_of_buckets(wrapper):
-            cutter = DDPOptimizer(wrapper.bucket_bytes_cap, backend_compile_fn=lambda graph, _: graph)
-        assert cutter.first_bucket_cap == wrapper.bucket_bytes_cap == int(1e-2 * 2**20)
+            splitter = DDPOptimizer(wrapper.bucket_bytes_cap, backend_compile_fn=lambda graph, _: graph)
+        assert splitter.first_bucket_cap == wrapper.bucket_bytes_cap == int(1e-2 * 2**20)
 
 
 def test_backward_sync(one_rank: dist.ProcessGroup) -> None:
@@ -321,7 +321,7 @@ def test_backward_sync(one_rank: dist.ProcessGroup) -> None:
 
 
 def test_forward_cache(one_rank: dist.ProcessGroup) -> None:
-    effect = "Pipeline.in_flight counts nothing"
+    effect = "Pipeline.in_flight is always 0"
     with canary("PipelineStage.fwd_cache", DISTRIBUTED, effect) as distributed:
         from torch.distributed import pipelining
 
@@ -330,12 +330,12 @@ def test_forward_cache(one_rank: dist.ProcessGroup) -> None:
         stage.submod.register_forward_hook(lambda *_: sizes.append(len(distributed.saved_micro_batches(stage))))
         schedule = pipelining.ScheduleGPipe(stage, 2, loss_fn=lambda output, _: output.sum())
         schedule.step(torch.ones(4, 2), target=torch.ones(4))
-        # What is there when a micro-batch's forward ends: those before it.
+        # At the end of a micro-batch's forward, the micro-batches before it are saved.
         assert sizes[-2:] == [0, 1]
 
 
 def test_encoder_fast_path() -> None:
-    effect = "an nn.TransformerEncoderLayer in evaluation computes with a part of its attention as if it were whole"
+    effect = "an nn.TransformerEncoderLayer in evaluation uses sharded attention weights as if they were complete"
     with canary("MultiheadAttention._qkv_same_embed_dim", DISTRIBUTED, effect) as distributed:
 
         class Attention(nn.MultiheadAttention):
@@ -363,7 +363,7 @@ def test_encoder_fast_path() -> None:
 
 
 def test_opt_called() -> None:
-    effect = "schedules warn that no step was taken under optimizer_in_graph and ort_zero1"
+    effect = "learning rate schedules warn with optimizer_in_graph and ort_zero1 that the optimizer made no step"
     with canary("Optimizer._opt_called", OPTIM, effect) as optim:
         optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
@@ -372,7 +372,7 @@ def test_opt_called() -> None:
 
 
 def test_amp_scaling() -> None:
-    effect = "tasks with a fused optimizer refuse to clip gradients in mixed precision"
+    effect = "tasks with a fused optimizer can't clip gradients in mixed precision"
     with canary("Optimizer._step_supports_amp_scaling", OPTIM, effect) as optim:
         optimizer = torch.optim.Adam(nn.Linear(2, 2).parameters(), fused=True)
         assert optimizer._step_supports_amp_scaling is True
@@ -382,7 +382,7 @@ def test_amp_scaling() -> None:
 
 @pytest.mark.parametrize("register", ["register_step_pre_hook", "register_step_post_hook"])
 def test_step_hooks(register: str) -> None:
-    effect = "optimizer_in_graph leaves out the hooks on an optimizer's step"
+    effect = "optimizer_in_graph ignores the hooks of an optimizer's step"
     with canary(f"Optimizer's hooks of {register}", OPTIM, effect) as optim:
         optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
         assert not optim.has_step_hooks(optimizer)
@@ -392,7 +392,7 @@ def test_step_hooks(register: str) -> None:
 
 @pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
 def test_gradient_hooks(register: str) -> None:
-    effect = "optimizer_in_graph leaves out the hooks on a parameter's gradient"
+    effect = "optimizer_in_graph ignores the hooks of a parameter's gradient"
     with canary(f"Tensor's hooks of {register}", OPTIM, effect) as optim:
         parameter = nn.Parameter(torch.ones(2))
         assert not optim.has_gradient_hooks(parameter)
@@ -400,7 +400,7 @@ def test_gradient_hooks(register: str) -> None:
         assert optim.has_gradient_hooks(parameter)
 
 
-# The fence's own
+# Patching
 
 
 def test_replaced() -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints of a module are traced, wherever onnxruntime's Python module is imported and whatever it replaces."""
+"""Checkpoints of a module are traced, regardless of the order in which onnxruntime and lit_ort are imported."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-LATE_NAME = "from torch.utils.checkpoint import checkpoint"
-OURS = "import lit_ort"
-THEIRS = "import onnxruntime"
+CHECKPOINT = "from torch.utils.checkpoint import checkpoint"
+LIT_ORT = "import lit_ort"
+ONNXRUNTIME = "import onnxruntime"
 STEP = """
 import torch
 inner = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4))
@@ -30,17 +30,17 @@ print(graph.torch_operators.get("aten.tanh.default", 0), graph.operators_before.
 @pytest.mark.parametrize(
     "imports",
     [
-        (THEIRS, OURS, LATE_NAME),
-        pytest.param((OURS, THEIRS, LATE_NAME), marks=pytest.mark.slow),
-        (THEIRS, LATE_NAME, OURS),
-        pytest.param((LATE_NAME, THEIRS, OURS), marks=pytest.mark.slow),
+        (ONNXRUNTIME, LIT_ORT, CHECKPOINT),
+        pytest.param((LIT_ORT, ONNXRUNTIME, CHECKPOINT), marks=pytest.mark.slow),
+        (ONNXRUNTIME, CHECKPOINT, LIT_ORT),
+        pytest.param((CHECKPOINT, ONNXRUNTIME, LIT_ORT), marks=pytest.mark.slow),
     ],
 )
 def test_checkpoints_are_traced(imports: tuple[str, ...], tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("\n".join([*imports, STEP]))
-    ended = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    after, before = map(int, ended.stdout.split())
+    process = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    after, before = map(int, process.stdout.split())
     assert before == 3
     assert after > before

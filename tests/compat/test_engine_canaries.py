@@ -1,4 +1,4 @@
-"""Canaries of what the engine uses: traces, operators, sizes, AOTAutograd, memory, ONNX Runtime's training build."""
+"""Canaries of the compiler and the engine: traces, operators, sizes, AOTAutograd, memory, onnxruntime-training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 
 def dynamo_graph(function: Callable[..., Any], *arguments: Any, **settings: Any) -> fx.GraphModule:
-    """The one graph that Dynamo makes of a function."""
+    """Dynamo's graph of a function."""
     graphs: list[fx.GraphModule] = []
 
     def backend(graph: fx.GraphModule, examples: Any) -> fx.GraphModule:
@@ -53,20 +53,20 @@ def trace_of(function: Callable[..., Any] | nn.Module, *tensors: torch.Tensor) -
     return joint_trace(aten_graph(fx.symbolic_trace(function), examples, mode), examples, mode)
 
 
-def described_in(trace: Any) -> tuple[list[Any], list[Any]]:
-    """What the inputs and the outputs of a trace are."""
-    from lit_ort._compat.torch_aot import described, descriptor_of
+def descriptions_in(trace: Any) -> tuple[list[Any], list[Any]]:
+    """The descriptions of the inputs and of the outputs of a trace."""
+    from lit_ort._compat.torch_aot import description_of, descriptor_of
 
     nodes = list(trace.graph_module.graph.nodes)
-    inputs = [described(descriptor_of(node)) for node in nodes if node.op == "placeholder"]
-    return inputs, [None if one is None else described(one) for one in descriptor_of(nodes[-1])]
+    inputs = [description_of(descriptor_of(node)) for node in nodes if node.op == "placeholder"]
+    return inputs, [None if d is None else description_of(d) for d in descriptor_of(nodes[-1])]
 
 
 # torch
 
 
 def test_autocast_borders() -> None:
-    effect = "attention and losses inside an autocast region are fused in float32"
+    effect = "attention and losses in an autocast region are fused in float32"
 
     def function(x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16):
@@ -82,7 +82,7 @@ def test_autocast_borders() -> None:
 
 
 def test_set_grad_enabled() -> None:
-    effect = "fusions take values under no_grad for such that need a gradient"
+    effect = "fusions assume that values under no_grad require grad"
 
     def function(x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
@@ -100,7 +100,7 @@ def test_data_attribute() -> None:
 
 
 def test_log_api_usage() -> None:
-    effect = "a note of torch's about its use keeps graphs from being traced"
+    effect = "graphs with calls of torch's API logging can't be traced"
 
     def function(x: torch.Tensor) -> torch.Tensor:
         torch._C._log_api_usage_once("canary")
@@ -111,7 +111,7 @@ def test_log_api_usage() -> None:
 
 
 def test_dlpack() -> None:
-    with canary("torch._C._to_dlpack and _from_dlpack", TORCH, "no session can take or give a tensor") as compat:
+    with canary("torch._C._to_dlpack and _from_dlpack", TORCH, "sessions can't accept or return tensors") as compat:
         tensor = torch.arange(6.0).reshape(2, 3).t()
         back = compat.from_dlpack(compat.to_dlpack(tensor))
         assert back.data_ptr() == tensor.data_ptr()
@@ -119,7 +119,7 @@ def test_dlpack() -> None:
 
 
 def test_version() -> None:
-    effect = "optimizer_in_graph takes gradients for its own that something was added to"
+    effect = "optimizer_in_graph misses that code outside of the graph accumulates into a gradient"
     with canary("Tensor._version", TORCH, effect) as compat:
         tensor = torch.ones(2)
         before = compat.version_of(tensor)
@@ -129,13 +129,13 @@ def test_version() -> None:
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_keep_graph(keep: bool) -> None:
-    effect = "backward(retain_graph=True) hands out gradients once, or keeps them for ever"
+    effect = "backward(retain_graph=True) returns gradients once only, or never frees them"
     with canary("torch._C._autograd._get_current_graph_task_keep_graph", TORCH, effect) as compat:
-        seen: list[bool] = []
+        results: list[bool] = []
         x = torch.ones(2, requires_grad=True)
-        x.register_hook(lambda _: seen.append(compat.keeps_graph()))
+        x.register_hook(lambda _: results.append(compat.keeps_graph()))
         x.sum().backward(retain_graph=keep)
-        assert seen == [keep]
+        assert results == [keep]
 
 
 def test_storage() -> None:
@@ -150,58 +150,62 @@ def test_storage() -> None:
 
 
 def test_owners_of_memory() -> None:
-    effect = "a torch node's result may be written over while another value lies in its memory"
+    effect = "a torch node's result can be overwritten while another value shares its memory"
     with canary("torch._C._storage_Use_Count", TORCH, effect) as compat:
-        alone = torch.zeros(4)
-        assert compat.owners_of_memory(alone) == 1
-        view = alone[1:]
-        assert compat.owners_of_memory(alone) == compat.owners_of_memory(view) == 2
+        tensor = torch.zeros(4)
+        assert compat.owners_of_memory(tensor) == 1
+        view = tensor[1:]
+        assert compat.owners_of_memory(tensor) == compat.owners_of_memory(view) == 2
         del view
-        assert compat.owners_of_memory(alone) == 1
+        assert compat.owners_of_memory(tensor) == 1
 
 
 def test_dispatch_mode() -> None:
-    effect = "verification compares draws of dropout that differ"
+    effect = "verification compares runs with different dropout masks"
     with canary("torch.utils._python_dispatch.TorchDispatchMode", TORCH, effect) as compat:
-        seen = []
+        operators = []
 
-        class Watch(compat.TorchDispatchMode):
+        class Recorder(compat.TorchDispatchMode):
             def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-                seen.append(func)
+                operators.append(func)
                 return func(*args, **(kwargs or {}))
 
-        with Watch():
+        with Recorder():
             nn.functional.dropout(torch.ones(4), 0.5, True)
-        assert aten.bernoulli_.float in seen
+        assert aten.bernoulli_.float in operators
 
 
 # Operators
 
 
 def test_operator_types() -> None:
-    effect = "nothing of a graph is known: views, writes, draws"
+    effect = "views, in-place operators and random operators of a graph aren't recognized"
     with canary("torch._ops.OpOverload and HigherOrderOperator", OPS, effect) as ops:
         assert isinstance(aten.mm.default, ops.OpOverload)
         assert isinstance(torch.ops.higher_order.cond, ops.HigherOrderOperator)
 
 
 def test_schemas() -> None:
-    effect = "views are copied, writes and copies of draws merged"
+    effect = "views are copied, and in-place or random operators are merged"
     with canary("OpOverload._schema and its tags", OPS, effect) as ops:
-        assert [ops.is_mutable(one) for one in (aten.add_.Tensor, aten.add.Tensor, len)] == [True, False, False]
-        assert [ops.returns_alias(one) for one in (aten.t.default, aten.clone.default, len)] == [True, False, False]
+        assert [ops.is_mutable(target) for target in (aten.add_.Tensor, aten.add.Tensor, len)] == [True, False, False]
+        assert [ops.returns_alias(target) for target in (aten.t.default, aten.clone.default, len)] == [
+            True,
+            False,
+            False,
+        ]
         flash = aten._scaled_dot_product_flash_attention_for_cpu.default
         calls = [(aten.bernoulli.default, {}), (aten.add.Tensor, {}), (flash, {}), (flash, {"dropout_p": 0.1})]
-        drawing = [ops.draws(fx.Graph().call_function(target, kwargs=given)) for target, given in calls]
-        assert drawing == [True, False, False, True]
-        assert [ops.is_pointwise(one) for one in (aten.exp.default, aten.mm.default, len)] == [True, False, False]
-        assert [ops.returns_list(one) for one in (aten.unbind.int, aten.exp.default, len)] == [True, False, False]
-        counts = [ops.result_count(one) for one in (aten.native_layer_norm.default, aten.exp.default)]
+        draws = [ops.draws(fx.Graph().call_function(target, kwargs=kwargs)) for target, kwargs in calls]
+        assert draws == [True, False, False, True]
+        assert [ops.is_pointwise(target) for target in (aten.exp.default, aten.mm.default, len)] == [True, False, False]
+        assert [ops.returns_list(target) for target in (aten.unbind.int, aten.exp.default, len)] == [True, False, False]
+        counts = [ops.result_count(target) for target in (aten.native_layer_norm.default, aten.exp.default)]
         assert counts == [3, 1]
 
 
 def test_out_overloads() -> None:
-    effect = "large results take memory of their own at every run, beside the pool's"
+    effect = "large results are allocated at every run instead of using the pool's memory"
     with canary("OpOverload._overloadname and arguments that are is_out", OPS, effect) as ops:
         assert ops.out_overload(aten.exp.default) is aten.exp.out
         assert ops.out_overload(aten.sum.dim_IntList) is aten.sum.IntList_out
@@ -211,7 +215,7 @@ def test_out_overloads() -> None:
 
 
 def test_functorch_functions() -> None:
-    effect = "steps with torch.func are traced through functorch's levels, and fail"
+    effect = "steps with torch.func fail while functorch's levels are traced"
     with canary("the modules of functorch's functions", OPS, effect) as ops:
         graph = dynamo_graph(torch.func.vmap(lambda x: x * 2), torch.ones(2, 2))
         assert any(ops.of_functorch(target) for target in targets(graph))
@@ -219,7 +223,7 @@ def test_functorch_functions() -> None:
 
 
 def test_qualified_names() -> None:
-    effect = "graphs with these functions are not kept in cache_dir"
+    effect = "graphs with these functions are not cached in cache_dir"
     with canary("torch.fx.node._get_qualified_name", OPS, effect) as ops:
         assert ops.qualified_name(nn.functional.relu) == "torch.nn.functional.relu"
         assert ops.qualified_name(nn.functional.gelu) == "torch._C._nn.gelu"
@@ -228,19 +232,19 @@ def test_qualified_names() -> None:
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
 def test_onednn_linear() -> None:
-    effect = "large products fail on CPUs of AMD's"
+    effect = "large matrix products fail on AMD CPUs"
     with canary("torch.ops.mkldnn._linear_pointwise", OPS, effect) as ops:
         x, weight, bias = torch.randn(3, 4), torch.randn(5, 4), torch.randn(5)
-        for added in (bias, None):
-            expected = nn.functional.linear(x, weight, added)
-            torch.testing.assert_close(ops.onednn_linear(x, weight, added), expected)
+        for optional_bias in (bias, None):
+            expected = nn.functional.linear(x, weight, optional_bias)
+            torch.testing.assert_close(ops.onednn_linear(x, weight, optional_bias), expected)
 
 
 # FX
 
 
-def test_whole_composite_operators() -> None:
-    effect = "no fusion finds its pattern"
+def test_composite_operators() -> None:
+    effect = "no fusion matches its pattern"
     with canary("torch.fx.experimental.proxy_tensor.make_fx(pre_dispatch=True)", FX, effect) as compat:
 
         class Net(nn.Module):
@@ -250,9 +254,9 @@ def test_whole_composite_operators() -> None:
         mode = compat.fake_mode(symbolic=False)
         examples = fakes(mode, torch.ones(2, 4), torch.ones(2, dtype=torch.int64))
         graph = compat.aten_graph(fx.symbolic_trace(Net()), examples, mode)
-        called = {aten.linear.default, aten.cross_entropy_loss.default}
-        assert called <= set(targets(graph))
-        assert all(isinstance(n.meta["val"], compat.FakeTensor) for n in graph.graph.nodes if n.target in called)
+        composite = {aten.linear.default, aten.cross_entropy_loss.default}
+        assert composite <= set(targets(graph))
+        assert all(isinstance(n.meta["val"], compat.FakeTensor) for n in graph.graph.nodes if n.target in composite)
 
 
 @pytest.mark.parametrize("symbolic", [True, False])
@@ -264,7 +268,7 @@ def test_fake_mode(symbolic: bool) -> None:
 
 
 def test_trees() -> None:
-    effect = "plan_memory and equal values of a graph aren't found"
+    effect = "memory can't be planned, and equal values of a graph aren't merged"
     with canary("torch.utils._pytree", FX, effect) as compat:
         tree = {"a": [1, (2, 3)]}
         leaves, spec = compat.tree_flatten(tree)
@@ -274,7 +278,7 @@ def test_trees() -> None:
 
 
 def test_views_and_elements() -> None:
-    effect = "views are computed, or values taken for views"
+    effect = "views are copied, or other values are treated as views"
     with canary("the targets of FX nodes", FX, effect) as compat:
 
         def function(x: torch.Tensor) -> torch.Tensor:
@@ -282,14 +286,15 @@ def test_views_and_elements() -> None:
 
         mode = compat.fake_mode(symbolic=False)
         graph = compat.aten_graph(fx.symbolic_trace(function), fakes(mode, torch.ones(2, 3)), mode)
-        found = {str(n.target): (compat.is_view(n), compat.is_element(n)) for n in graph.graph.nodes if n.op[0] == "c"}
-        assert found["aten.t.default"] == (True, False)
-        assert found["aten.exp.default"] == (False, False)
-        assert found["<built-in function getitem>"] == (False, True)
+        calls = [node for node in graph.graph.nodes if node.op == "call_function"]
+        kinds = {str(node.target): (compat.is_view(node), compat.is_element(node)) for node in calls}
+        assert kinds["aten.t.default"] == (True, False)
+        assert kinds["aten.exp.default"] == (False, False)
+        assert kinds["<built-in function getitem>"] == (False, True)
 
 
 def test_module_path() -> None:
-    effect = "recompute='layers' finds no layers"
+    effect = "recompute='layers' recognizes no layers"
     with canary("nn_module_stack of FX nodes", FX, effect) as compat:
         graph = dynamo_graph(nn.Sequential(nn.Sequential(nn.Linear(2, 2))), torch.ones(1, 2))
         (path,) = {compat.module_path(node) for node in graph.graph.nodes if node.op == "call_function"}
@@ -315,7 +320,7 @@ def test_size_functions() -> None:
 
 
 def test_symbolic_sizes() -> None:
-    effect = "a graph for all sizes has the first one's, or conditions that aren't checked"
+    effect = "a graph for any size is compiled for the first size, or its conditions aren't checked"
     with canary("ShapeEnv and SymInt.node", SIZES, effect) as sizes:
         from lit_ort._compat.torch_fx import fake_mode
 
@@ -323,24 +328,25 @@ def test_symbolic_sizes() -> None:
         shape, stride = sizes.symbolic_sizes(environment, torch.ones(6, 5, 2), "x", [1])
         assert shape[0] == 6
         assert isinstance(shape[0], int)
-        changing = shape[1]
-        assert isinstance(changing, torch.SymInt)
-        assert sizes.expression_of(changing).is_symbol
-        assert sizes.expression_of(stride[0]) == 2 * sizes.expression_of(changing)
-        assert (sizes.hint_of(changing), sizes.hint_of(7)) == (5, 7)
+        length = shape[1]
+        assert isinstance(length, torch.SymInt)
+        assert sizes.expression_of(length).is_symbol
+        assert sizes.expression_of(stride[0]) == 2 * sizes.expression_of(length)
+        assert (sizes.hint_of(length), sizes.hint_of(7)) == (5, 7)
         assert sizes.guards_of(environment) == []
-        smallest, largest = sizes.range_of(environment, sizes.expression_of(changing))
+        smallest, largest = sizes.range_of(environment, sizes.expression_of(length))
         assert smallest in (0, 1, 2)
         assert largest is None
-        assert bool(changing > 4)
+        assert bool(length > 4)
         (guard,) = sizes.guards_of(environment)
-        assert guard.subs(sizes.expression_of(changing), 5)
+        assert guard.subs(sizes.expression_of(length), 5)
 
 
 # AOTAutograd
 
 
-def everything(w: torch.Tensor, x: torch.Tensor, buffer: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def mixed(w: torch.Tensor, x: torch.Tensor, buffer: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """A function with a mutation, views, and inputs among its outputs."""
     buffer.add_(x)
     y = w * x
     return y.sum(), y[:1], y[1:], x, x[:1]
@@ -352,7 +358,7 @@ def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 def test_joint_stages() -> None:
     with canary("AOTAutograd's two stages", AOT, "no graph can be compiled") as aot:
-        trace = trace_of(everything, *inputs())
+        trace = trace_of(mixed, *inputs())
         assert trace.differentiable
         assert isinstance(trace, aot.JointTrace)
         assert not any(str(target).startswith("aten.add_") for target in targets(trace.graph_module))
@@ -360,15 +366,15 @@ def test_joint_stages() -> None:
 
 
 def test_descriptors() -> None:
-    effect = "results and gradients of a graph are taken for each other, or no graph can be compiled"
+    effect = "results and gradients of a graph are confused, or no graph can be compiled"
     with canary("torch._functorch._aot_autograd.descriptors", AOT, effect):
-        given, returned = described_in(trace_of(everything, *inputs()))
-        assert [(d.kind, d.index) for d in given if d.kind == "input"] == [("input", 0), ("input", 1), ("input", 2)]
-        assert {d.kind for d in given} == {"input", "tangent"}
-        assert any(d.of_base for d in given if d.kind == "tangent")
-        assert ("mutation", 2) in [(d.kind, d.index) for d in returned if d is not None]
-        assert ("gradient", 0) in [(d.kind, d.index) for d in returned if d is not None]
-        assert {d.kind for d in returned if d is not None} >= {"output", "mutation", "base", "gradient"}
+        arguments, results = descriptions_in(trace_of(mixed, *inputs()))
+        assert [(d.kind, d.index) for d in arguments if d.kind == "input"] == [("input", k) for k in range(3)]
+        assert {d.kind for d in arguments} == {"input", "tangent"}
+        assert any(d.of_base for d in arguments if d.kind == "tangent")
+        assert ("mutation", 2) in [(d.kind, d.index) for d in results if d is not None]
+        assert ("gradient", 0) in [(d.kind, d.index) for d in results if d is not None]
+        assert {d.kind for d in results if d is not None} >= {"output", "mutation", "base", "gradient"}
 
 
 def test_constants() -> None:
@@ -389,14 +395,14 @@ def test_constants() -> None:
         mode = fake_mode(symbolic=False)
         graph = fx.symbolic_trace(Scaled())
         graph.scale = fakes(mode, torch.ones(2))[0]
-        given, _ = described_in(joint_trace(graph, fakes(mode, torch.ones(2, requires_grad=True)), mode))
-        assert [d.name for d in given if d.kind == "constant"] == ["scale"]
+        arguments, _ = descriptions_in(joint_trace(graph, fakes(mode, torch.ones(2, requires_grad=True)), mode))
+        assert [d.name for d in arguments if d.kind == "constant"] == ["scale"]
 
 
 def test_aliases_and_writes() -> None:
-    effect = "outputs that are views are copies, and buffers keep their old values"
+    effect = "outputs that are views are copied, and buffers aren't updated"
     with canary("AOTAutograd's input_info and output_info", AOT, effect) as aot:
-        metadata = trace_of(everything, *inputs()).metadata
+        metadata = trace_of(mixed, *inputs()).metadata
         aliases = aot.aliases_of(metadata)
         assert {position: kind for position, (kind, _) in aliases.items()} == {
             1: "base",
@@ -421,14 +427,14 @@ def test_aliases_and_writes() -> None:
 
 
 @pytest.mark.parametrize("no_grad", [True, False])
-def test_how_inputs_are_written(no_grad: bool) -> None:
+def test_writes_into_inputs(no_grad: bool) -> None:
     def function(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         factor = w * 2
         with torch.set_grad_enabled(not no_grad):
             x.mul_(factor.detach() if no_grad else factor)
         return x.sum()
 
-    with canary("AOTAutograd's input_info", AOT, "autograd's view of a write is wrong") as aot:
+    with canary("AOTAutograd's input_info", AOT, "autograd gets wrong information about in-place changes") as aot:
         graph = dynamo_graph(function, torch.ones(4, requires_grad=True), torch.ones(4))
         from lit_ort._compat.torch_fx import aten_graph, fake_mode
 
@@ -452,7 +458,7 @@ def _(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_effects() -> None:
-    effect = "operators with effects keep graphs from being compiled, or are left out"
+    effect = "graphs with effectful operators can't be compiled, or the operators are removed"
 
     def function(x: torch.Tensor) -> tuple[torch.Tensor]:
         return (torch.ops.lit_ort_canary.note.default(x),)
@@ -466,16 +472,16 @@ def test_effects() -> None:
         finally:
             handle.destroy()
         effects = [aot.effect_of(node) for node in trace.graph_module.graph.nodes]
-        (found,) = (one for one in effects if one is not None)
-        assert found[0] is torch.ops.lit_ort_canary.note.default
-        assert len(found[1]) == 1
-        given, returned = described_in(trace)
-        assert "token" in {d.kind for d in given}
-        assert "token" in {d.kind for d in returned if d is not None}
+        ((target, operands),) = (effect for effect in effects if effect is not None)
+        assert target is torch.ops.lit_ort_canary.note.default
+        assert len(operands) == 1
+        arguments, results = descriptions_in(trace)
+        assert "token" in {d.kind for d in arguments}
+        assert "token" in {d.kind for d in results if d is not None}
 
 
 def test_side_effects() -> None:
-    with canary("torch.fx.node.has_side_effect", AOT, "operators with effects are left out of graphs") as aot:
+    with canary("torch.fx.node.has_side_effect", AOT, "effectful operators are removed from graphs") as aot:
         aot.keep_effect(aten._print.default)
         graph = fx.Graph()
         graph.call_function(aten._print.default, ("",))
@@ -492,13 +498,13 @@ def long(x: torch.Tensor) -> tuple[torch.Tensor]:
 
 @pytest.mark.parametrize("budget", [None, 0.3])
 def test_partitioners(budget: float | None) -> None:
-    effect = "steps of two runs can't be compiled, or recompute=0.5 keeps everything"
+    effect = "split steps can't be compiled, or recompute=0.5 saves everything"
     with canary("torch._functorch.partitioners", AOT, effect) as aot:
         trace = trace_of(long, torch.ones(4, requires_grad=True))
         forward, backward = aot.partition(trace.graph_module, 1, budget)
         assert any(target is aten.exp.default for target in targets(backward)) is (budget is not None)
-        placed = [node.meta["partitioner_tag"] for node in backward.graph.nodes if "partitioner_tag" in node.meta]
-        assert aot.OF_BACKWARD["partitioner_tag"] in placed
+        tags = [node.meta["partitioner_tag"] for node in backward.graph.nodes if "partitioner_tag" in node.meta]
+        assert aot.OF_BACKWARD["partitioner_tag"] in tags
         assert len(targets(forward)) > 12
 
 
@@ -518,7 +524,7 @@ def test_recompute_marks() -> None:
 
 
 def test_checkpoint_node() -> None:
-    effect = "torch.utils.checkpoint in a module keeps its graphs from being compiled"
+    effect = "graphs of modules with torch.utils.checkpoint can't be compiled"
 
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False).sum()
@@ -533,7 +539,7 @@ def test_checkpoint_node() -> None:
 
 
 def test_recurrent_shapes() -> None:
-    effect = "RNNs compile a graph for every length, of all its steps in time"
+    effect = "RNNs are compiled for every length, with all of their time steps"
     with canary("OpOverload.py_kernels and _dispatch_cache", RECURRENT, effect) as recurrent:
         layer = nn.LSTM(3, 4, batch_first=True)
         with recurrent.shapes_without_steps(), torch._dynamo.config.patch(allow_rnn=True):
@@ -544,12 +550,12 @@ def test_recurrent_shapes() -> None:
 
 # onnxruntime
 
-training_build = pytest.mark.skipif(engine_of(AUTO).name != TRAINING, reason="of the training build")
+training_build = pytest.mark.skipif(engine_of(AUTO).name != TRAINING, reason="needs the training build")
 
 
 @training_build
 def test_training_build() -> None:
-    effect = "no session can be made"
+    effect = "no session can be created"
     with canary("onnxruntime.capi._pybind_state", ORT, effect) as ort:
         names = ["register_aten_op_executor", "OrtValueVector", "OrtMemoryInfo", "OrtArenaCfg", "RunOptions"]
         names += ["create_and_register_allocator", "OrtAllocatorType", "OrtMemType"]
@@ -571,23 +577,23 @@ def test_runs_on_value_vectors() -> None:
         graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "canary", values[:1], values[1:])
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
         session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-        given, fetched = ort.C.OrtValueVector(), ort.C.OrtValueVector()
-        given.push_back(to_dlpack(torch.tensor([1.0, 2.0])), False)
-        ort.run_of(session)(ort.C.RunOptions(), ["x"], given, ["y"], fetched, [ort.CPU])
-        (result,) = fetched.to_dlpacks(from_dlpack)
+        feeds, fetches = ort.C.OrtValueVector(), ort.C.OrtValueVector()
+        feeds.push_back(to_dlpack(torch.tensor([1.0, 2.0])), False)
+        ort.run_of(session)(ort.C.RunOptions(), ["x"], feeds, ["y"], fetches, [ort.CPU])
+        (result,) = fetches.to_dlpacks(from_dlpack)
         assert result.tolist() == [-1.0, -2.0]
-        assert list(fetched.bool_tensor_indices()) == []
+        assert list(fetches.bool_tensor_indices()) == []
 
 
 @training_build
 def test_checkpoint_is_torchs_own() -> None:
-    effect = "a graph breaks at every checkpoint of a module"
+    effect = "the graph breaks at every checkpoint of a module"
     with canary("torch.utils.checkpoint.checkpoint, which onnxruntime wraps", ORT, effect):
         assert not torch.utils.checkpoint.checkpoint.__module__.startswith("onnxruntime")
 
 
 def test_interpolations() -> None:
-    effect = "graphs write them out as gathers and scatters, or can't tell their shapes at changing sizes"
+    effect = "interpolations are decomposed to gathers and scatters, or fail to trace with dynamic sizes"
     with canary(
         "py_kernels of operators, meta_table and op_implementations_dict", INTERPOLATION, effect
     ) as interpolation:
@@ -599,26 +605,23 @@ def test_interpolations() -> None:
         size = environment.create_unbacked_symint()
         with interpolation.whole_interpolations(), mode:
             images = torch.empty(2, 3, 4, 4)
-            grown = aten.upsample_bilinear2d.default(images, [size, 8], False)
-            assert grown.shape[2] is size or str(grown.shape[2]) == str(size)
-            back = aten.upsample_bilinear2d_backward.default(grown, [size, 8], [2, 3, 4, 4], False)
-            assert tuple(back.shape) == (2, 3, 4, 4)
-        trace = trace_of(lambda x: (torch.nn.functional.interpolate(x, scale_factor=2).sum(),), images_that_learn())
+            upsampled = aten.upsample_bilinear2d.default(images, [size, 8], False)
+            assert upsampled.shape[2] is size or str(upsampled.shape[2]) == str(size)
+            gradient = aten.upsample_bilinear2d_backward.default(upsampled, [size, 8], [2, 3, 4, 4], False)
+            assert tuple(gradient.shape) == (2, 3, 4, 4)
+        images = torch.randn(2, 3, 4, 4, requires_grad=True)
+        trace = trace_of(lambda x: (torch.nn.functional.interpolate(x, scale_factor=2).sum(),), images)
         names = [str(target) for target in targets(trace.graph_module)]
         assert {"aten.upsample_nearest2d.default", "aten.upsample_nearest2d_backward.default"} <= set(names)
 
 
-def images_that_learn() -> torch.Tensor:
-    return torch.randn(2, 3, 4, 4, requires_grad=True)
-
-
-def test_levels_of_functorch() -> None:
-    effect = "graphs with torch.vmap have no fusions"
+def test_functorch_levels() -> None:
+    effect = "graphs with torch.vmap are not fused"
     with canary("torch._functorch.predispatch", "torch_functorch", effect) as functorch:
         graph = dynamo_graph(lambda x: torch.vmap(torch.sin)(x), torch.randn(2, 3))
         assert {functorch.VMAP_START, functorch.VMAP_END, functorch.LOAD_RULES} <= set(targets(graph))
-        own = {target for target in targets(graph) if "functorch" in (getattr(target, "__module__", None) or "")}
-        assert own <= functorch.VMAP_FUNCTIONS
+        functions = {target for target in targets(graph) if "functorch" in (getattr(target, "__module__", None) or "")}
+        assert functions <= functorch.VMAP_FUNCTIONS
         traced = functorch.operators_of(graph, [torch.randn(2, 3)])
         assert aten.sin.default in targets(traced)
-        assert not own & set(targets(traced))
+        assert not functions & set(targets(traced))

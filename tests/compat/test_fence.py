@@ -1,4 +1,4 @@
-"""Private names of other packages are used in lit_ort/_compat alone."""
+"""Private names of other packages are used in lit_ort/_compat only."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def is_private(name: str) -> bool:
 
 
 def own_names(tree: ast.Module) -> set[str]:
-    """What a file defines: its own private functions, classes and attributes."""
-    defined = (ast.FunctionDef, ast.ClassDef)
-    names = {node.name for node in ast.walk(tree) if isinstance(node, defined)}
+    """The names of functions, classes and attributes that a file defines."""
+    definitions = (ast.FunctionDef, ast.ClassDef)
+    names = {node.name for node in ast.walk(tree) if isinstance(node, definitions)}
     stored = (n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
     return names | {node.attr for node in stored if ast.unparse(node.value) in ("self", "cls")}
 
 
 def is_own(node: ast.Attribute) -> bool:
-    """Whether the object is one of the class itself, or an ATen operator, of which some begin with an underscore."""
+    """Whether this is an attribute of the class itself, or an ATen operator; some of these begin with an underscore."""
     value = node.value
     if isinstance(value, ast.Call):
         return isinstance(value.func, ast.Name) and value.func.id == "super"
@@ -54,7 +54,7 @@ def test_private_names_stay_behind_the_fence(path: Path) -> None:
     assert list(private_names(path)) == [], "move them to lit_ort/_compat, with a canary in test_canaries.py"
 
 
-def test_a_private_name_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_private_names_are_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
     path = tmp_path / "module.py"
     path.write_text(
@@ -62,8 +62,8 @@ def test_a_private_name_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "class A:\n    def f(self, other):\n        self._own = aten._softmax + other._own + super()._run()\n"
         "        return torch._C.x, other._foreign, other.__dict__\n"
     )
-    found = [line.rpartition(": ")[2] for line in private_names(path)]
-    assert sorted(found) == sorted(
+    names = [line.rpartition(": ")[2] for line in private_names(path)]
+    assert sorted(names) == sorted(
         ["import torch._dynamo", "from torch.fx.node import _name", "from torch._ops import Op", "torch._C"]
         + ["other._foreign"]
     )
