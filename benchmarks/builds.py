@@ -1,9 +1,9 @@
-"""Training steps by the two builds of ONNX Runtime, each in an environment of its own, beside eager in one run.
+"""Compares training steps with the two builds of ONNX Runtime, in separate environments, and with eager in one run.
 
     python -m benchmarks.builds --training TRAINING_ENVIRONMENT/bin/python --stock STOCK_ENVIRONMENT/bin/python
 
-Prints a line of JSON for each model, and a table: medians of a step, resident memory above the module, and their ratios
-with geometric means. The models, the steps and the turns are those of `benchmarks/suite.py`.
+Prints a line of JSON for each model, and a table with median step times, the ratios of step times and of peak memory
+above the module, and geometric means. Models, steps and turns are those of `benchmarks/suite.py`.
 """
 
 from __future__ import annotations
@@ -27,37 +27,40 @@ TEN = ("BERT", "GPT-2", "Llama", "T5", "ViT", "ResNet", "MLP", "LSTM", "graph ne
 def main() -> None:
     arguments = parse()
     pythons = {EAGER: arguments.training, TRAINING: arguments.training, STOCK: arguments.stock}
-    found: dict[str, dict[str, Any]] = {}
+    figures: dict[str, dict[str, Any]] = {}
     for name in arguments.models:
-        found[name] = measured(name, pythons, arguments.rounds)
-        print(json.dumps({"model": name, "figures": found[name]}), flush=True)
-    print(table(found))
+        figures[name] = measure_model(name, pythons, arguments.rounds)
+        print(json.dumps({"model": name, "figures": figures[name]}), flush=True)
+    print(table(figures))
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--training", default=sys.executable, help="Python of an environment with the training build")
     parser.add_argument("--stock", required=True, help="Python of an environment with stock onnxruntime")
-    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=TEN, metavar="MODEL")
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=TEN, metavar="MODEL", help="models to run")
+    parser.add_argument("--rounds", type=int, default=12, help="timed turns of each baseline")
     return parser.parse_args()
 
 
-def measured(name: str, pythons: dict[str, str], rounds: int) -> dict[str, Any]:
-    """Figures by way: eager, and the two builds."""
-    starting = {
-        way: Process.started(name, SMALL, FLOAT32, EAGER if way == EAGER else ORT, python)
-        for way, python in pythons.items()
+def measure_model(name: str, pythons: dict[str, str], rounds: int) -> dict[str, Any]:
+    """The figures of a model in eager and with each build."""
+    processes = {
+        baseline: Process.started(name, SMALL, FLOAT32, EAGER if baseline == EAGER else ORT, python)
+        for baseline, python in pythons.items()
     }
-    return in_turns(starting, rounds)
+    return in_turns(processes, rounds)
 
 
-def table(found: dict[str, dict[str, Any]]) -> str:
-    rows = ["| model | eager ms | training | stock | stock / training | memory |", "|---|---|---|---|---|---|"]
+def table(figures: dict[str, dict[str, Any]]) -> str:
+    rows = [
+        "| model | eager, ms | training / eager | stock / eager | stock / training | memory, stock / training |",
+        "|---|---|---|---|---|---|",
+    ]
     ratios: list[Sequence[float]] = []
-    for name, figures in found.items():
-        eager, training, stock = (statistics.median(figures[way]["step_ms"]) for way in (EAGER, TRAINING, STOCK))
-        memory = figures[STOCK]["peak_mb"] / figures[TRAINING]["peak_mb"]
+    for name, by_baseline in figures.items():
+        eager, training, stock = (statistics.median(by_baseline[b]["step_ms"]) for b in (EAGER, TRAINING, STOCK))
+        memory = by_baseline[STOCK]["peak_mb"] / by_baseline[TRAINING]["peak_mb"]
         ratios.append((training / eager, stock / eager, stock / training, memory))
         rows.append(f"| {name} | {eager:.1f} | {' | '.join(f'{ratio:.2f}' for ratio in ratios[-1])} |")
     means = " | ".join(f"{statistics.geometric_mean(column):.3f}" for column in zip(*ratios, strict=True))

@@ -1,8 +1,8 @@
-"""What a node of each engine costs, on tensors so small that the operators themselves cost nothing.
+"""Measures the overhead of a node in ONNX Runtime and in torch, on tensors so small that the operators cost nothing.
 
-`python -m benchmarks.engines` prints the microseconds of an ONNX Runtime node, of a statement of a torch node and of a
-border between the two, from runs of 64 additions: all by ONNX Runtime, all in one torch node, and by turns. The
-constant `SHORTEST_RUN` of `lit_ort.lower.engines` follows from them.
+`python -m benchmarks.engines` prints the time in microseconds of an ONNX Runtime node, of a statement of a torch node,
+and of passing values between the two. They are computed from runs of 64 operators: all in ONNX Runtime, all in one
+torch node, and alternating. The constant `SHORTEST_RUN` of `lit_ort.lower.engines` follows from these times.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lit_ort.runtime.session import RunInputs, Session, SessionOptions
 
 ADDITIONS = 64
 aten = torch.ops.aten
-# One operator that ONNX Runtime computes here and one that torch does.
+# An operator that is lowered to ONNX Runtime, and one that is lowered to torch.
 BY_ONNX, BY_TORCH = aten.add.Tensor, aten.relu.default
 
 
@@ -49,20 +49,20 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--elements", type=int, default=256)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--runs", type=int, default=300)
+    parser.add_argument("--elements", type=int, default=256, help="elements of each tensor")
+    parser.add_argument("--threads", type=int, default=2, help="threads of torch and of the session")
+    parser.add_argument("--runs", type=int, default=300, help="timed runs of each session")
     return parser.parse_args()
 
 
 def session(targets: list[Any], x: torch.Tensor) -> Session:
     """A session of a chain of operators."""
     graph = fx.Graph()
-    given = graph.placeholder("x")
-    given.meta = {"val": x, SOURCE: Source("tensor", 0)}
-    value = given
+    placeholder = graph.placeholder("x")
+    placeholder.meta = {"val": x, SOURCE: Source("tensor", 0)}
+    value = placeholder
     for target in targets:
-        arguments = (value, given) if target is BY_ONNX else (value,)
+        arguments = (value, placeholder) if target is BY_ONNX else (value,)
         value = graph.call_function(target, arguments)
         value.meta = {"val": x}
     graph.output((value,))
@@ -72,11 +72,12 @@ def session(targets: list[Any], x: torch.Tensor) -> Session:
 
 
 def median_us(chain: Session, x: torch.Tensor, runs: int) -> float:
-    given = RunInputs([x], [x.shape])
+    """The median time of a run, in microseconds."""
+    inputs = RunInputs([x], [x.shape])
     times = []
     for _ in range(runs):
         start = time.perf_counter()
-        chain.run(given)
+        chain.run(inputs)
         times.append(time.perf_counter() - start)
     return statistics.median(times) * 1e6
 

@@ -1,10 +1,11 @@
-"""Latency at batch 1 and 32: eager, inductor, torch's own ONNX export and lit_ort.export in float32 and int8.
+"""Measures inference at batch sizes 1 and 32: eager, inductor, torch's ONNX export, and lit_ort.export (float32, int8).
 
     python -m benchmarks.inference
     python -m benchmarks.inference --models BERT ViT --rounds 20
 
-Each way has a process of its own, with all cores, and the processes take turns; those of ONNX models don't load torch.
-Prints a line of JSON for each model and batch, and a table of eager's medians and of the others' ratios to them.
+Each baseline has a separate process that uses all cores, and the processes take turns; those of ONNX models don't load
+torch. Prints a line of JSON for each model and batch size, and a table of eager's medians and the others' ratios to
+them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-EAGER, INDUCTOR, TORCH_ONNX, OURS, INT8 = WAYS = ("eager", "inductor", "torch.onnx", "lit_ort.export", "int8")
+EAGER, INDUCTOR, TORCH_ONNX, LIT_ORT, INT8 = BASELINES = ("eager", "inductor", "torch.onnx", "lit_ort.export", "int8")
 MODELS = ("BERT", "GPT-2", "Llama", "ViT", "ResNet")
 BATCHES = (1, 32)
 WARM_UP, CALLS, PAUSE_S = 3, 3, 0.1
@@ -35,62 +36,65 @@ def main() -> None:
     arguments = parse()
     for name in arguments.models:
         if name not in MODELS:
-            raise SystemExit(f"error: --models {name}: is none of {', '.join(MODELS)}.")
+            raise SystemExit(f"error: --models {name} is not one of {', '.join(MODELS)}. Use one of them.")
     lines: list[dict[str, Any]] = []
     for name in arguments.models:
         for batch in arguments.batches:
-            lines.append({"model": name, "batch": batch, **measured(name, batch, arguments.rounds)})
+            lines.append({"model": name, "batch": batch, **measure_model(name, batch, arguments.rounds)})
             print(json.dumps(lines[-1]), flush=True)
     print(table(lines))
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=MODELS, metavar="MODEL")
-    parser.add_argument("--batches", nargs="+", type=int, default=BATCHES)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--models", nargs="+", default=MODELS, metavar="MODEL", help=", ".join(MODELS))
+    parser.add_argument("--batches", nargs="+", type=int, default=BATCHES, help="batch sizes")
+    parser.add_argument("--rounds", type=int, default=15, help="timed turns of each baseline")
     return parser.parse_args()
 
 
-def measured(name: str, batch: int, rounds: int) -> dict[str, Any]:
-    """Median milliseconds by way, and the errors of the exported forms to eager."""
+def measure_model(name: str, batch: int, rounds: int) -> dict[str, Any]:
+    """The median time of a call in each baseline, in milliseconds, and the errors of exported models."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         with context.Pool(1) as pool:
             errors = pool.apply(write_models, (name, batch, folder))
-        workers = {way: stack.enter_context(_started(context, way, name, batch, folder)) for way in WAYS}
-        times: dict[str, list[float]] = {way: [] for way in WAYS}
+        workers = {b: stack.enter_context(_started(context, b, name, batch, folder)) for b in BASELINES}
+        times: dict[str, list[float]] = {baseline: [] for baseline in BASELINES}
         for _ in range(rounds):
-            for way, worker in workers.items():
+            for baseline, worker in workers.items():
                 worker.send(True)
-                times[way].append(worker.recv())
-    return {"ms": {way: round(statistics.median(found), 3) for way, found in times.items()}, "errors": errors}
+                times[baseline].append(worker.recv())
+    medians = {baseline: round(statistics.median(values), 3) for baseline, values in times.items()}
+    return {"ms": medians, "errors": errors}
 
 
 @contextlib.contextmanager
-def _started(context: Any, way: str, name: str, batch: int, folder: str) -> Iterator[Connection]:
-    """The end of a pipe to a process that is warm and answers each message with a call's milliseconds."""
-    ours, theirs = context.Pipe()
-    process = context.Process(target=work, args=(theirs, way, name, batch, folder), daemon=True)
+def _started(context: Any, baseline: str, name: str, batch: int, folder: str) -> Iterator[Connection]:
+    """A connection to a process that has warmed up; it answers each message with the time of a call in milliseconds."""
+    parent, child = context.Pipe()
+    process = context.Process(target=work, args=(child, baseline, name, batch, folder), daemon=True)
     process.start()
-    theirs.close()
+    child.close()
     try:
-        ours.recv()
-        yield ours
+        parent.recv()
+        yield parent
     finally:
-        ours.close()
+        parent.close()
         process.join(10)
         process.kill()
 
 
-def work(connection: Connection, way: str, name: str, batch: int, folder: str) -> None:
-    call = torch_call(way, name, batch) if way in (EAGER, INDUCTOR) else onnx_call(Path(folder, f"{way}.onnx"))
+def work(connection: Connection, baseline: str, name: str, batch: int, folder: str) -> None:
+    """The main function of a baseline's process."""
+    is_torch = baseline in (EAGER, INDUCTOR)
+    call = torch_call(baseline, name, batch) if is_torch else onnx_call(Path(folder, f"{baseline}.onnx"))
     for _ in range(WARM_UP):
         call()
     connection.send(True)
     with contextlib.suppress(EOFError):
         while connection.recv():
-            # Threads of the process before spin for a while, and this one's caches are cold.
+            # Wait until the previous process's threads stop spinning; the extra call warms this process's caches.
             time.sleep(PAUSE_S)
             call()
             start = time.perf_counter()
@@ -99,16 +103,16 @@ def work(connection: Connection, way: str, name: str, batch: int, folder: str) -
             connection.send((time.perf_counter() - start) / CALLS * 1e3)
 
 
-def torch_call(way: str, name: str, batch: int) -> Call:
+def torch_call(baseline: str, name: str, batch: int) -> Call:
     import torch
 
     warnings.simplefilter("ignore")
-    module, inputs = _made(name, batch)
-    called = torch.compile(module) if way == INDUCTOR else module
+    module, inputs = _module_and_inputs(name, batch)
+    function = torch.compile(module) if baseline == INDUCTOR else module
 
     def call() -> Any:
         with torch.inference_mode():
-            return called(**inputs)
+            return function(**inputs)
 
     return call
 
@@ -117,19 +121,19 @@ def onnx_call(path: Path) -> Call:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    with np.load(path.with_name("inputs.npz")) as found:
-        inputs = {value.name: found[value.name] for value in session.get_inputs()}
+    with np.load(path.with_name("inputs.npz")) as arrays:
+        inputs = {value.name: arrays[value.name] for value in session.get_inputs()}
     return lambda: session.run(None, inputs)
 
 
 def write_models(name: str, batch: int, folder: str) -> dict[str, float | None]:
-    """Leaves the models and their inputs in a folder. Returns the exported forms' largest errors to eager."""
+    """Writes the ONNX models and their inputs to a folder. Returns the exported models' largest errors to eager."""
     import torch
 
     import lit_ort
 
     warnings.simplefilter("ignore")
-    module, inputs = _made(name, batch)
+    module, inputs = _module_and_inputs(name, batch)
     np.savez(Path(folder, "inputs.npz"), **{key: value.numpy() for key, value in inputs.items()})
     torch.onnx.export(
         module,
@@ -140,16 +144,18 @@ def write_models(name: str, batch: int, folder: str) -> dict[str, float | None]:
         dynamo=True,
         verbose=False,
     )
-    form = {"dynamic": {key: {0: "batch"} for key in inputs}, "input_names": list(inputs)}
-    found = {
-        way: lit_ort.export(module, Path(folder, f"{way}.onnx"), inputs, tolerance=1.0, quantize=quantized, **form)
-        for way, quantized in ((OURS, None), (INT8, "int8"))
+    settings = {"dynamic": {key: {0: "batch"} for key in inputs}, "input_names": list(inputs)}
+    results = {
+        baseline: lit_ort.export(
+            module, Path(folder, f"{baseline}.onnx"), inputs, tolerance=1.0, quantize=quantize, **settings
+        )
+        for baseline, quantize in ((LIT_ORT, None), (INT8, "int8"))
     }
-    return {way: exported.error for way, exported in found.items()}
+    return {baseline: result.error for baseline, result in results.items()}
 
 
-def _made(name: str, batch: int) -> tuple[Any, dict[str, Any]]:
-    """A model of the suite that returns its logits, and inputs of so many items."""
+def _module_and_inputs(name: str, batch: int) -> tuple[Any, dict[str, Any]]:
+    """A model of the suite that returns its logits, and inputs of a batch size."""
     import torch
     from torch import nn
 
@@ -161,12 +167,12 @@ def _made(name: str, batch: int) -> tuple[Any, dict[str, Any]]:
             self.module = module
 
         def forward(self, **inputs: torch.Tensor) -> torch.Tensor:
-            found = self.module(**inputs)
-            return getattr(found, "logits", found)
+            output = self.module(**inputs)
+            return getattr(output, "logits", output)
 
     torch.manual_seed(0)
-    module, given = models.MODELS[name].make("small")
-    tensors = {key: value for key, value in given.items() if key not in ("labels", "targets", "y")}
+    module, training_batch = models.MODELS[name].make("small")
+    tensors = {key: value for key, value in training_batch.items() if key not in ("labels", "targets", "y")}
     inputs = {key: torch.cat([value] * -(-batch // len(value)))[:batch].clone() for key, value in tensors.items()}
     return Logits(module).eval(), inputs
 
@@ -174,15 +180,15 @@ def _made(name: str, batch: int) -> tuple[Any, dict[str, Any]]:
 def table(lines: Sequence[dict[str, Any]]) -> str:
     from lit_ort.benchmark.machine import machine
 
-    others = WAYS[1:]
+    others = BASELINES[1:]
     rows = [
-        f"| model | batch | eager ms | {' | '.join(others)} | error | int8 error |",
+        f"| model | batch | eager, ms | {' | '.join(f'{name} / eager' for name in others)} | error | int8 error |",
         "|---|---|---|" + "---|" * (len(others) + 2),
     ]
-    ratios = [[line["ms"][way] / line["ms"][EAGER] for way in others] for line in lines]
-    for line, own in zip(lines, ratios, strict=True):
-        errors = " | ".join(f"{line['errors'][way]:.0e}" for way in (OURS, INT8))
-        figures = " | ".join(f"{ratio:.2f}" for ratio in own)
+    ratios = [[line["ms"][baseline] / line["ms"][EAGER] for baseline in others] for line in lines]
+    for line, row in zip(lines, ratios, strict=True):
+        errors = " | ".join(f"{line['errors'][baseline]:.0e}" for baseline in (LIT_ORT, INT8))
+        figures = " | ".join(f"{ratio:.2f}" for ratio in row)
         rows.append(f"| {line['model']} | {line['batch']} | {line['ms'][EAGER]:.2f} | {figures} | {errors} |")
     means = " | ".join(f"{statistics.geometric_mean(column):.2f}" for column in zip(*ratios, strict=True))
     return "\n".join([*rows, f"| geometric mean | | | {means} | | |", "", f"{machine()}."])

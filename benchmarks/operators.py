@@ -1,11 +1,11 @@
-"""Forward and backward of each operator with a kernel of ours, beside torch's own way, at eight shapes.
+"""Times forward and backward of each operator that has a kernel in lit_ort, compared with torch, at eight shapes.
 
     python -m benchmarks.operators                      # all of them, in a few minutes
-    python -m benchmarks.operators --names gelu dropout --rounds 40
+    python -m benchmarks.operators --names gru dropout --rounds 40
 
-Kernels run as in a session, on memory that is kept between steps and without autograd; torch's way is its own operators
-called one after the other, or autograd where it has no operator for a backward. Prints a line of JSON for each shape
-and a table of the shapes where a kernel loses.
+Kernels run as in a session, with memory from a pool and without autograd. torch runs its ATen operators, or autograd if
+there is no operator for the backward. Prints a line of JSON for each shape, and a table with the shapes at which a
+kernel is slower.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from lit_ort.ops import OPERATORS
 from lit_ort.runtime.buffers import BufferPool
 
 aten = torch.ops.aten
-own_ops = torch.ops.lit_ort
+lit_ort_ops = torch.ops.lit_ort
 Run = Callable[[], Any]
 POOL = BufferPool()
 WARM_UP = 3
-# Ratios beyond this are more than noise.
-LOST = 1.05
+# Ratios above this are more than noise.
+SLOWER = 1.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Case:
     """An operator and its gradient.
 
     Args:
-        make: from a shape to our way and torch's.
+        make: returns, for a shape, a function that runs lit_ort's kernels and one that runs torch.
         shapes: from tiny to large.
     """
 
@@ -51,42 +51,44 @@ class Case:
 def main() -> None:
     arguments = parse()
     print(json.dumps({"machine": machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}))
-    lines = [measured(name, shape, arguments.rounds) for name in arguments.names for shape in CASES[name].shapes]
+    lines = [measure_shape(name, shape, arguments.rounds) for name in arguments.names for shape in CASES[name].shapes]
     print(table(lines))
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--names", nargs="+", choices=list(CASES), default=list(CASES), metavar="NAME")
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument(
+        "--names", nargs="+", choices=list(CASES), default=list(CASES), metavar="NAME", help="operators to time"
+    )
+    parser.add_argument("--rounds", type=int, default=20, help="timed runs at each shape")
     return parser.parse_args()
 
 
-def measured(name: str, shape: tuple[int, ...], rounds: int) -> dict[str, Any]:
-    """Medians of interleaved rounds, in us."""
+def measure_shape(name: str, shape: tuple[int, ...], rounds: int) -> dict[str, Any]:
+    """The medians of interleaved runs, in microseconds."""
     torch.manual_seed(0)
     runs = CASES[name].make(*shape)
     times: list[list[float]] = [[], []]
     with torch.no_grad():
         for k in range(WARM_UP + rounds):
-            for own, run in zip(times, runs, strict=True):
+            for seconds, run in zip(times, runs, strict=True):
                 start = time.perf_counter()
                 run()
                 if k >= WARM_UP:
-                    own.append(time.perf_counter() - start)
-    kernel, theirs = (1e6 * statistics.median(own) for own in times)
-    line = {"operator": name, "shape": shape, "ours_us": round(kernel, 1), "torch_us": round(theirs, 1)}
-    print(json.dumps({**line, "ratio": round(kernel / theirs, 2)}), flush=True)
+                    seconds.append(time.perf_counter() - start)
+    kernel_us, torch_us = (1e6 * statistics.median(seconds) for seconds in times)
+    line = {"operator": name, "shape": shape, "ours_us": round(kernel_us, 1), "torch_us": round(torch_us, 1)}
+    print(json.dumps({**line, "ratio": round(kernel_us / torch_us, 2)}), flush=True)
     return line
 
 
 def table(lines: Sequence[dict[str, Any]]) -> str:
-    """Ratios by operator, from its smallest shape to its largest."""
-    rows = ["| operator | ours to torch's, from the smallest shape to the largest | slower at |", "|---|---|---|"]
+    """The ratios of times by operator, from its smallest shape to its largest."""
+    rows = ["| operator | lit_ort / torch, from the smallest shape to the largest | slower at |", "|---|---|---|"]
     for name in dict.fromkeys(line["operator"] for line in lines):
-        own = [(line["shape"], line["ours_us"] / line["torch_us"]) for line in lines if line["operator"] == name]
-        lost = ", ".join("x".join(map(str, shape)) for shape, ratio in own if ratio > LOST)
-        rows.append(f"| {name} | {' '.join(f'{ratio:.2f}' for _, ratio in own)} | {lost or 'none'} |")
+        ratios = [(line["shape"], line["ours_us"] / line["torch_us"]) for line in lines if line["operator"] == name]
+        slower = ", ".join("x".join(map(str, shape)) for shape, ratio in ratios if ratio > SLOWER)
+        rows.append(f"| {name} | {' '.join(f'{ratio:.2f}' for _, ratio in ratios)} | {slower or 'none'} |")
     return "\n".join(rows)
 
 
@@ -97,7 +99,7 @@ def kernel(target: Any) -> Callable[..., Any]:
 
 
 def gradients(function: Callable[..., Tensor], leaves: Sequence[Tensor], tangent: Tensor | None = None) -> Run:
-    """Forward and backward by autograd."""
+    """Returns a function that runs forward and backward with autograd."""
     tracked = [leaf.detach().requires_grad_() for leaf in leaves]
 
     def run() -> Any:
@@ -108,7 +110,7 @@ def gradients(function: Callable[..., Tensor], leaves: Sequence[Tensor], tangent
 
 
 def linear(rows: int, width: int, outputs: int) -> tuple[Run, Run]:
-    """The three products of a linear layer."""
+    """The three matrix products of a linear layer."""
     x, weight, bias, grad = (torch.randn(s) for s in ((rows, width), (outputs, width), (outputs,), (rows, outputs)))
 
     def run(mm: Callable[..., Tensor], addmm: Callable[..., Tensor]) -> Run:
@@ -118,7 +120,7 @@ def linear(rows: int, width: int, outputs: int) -> tuple[Run, Run]:
 
 
 def stacked(batch: int, rows: int, width: int) -> tuple[Run, Run]:
-    """The three products of q k^T."""
+    """The three matrix products of q k^T."""
     q, k, grad = torch.randn(batch, rows, width), torch.randn(batch, rows, width), torch.randn(batch, rows, rows)
 
     def run(bmm: Callable[..., Tensor]) -> Run:
@@ -129,41 +131,40 @@ def stacked(batch: int, rows: int, width: int) -> tuple[Run, Run]:
 
 def dropout(rows: int, width: int) -> tuple[Run, Run]:
     x, grad, seed = torch.randn(rows, width), torch.randn(rows, width), torch.tensor(5)
-    forward, backward = kernel(own_ops.dropout.default), kernel(own_ops.dropout_backward.default)
+    forward, backward = kernel(lit_ort_ops.dropout.default), kernel(lit_ort_ops.dropout_backward.default)
 
-    def own() -> Any:
+    def by_lit_ort() -> Any:
         _, mask = forward(x, seed, 0.1, 0)
         return backward(grad, mask, seed, 0.1)
 
-    def theirs() -> Any:
+    def by_torch() -> Any:
         _, mask = aten.native_dropout(x, 0.1, True)
         return aten.native_dropout_backward(grad, mask, 1 / 0.9)
 
-    return own, theirs
+    return by_lit_ort, by_torch
 
 
 def embedding(words: int, width: int, tokens: int) -> tuple[Run, Run]:
-    """The gradient alone: its forward is torch's."""
+    """The gradient only, since the forward is torch's."""
     indices, grad = torch.randint(words, (tokens,)), torch.randn(tokens, width)
-    own = kernel(own_ops.embedding_gradient.default)
-    theirs = aten.embedding_dense_backward
-    return lambda: own(grad, indices, words, -1), lambda: theirs(grad, indices, words, -1, False)
+    gradient = kernel(lit_ort_ops.embedding_gradient.default)
+    reference = aten.embedding_dense_backward
+    return lambda: gradient(grad, indices, words, -1), lambda: reference(grad, indices, words, -1, False)
 
 
 def attention(batch: int, heads: int, length: int, width: int, *, p: float, causal: bool) -> tuple[Run, Run]:
-    parts = [torch.randn(batch, length, heads, width).transpose(1, 2) for _ in range(4)]
-    q, k, v, grad = parts
+    q, k, v, grad = (torch.randn(batch, length, heads, width).transpose(1, 2) for _ in range(4))
     seed, scale = torch.tensor(5), width**-0.5
-    forward, backward = kernel(own_ops.attention.default), kernel(own_ops.attention_backward.default)
+    forward, backward = kernel(lit_ort_ops.attention.default), kernel(lit_ort_ops.attention_backward.default)
 
-    def own() -> Any:
+    def by_lit_ort() -> Any:
         forward(q, k, v, None, seed, p, causal, scale, 0)
         return backward(grad, q, k, v, None, seed, p, causal, scale, 0)
 
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=causal, scale=scale)
 
-    return own, gradients(function, (q, k, v), grad)
+    return by_lit_ort, gradients(function, (q, k, v), grad)
 
 
 def attention_with_dropout(*shape: int) -> tuple[Run, Run]:
@@ -176,12 +177,12 @@ def causal_attention_with_dropout(*shape: int) -> tuple[Run, Run]:
 
 def linear_cross_entropy(rows: int, width: int, classes: int) -> tuple[Run, Run]:
     hidden, weight, labels = torch.randn(rows, width), torch.randn(classes, width) * 0.02, torch.arange(rows) % classes
-    operator = kernel(own_ops.linear_cross_entropy.default)
+    operator = kernel(lit_ort_ops.linear_cross_entropy.default)
 
-    def own() -> Any:
+    def by_lit_ort() -> Any:
         return operator(hidden, weight, None, labels, None, -100, True, False, [True, True, False])
 
-    return own, gradients(lambda h, w: F.cross_entropy(h @ w.t(), labels), (hidden, weight))
+    return by_lit_ort, gradients(lambda h, w: F.cross_entropy(h @ w.t(), labels), (hidden, weight))
 
 
 def recurrent(length: int, batch: int, width: int, *, mode: str) -> tuple[Run, Run]:
@@ -189,20 +190,20 @@ def recurrent(length: int, batch: int, width: int, *, mode: str) -> tuple[Run, R
     layer = kind(width, width)
     x, state, grad = torch.randn(length, batch, width), torch.zeros(1, batch, width), torch.randn(length, batch, width)
     weights = [parameter.detach() for parameter in layer.parameters()]
-    forward = kernel(own_ops.recurrent_layer.default)
-    backward = kernel(own_ops.recurrent_layer_backward.default)
+    forward = kernel(lit_ort_ops.recurrent_layer.default)
+    backward = kernel(lit_ort_ops.recurrent_layer_backward.default)
 
-    def own() -> Any:
+    def by_lit_ort() -> Any:
         output, gates = forward(x, state, *weights, mode, False)
         return backward(grad, x, state, *weights[:2], output, gates, mode, False, True)
 
     leaves = [x, *layer.parameters()]
 
-    def theirs() -> Any:
+    def by_torch() -> Any:
         with torch.enable_grad():
             return torch.autograd.grad(layer(leaves[0].requires_grad_(), state)[0], leaves, grad)
 
-    return own, theirs
+    return by_lit_ort, by_torch
 
 
 def gru(*shape: int) -> tuple[Run, Run]:
@@ -215,12 +216,12 @@ def plain_recurrent(*shape: int) -> tuple[Run, Run]:
 
 def cast(rows: int, width: int) -> tuple[Run, Run]:
     x = torch.randn(rows, width)
-    narrow, own = x.bfloat16(), kernel(aten._to_copy.default)
+    narrow, to_copy = x.bfloat16(), kernel(aten._to_copy.default)
 
     def run(copy: Callable[..., Tensor]) -> Run:
         return lambda: (copy(x, dtype=torch.bfloat16), copy(narrow, dtype=torch.float32))
 
-    return run(own), run(aten._to_copy)
+    return run(to_copy), run(aten._to_copy)
 
 
 _MATRICES = ((16, 64), (64, 128), (256, 256), (512, 512), (520, 1024), (1024, 1024), (2048, 3072), (8192, 3072))

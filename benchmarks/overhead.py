@@ -1,12 +1,12 @@
-"""What the engine adds to a session's run: a module of 100 small parameters, one fused graph; and steps of perceptrons.
+"""Measures the overhead of lit_ort around a session's run, and steps of small perceptrons.
 
     python benchmarks/overhead.py
 
-Prints a table and one line of JSON. `engine` is the compiled graph's call with its backward, less the bare run of the
-same session on the tensors of one call, less autograd alone: a function of as many inputs that hands ready gradients
-out.
-What Dynamo does around the graph, guards above all, is the same for any backend and stands by itself.
-The perceptrons tell from which size on a step pays: forward, cross entropy and backward, beside eager.
+Prints tables and one line of JSON. The module of the first table has 100 small parameters and is one fused graph.
+`engine` is the time of the compiled graph's call with its backward, minus `bare run`, the same session's run on the
+tensors of one call, minus `autograd alone`, an autograd function with as many inputs that returns ready gradients.
+`Dynamo` is the time that Dynamo adds around the graph, mostly for guards; it is the same for any backend.
+The perceptrons show from which size a step is faster than in eager: forward, cross entropy and backward.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ PERCEPTRONS = ((32, 2, 32), (128, 3, 64), (256, 3, 256), (784, 3, 128))
 CLASSES = 10
 
 
-class Kept(ORTBackend):
-    """Keeps the graph that Dynamo hands over, and what it is called with."""
+class RecordingBackend(ORTBackend):
+    """Keeps the graph that Dynamo passes to it, and the arguments of its last call."""
 
     graph: CompiledGraph
-    given: tuple[Any, ...]
+    arguments: tuple[Any, ...]
 
     def __call__(self, graph_module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         self.graph = CompiledGraph(self, graph_module)
 
-        def run(*given: Any) -> Any:
-            self.given = given
-            return self.graph(*given)
+        def run(*arguments: Any) -> Any:
+            self.arguments = arguments
+            return self.graph(*arguments)
 
         return run
 
@@ -52,21 +52,21 @@ def main() -> None:
     arguments = parse()
     module, x = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))), torch.randn(4, WIDTH)
     parameters = list(module.parameters())
-    backend = Kept(ORTOptions(fallback="error"))
+    backend = RecordingBackend(ORTOptions(fallback="error"))
 
     def step(x: Tensor) -> Tensor:
         return module(x).square().mean()
 
     compiled = torch.compile(step, backend=backend)
     compiled(x).backward()
-    ways: dict[str, Callable[[], Any]] = {
+    calls: dict[str, Callable[[], Any]] = {
         "eager": lambda: step(x).backward(),
         "compiled": lambda: compiled(x).backward(),
-        "graph": lambda: backend.graph(*backend.given)[0].backward(),
+        "graph": lambda: backend.graph(*backend.arguments)[0].backward(),
         "bare run": bare_run(backend),
         "autograd alone": autograd_alone(parameters),
     }
-    medians = {name: 1e3 * seconds for name, seconds in interleaved(ways, parameters, arguments.rounds).items()}
+    medians = {name: 1e3 * seconds for name, seconds in interleaved(calls, parameters, arguments.rounds).items()}
     medians["engine"] = medians["graph"] - medians["bare run"] - medians["autograd alone"]
     medians["Dynamo"] = medians["compiled"] - medians["graph"]
     print("| | ms |\n|---|---|")
@@ -76,30 +76,30 @@ def main() -> None:
     perceptrons: dict[str, dict[str, float]] = {}
     for width, layers, batch in PERCEPTRONS:
         name = f"{layers} hidden layers of {width}, batch {batch}"
-        found = perceptrons[name] = perceptron_steps(width, layers, batch, arguments.rounds)
-        print(f"| {name} | {found['eager']:.3f} | {found['ort']:.3f} |")
+        figures = perceptrons[name] = perceptron_steps(width, layers, batch, arguments.rounds)
+        print(f"| {name} | {figures['eager']:.3f} | {figures['ort']:.3f} |")
     results = {"parameters": len(parameters), "rounds": arguments.rounds, "ms": medians, "perceptrons": perceptrons}
     print(f"\n{json.dumps(results)}")
 
 
 def interleaved(
-    ways: dict[str, Callable[[], Any]], parameters: Sequence[nn.Parameter], rounds: int
+    calls: dict[str, Callable[[], Any]], parameters: Sequence[nn.Parameter], rounds: int
 ) -> dict[str, float]:
-    """The median of each way's time, in seconds, the ways taken in turn."""
-    times: dict[str, list[float]] = {name: [] for name in ways}
+    """The median time of each call in seconds; calls run in turn."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
-        for name, way in ways.items():
+        for name, call in calls.items():
             for parameter in parameters:
                 parameter.grad = None
             start = time.perf_counter()
-            way()
+            call()
             times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(found) for name, found in times.items()}
+    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def perceptron_steps(width: int, layers: int, batch: int, rounds: int) -> dict[str, float]:
-    """Milliseconds of a step in eager and compiled."""
-    hidden = [part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU())]
+    """The time of a step in eager and with lit_ort, in milliseconds."""
+    hidden = [layer for _ in range(layers) for layer in (nn.Linear(width, width), nn.ReLU())]
     module = nn.Sequential(*hidden, nn.Linear(width, CLASSES))
     x, y = torch.randn(batch, width), torch.randint(CLASSES, (batch,))
 
@@ -107,40 +107,40 @@ def perceptron_steps(width: int, layers: int, batch: int, rounds: int) -> dict[s
         return nn.functional.cross_entropy(module(x), y)
 
     compiled = torch.compile(step, backend=ORTBackend(ORTOptions(fallback="error")))
-    ways = {"eager": lambda: step(x, y).backward(), "ort": lambda: compiled(x, y).backward()}
-    for way in ways.values():
-        way()
+    calls = {"eager": lambda: step(x, y).backward(), "ort": lambda: compiled(x, y).backward()}
+    for call in calls.values():
+        call()
     parameters = list(module.parameters())
-    return {name: 1e3 * seconds for name, seconds in interleaved(ways, parameters, rounds).items()}
+    return {name: 1e3 * seconds for name, seconds in interleaved(calls, parameters, rounds).items()}
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=500)
+    parser.add_argument("--rounds", type=int, default=500, help="timed calls of each kind")
     return parser.parse_args()
 
 
-def bare_run(backend: Kept) -> Callable[[], Any]:
-    """The session's run alone, its inputs ready."""
+def bare_run(backend: RecordingBackend) -> Callable[[], Any]:
+    """The session's run alone, with the inputs of one call."""
     calls: list[tuple[Any, ...]] = []
     run = Session.run
 
-    def watched(*call: Any) -> list[Tensor]:
-        calls.append(call)
-        return run(*call)
+    def recorded(*arguments: Any) -> list[Tensor]:
+        calls.append(arguments)
+        return run(*arguments)
 
-    with mock.patch.object(Session, "run", watched):
-        backend.graph(*backend.given)
+    with mock.patch.object(Session, "run", recorded):
+        backend.graph(*backend.arguments)
     return lambda: run(*calls[0])
 
 
 def autograd_alone(parameters: Sequence[Tensor]) -> Callable[[], Any]:
-    """A function of these parameters whose gradients are there."""
+    """An autograd function of the parameters that returns ready gradients, with its backward."""
     gradients = [torch.zeros_like(parameter) for parameter in parameters]
 
     class Ready(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, *given: Tensor) -> Tensor:
+        def forward(ctx: Any, *inputs: Tensor) -> Tensor:
             return torch.zeros(())
 
         @staticmethod

@@ -1,19 +1,20 @@
-"""On paper: for how many processes a step's communication takes as long as its computation, by mode and bandwidth.
+"""Estimates which share of a step is computation, by strategy, bandwidth and number of processes. Measures nothing.
 
     python benchmarks/scaling_model.py --parameters 124e6 --step-ms 1000
 
-Assumptions, of which each line of the table is a consequence and nothing was measured:
+The table follows from these assumptions:
 
-- Every process computes alone in `step_ms` on its own batch (weak scaling), two thirds of it in the backward.
-- A link sends and receives at the same time at the bandwidth given, every process has one, and a message costs
-  `latency` before its first byte. No two messages share a link.
-- ddp: a ring all-reduce of the gradients, 2 (n - 1) / n of their bytes and 2 (n - 1) messages, after the step (fused)
-  or hidden behind the backward (overlap), but for the last bucket.
-- zero1: the same, and each process sends its updated part to all others, (n - 1) / n of the bytes around a ring.
-- adasum: recursive halving and doubling, 2 (n - 1) / n of the bytes, 4 log2 n messages with the dot products' sums.
-- pipeline: n stages and m micro-batches take (m + n - 1) / m of the computation, the bubble; each border sends
-  activations forward and their gradients back, hidden behind the computation but for one micro-batch each way.
-- tensor: n processes compute 1 / n of each layer and all-reduce activations four times a layer and step.
+- Each process computes a step on its own batch in `step_ms` (weak scaling), two thirds of it in the backward.
+- Every process has a link that sends and receives at the same time with the given bandwidth. A message costs `latency`
+  before its first byte. Messages don't share links.
+- ort_ddp: a ring all-reduce of the gradients, 2 (n - 1) / n of their bytes and 2 (n - 1) messages, after the backward.
+  With overlap, it runs during the backward, except for the last bucket.
+- ort_zero1: the same, and each process sends its updated part to all others, (n - 1) / n of the bytes around a ring.
+- adasum: recursive halving and doubling, 2 (n - 1) / n of the bytes, 4 log2 n messages with the sums of dot products.
+- ort_pipeline: n stages and m micro-batches take (m + n - 1) / m of the computation time because of the bubble. Between
+  two stages, activations are sent forward and their gradients backward, during the computation except for one
+  micro-batch in each direction.
+- ort_tensor: n processes compute 1 / n of each layer and all-reduce activations four times for each layer and step.
 """
 
 from __future__ import annotations
@@ -33,9 +34,15 @@ FLOAT = 4
 class Setting:
     """A model and its network.
 
-    parameters: of the model. step_s: of one process computing alone. bucket: bytes of a bucket. tokens, width, layers:
-    of a process's batch and the model. micro_batches: of a pipeline. bandwidth: bytes a second. latency_s: of a
-    message.
+    Args:
+        parameters: the number of the model's parameters.
+        step_s: the time of a step in one process without communication.
+        bucket: the bytes of a bucket.
+        tokens: the tokens of a process's batch.
+        width, layers: of the model.
+        micro_batches: of a pipeline.
+        bandwidth: in bytes per second.
+        latency_s: of a message.
     """
 
     parameters: float
@@ -57,7 +64,7 @@ class Setting:
         return FLOAT * self.tokens * self.width
 
     def ring(self, size: float, ranks: int) -> float:
-        """Seconds of an all-reduce."""
+        """The time of a ring all-reduce, in seconds."""
         return 2 * (ranks - 1) / ranks * size / self.bandwidth + 2 * (ranks - 1) * self.latency_s
 
 
@@ -66,29 +73,29 @@ def fused(s: Setting, ranks: int) -> float:
 
 
 def overlapped(s: Setting, ranks: int) -> float:
-    left = max(0.0, s.ring(s.gradient_bytes, ranks) - 2 / 3 * s.step_s)
-    return s.step_s + max(left, s.ring(min(s.bucket, s.gradient_bytes), ranks))
+    remainder = max(0.0, s.ring(s.gradient_bytes, ranks) - 2 / 3 * s.step_s)
+    return s.step_s + max(remainder, s.ring(min(s.bucket, s.gradient_bytes), ranks))
 
 
 def zero1(s: Setting, ranks: int) -> float:
-    spread = (ranks - 1) / ranks * s.gradient_bytes / s.bandwidth + (ranks - 1) * s.latency_s
-    return fused(s, ranks) + spread
+    broadcast = (ranks - 1) / ranks * s.gradient_bytes / s.bandwidth + (ranks - 1) * s.latency_s
+    return fused(s, ranks) + broadcast
 
 
 def adasum(s: Setting, ranks: int) -> float:
-    sent = 2 * (ranks - 1) / ranks * s.gradient_bytes / s.bandwidth
-    return s.step_s + sent + 4 * math.log2(ranks) * s.latency_s
+    transfer = 2 * (ranks - 1) / ranks * s.gradient_bytes / s.bandwidth
+    return s.step_s + transfer + 4 * math.log2(ranks) * s.latency_s
 
 
 def pipeline(s: Setting, ranks: int) -> float:
-    """Of a model that is `ranks` times as large as one process computes in `step_s`: a stage each."""
+    """For a model that is `ranks` times as large as the one of `step_s`, so that each process has one stage."""
     bubble = (s.micro_batches + ranks - 1) / s.micro_batches
-    border = s.activation_bytes / s.micro_batches / s.bandwidth + s.latency_s
-    return bubble * s.step_s + 2 * (ranks - 1) * border
+    transfer = s.activation_bytes / s.micro_batches / s.bandwidth + s.latency_s
+    return bubble * s.step_s + 2 * (ranks - 1) * transfer
 
 
 def tensor(s: Setting, ranks: int) -> float:
-    """Of the same large model: each process has its part of every layer."""
+    """For a model of the same size as in `pipeline`; each process has a part of every layer."""
     return s.step_s + 4 * s.layers * s.ring(s.activation_bytes, ranks)
 
 
@@ -110,7 +117,10 @@ def main() -> None:
         report[gigabits] = {
             name: {ranks: setting.step_s / mode(setting, ranks) for ranks in RANKS} for name, mode in MODES.items()
         }
-        print(f"{gigabits} Gbit/s: share of a step that is computation; the last number of processes with half or more")
+        print(
+            f'{gigabits} Gbit/s: share of computation in a step, by number of processes; "half": the largest number '
+            "with a share of at least 0.5"
+        )
         print(table(report[gigabits]))
     print(json.dumps({"assumed": vars(arguments), "efficiency": report}))
 
@@ -131,15 +141,15 @@ def setting_of(arguments: argparse.Namespace, gigabits: float) -> Setting:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parameters", type=float, default=124e6)
-    parser.add_argument("--step-ms", type=float, default=1000)
-    parser.add_argument("--bucket-mb", type=float, default=25)
-    parser.add_argument("--tokens", type=int, default=8192, help="of a process's batch")
-    parser.add_argument("--width", type=int, default=768)
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--micro-batches", type=int, default=8)
-    parser.add_argument("--latency-us", type=float, default=50)
-    parser.add_argument("--bandwidths", nargs="+", type=float, default=list(BANDWIDTHS_GBIT), help="Gbit/s")
+    parser.add_argument("--parameters", type=float, default=124e6, help="parameters of the model")
+    parser.add_argument("--step-ms", type=float, default=1000, help="time of a step without communication")
+    parser.add_argument("--bucket-mb", type=float, default=25, help="MiB of a gradient bucket")
+    parser.add_argument("--tokens", type=int, default=8192, help="tokens of a process's batch")
+    parser.add_argument("--width", type=int, default=768, help="width of the model")
+    parser.add_argument("--layers", type=int, default=12, help="layers of the model")
+    parser.add_argument("--micro-batches", type=int, default=8, help="micro-batches of a pipeline")
+    parser.add_argument("--latency-us", type=float, default=50, help="latency of a message")
+    parser.add_argument("--bandwidths", nargs="+", type=float, default=list(BANDWIDTHS_GBIT), help="in Gbit/s")
     return parser.parse_args()
 
 

@@ -1,9 +1,9 @@
-"""Step and compile time against layers, batch and length, as a table and a picture.
+"""Measures step time and compile time by number of layers, batch size and length, as a table and a picture.
 
     python benchmarks/sizes.py --workload gpt2 --picture sizes.png
 
-Each point is a run of `step_time.py` in a process of its own, its baselines interleaved. Prints one line of JSON a
-point.
+Each point is a run of `step_time.py` in a separate process, with interleaved baselines. Prints one line of JSON for
+each point.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from matplotlib.figure import Figure
 
 STEP_TIME = Path(__file__).with_name("step_time.py")
 BASELINES = ("eager", "inductor", "ort")
-# What else holds while one of them changes is the workload's own.
+# One of these varies at a time; the others have the workload's defaults.
 AXES = {"layers": (4, 12, 24), "batch": (1, 2, 4, 8), "length": (64, 128, 256, 512)}
-FIGURES = {"step_ms": "step, ms", "compile_seconds": "first step less a later one, s"}
+FIGURES = {"step_ms": "step, ms", "compile_seconds": "first step minus a later step, s"}
 
 
 def main() -> None:
@@ -30,9 +30,9 @@ def main() -> None:
     points: dict[str, dict[int, dict[str, Any]]] = {}
     for axis in arguments.axes:
         for number in AXES[axis]:
-            found = point(arguments.workload, axis, number, arguments.rounds)
-            points.setdefault(axis, {})[number] = found
-            print(json.dumps({"workload": arguments.workload, axis: number, "baselines": found}), flush=True)
+            baselines = point(arguments.workload, axis, number, arguments.rounds)
+            points.setdefault(axis, {})[number] = baselines
+            print(json.dumps({"workload": arguments.workload, axis: number, "baselines": baselines}), flush=True)
     for axis, values in points.items():
         print(f"\n{table(axis, values)}")
     draw(points, arguments.workload).savefig(arguments.picture, dpi=120)
@@ -40,15 +40,15 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workload", choices=("bert", "gpt2"), default="gpt2")
-    parser.add_argument("--axes", nargs="+", choices=tuple(AXES), default=list(AXES))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--picture", default="sizes.png")
+    parser.add_argument("--workload", choices=("bert", "gpt2"), default="gpt2", help="the model to time")
+    parser.add_argument("--axes", nargs="+", choices=tuple(AXES), default=list(AXES), help="the dimensions to vary")
+    parser.add_argument("--rounds", type=int, default=5, help="timed steps of each baseline")
+    parser.add_argument("--picture", default="sizes.png", help="the file of the picture")
     return parser.parse_args()
 
 
 def point(workload: str, axis: str, number: int, rounds: int) -> dict[str, Any]:
-    """The baselines' figures at one value of an axis."""
+    """The baselines' figures for one value of an axis."""
     command = [sys.executable, str(STEP_TIME), "--workload", workload, "--times-only", "--rounds", str(rounds)]
     command += ["--shape", f"{axis}={number}", "--baselines", *BASELINES]
     result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
@@ -57,14 +57,15 @@ def point(workload: str, axis: str, number: int, rounds: int) -> dict[str, Any]:
 
 
 def table(axis: str, values: dict[int, dict[str, Any]]) -> str:
-    titles = [axis, *(f"{name} ms" for name in BASELINES), "to eager", "to inductor", "compile s: inductor, ort"]
+    titles = [axis, *(f"{name}, ms" for name in BASELINES), "ort / eager", "ort / inductor"]
+    titles.append("compilation, s: inductor, ort")
     lines = [f"| {' | '.join(titles)} |"]
     lines.append("|" + "---|" * len(titles))
     for number, baselines in values.items():
         step = [baselines[name]["step_ms"] for name in BASELINES]
         ratios = (step[-1] / step[0], step[-1] / step[1])
-        compiled = ", ".join(f"{baselines[name]['compile_seconds']:.1f}" for name in BASELINES[1:])
-        cells = [str(number), *(f"{ms:.0f}" for ms in step), *(f"{ratio:.2f}" for ratio in ratios), compiled]
+        compilation = ", ".join(f"{baselines[name]['compile_seconds']:.1f}" for name in BASELINES[1:])
+        cells = [str(number), *(f"{ms:.0f}" for ms in step), *(f"{ratio:.2f}" for ratio in ratios), compilation]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -1,13 +1,14 @@
-"""Training steps of many architectures in eager, inductor and ONNX Runtime.
+"""Measures training steps of many architectures in eager, inductor and ONNX Runtime.
 
-    python benchmarks/suite.py results.jsonl                     # all, small: an hour; goes on where it was stopped
-    python benchmarks/suite.py results.jsonl --quick             # a model of each kind, in ten minutes
-    python benchmarks/suite.py results.jsonl --models Llama ViT --sizes small medium --precisions 32-true bf16-mixed
-    python benchmarks/suite.py results.jsonl --report            # the table and the picture of what is there
+    python benchmarks/suite.py results.jsonl                     # all small models, in an hour; continues where it
+    stopped python benchmarks/suite.py results.jsonl --quick             # one model of each kind, in ten minutes python
+    benchmarks/suite.py results.jsonl --models Llama ViT --sizes small medium --precisions 32-true bf16-mixed python
+    benchmarks/suite.py results.jsonl --report            # the tables and the picture of the measurements so far
 
-A step is forward, loss, backward, clipping where usual, and fused AdamW, dropout as configured. Each way to run it has
-a process of its own, as for who uses it, and they take turns: as many steps as a quarter of a second holds, of which
-the first, with the caches that the others left, is not counted. Medians. Each model adds a line of JSON.
+A step consists of forward, loss, backward, clipping where it is usual, and fused AdamW, with dropout as configured.
+Each baseline runs in a separate process, and the processes take turns. In a turn, a process runs steps for a quarter of
+a second; the first step is not counted, since the other processes have replaced the contents of the caches. Results are
+medians. A line of JSON is added for each model.
 """
 
 from __future__ import annotations
@@ -58,32 +59,32 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, help="a file of JSON lines, one for each model")
+    parser.add_argument("results", type=Path, help="a file with a line of JSON for each model")
     parser.add_argument("--models", nargs="+", choices=list(MODELS), metavar="MODEL", help=", ".join(MODELS))
     parser.add_argument("--groups", nargs="+", choices=list(GROUPS), metavar="GROUP", help=", ".join(GROUPS))
-    parser.add_argument("--sizes", nargs="+", default=[SMALL], choices=SIZES)
-    parser.add_argument("--precisions", nargs="+", default=[FLOAT32], choices=(FLOAT32, BF16))
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--sizes", nargs="+", default=[SMALL], choices=SIZES, help="sizes of the models")
+    parser.add_argument("--precisions", nargs="+", default=[FLOAT32], choices=(FLOAT32, BF16), help="precisions")
+    parser.add_argument("--rounds", type=int, default=12, help="timed turns of each baseline")
     parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)}")
-    parser.add_argument("--report", action="store_true", help="measure nothing")
+    parser.add_argument("--report", action="store_true", help="measure nothing, only print the tables")
     parser.add_argument("--alone", nargs=4, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def measure(arguments: argparse.Namespace) -> None:
-    """Adds a line for each model that has none yet."""
-    done = {(line["model"], line["size"], line["precision"]) for line in read(arguments.results)}
-    for name in chosen(arguments):
+    """Measures each model that has no line yet, and adds its line."""
+    measured = {(line["model"], line["size"], line["precision"]) for line in read(arguments.results)}
+    for name in model_names(arguments):
         for size in arguments.sizes:
             for precision in arguments.precisions:
-                if (name, size, precision) not in done:
-                    line = measured(name, size, precision, arguments.rounds)
+                if (name, size, precision) not in measured:
+                    line = measure_model(name, size, precision, arguments.rounds)
                     with arguments.results.open("a") as file:
                         file.write(json.dumps(line) + "\n")
                     print(progress(line), file=sys.stderr, flush=True)
 
 
-def chosen(arguments: argparse.Namespace) -> list[str]:
+def model_names(arguments: argparse.Namespace) -> list[str]:
     if arguments.models:
         return arguments.models
     if arguments.quick:
@@ -91,8 +92,8 @@ def chosen(arguments: argparse.Namespace) -> list[str]:
     return [name for group in arguments.groups or GROUPS for name in GROUPS[group]]
 
 
-def measured(name: str, size: str, precision: str, rounds: int) -> dict[str, Any]:
-    """A model's line; one with an `error` where it could not be measured."""
+def measure_model(name: str, size: str, precision: str, rounds: int) -> dict[str, Any]:
+    """The line of a model; it has an `error` if the model could not be measured."""
     line: dict[str, Any] = {"model": name, "size": size, "precision": precision, "date": time.strftime("%Y-%m-%d")}
     try:
         figures = in_turns({b: Process.started(name, size, precision, b) for b in BASELINES}, rounds)
@@ -102,16 +103,16 @@ def measured(name: str, size: str, precision: str, rounds: int) -> dict[str, Any
 
 
 def in_turns(
-    starting: Mapping[str, contextlib.AbstractContextManager[Process]], rounds: int
+    contexts: Mapping[str, contextlib.AbstractContextManager[Process]], rounds: int
 ) -> dict[str, dict[str, Any]]:
-    """Figures of processes that take turns, by their names.
+    """The figures of processes that take turns, by name.
 
     Raises:
-        ProcessError: one of them ended or took too long.
+        ProcessError: a process ended or took too long.
     """
     with contextlib.ExitStack() as stack:
-        # One after the other: compiling takes all cores.
-        processes = {name: stack.enter_context(start) for name, start in starting.items()}
+        # Processes start one after the other, since compilation uses all cores.
+        processes = {name: stack.enter_context(context) for name, context in contexts.items()}
         times = interleaved({name: process.step for name, process in processes.items()}, rounds)
         return {name: process.figures(times[name]) for name, process in processes.items()}
 
@@ -121,12 +122,12 @@ class ProcessError(Exception):
 
 
 class Process:
-    """One way to run a model's step, in a process of its own.
+    """A separate process that runs a model's step in one baseline.
 
     Args:
         baseline: `eager`, `inductor` or `ort`.
         popen: the process.
-        errors: what it writes to stderr.
+        errors: the file of its stderr.
     """
 
     def __init__(self, baseline: str, popen: subprocess.Popen[str], errors: IO[str]) -> None:
@@ -137,9 +138,13 @@ class Process:
     def started(
         cls, name: str, size: str, precision: str, baseline: str, python: str = sys.executable
     ) -> Iterator[Process]:
-        """A process that has taken its first steps.
+        """Starts a process and yields it after its first steps.
 
-        python: the interpreter of the environment to run in.
+        Args:
+            name: the name of the model.
+            size, precision: of the model.
+            baseline: `eager`, `inductor` or `ort`.
+            python: the Python interpreter to use.
         """
         command = [python, "-W", "ignore", __file__, "-", "--alone", name, size, precision, baseline]
         with tempfile.TemporaryFile("w+") as errors:
@@ -153,18 +158,18 @@ class Process:
                     popen.kill()
 
     def step(self) -> float:
-        """Takes its turn; how many seconds a step took."""
-        return self._ask(STEP)
+        """Runs a turn and returns the time of a step in seconds."""
+        return self._request(STEP)
 
     def figures(self, seconds: list[float]) -> dict[str, Any]:
-        return self._ask(seconds)
+        return self._request(seconds)
 
-    def _ask(self, question: Any) -> Any:
+    def _request(self, request: Any) -> Any:
         assert self._popen.stdin is not None
         try:
-            print(json.dumps(question), file=self._popen.stdin, flush=True)
+            print(json.dumps(request), file=self._popen.stdin, flush=True)
         except BrokenPipeError:
-            raise self._ended() from None
+            raise self._error() from None
         return self._answer()
 
     def _answer(self) -> Any:
@@ -176,18 +181,18 @@ class Process:
         finally:
             limit.cancel()
         if not answer:
-            raise self._ended()
+            raise self._error()
         return json.loads(answer)
 
-    def _ended(self) -> ProcessError:
+    def _error(self) -> ProcessError:
         self._popen.wait()
         self._errors.seek(0)
-        last = (self._errors.read().strip().splitlines() or [f"ended, or took longer than {SECONDS} s"])[-1]
-        return ProcessError(f"{self._baseline}: {last[:300]}")
+        last_line = (self._errors.read().strip().splitlines() or [f"ended, or took longer than {SECONDS} s"])[-1]
+        return ProcessError(f"{self._baseline}: {last_line[:300]}")
 
 
 def alone(name: str, size: str, precision: str, baseline: str) -> None:
-    """Measures a model in this process, and answers on stdout."""
+    """Measures a model in this process; reads requests from stdin and answers on stdout."""
     import torch
     import transformers
 
@@ -198,7 +203,7 @@ def alone(name: str, size: str, precision: str, baseline: str) -> None:
     answers, sys.stdout = sys.stdout, sys.stderr
     transformers.logging.set_verbosity_error()
     options = ORTOptions(precision=precision)
-    # What every compilation imports and starts is no model's memory.
+    # The first compilation imports modules and starts threads, whose memory is not the model's.
     Measurement(baseline, Workload(torch.nn.Linear(2, 2), torch.ones(1, 2), loss=torch.sum), options)
     torch.manual_seed(0)
     model = MODELS[name]
@@ -206,22 +211,22 @@ def alone(name: str, size: str, precision: str, baseline: str) -> None:
     workload = Workload(module.train(), batch, model.clip, model.loss)
     measurement = Measurement(baseline, workload, options)
     print(json.dumps("ready"), file=answers, flush=True)
-    for question in map(json.loads, sys.stdin):
-        if question == STEP:
+    for request in map(json.loads, sys.stdin):
+        if request == STEP:
             answer = turn(measurement.step)
         else:
-            # Inductor's gradients are not in question, and would take its compilation once more.
+            # Inductor's gradients are not compared: that would need another compilation.
             expected = gradients_in_eager(workload, options) if baseline == ORT else None
-            answer = dataclasses.asdict(measurement.figures(question, expected))
+            answer = dataclasses.asdict(measurement.figures(request, expected))
         print(json.dumps(answer), file=answers, flush=True)
 
 
 def turn(step: Callable[[], float]) -> float:
-    """Seconds of a step, the median of a turn."""
-    taken = [step()]
-    while sum(taken) < TURN_SECONDS:
-        taken.append(step())
-    return statistics.median(taken[1:] or taken)
+    """The median time of a step in a turn, in seconds."""
+    seconds = [step()]
+    while sum(seconds) < TURN_SECONDS:
+        seconds.append(step())
+    return statistics.median(seconds[1:] or seconds)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -232,8 +237,9 @@ def progress(line: dict[str, Any]) -> str:
     name = f"{line['model']}, {line['size']}, {line['precision']}"
     if "error" in line:
         return f"{name}: {line['error']}"
-    medians = {kind: sorted(own["step_ms"])[len(own["step_ms"]) // 2] for kind, own in line["figures"].items()}
-    return f"{name}: " + ", ".join(f"{kind} {median:.0f} ms" for kind, median in medians.items())
+    times = {baseline: sorted(figures["step_ms"]) for baseline, figures in line["figures"].items()}
+    medians = {baseline: values[len(values) // 2] for baseline, values in times.items()}
+    return f"{name}: " + ", ".join(f"{baseline} {median:.0f} ms" for baseline, median in medians.items())
 
 
 if __name__ == "__main__":

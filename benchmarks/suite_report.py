@@ -1,4 +1,4 @@
-"""The table and the picture of a suite's results."""
+"""The tables and the picture of the suite's results."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ SLOWEST = 5
 
 
 def table(lines: Sequence[Line]) -> str:
-    """One table for each size and precision, the slowest models first."""
+    """One table for each size and precision, with the slowest models first."""
     parts = []
     for size, precision in dict.fromkeys((line["size"], line["precision"]) for line in lines):
-        own = [line for line in lines if (line["size"], line["precision"]) == (size, precision)]
-        parts.append(_table([line for line in own if "error" not in line], f"{size} models, {precision}"))
-        parts += [f"{line['model']}: {line['error']}" for line in own if "error" in line]
+        panel = [line for line in lines if (line["size"], line["precision"]) == (size, precision)]
+        parts.append(_table([line for line in panel if "error" not in line], f"{size} models, {precision}"))
+        parts += [f"{line['model']}: {line['error']}" for line in panel if "error" in line]
     return "\n\n".join(parts)
 
 
@@ -30,29 +30,30 @@ def _table(lines: Sequence[Line], title: str) -> str:
         return f"{title}: none measured"
     versions = ", ".join(f"{name} {version}" for name, version in lines[-1]["versions"].items())
     head = (
-        "| model | eager, ms | inductor, ms | ort, ms | to eager | to inductor | first step, s: inductor, ort, from "
-        "the cache | peak MB: eager, inductor, ort | error | fallbacks |"
+        "| model | eager, ms | inductor, ms | ort, ms | ort / eager | ort / inductor | first step, s: inductor, ort, "
+        "ort from cache | peak memory, MB: eager, inductor, ort | error | fallbacks |"
     )
     rows = [_row(line) for line in sorted(lines, key=_to_eager, reverse=True)]
-    where = f"{title}; {lines[-1]['machine']}; {versions}; {lines[-1]['date']}"
-    return "\n".join([where, "", head, "|---|---|---|---|---|---|---|---|---|---|", *rows])
+    caption = f"{title}; {lines[-1]['machine']}; {versions}; {lines[-1]['date']}"
+    return "\n".join([caption, "", head, "|---|---|---|---|---|---|---|---|---|---|", *rows])
 
 
 def summary(lines: Sequence[Line]) -> str:
-    """A table of the geometric means of each size and precision, with the slowest models of each named."""
-    found = [
-        "| models | | step to eager's | faster | step to inductor's | faster | peak memory to eager's | first step to "
-        "inductor's |",
+    """A table of geometric means for each size and precision, and a list of the slowest models."""
+    rows = [
+        "| models | | step, ort / eager | faster | step, ort / inductor | faster | peak memory, ort / eager | first "
+        "step, ort / inductor |",
         "|---|---|---|---|---|---|---|---|",
     ]
     slowest = []
     for size, precision in dict.fromkeys((line["size"], line["precision"]) for line in lines):
-        own = [line for line in lines if (line["size"], line["precision"]) == (size, precision) and "error" not in line]
-        for name, part in _groups(own):
-            found.append(f"| {size}, {precision} | {name}, {len(part)} | {' | '.join(_summary(part))} |")
-        named = "; beside inductor: ".join(_slowest(own, to) for to in (EAGER, INDUCTOR))
-        slowest.append(f"Slowest beside eager, {size}, {precision}: {named}.")
-    return "\n".join([*found, "", *slowest])
+        selected = (line for line in lines if (line["size"], line["precision"]) == (size, precision))
+        panel = [line for line in selected if "error" not in line]
+        for name, group in _groups(panel):
+            rows.append(f"| {size}, {precision} | {name}, {len(group)} | {' | '.join(_summary(group))} |")
+        names = "; compared with inductor: ".join(_slowest(panel, to) for to in (EAGER, INDUCTOR))
+        slowest.append(f"Slowest compared with eager, {size}, {precision}: {names}.")
+    return "\n".join([*rows, "", *slowest])
 
 
 def _slowest(lines: Sequence[Line], to: str) -> str:
@@ -61,18 +62,18 @@ def _slowest(lines: Sequence[Line], to: str) -> str:
 
 
 def _groups(lines: Sequence[Line]) -> list[tuple[str, list[Line]]]:
-    """The lines of each group that has any; all of them count together, but for this project's own tasks."""
-    named = {group: [line for line in lines if line["model"] in models] for group, models in GROUPS.items()}
-    own = named.pop(TASKS)
-    everyone = [line for group in named.values() for line in group]
-    return [(name, part) for name, part in [*named.items(), ("all of these", everyone), (TASKS, own)] if part]
+    """The lines of each group that is not empty, and of all groups together, without this project's tasks."""
+    groups = {name: [line for line in lines if line["model"] in models] for name, models in GROUPS.items()}
+    tasks = groups.pop(TASKS)
+    everything = [line for group in groups.values() for line in group]
+    return [(name, group) for name, group in [*groups.items(), ("all of these", everything), (TASKS, tasks)] if group]
 
 
 def _row(line: Line) -> str:
-    own = line["figures"]
-    first = [own[INDUCTOR]["first_step_s"], own[ORT]["first_step_s"], own[ORT]["cached_first_step_s"]]
-    peaks = [own[name]["peak_mb"] for name in (EAGER, INDUCTOR, ORT)]
-    error = own[ORT]["gradient_error"]
+    figures = line["figures"]
+    first = [figures[INDUCTOR]["first_step_s"], figures[ORT]["first_step_s"], figures[ORT]["cached_first_step_s"]]
+    peaks = [figures[name]["peak_mb"] for name in (EAGER, INDUCTOR, ORT)]
+    error = figures[ORT]["gradient_error"]
     cells = [
         line["model"],
         *(f"{median(line, name):.1f}" for name in (EAGER, INDUCTOR, ORT)),
@@ -81,17 +82,18 @@ def _row(line: Line) -> str:
         ", ".join(f"{seconds:.1f}" for seconds in first),
         ", ".join("" if peak is None else f"{peak:.0f}" for peak in peaks),
         "draws" if error is None else f"{error:.0e}",
-        str(len(own[ORT]["fallbacks"])),
+        str(len(figures[ORT]["fallbacks"])),
     ]
     return f"| {' | '.join(cells)} |"
 
 
 def median(line: Line, baseline: str) -> float:
-    """Milliseconds of a step."""
+    """The median time of a step, in milliseconds."""
     return statistics.median(line["figures"][baseline]["step_ms"])
 
 
 def ratio(line: Line, to: str) -> float:
+    """The median step time of `ort` divided by that of another baseline."""
     return median(line, ORT) / median(line, to)
 
 
@@ -120,7 +122,7 @@ def mean(values: Iterable[float]) -> float:
 
 
 def picture(lines: Sequence[Line], path: Path) -> None:
-    """Bars of each model's step time to eager's and inductor's, around 1; a panel for each size and precision."""
+    """Draws bars of each model's ratios of step times, around 1, with a panel for each size and precision."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -136,20 +138,20 @@ def picture(lines: Sequence[Line], path: Path) -> None:
         1, len(panels), figsize=size, sharex=True, sharey=True, squeeze=False, layout="constrained"
     )
     for axis, panel in zip(axes[0], panels, strict=True):
-        own = [line for line in measured if (line["size"], line["precision"]) == panel]
-        _draw(axis, own, {name: k for k, name in enumerate(names)})
+        panel_lines = [line for line in measured if (line["size"], line["precision"]) == panel]
+        _draw(axis, panel_lines, {name: k for k, name in enumerate(names)})
         axis.set_title(", ".join(panel), loc="left")
     axes[0][0].set_yticks(range(len(names)), names)
     axes[0][0].margins(y=0.01)
-    figure.supxlabel("time of a training step through ONNX Runtime, as a part of the other's (left of 1: faster)")
+    figure.supxlabel("time of a training step with ONNX Runtime, relative to the other baseline (left of 1: faster)")
     figure.suptitle(f"{measured[-1]['machine']}, {measured[-1]['date']}", fontsize=9)
     axes[0][-1].legend(loc="lower right")
     figure.savefig(path, dpi=100)
     pyplot.close(figure)
 
 
-def _draw(axis: Any, lines: Sequence[Line], places: Mapping[str, int]) -> None:
+def _draw(axis: Any, lines: Sequence[Line], positions: Mapping[str, int]) -> None:
     for offset, to, color in ((-0.2, EAGER, "tab:blue"), (0.2, INDUCTOR, "tab:orange")):
-        rows = [places[line["model"]] + offset for line in lines]
-        axis.barh(rows, [ratio(line, to) - 1 for line in lines], 0.38, left=1, color=color, label=f"to {to}")
+        rows = [positions[line["model"]] + offset for line in lines]
+        axis.barh(rows, [ratio(line, to) - 1 for line in lines], 0.38, left=1, color=color, label=f"relative to {to}")
     axis.axvline(1, color="black", linewidth=0.8)

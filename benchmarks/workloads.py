@@ -1,4 +1,4 @@
-"""The training steps that benchmarks time: a module, a batch, and the step from loss to optimizer."""
+"""The training steps of benchmarks: a module, a batch, and a step from the loss to the optimizer."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Workload:
     """One workload.
 
     Args:
-        name: as on the command line.
-        configuration: the figures that a table states.
-        floating_point_operations: of one step's matrix products, forward and backward.
-        build: makes the module.
-        batch: makes the inputs of `loss`.
-        loss: from module and batch to a scalar.
+        name: its name on the command line.
+        configuration: the dimensions, for a table.
+        floating_point_operations: those of one step's matrix products, forward and backward.
+        build: creates the module.
+        batch: creates a batch for `loss`.
+        loss: returns a scalar loss from module and batch.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Workload:
 
 
 def transformer_lm(vocabulary: int = 28_782, layers: int = 2) -> Workload:
-    """The language model of PyTorch's tutorial: encoder layers of width 200 on 35 x 20 tokens."""
+    """The language model of PyTorch's tutorial: encoder layers of width 200, 35 x 20 tokens."""
     length, batch, width = 35, 20, 200
     tokens = length * batch
     per_layer = tokens * 12 * width * width + 4 * tokens * length * width
@@ -60,12 +60,12 @@ def transformer_lm(vocabulary: int = 28_782, layers: int = 2) -> Workload:
         floating_point_operations=3 * products,
         build=lambda: TransformerLM(vocabulary, layers=layers),
         batch=make_batch,
-        loss=lambda module, given: module.loss(given),
+        loss=lambda module, batch: module.loss(batch),
     )
 
 
 def gpt2(layers: int = 4, batch: int = 2, length: int = 256) -> Workload:
-    """GPT-2 small's width and vocabulary, fewer layers."""
+    """GPT-2 with the width and vocabulary of GPT-2 small, and by default fewer layers."""
     shape = GPT2Config(n_layer=layers, n_positions=max(length, 1024))
     tokens, width = batch * length, shape.n_embd
     products = 2 * tokens * width * shape.vocab_size + layers * _layer_products(tokens, length, width)
@@ -85,19 +85,19 @@ def gpt2(layers: int = 4, batch: int = 2, length: int = 256) -> Workload:
 
 
 def bert(layers: int = 4, batch: int = 4, length: int = 128) -> Workload:
-    """Pre-training with BERT base's width and vocabulary, fewer layers; 15 % of the words are masked."""
+    """BERT pre-training with BERT base's width and vocabulary, and by default fewer layers; 15 % of tokens masked."""
     shape = BertConfig(num_hidden_layers=layers, use_cache=False)
     tokens, width = batch * length, shape.hidden_size
     head = 2 * tokens * width * (shape.vocab_size + width)
     products = head + layers * _layer_products(tokens, length, width)
 
     def make_batch() -> dict[str, torch.Tensor]:
-        given = torch.randint(shape.vocab_size, (batch, length))
+        ids = torch.randint(shape.vocab_size, (batch, length))
         return {
-            "input_ids": given,
+            "input_ids": ids,
             "token_type_ids": (torch.arange(length) > length // 2).long().expand(batch, length).contiguous(),
             "attention_mask": torch.ones(batch, length, dtype=torch.int64),
-            "labels": torch.where(torch.rand(batch, length) < 0.15, given, -100),
+            "labels": torch.where(torch.rand(batch, length) < 0.15, ids, -100),
             "next_sentence_label": torch.randint(2, (batch,)),
         }
 
@@ -107,12 +107,14 @@ def bert(layers: int = 4, batch: int = 4, length: int = 128) -> Workload:
         floating_point_operations=3 * products,
         build=lambda: BertForPreTraining(shape),
         batch=make_batch,
-        loss=lambda module, given: pretraining_figures(module, given)["loss"],
+        loss=lambda module, batch: pretraining_figures(module, batch)["loss"],
     )
 
 
 def _layer_products(tokens: int, length: int, width: int) -> int:
-    """Floating-point operations of an encoder layer's products, forward, with a feed-forward of 4 widths."""
+    """The floating-point operations of a layer's matrix products in the forward; the feed-forward has 4 times the
+    width.
+    """
     return tokens * 24 * width * width + 4 * tokens * length * width
 
 
@@ -120,15 +122,15 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {"bert": bert, "gpt2": gpt2, "tra
 
 
 class Baseline:
-    """One way to run a workload, with a module, optimizer and gradients of its own.
+    """Runs a workload in one baseline, with a separate module and optimizer.
 
     Args:
-        name: `eager`, `inductor`, `ort`; `ort-PASS` is `ort` without that pass, `ort+spinning` with spinning threads,
-            `ort+updates` with the optimizer in the graph. `+recompute` behind any of them keeps less of each layer,
-            `@bf16` computes in mixed precision.
-        workload: what to run.
-        cache_dir: where `ort` keeps compiled graphs, or None.
-        clip: the largest norm of all gradients; 0 for no clipping, None for gradients alone, without optimizer.
+        name: `eager`, `inductor` or `ort`; `ort-PASS` disables a pass, `ort+spinning` has spinning threads and
+            `ort+updates` the optimizer in the graph. All can be followed by `+recompute`, which recomputes activations,
+            and by `@bf16` for mixed precision.
+        workload: the step.
+        cache_dir: the folder of `ort`'s compiled graphs, or None.
+        clip: the maximum norm of all gradients; 0 for no clipping, None for gradients only, without an optimizer.
     """
 
     def __init__(self, name: str, workload: Workload, cache_dir: str | None = None, clip: float | None = CLIP) -> None:
@@ -136,10 +138,12 @@ class Baseline:
         self._cache_dir, self._clipping = cache_dir, Clipping(clip or 0.0)
         engine, _, precision = name.partition("@")
         if precision not in ("", "bf16"):
-            raise ValueError(f"baseline {name!r} has the precision {precision!r}. Write {engine}, or {engine}@bf16.")
+            raise ValueError(
+                f"baseline {name!r} has the precision {precision!r}, which is not bf16. Use {engine} or {engine}@bf16."
+            )
         self._bf16 = precision == "bf16"
-        self._engine, *choices = engine.split("+")
-        self._recompute, self._spinning, updates = (c in choices for c in ("recompute", "spinning", "updates"))
+        self._engine, *suffixes = engine.split("+")
+        self._recompute, self._spinning, updates = (s in suffixes for s in ("recompute", "spinning", "updates"))
         self._pool = BufferPool()
         self._updates = Updates(self._pool) if updates else None
         self.module = workload.build()
@@ -157,22 +161,23 @@ class Baseline:
         if not self.is_ort:
             run = loss if self._engine == "eager" else torch.compile(loss, backend=self._engine)
             return _in_bf16(run) if self._bf16 else run
-        without = self._engine.removeprefix("ort").removeprefix("-")
+        disabled_pass = self._engine.removeprefix("ort").removeprefix("-")
         options = ORTOptions(
             fallback="error",
             precision="bf16-mixed" if self._bf16 else "32-true",
             recompute="layers" if self._recompute else None,
             allow_spinning=self._spinning,
             optimizer_in_graph=self._updates is not None,
-            disable_passes=(without,) if without else (),
+            disable_passes=(disabled_pass,) if disabled_pass else (),
             cache_dir=self._cache_dir,
         )
         return torch.compile(loss, backend=ORTBackend(options, pool=self._pool, updates=self._updates))
 
     def step(self, batch: Any) -> float:
-        """Loss, zero_grad, backward, clip, optimizer, as Lightning does; ORTStrategy frees gradients before the loss.
+        """Runs a step and returns its time in milliseconds.
 
-        Returns milliseconds.
+        Loss, zero_grad, backward, clipping and optimizer run in Lightning's order; as with ORTStrategy, gradients are
+        freed before the loss in `ort`.
         """
         start = time.perf_counter()
         if self._updates is None or self.optimizer is None:
@@ -196,7 +201,7 @@ class Baseline:
 
 
 def _in_bf16(loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """PyTorch's own mixed precision around a loss."""
+    """Wraps a loss in `torch.autocast` to bfloat16."""
 
     def run(module: nn.Module, batch: Any) -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16):

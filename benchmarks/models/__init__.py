@@ -1,4 +1,4 @@
-"""The models of the suite, in five groups, and those of this project's own tasks."""
+"""The models of the suite: five groups of architectures, and this project's tasks."""
 
 from __future__ import annotations
 

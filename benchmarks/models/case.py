@@ -1,4 +1,4 @@
-"""What a model of the suite is."""
+"""The definition of a model of the suite."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor, nn
 
 SMALL, MEDIUM = "small", "medium"
 SIZES = (SMALL, MEDIUM)
-Made = tuple[nn.Module, dict[str, Any]]
+ModuleAndBatch = tuple[nn.Module, dict[str, Any]]
 
 
-def own_loss(output: Any) -> Tensor:
-    """Of transformers' models that are given labels."""
+def loss_of_output(output: Any) -> Tensor:
+    """The loss of transformers' models, which compute it from labels."""
     return output.loss
 
 
-def itself(output: Any) -> Tensor:
-    """Of modules that return their loss."""
+def identity(output: Any) -> Tensor:
+    """The loss of modules that return it."""
     return output
 
 
@@ -28,11 +28,11 @@ class Model:
     """One architecture.
 
     Args:
-        make: from a size to the module, with random weights, and the batch that it is called with.
-        loss: from the module's output to a scalar.
-        clip: the largest norm of its gradients; None where models of its kind are usually not clipped.
+        make: returns, for a size, the module with random weights and the batch with which it is called.
+        loss: returns a scalar loss from the module's output.
+        clip: the maximum norm of the gradients; None for models that are usually trained without clipping.
     """
 
-    make: Callable[[str], Made]
-    loss: Callable[[Any], Tensor] = own_loss
+    make: Callable[[str], ModuleAndBatch]
+    loss: Callable[[Any], Tensor] = loss_of_output
     clip: float | None = 1.0

@@ -1,4 +1,4 @@
-"""Encoders that predict masked words."""
+"""Encoders: masked language models."""
 
 from __future__ import annotations
 
@@ -7,25 +7,27 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks.models.case import Made, Model
-from benchmarks.models.texts import figures
+from benchmarks.models.case import Model, ModuleAndBatch
+from benchmarks.models.texts import sizes_of
 
-# Special words within the first three.
-MARKS: dict[str, Any] = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2)
+# Ids of the special tokens, which are below 3.
+SPECIAL_TOKENS: dict[str, Any] = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2)
 
 
-def masked(kind: str, names: dict[str, str] | None = None, **own: Any) -> Model:
-    """A model with a head for masked words, 15 % of which are labelled.
+def masked(kind: str, names: dict[str, str] | None = None, **settings: Any) -> Model:
+    """A model with a head for masked tokens; 15 % of the tokens have a label.
 
     Args:
-        names: what its configuration calls some of the common figures.
+        kind: the prefix of transformers' classes.
+        names: the names of common dimensions in its configuration, where they differ.
+        settings: further settings of its configuration.
     """
 
-    def make(size: str) -> Made:
-        of_size = figures(size)
-        common = {(names or {}).get(name, name): value for name, value in of_size.common.items()}
-        config = getattr(transformers, f"{kind}Config")(**{**common, **own})
-        ids = of_size.ids()
+    def make(size: str) -> ModuleAndBatch:
+        sizes = sizes_of(size)
+        common = {(names or {}).get(name, name): value for name, value in sizes.common.items()}
+        config = getattr(transformers, f"{kind}Config")(**{**common, **settings})
+        ids = sizes.ids()
         labels = torch.where(torch.rand(ids.shape) < 0.15, ids, -100)
         batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
         return getattr(transformers, f"{kind}ForMaskedLM")(config), batch
@@ -46,6 +48,6 @@ MODELS: dict[str, Model] = {
     "ELECTRA": masked("Electra", embedding_size=128),
     "DeBERTa-v2": masked("DebertaV2", relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=64),
     "DistilBERT": masked("DistilBert", DISTILBERT),
-    "ModernBERT": masked("ModernBert", **MARKS),
+    "ModernBERT": masked("ModernBert", **SPECIAL_TOKENS),
     "FNet": masked("FNet"),
 }

@@ -1,4 +1,4 @@
-"""What Lightning users write themselves, with torch.nn alone. Each module returns its loss."""
+"""Modules as Lightning users write them, with torch.nn only. Each module returns its loss."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.models.case import SMALL, Made, Model, itself
+from benchmarks.models.case import SMALL, Model, ModuleAndBatch, identity
 
 
 class Perceptron(nn.Module):
-    """Three hidden layers over flat images of 28 x 28."""
+    """A perceptron with three hidden layers for flattened images of 28 x 28."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Perceptron(nn.Module):
 
 
 class Autoencoder(nn.Module):
-    """Convolutions down to a code, transposed ones back."""
+    """An autoencoder of convolutions and transposed convolutions."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Autoencoder(nn.Module):
 
 
 class Variational(nn.Module):
-    """A variational autoencoder of perceptrons. Source: Kingma and Welling 2014."""
+    """A variational autoencoder of linear layers. Source: Kingma and Welling 2014."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Variational(nn.Module):
 
 
 class LstmLanguageModel(nn.Module):
-    """Two layers of LSTM over words."""
+    """A language model of two LSTM layers."""
 
     def __init__(self, width: int, words: int) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class LstmLanguageModel(nn.Module):
 
 
 class GruClassifier(nn.Module):
-    """Both directions of a GRU over a series of measurements."""
+    """A bidirectional GRU that classifies time series."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class GruClassifier(nn.Module):
 
 
 class GraphNetwork(nn.Module):
-    """Three layers of means over neighbours. Source: Hamilton, Ying and Leskovec 2017 (GraphSAGE)."""
+    """Three layers that average over neighbors. Source: Hamilton, Ying and Leskovec 2017 (GraphSAGE)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -126,18 +126,18 @@ class TabularTransformer(nn.Module):
         return F.mse_loss(self.head(hidden[:, 0]).squeeze(1), y)
 
 
-def sized(small: int, medium: int, make: Callable[[int], Made], clip: float | None = None) -> Model:
-    """A model whose width depends on the size."""
-    return Model(lambda size: make(small if size == SMALL else medium), itself, clip)
+def sized(small: int, medium: int, make: Callable[[int], ModuleAndBatch], clip: float | None = None) -> Model:
+    """A model that is created with one of two widths."""
+    return Model(lambda size: make(small if size == SMALL else medium), identity, clip)
 
 
-def graph(width: int) -> Made:
+def graph(width: int) -> ModuleAndBatch:
     nodes, count = 4_000, 32_000
     edges = torch.randint(nodes, (2, count))
     return GraphNetwork(width), {"nodes": torch.randn(nodes, 64), "edges": edges, "y": torch.randint(7, (nodes,))}
 
 
-def table(width: int) -> Made:
+def table(width: int) -> ModuleAndBatch:
     rows = 256
     batch = {"numbers": torch.randn(rows, 20), "kinds": torch.randint(50, (rows, 10)), "y": torch.randn(rows)}
     return TabularTransformer(width, 3), batch

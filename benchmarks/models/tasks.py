@@ -1,4 +1,4 @@
-"""The models of this project's own tasks: the published widths and vocabularies, with fewer layers when small."""
+"""The models of this project's tasks with the published widths and vocabularies; small ones have fewer layers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from benchmarks.models.case import SMALL, Made, Model, itself
+from benchmarks.models.case import SMALL, Model, ModuleAndBatch, identity
 from benchmarks.workloads import CLIP, Workload, bert, gpt2, transformer_lm
 
 
@@ -21,12 +21,14 @@ class Step(nn.Module):
         return self._loss(self.module, batch)
 
 
-def made(workload: Workload) -> Made:
+def module_and_batch(workload: Workload) -> ModuleAndBatch:
     return Step(workload), {"batch": workload.batch()}
 
 
 MODELS: dict[str, Model] = {
-    "task transformer LM": Model(lambda size: made(transformer_lm(layers=2 if size == SMALL else 6)), itself, CLIP),
-    "task GPT-2": Model(lambda size: made(gpt2(layers=4 if size == SMALL else 12)), itself, CLIP),
-    "task BERT": Model(lambda size: made(bert(layers=4 if size == SMALL else 12)), itself, CLIP),
+    "task transformer LM": Model(
+        lambda size: module_and_batch(transformer_lm(layers=2 if size == SMALL else 6)), identity, CLIP
+    ),
+    "task GPT-2": Model(lambda size: module_and_batch(gpt2(layers=4 if size == SMALL else 12)), identity, CLIP),
+    "task BERT": Model(lambda size: module_and_batch(bert(layers=4 if size == SMALL else 12)), identity, CLIP),
 }

@@ -1,4 +1,4 @@
-"""Figures of language models in each size: width, layers, words and batch."""
+"""The dimensions of language models for each size."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from benchmarks.models.case import SMALL
 
 
 @dataclasses.dataclass(frozen=True)
-class Figures:
-    """Of a transformer over texts."""
+class Sizes:
+    """The dimensions of a transformer for text and of its batch."""
 
     width: int
     layers: int
@@ -24,7 +24,7 @@ class Figures:
 
     @property
     def common(self) -> dict[str, Any]:
-        """As most of transformers' configurations name them."""
+        """The dimensions by their names in most of transformers' configurations."""
         return dict(
             vocab_size=self.words,
             hidden_size=self.width,
@@ -35,10 +35,10 @@ class Figures:
         )
 
     def ids(self, length: int | None = None) -> Tensor:
-        """Random words, from 3 on, int64[batch, length]."""
+        """Random token ids from 3 on, int64[batch, length]."""
         return torch.randint(3, self.words, (self.batch, self.length if length is None else length))
 
 
-def figures(size: str) -> Figures:
-    """Of a small model (width 256) or a medium one (width 512)."""
-    return Figures(256, 4, 4, 8_000, 4, 128) if size == SMALL else Figures(512, 6, 8, 16_000, 4, 256)
+def sizes_of(size: str) -> Sizes:
+    """The dimensions of a small model (width 256) or a medium one (width 512)."""
+    return Sizes(256, 4, 4, 8_000, 4, 128) if size == SMALL else Sizes(512, 6, 8, 16_000, 4, 256)

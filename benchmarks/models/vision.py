@@ -1,4 +1,4 @@
-"""Models of images."""
+"""Models for images."""
 
 from __future__ import annotations
 
@@ -9,55 +9,55 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 
-from benchmarks.models.case import SMALL, Made, Model, itself
-from benchmarks.models.texts import figures
+from benchmarks.models.case import SMALL, Model, ModuleAndBatch, identity
+from benchmarks.models.texts import sizes_of
 
 CLASSES = 10
 
 
 def images(size: str) -> Tensor:
-    """float32[batch, 3, height, width]: 8 of 64 x 64, or 8 of 128 x 128."""
+    """Random images, float32[batch, 3, height, width]: 8 of 64 x 64, or 8 of 128 x 128."""
     side = 64 if size == SMALL else 128
     return torch.randn(8, 3, side, side)
 
 
-def classifying(kind: str, settings: dict[str, Any], size: str) -> Made:
+def image_classifier(kind: str, settings: dict[str, Any], size: str) -> ModuleAndBatch:
     config = getattr(transformers, f"{kind}Config")(num_labels=CLASSES, **settings)
     pictures = images(size)
     batch = {"pixel_values": pictures, "labels": torch.randint(CLASSES, (len(pictures),))}
     return getattr(transformers, f"{kind}ForImageClassification")(config), batch
 
 
-def vit(size: str) -> Made:
-    f = figures(size)
-    common = {name: value for name, value in f.common.items() if not name.startswith(("vocab", "max_position"))}
-    return classifying("ViT", {**common, "image_size": images(size).shape[-1], "patch_size": 8}, size)
+def vit(size: str) -> ModuleAndBatch:
+    s = sizes_of(size)
+    common = {name: value for name, value in s.common.items() if not name.startswith(("vocab", "max_position"))}
+    return image_classifier("ViT", {**common, "image_size": images(size).shape[-1], "patch_size": 8}, size)
 
 
-def swin(size: str) -> Made:
+def swin(size: str) -> ModuleAndBatch:
     width = 96 if size == SMALL else 128
     settings = dict(embed_dim=width, depths=[2, 2], num_heads=[3, 6] if size == SMALL else [4, 8], window_size=4)
-    return classifying("Swin", {**settings, "image_size": images(size).shape[-1], "patch_size": 4}, size)
+    return image_classifier("Swin", {**settings, "image_size": images(size).shape[-1], "patch_size": 4}, size)
 
 
 def stages(size: str) -> list[int]:
     return [64, 128, 256, 512] if size == SMALL else [96, 192, 384, 768]
 
 
-def convnext(size: str) -> Made:
-    return classifying("ConvNext", dict(hidden_sizes=stages(size), depths=[2, 2, 2, 2]), size)
+def convnext(size: str) -> ModuleAndBatch:
+    return image_classifier("ConvNext", dict(hidden_sizes=stages(size), depths=[2, 2, 2, 2]), size)
 
 
-def resnet(size: str) -> Made:
+def resnet(size: str) -> ModuleAndBatch:
     settings = dict(embedding_size=64, hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2], layer_type="basic")
-    return classifying("ResNet", settings, size)
+    return image_classifier("ResNet", settings, size)
 
 
-def mobilenet(size: str) -> Made:
-    return classifying("MobileNetV2", dict(image_size=images(size).shape[-1]), size)
+def mobilenet(size: str) -> ModuleAndBatch:
+    return image_classifier("MobileNetV2", dict(image_size=images(size).shape[-1]), size)
 
 
-def segformer(size: str) -> Made:
+def segformer(size: str) -> ModuleAndBatch:
     config = transformers.SegformerConfig(id2label={k: str(k) for k in range(CLASSES)})
     pictures = images(size)
     labels = torch.randint(CLASSES, (len(pictures), *pictures.shape[2:]))
@@ -65,7 +65,7 @@ def segformer(size: str) -> Made:
 
 
 class UNet(nn.Module):
-    """Three levels of two convolutions each, with batch normalisation, and an entropy of every pixel.
+    """A U-Net of three levels with batch normalization, trained with the cross entropy of every pixel.
 
     Source: Ronneberger, Fischer and Brox 2015.
     """
@@ -86,18 +86,18 @@ class UNet(nn.Module):
         self.last = nn.Conv2d(width, CLASSES, 1)
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
-        seen: list[Tensor] = []
+        skipped: list[Tensor] = []
         for block in self.down:
             x = block(x)
-            seen.append(x)
+            skipped.append(x)
             x = F.max_pool2d(x, 2)
         x = self.bottom(x)
         for rise, block in zip(self.rise, self.up, strict=True):
-            x = block(torch.cat([seen.pop(), rise(x)], 1))
+            x = block(torch.cat([skipped.pop(), rise(x)], 1))
         return F.cross_entropy(self.last(x), labels)
 
 
-def unet(size: str) -> Made:
+def unet(size: str) -> ModuleAndBatch:
     pictures = images(size)
     labels = torch.randint(CLASSES, (len(pictures), *pictures.shape[2:]))
     return UNet(32), {"x": pictures, "labels": labels}
@@ -110,5 +110,5 @@ MODELS: dict[str, Model] = {
     "ResNet": Model(resnet, clip=None),
     "MobileNet-v2": Model(mobilenet, clip=None),
     "SegFormer": Model(segformer, clip=None),
-    "U-Net": Model(unet, itself, clip=None),
+    "U-Net": Model(unet, identity, clip=None),
 }

@@ -1,4 +1,4 @@
-"""The suite's models, its table, and that it goes on where it was stopped."""
+"""`benchmarks/suite.py`: its models, its tables, and that it continues where it was stopped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.models import GROUPS, MODELS
 from benchmarks.models.case import SIZES
 
 
-def line(model: str, eager: float, inductor: float, ort: float, **own: Any) -> dict[str, Any]:
+def line(model: str, eager: float, inductor: float, ort: float, **fields: Any) -> dict[str, Any]:
     times = {"eager": eager, "inductor": inductor, "ort": ort}
     figures = {
         name: {
@@ -28,11 +28,11 @@ def line(model: str, eager: float, inductor: float, ort: float, **own: Any) -> d
         }
         for name, ms in times.items()
     }
-    said = {"machine": "a machine", "versions": {"torch": "2.13.0"}, "date": "2026-11-23"}
-    return {"model": model, "size": "small", "precision": "32-true", "figures": figures, **said, **own}
+    setup = {"machine": "a machine", "versions": {"torch": "2.13.0"}, "date": "2026-11-23"}
+    return {"model": model, "size": "small", "precision": "32-true", "figures": figures, **setup, **fields}
 
 
-def test_there_are_models_of_every_group() -> None:
+def test_the_groups_have_35_or_more_models() -> None:
     assert len(MODELS) == sum(map(len, GROUPS.values())) >= 35
     assert len(GROUPS) == 6
 
@@ -48,39 +48,39 @@ def test_sizes_differ(name: str) -> None:
     assert counts[0] <= counts[1]
 
 
-def test_the_table_has_the_slowest_first() -> None:
+def test_the_table_lists_the_slowest_models_first() -> None:
     text = suite_report.table([line("BERT", 100, 80, 40), line("Llama", 100, 80, 90), line("ResNet", 100, 120, 110)])
     rows = [row for row in text.splitlines() if row.startswith("| ")]
     assert [row.split(" | ")[0] for row in rows[1:4]] == ["| ResNet", "| Llama", "| BERT"]
     assert "| BERT | 100.0 | 80.0 | 40.0 | 0.40 | 0.50 | 10.0, 2.0, 1.0 | 100, 50, 50 | 1e-06 | 0 |" in rows
 
 
-def test_what_could_not_be_measured_is_named() -> None:
+def test_models_with_errors_are_listed() -> None:
     failed = {"model": "Swin", "size": "small", "precision": "32-true", "error": "no compiler"}
     assert "Swin: no compiler" in suite_report.table([failed, line("BERT", 2, 2, 1)])
 
 
-def test_the_summary_names_the_slowest() -> None:
+def test_the_summary_names_the_slowest_models() -> None:
     lines = [line("BERT", 100, 80, 40), line("Llama", 100, 80, 90), line("ResNet", 100, 120, 110)]
     text = suite_report.summary([*lines, line("task GPT-2", 100, 80, 50)])
     assert "| small, 32-true | all of these, 3 | 0.73 | 2 of 3 | 0.80 | 2 of 3 | 0.50 | 0.20 |" in text
     assert "| small, 32-true | this project's tasks, 1 | 0.50 | 1 of 1 | 0.62 | 1 of 1 | 0.50 | 0.20 |" in text
     assert text.endswith(
-        "Slowest beside eager, small, 32-true: ResNet 1.10, Llama 0.90, task GPT-2 0.50, BERT 0.40; beside inductor: "
-        "Llama 1.12, ResNet 0.92, task GPT-2 0.62, BERT 0.50."
+        "Slowest compared with eager, small, 32-true: ResNet 1.10, Llama 0.90, task GPT-2 0.50, BERT 0.40; compared "
+        "with inductor: Llama 1.12, ResNet 0.92, task GPT-2 0.62, BERT 0.50."
     )
 
 
 @pytest.mark.slow
-def test_each_way_has_a_process_of_its_own() -> None:
-    found = suite.measured("MLP", "small", "32-true", rounds=2)
-    assert "error" not in found
-    assert [len(own["step_ms"]) for own in found["figures"].values()] == [2, 2, 2]
-    assert found["figures"]["ort"]["gradient_error"] < 1e-5
-    assert all(own["peak_mb"] > 0 for own in found["figures"].values())
+def test_each_baseline_is_measured_in_a_process() -> None:
+    line = suite.measure_model("MLP", "small", "32-true", rounds=2)
+    assert "error" not in line
+    assert [len(figures["step_ms"]) for figures in line["figures"].values()] == [2, 2, 2]
+    assert line["figures"]["ort"]["gradient_error"] < 1e-5
+    assert all(figures["peak_mb"] > 0 for figures in line["figures"].values())
 
 
-def test_a_turn_leaves_out_its_first_step() -> None:
+def test_the_first_step_of_a_turn_is_not_counted() -> None:
     steps = iter([0.2, 0.02, 0.01, 0.03])
     assert suite.turn(lambda: next(steps)) == 0.02
     assert next(steps, None) is None
@@ -88,9 +88,9 @@ def test_a_turn_leaves_out_its_first_step() -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_ends_is_told() -> None:
-    found = suite.measured("MLP", "small", "no precision", rounds=1)
-    assert found["error"].startswith("eager: lit_ort.errors.OptionsError: precision='no precision'")
+def test_the_error_of_a_failed_process_is_recorded() -> None:
+    line = suite.measure_model("MLP", "small", "no precision", rounds=1)
+    assert line["error"].startswith("eager: lit_ort.errors.OptionsError: precision='no precision'")
 
 
 def test_the_geometric_mean() -> None:
@@ -103,17 +103,17 @@ def test_the_picture_is_written(tmp_path: Path) -> None:
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_continues_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results = tmp_path / "results.jsonl"
     results.write_text(json.dumps(line("BERT", 2, 2, 1)) + "\n")
-    asked: list[str] = []
+    names: list[str] = []
 
-    def measure(name: str, size: str, precision: str, rounds: int) -> dict[str, Any]:
-        asked.append(name)
+    def measure_model(name: str, size: str, precision: str, rounds: int) -> dict[str, Any]:
+        names.append(name)
         return line(name, 3, 2, 1)
 
-    monkeypatch.setattr(suite, "measured", measure)
-    given = {"models": ["BERT", "Llama"], "sizes": ["small"], "precisions": ["32-true"], "rounds": 1}
-    suite.measure(argparse.Namespace(results=results, **given))
-    assert asked == ["Llama"]
-    assert [found["model"] for found in suite.read(results)] == ["BERT", "Llama"]
+    monkeypatch.setattr(suite, "measure_model", measure_model)
+    arguments = {"models": ["BERT", "Llama"], "sizes": ["small"], "precisions": ["32-true"], "rounds": 1}
+    suite.measure(argparse.Namespace(results=results, **arguments))
+    assert names == ["Llama"]
+    assert [result["model"] for result in suite.read(results)] == ["BERT", "Llama"]
