@@ -1,1 +1,1 @@
-"""Faults in runs of train.py, and what the runs make of them."""
+"""Faults in runs of train.py, and checks that the runs can be resumed."""

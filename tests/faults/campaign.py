@@ -1,6 +1,6 @@
-"""Runs of train.py with faults at random points, each gone on with until it is whole, beside a run without any.
+"""Runs train.py with faults at random points, resumes each run until it is complete, and compares it with one without.
 
-Everything heavy is imported once: a run is a fork of this process, which has one thread and computes nothing itself.
+Expensive modules are imported once: a run is a fork of this process, which has one thread and computes nothing itself.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from lit_ort.errors import CheckpointError
 from tests.faults import kinds
 from tests.faults.kinds import Fault, drawn_fault, signal_of
 from tests.faults.trace import Step, read_trace
-from tests.faults.workloads import WAYS, WORKLOADS, options_of
+from tests.faults.workloads import STRATEGIES, WORKLOADS, options_of
 
-_LOADED_AT_A_RUN = (
+_IMPORTED_BY_RUNS = (
     *("lit_ort.backend.build", "lit_ort.strategies.single", "torch._dynamo.convert_frame", "torch.utils.tensorboard"),
     *(
         "lit_ort_tasks.bert_finetune",
@@ -48,21 +48,21 @@ _LOADED_AT_A_RUN = (
 TRAIN = Path(__file__).parents[2] / "train.py"
 LAST, BEST = Path("checkpoints") / "last.ckpt", Path("checkpoints") / "best.ckpt"
 _POLL_S = 0.01
-# For a run that fills the caches.
+# The limit of the first run, which fills the caches.
 _FIRST_LIMIT_S = 300.0
-# For processes that end by themselves, once they notice that the first one has.
+# The time for other processes to end by themselves after the first one has ended.
 _GRACE_S = 30.0
 
 
 @dataclass
 class Findings:
-    """What happened, and what went wrong.
+    """The counts of a campaign, and its problems.
 
     Attributes:
-        processes: runs of train.py that were started.
-        faults: by kind.
-        lost_steps: steps that had to be taken again, all of them since the checkpoint that was gone on from.
-        problems: what should not have happened, in words.
+        processes: the number of processes of train.py that were started.
+        faults: the number of faults by kind.
+        lost_steps: the number of steps that had to be repeated after resuming from a checkpoint.
+        problems: descriptions of wrong behavior.
     """
 
     processes: int = 0
@@ -72,16 +72,28 @@ class Findings:
 
 
 @dataclass(frozen=True)
-class Ended:
-    """A process that is over: its exit code, negative for a signal, or None where it hung; and what it said."""
+class Result:
+    """The result of a process.
+
+    Args:
+        code: its exit code, negative for a signal, or None if it hung.
+        output: its stdout and stderr.
+    """
 
     code: int | None
-    said: str
+    output: str
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A run without a fault: the losses of its steps by number, its last checkpoint and how long it took."""
+    """A run without faults.
+
+    Args:
+        losses: the losses of its steps, by number.
+        weights: the weights in its last checkpoint.
+        checkpoint_bytes: the size of this checkpoint.
+        seconds: the time of the run.
+    """
 
     losses: dict[int, str]
     weights: dict[str, torch.Tensor]
@@ -90,70 +102,70 @@ class Reference:
 
 
 class Campaign:
-    """A way to run a task, under faults.
+    """Runs a task with a strategy and faults.
 
     Args:
-        way, task: of `tests.faults.workloads`.
+        strategy, task: names in `tests.faults.workloads`.
         data: a folder that `write_data` wrote.
-        folder: for runs; an empty one.
-        in_a_row: faults after which a run is left to end.
+        folder: a new folder for the runs.
+        faults: the maximum number of faults in a run.
     """
 
-    def __init__(self, way: str, task: str, data: Path, folder: Path, in_a_row: int = 4) -> None:
-        self._in_a_row = in_a_row
-        self._processes = WAYS[way].processes
+    def __init__(self, strategy: str, task: str, data: Path, folder: Path, faults: int = 4) -> None:
+        self._faults = faults
+        self._processes = STRATEGIES[strategy].processes
         self._checkpoint_steps = WORKLOADS[task].checkpoint_steps
-        self._options = [*options_of(way, task, data), "hydra/job_logging=none", "hydra/hydra_logging=none"]
-        self._name, self._folder, self._data = f"{way}, {task}", folder, data
+        self._options = [*options_of(strategy, task, data), "hydra/job_logging=none", "hydra/hydra_logging=none"]
+        self._name, self._folder, self._data = f"{strategy}, {task}", folder, data
         self.findings = Findings()
         folder.mkdir(parents=True)
-        for module in _LOADED_AT_A_RUN:
+        for module in _IMPORTED_BY_RUNS:
             importlib.import_module(module)
         runpy.run_path(str(TRAIN))
-        self._known: Reference | None = None
-        self._known = self._whole_run()
+        self._known_reference: Reference | None = None
+        self._known_reference = self._complete_run()
 
     @property
     def _reference(self) -> Reference:
-        assert self._known is not None
-        return self._known
+        assert self._known_reference is not None
+        return self._known_reference
 
     def run(self, seed: int) -> None:
-        """One run to its end, with the faults that follow from a seed on its way."""
+        """Runs the task until it is complete, with faults that depend on the seed."""
         draw = random.Random(f"{self._name} {seed}")
         run = self._folder / str(seed)
         trace = self._folder / f"{seed}.jsonl"
         source: Path | None = None
-        said = ""
-        for fault in [*(drawn_fault(draw) for _ in range(self._in_a_row)), None]:
+        output = ""
+        for fault in [*(drawn_fault(draw) for _ in range(self._faults)), None]:
             before = len(read_trace(trace))
-            ended = self._train(run, trace, source, fault)
-            self._check_end(seed, fault, ended)
-            said = ended.said
-            if ended.code == 0:
-                self._check_whole(seed, run, trace)
+            result = self._train(run, trace, source, fault)
+            self._check_end(seed, fault, result)
+            output = result.output
+            if result.code == 0:
+                self._check_complete(seed, run, trace)
                 return
             self._age_unfinished(run)
             self._damage(run, fault)
             source = self._next_source(run, seed)
             self._count_lost(read_trace(trace)[before:], source, seed, fault)
-        self.findings.problems.append(f"{self._name}, seed {seed}: fails without a fault\n{said[-3000:]}")
+        self.findings.problems.append(f"{self._name}, seed {seed}: fails without a fault\n{output[-3000:]}")
 
-    def _whole_run(self) -> Reference:
+    def _complete_run(self) -> Reference:
         start, run, trace = 0.0, self._folder, self._folder
-        # The first one fills the caches.
+        # The first run fills the caches.
         for attempt in ("first", "whole"):
             run, trace = self._folder / attempt, self._folder / f"{attempt}.jsonl"
             start = time.monotonic()
-            ended = self._train(run, trace, None, None)
-            if ended.code != 0:
-                raise RuntimeError(f"{self._name} fails without a fault: {ended.code}\n{ended.said}")
+            result = self._train(run, trace, None, None)
+            if result.code != 0:
+                raise RuntimeError(f"{self._name} fails without a fault: {result.code}\n{result.output}")
         losses = {step.step: step.loss for step in read_trace(trace)}
         size = (run / LAST).stat().st_size
         return Reference(losses, _weights(run / LAST), size, time.monotonic() - start)
 
-    def _train(self, run: Path, trace: Path, source: Path | None, fault: Fault | None) -> Ended:
-        """Starts train.py, does to it what the fault says, and waits for its end."""
+    def _train(self, run: Path, trace: Path, source: Path | None, fault: Fault | None) -> Result:
+        """Starts train.py, causes the fault, and waits for the end of the process."""
         arguments = [*self._options, f"hydra.run.dir={run}"]
         arguments += ["+callbacks.trace._target_=tests.faults.trace.StepTrace", f"+callbacks.trace.path={trace}"]
         if source is not None:
@@ -162,16 +174,16 @@ class Campaign:
         if fault is not None:
             self.findings.faults[fault.kind] += 1
         log = run.with_suffix(".log")
-        known = self._known
-        process = _fork(arguments, log, fault, 0 if known is None else known.checkpoint_bytes)
-        if known is not None and fault is not None:
-            self._disturb(process, fault, fault.when * known.seconds)
-        code = _wait(process, _FIRST_LIMIT_S if known is None else 20 * known.seconds + 60)
-        if left := _others_of(process):
-            self.findings.problems.append(f"{self._name}: processes {left} were left over after {fault}")
-            for other in left:
+        reference = self._known_reference
+        process = _fork(arguments, log, fault, 0 if reference is None else reference.checkpoint_bytes)
+        if reference is not None and fault is not None:
+            self._disturb(process, fault, fault.when * reference.seconds)
+        code = _wait(process, _FIRST_LIMIT_S if reference is None else 20 * reference.seconds + 60)
+        if remaining := _remaining_members(process):
+            self.findings.problems.append(f"{self._name}: processes {remaining} remain after {fault}")
+            for other in remaining:
                 os.kill(other, signal.SIGKILL)
-        return Ended(code, log.read_text(errors="replace"))
+        return Result(code, log.read_text(errors="replace"))
 
     def _disturb(self, process: int, fault: Fault, after_s: float) -> None:
         signum = signal_of(fault)
@@ -191,28 +203,28 @@ class Campaign:
             for member in _receivers(fault, process, members, draw):
                 _send(member, signum)
 
-    def _check_end(self, seed: int, fault: Fault | None, ended: Ended) -> None:
-        """A run ends whole, as the signal says, or with one line that says why."""
+    def _check_end(self, seed: int, fault: Fault | None, result: Result) -> None:
+        """Checks that a run ended successfully, with the exit code of the signal, or with an error message."""
         expected: Sequence[int | None] = (0,)
         signum = signal_of(fault)
         if fault is not None and signum is not None:
-            # Before and after fit a signal does what it does to any process. One that loses another says so.
+            # Before and after fit, a signal has its default action. A process that loses another one exits with 1.
             expected = (0, -signum, 128 + signum, *([1] if fault.kind == "kill one process" else []))
             if self._processes > 1:
-                # Where another process ends before fit, Lightning kills the first one.
+                # If another process ends before fit, Lightning kills the first one.
                 expected = (*expected, -signal.SIGKILL)
         elif fault is not None and (fault.kind in kinds.DISKS or fault.kind == "file size limit"):
             expected = (0, 1)
-        place = f"{self._name}, seed {seed}, {fault}"
-        if ended.code is None:
-            self.findings.problems.append(f"{place}: hung\n{ended.said[-3000:]}")
-        elif ended.code not in expected:
-            self.findings.problems.append(f"{place}: ended with {ended.code}\n{ended.said[-3000:]}")
-        elif ended.code == 1 and signum is None and "error: " not in ended.said:
-            self.findings.problems.append(f"{place}: a traceback in place of an error\n{ended.said[-3000:]}")
+        case = f"{self._name}, seed {seed}, {fault}"
+        if result.code is None:
+            self.findings.problems.append(f"{case}: hung\n{result.output[-3000:]}")
+        elif result.code not in expected:
+            self.findings.problems.append(f"{case}: ended with {result.code}\n{result.output[-3000:]}")
+        elif result.code == 1 and signum is None and "error: " not in result.output:
+            self.findings.problems.append(f"{case}: a traceback instead of an error message\n{result.output[-3000:]}")
 
     def _age_unfinished(self, run: Path) -> None:
-        """What a process left half written is removed once nobody can be writing it: a minute goes by."""
+        """Makes unfinished files two minutes old: they are removed only when no process can be writing them anymore."""
         for path in _unfinished(self._data, run):
             os.utime(path, (time.time() - 120, time.time() - 120))
 
@@ -226,52 +238,53 @@ class Campaign:
                 entry.write_bytes(kinds.with_flipped_bit(entry.read_bytes(), random.Random(fault.seed)))
 
     def _next_source(self, run: Path, seed: int) -> Path | None:
-        """The checkpoint that an operator would take: the last one, else the best one, else none."""
+        """The checkpoint to resume from: the last one, otherwise the best one, or None."""
         for path in (run / LAST, run / BEST):
-            if _is_whole(path):
+            if _is_valid(path):
                 return path
             if path.exists():
-                self._require_refusal(run, path, seed)
+                self._require_rejection(run, path, seed)
                 _remove(path)
         return None
 
-    def _require_refusal(self, run: Path, path: Path, seed: int) -> None:
-        """A damaged checkpoint is not trained from."""
-        ended = self._train(run, self._folder / "refused.jsonl", path, None)
-        if ended.code != 1 or not _names(ended.said, path) or read_trace(self._folder / "refused.jsonl"):
+    def _require_rejection(self, run: Path, path: Path, seed: int) -> None:
+        """Checks that train.py doesn't resume from a damaged checkpoint."""
+        trace = self._folder / "rejected.jsonl"
+        result = self._train(run, trace, path, None)
+        if result.code != 1 or not _names(result.output, path) or read_trace(trace):
             self.findings.problems.append(
-                f"{self._name}, seed {seed}: damaged {path} not refused\n{ended.said[-3000:]}"
+                f"{self._name}, seed {seed}: damaged {path} not rejected\n{result.output[-3000:]}"
             )
 
-    def _count_lost(self, taken: Sequence[Step], source: Path | None, seed: int, fault: Fault | None) -> None:
-        """Steps that no checkpoint has: none of a run that was told to stop, and no more than lie between two."""
-        kept = _checkpoint(source)["global_step"] if source is not None else 0
-        lost = sum(step.step > kept for step in taken)
+    def _count_lost(self, steps: Sequence[Step], source: Path | None, seed: int, fault: Fault | None) -> None:
+        """Counts steps that are in no checkpoint: a stopped run loses none, a killed one those after its checkpoint."""
+        saved = _checkpoint(source)["global_step"] if source is not None else 0
+        lost = sum(step.step > saved for step in steps)
         self.findings.lost_steps += lost
         if fault is None or fault.kind not in ("kill", "terminate", "interrupt", "slow disk"):
             return
         if lost > (self._checkpoint_steps if fault.kind == "kill" else 0):
-            self.findings.problems.append(f"{self._name}, seed {seed}, {fault}: {lost} steps lost, {kept} kept")
+            self.findings.problems.append(f"{self._name}, seed {seed}, {fault}: {lost} steps lost, {saved} saved")
 
-    def _check_whole(self, seed: int, run: Path, trace: Path) -> None:
-        place = f"{self._name}, seed {seed}"
+    def _check_complete(self, seed: int, run: Path, trace: Path) -> None:
+        case = f"{self._name}, seed {seed}"
         steps = read_trace(trace)
         wrong = [step for step in steps if self._reference.losses.get(step.step) != step.loss]
         if wrong or {step.step for step in steps} != set(self._reference.losses):
-            self.findings.problems.append(f"{place}: other losses than without faults, first {wrong[:3]}")
-        # A run that goes on from the best checkpoint, and that was its last step, has nothing to write.
-        found = _weights(run / LAST if (run / LAST).exists() else run / BEST)
-        if not all(torch.equal(found[name], value) for name, value in self._reference.weights.items()):
-            self.findings.problems.append(f"{place}: other weights than without faults")
+            self.findings.problems.append(f"{case}: losses differ from a run without faults, first {wrong[:3]}")
+        # A run that was resumed from a best checkpoint of its last step writes no last checkpoint.
+        weights = _weights(run / LAST if (run / LAST).exists() else run / BEST)
+        if not all(torch.equal(weights[name], value) for name, value in self._reference.weights.items()):
+            self.findings.problems.append(f"{case}: weights differ from a run without faults")
         results = json.loads((run / "results.json").read_text())
         if not results["metrics"]:
-            self.findings.problems.append(f"{place}: no results")
-        if left := _unfinished(run, self._data):
-            self.findings.problems.append(f"{place}: {left} left over")
+            self.findings.problems.append(f"{case}: no results")
+        if unfinished := _unfinished(run, self._data):
+            self.findings.problems.append(f"{case}: unfinished files {unfinished} remain")
 
 
 def _fork(arguments: Sequence[str], log: Path, fault: Fault | None, checkpoint_bytes: int) -> int:
-    """train.py in a process of its own session; its output goes to a file."""
+    """Starts train.py in a process with a new session; its output is written to a file."""
     sys.stdout.flush()
     process = os.fork()
     if process:
@@ -288,19 +301,19 @@ def _fork(arguments: Sequence[str], log: Path, fault: Fault | None, checkpoint_b
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        # Python's own end would unwind the campaign.
+        # A regular exit would unwind the campaign's stack.
         os._exit(code)
 
 
 def _code_of_main() -> int:
-    """What Python would exit with."""
+    """Runs train.py and returns the exit code that Python would have."""
     try:
         runpy.run_path(str(TRAIN), run_name="__main__")
-    except SystemExit as ended:
-        if isinstance(ended.code, str):
-            print(ended.code, file=sys.stderr)
+    except SystemExit as error:
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
             return 1
-        return ended.code or 0
+        return error.code or 0
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
@@ -311,7 +324,7 @@ def _code_of_main() -> int:
 
 
 def _wait_until(process: int, moment: float) -> None:
-    """Until then, or until the process is over."""
+    """Waits until a moment, or until the process has ended."""
     while time.monotonic() < moment and _is_running(process):
         time.sleep(_POLL_S)
 
@@ -321,7 +334,7 @@ def _is_running(process: int) -> bool:
 
 
 def _wait(process: int, limit_s: float) -> int | None:
-    """The exit code of a process, or None for one that had to be killed because it hung."""
+    """Waits for a process; returns its exit code, or None if it hung and was killed."""
     _wait_until(process, time.monotonic() + limit_s)
     hung = _is_running(process)
     if hung:
@@ -333,23 +346,23 @@ def _wait(process: int, limit_s: float) -> int | None:
 
 def _members(session: int) -> list[int]:
     """The processes of a session that have not ended (proc(5), stat)."""
-    found = []
+    members = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            state, _, _, own, *_ = stat.read_text().rpartition(")")[2].split()
+            state, _, _, process_session, *_ = stat.read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if int(own) == session and state not in "ZX":
-            found.append(int(stat.parent.name))
-    return sorted(found)
+        if int(process_session) == session and state not in "ZX":
+            members.append(int(stat.parent.name))
+    return sorted(members)
 
 
-def _others_of(session: int) -> list[int]:
-    """Those that are still there a moment after its first process has ended."""
+def _remaining_members(session: int) -> list[int]:
+    """The processes of a session that remain some time after its first process has ended."""
     deadline = time.monotonic() + _GRACE_S
-    while (left := _members(session)) and time.monotonic() < deadline:
+    while (remaining := _members(session)) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
-    return left
+    return remaining
 
 
 def _send(process: int, signum: signal.Signals) -> None:
@@ -377,12 +390,12 @@ def _weights(path: Path) -> dict[str, torch.Tensor]:
     return _checkpoint(path)["state_dict"]
 
 
-def _names(said: str, path: Path) -> bool:
-    """Whether the one error is about that file."""
-    return any(line.startswith("error: ") and str(path) in line for line in said.splitlines())
+def _names(output: str, path: Path) -> bool:
+    """Whether the output has an error message that names the file."""
+    return any(line.startswith("error: ") and str(path) in line for line in output.splitlines())
 
 
-def _is_whole(path: Path) -> bool:
+def _is_valid(path: Path) -> bool:
     try:
         verify(path)
     except (CheckpointError, FileNotFoundError):

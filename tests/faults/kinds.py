@@ -1,4 +1,4 @@
-"""What can happen to a run: signals, disks that fail or are slow, clocks that jump, files that change."""
+"""The kinds of faults: signals, disks that fail or are slow, clocks that jump, files that change."""
 
 from __future__ import annotations
 
@@ -20,27 +20,28 @@ SIGNALS = {
     "terminate": signal.SIGTERM,
     "interrupt": signal.SIGINT,
 }
-# A terminal and a machine that goes off reach every process of a run, those who stop a service the first one.
+# These stop a run through its first process, as a service manager does. Other signals reach every process, as from a
+# terminal.
 TO_THE_FIRST = ("terminate", "slow disk")
 DISKS = {"full": errno.ENOSPC, "input/output error": errno.EIO, "read-only": errno.EROFS}
-# After these the file to resume from is another one.
+# After these the last checkpoint is damaged, so another one must be used to resume.
 DAMAGES = ("cut off", "flipped bit", "folder in its place", "pipe in its place")
 OTHERS = ("suspend", "file size limit", "slow disk", "clock jumps", "damaged graph cache")
 KINDS = (*SIGNALS, *DISKS, *DAMAGES, *OTHERS)
 _DAY_S = 86400.0
-# Output and events of a small run take less.
+# The output and the events of a small run are smaller.
 _LEAST_LIMIT_BYTES = 16_000
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that happens to a process.
+    """A fault of a process.
 
     Args:
-        kind: of `KINDS`.
-        when: at which share of the time of a whole run a signal comes.
-        count: at which of its writes a disk fails.
-        seed: of what else is drawn.
+        kind: one of `KINDS`.
+        when: the time of a signal, as a fraction of the time of a complete run.
+        count: the number of the write at which a disk fails.
+        seed: the seed of all other random choices.
     """
 
     kind: str
@@ -50,16 +51,16 @@ class Fault:
 
 
 def drawn_fault(draw: random.Random) -> Fault:
-    """The next fault of a sequence."""
+    """Draw the next fault of a sequence."""
     return Fault(draw.choice(KINDS), draw.random(), draw.randint(1, 6), draw.getrandbits(32))
 
 
 def install(fault: Fault | None, checkpoint_bytes: int) -> None:
-    """Puts what fails within a process in place, before the run begins.
+    """Prepares a fault that occurs inside the process, before the run starts.
 
     Args:
-        fault: which one.
-        checkpoint_bytes: the size of a checkpoint of the run's.
+        fault: the fault, or None.
+        checkpoint_bytes: the size of the run's checkpoints.
     """
     if fault is None:
         return
@@ -73,11 +74,11 @@ def install(fault: Fault | None, checkpoint_bytes: int) -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     elif fault.kind == "clock jumps":
-        _let_the_clock_jump(draw)
+        _make_clock_jump(draw)
 
 
 def signal_of(fault: Fault | None) -> signal.Signals | None:
-    """What ends a run with this fault from outside, if anything does."""
+    """The signal that ends a run with this fault, or None."""
     if fault is None:
         return None
     if fault.kind in DAMAGES or fault.kind == "damaged graph cache":
@@ -86,7 +87,7 @@ def signal_of(fault: Fault | None) -> signal.Signals | None:
 
 
 def damage(path: Path, fault: Fault) -> None:
-    """Changes a file as a disk or a person would."""
+    """Damages a file."""
     draw = random.Random(fault.seed)
     content = path.read_bytes()
     path.unlink()
@@ -108,17 +109,22 @@ def with_flipped_bit(content: bytes, draw: random.Random) -> bytes:
 
 
 class _OS:
-    """`os` for the one module that puts files on disk."""
+    """Replaces `os` in the module that writes files."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)
 
 
 class _FailingOS(_OS):
-    """Its n-th call that reaches the disk fails, and all later ones."""
+    """An `os` whose `count`-th call that reaches the disk fails, and all later ones.
+
+    Args:
+        number: the errno.
+        count: the number of the first call that fails.
+    """
 
     def __init__(self, number: int, count: int) -> None:
-        self._number, self._left = number, count
+        self._number, self._remaining = number, count
 
     def fsync(self, handle: int) -> None:
         self._count()
@@ -129,13 +135,13 @@ class _FailingOS(_OS):
         os.replace(source, target)
 
     def _count(self) -> None:
-        self._left -= 1
-        if self._left <= 0:
+        self._remaining -= 1
+        if self._remaining <= 0:
             raise OSError(self._number, os.strerror(self._number))
 
 
 class _SlowOS(_OS):
-    """Waits for the disk, in seconds."""
+    """An `os` whose fsync takes some seconds longer."""
 
     def __init__(self, wait_s: float) -> None:
         self._wait_s = wait_s
@@ -146,13 +152,13 @@ class _SlowOS(_OS):
 
 
 def _replace_os(replacement: _OS) -> None:
-    lit_ort.files.os = replacement  # pyright: ignore[reportAttributeAccessIssue] - a process of its own
+    lit_ort.files.os = replacement  # pyright: ignore[reportAttributeAccessIssue] - in a separate process
 
 
-def _let_the_clock_jump(draw: random.Random) -> None:
-    honest = time.time
+def _make_clock_jump(draw: random.Random) -> None:
+    now = time.time
 
     def jumping() -> float:
-        return honest() + draw.uniform(-_DAY_S, _DAY_S)
+        return now() + draw.uniform(-_DAY_S, _DAY_S)
 
     time.time = jumping

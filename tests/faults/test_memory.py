@@ -1,4 +1,4 @@
-"""Memory that torch and ONNX Runtime share: what a caller holds stays as it was, whatever else runs and goes."""
+"""Memory that torch and ONNX Runtime share: results that a caller keeps are never overwritten."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from torch import Tensor
 
 from tests.compare import compiled
 
-# Below and above the size from which results lie in the pool; the last ones change in size.
+# Below and above the size from which results are in the pool; dimensions vary.
 SHAPES = [(3, 5), (40, 64), (600, 512), (700, 512), (901, 512)]
 STEPS = 400
 
 
 def results(x: Tensor) -> tuple[Tensor, ...]:
-    """Values, views of them, a view of the input, and a sum."""
+    """Tensors, views of them, a view of the input, and a sum."""
     hidden = F.gelu(x) * 2
     wide = torch.cat([hidden, x.exp()], 1)
     return hidden, hidden.t(), wide[:, ::2], x[1:], wide.sum(), torch.softmax(wide, 1).unflatten(1, (2, -1))
 
 
 @dataclass
-class Held:
-    """A result, and what it was when it came."""
+class KeptResult:
+    """A result, and a copy of its value."""
 
     value: Tensor
     copy: Tensor
@@ -39,11 +39,11 @@ class Held:
 
 
 class Program:
-    """Calls, drops, in-place writes, views and backward runs in an order that follows from a seed."""
+    """Calls a step, drops and changes results, takes views and runs backwards, in an order that depends on a seed."""
 
     def __init__(self, step: Callable[[Tensor], tuple[Tensor, ...]], seed: int) -> None:
         self._step, self._draw = step, random.Random(seed)
-        self._held: list[Held] = []
+        self._results: list[KeptResult] = []
         self.wrong: list[str] = []
 
     def run(self) -> None:
@@ -63,34 +63,34 @@ class Program:
 
     def _call(self) -> None:
         x = self._input()
-        found, expected = self._step(x), results(x)
-        for k, (value, reference) in enumerate(zip(found, expected, strict=True)):
+        actual, expected = self._step(x), results(x)
+        for k, (value, reference) in enumerate(zip(actual, expected, strict=True)):
             if not torch.allclose(value, reference, rtol=1e-4, atol=1e-5):
                 self.wrong.append(f"result {k} of {tuple(x.shape)} differs from eager's")
             if self._draw.random() < 0.4:
-                self._held.append(Held(value, value.detach().clone()))
+                self._results.append(KeptResult(value, value.detach().clone()))
 
     def _drop(self) -> None:
-        self._draw.shuffle(self._held)
-        del self._held[self._draw.randint(0, 12) :]
+        self._draw.shuffle(self._results)
+        del self._results[self._draw.randint(0, 12) :]
 
     def _write(self) -> None:
-        """Through one result, which may be seen through its own views and through nothing else."""
-        if not self._held:
+        """Changes one result in place, which must change its views and no other result."""
+        if not self._results:
             return
-        written = self._draw.choice(self._held)
-        place = written.value.untyped_storage().data_ptr()
-        written.value.detach().add_(1)
-        for held in self._held:
-            if held.value.untyped_storage().data_ptr() == place:
-                held.copy = held.value.detach().clone()
+        target = self._draw.choice(self._results)
+        address = target.value.untyped_storage().data_ptr()
+        target.value.detach().add_(1)
+        for result in self._results:
+            if result.value.untyped_storage().data_ptr() == address:
+                result.copy = result.value.detach().clone()
 
     def _view(self) -> None:
-        """Of a result that is dropped itself."""
-        if self._held:
-            held = self._held.pop(self._draw.randrange(len(self._held)))
-            view = held.value.flatten()[::3] if held.value.dim() else held.value.view(1)
-            self._held.append(Held(view, view.detach().clone()))
+        """Replaces a result by a view of it."""
+        if self._results:
+            value = self._results.pop(self._draw.randrange(len(self._results))).value
+            view = value.flatten()[::3] if value.dim() else value.view(1)
+            self._results.append(KeptResult(view, view.detach().clone()))
 
     def _differentiate(self) -> None:
         x = self._input().requires_grad_()
@@ -100,18 +100,18 @@ class Program:
         (expected,) = torch.autograd.grad(results(twin)[4], twin)
         if not torch.allclose(gradient, expected, rtol=1e-4, atol=1e-5):
             self.wrong.append(f"the gradient at {tuple(x.shape)} differs from eager's")
-        self._held.append(Held(gradient, gradient.clone()))
-        # The graph behind it stays, with what it saved, until this goes.
-        self._held.append(Held(hidden, hidden.detach().clone()))
+        self._results.append(KeptResult(gradient, gradient.clone()))
+        # This result keeps its autograd graph and the saved tensors alive.
+        self._results.append(KeptResult(hidden, hidden.detach().clone()))
 
     def _check(self, number: int) -> None:
-        if not all(held.is_intact() for held in self._held):
-            self.wrong.append(f"at {number} a result that is held has changed")
+        if not all(result.is_intact() for result in self._results):
+            self.wrong.append(f"a kept result has changed at action {number}")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_what_is_held_stays_as_it_was(seed: int) -> None:
+def test_kept_results_do_not_change(seed: int) -> None:
     program = Program(compiled(results), seed)
     program.run()
     assert not program.wrong
@@ -121,9 +121,9 @@ def test_what_is_held_stays_as_it_was(seed: int) -> None:
 def test_threads_that_share_a_graph() -> None:
     step = compiled(results)
     for shape in SHAPES:
-        for wants_gradient in (False, True):
-            # Compiled here: threads compile one after the other.
-            step(torch.zeros(shape, requires_grad=wants_gradient))
+        for requires_grad in (False, True):
+            # Compile before the threads start.
+            step(torch.zeros(shape, requires_grad=requires_grad))
     programs = [Program(step, seed) for seed in (10, 11)]
     threads = [threading.Thread(target=program.run) for program in programs]
     for thread in threads:

@@ -1,4 +1,4 @@
-"""Every reader of files on what a disk, a copy or a person made of one: the right data, or an error that says what."""
+"""Every reader on damaged files: it returns correct data or raises an error that names the file."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ Change = Callable[[bytes], bytes]
 
 @st.composite
 def changes(draw: st.DrawFn) -> Change:
-    """What happens to the bytes of a file."""
+    """Random changes of a file's bytes."""
     kind = draw(st.sampled_from(["flip", "cut", "insert", "overwrite", "zeros", "garbage", "empty", "twice"]))
-    place, bit = draw(st.floats(0, 1, exclude_max=True)), draw(st.integers(0, 7))
+    position, bit = draw(st.floats(0, 1, exclude_max=True)), draw(st.integers(0, 7))
     other = draw(st.binary(min_size=1, max_size=40))
 
     def change(content: bytes) -> bytes:
-        start = int(place * len(content))
+        start = int(position * len(content))
         if kind == "flip":
             return content[:start] + bytes([content[start] ^ 1 << bit]) + content[start + 1 :]
         if kind == "cut":
@@ -73,27 +73,27 @@ TEXT = "= Title = \n\n one two three \n\n = Other = \n\n four five six <unk> \n"
 @EXAMPLES
 @given(changes())
 def test_text(change: Change) -> None:
-    with folder() as place:
-        path = place / "text.txt"
+    with folder() as folder_path:
+        path = folder_path / "text.txt"
         path.write_bytes(change(TEXT.encode()))
         try:
-            found = text_file(path)
+            corpus = text_file(path)
         except InputError as error:
-            assert str(path) in str(error)  # noqa: PT017 - both outcomes are right
+            assert str(path) in str(error)  # noqa: PT017 - both outcomes are correct
         else:
-            assert all(document.strip() for document in found.documents)
+            assert all(document.strip() for document in corpus.documents)
 
 
 @EXAMPLES
 @given(changes(), st.sampled_from(["train", "valid", "test"]))
 def test_wikitext(change: Change, name: str) -> None:
-    with folder() as place:
+    with folder() as folder_path:
         for split in ("train", "valid", "test"):
-            (place / f"{split}.txt").write_text(TEXT)
-        path = place / f"{name}.txt"
+            (folder_path / f"{split}.txt").write_text(TEXT)
+        path = folder_path / f"{name}.txt"
         path.write_bytes(change(path.read_bytes()))
         try:
-            wikitext2(place)
+            wikitext2(folder_path)
         except InputError as error:
             assert name in str(error)  # noqa: PT017
 
@@ -109,17 +109,17 @@ TABLES = {
 @EXAMPLES
 @given(changes(), st.sampled_from(sorted(TABLES)))
 def test_tables(change: Change, suffix: str) -> None:
-    with folder() as place:
-        path = place / f"rows{suffix}"
+    with folder() as folder_path:
+        path = folder_path / f"rows{suffix}"
         path.write_bytes(change(TABLES[suffix].encode()))
         try:
-            found = table(path)
+            data = table(path)
         except InputError as error:
             assert str(path) in str(error)  # noqa: PT017
         else:
-            for split in (found.train, found.valid, found.test):
+            for split in (data.train, data.valid, data.test):
                 assert len(split.texts) == len(split.labels)
-                assert all(0 <= label < len(found.labels) for label in split.labels)
+                assert all(0 <= label < len(data.labels) for label in split.labels)
 
 
 def test_a_row_that_is_nested_too_deeply_is_named(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def shard() -> dict[str, np.ndarray]:
 
 
 class Files:
-    """The bytes of files by name, which are too many to be shown."""
+    """The bytes of files by name, with a short repr for hypothesis."""
 
     def __init__(self, content: dict[str, bytes]) -> None:
         self.content = content
@@ -146,7 +146,7 @@ class Files:
 
 
 @pytest.fixture(scope="module")
-def whole_shard(tmp_path_factory: pytest.TempPathFactory) -> Files:
+def valid_shard(tmp_path_factory: pytest.TempPathFactory) -> Files:
     path = tmp_path_factory.mktemp("shards") / "shard.hdf5"
     with h5py.File(path, "w") as file:
         for key, values in shard().items():
@@ -156,10 +156,10 @@ def whole_shard(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 @EXAMPLES
 @given(changes())
-def test_shards(whole_shard: Files, change: Change) -> None:
-    with folder() as place:
-        path = place / "shard.hdf5"
-        path.write_bytes(change(whole_shard.content[path.name]))
+def test_shards(valid_shard: Files, change: Change) -> None:
+    with folder() as folder_path:
+        path = folder_path / "shard.hdf5"
+        path.write_bytes(change(valid_shard.content[path.name]))
         try:
             batch = to_batch(read_shard(check_shard(path), 50))
         except InputError as error:
@@ -174,15 +174,15 @@ ARRAYS = {"ids": np.arange(300, dtype=np.int32), "starts": np.array([0, 100, 200
 @EXAMPLES
 @given(changes(), st.sampled_from(["ids.npy", "starts.npy", "checksums.json"]))
 def test_token_cache(change: Change, name: str) -> None:
-    """An entry that isn't as it was written is made again."""
-    with folder() as place:
-        cached_arrays(place, "entry", lambda: ARRAYS)
-        path = place / "entry" / name
+    """A damaged entry is created again."""
+    with folder() as folder_path:
+        cached_arrays(folder_path, "entry", lambda: ARRAYS)
+        path = folder_path / "entry" / name
         path.write_bytes(change(path.read_bytes()))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".* is damaged .*; its text is tokenized again")
-            found = cached_arrays(place, "entry", lambda: ARRAYS)
-        assert {key: values.tolist() for key, values in found.items()} == {
+            arrays = cached_arrays(folder_path, "entry", lambda: ARRAYS)
+        assert {key: values.tolist() for key, values in arrays.items()} == {
             key: values.tolist() for key, values in ARRAYS.items()
         }
 
@@ -193,17 +193,17 @@ STATE = {"state_dict": {"weight": torch.arange(100.0)}, "epoch": 3, "text": "x" 
 @EXAMPLES
 @given(changes())
 def test_checkpoints(change: Change) -> None:
-    with folder() as place:
-        path = place / "last.ckpt"
+    with folder() as folder_path:
+        path = folder_path / "last.ckpt"
         AtomicCheckpointIO().save_checkpoint(STATE, path)
         path.write_bytes(change(path.read_bytes()))
         try:
-            found = AtomicCheckpointIO().load_checkpoint(path, weights_only=True)
+            checkpoint = AtomicCheckpointIO().load_checkpoint(path, weights_only=True)
         except CheckpointError as error:
             assert str(path) in str(error)  # noqa: PT017
         else:
-            assert torch.equal(found["state_dict"]["weight"], STATE["state_dict"]["weight"])
-            assert (found["epoch"], found["text"]) == (3, STATE["text"])
+            assert torch.equal(checkpoint["state_dict"]["weight"], STATE["state_dict"]["weight"])
+            assert (checkpoint["epoch"], checkpoint["text"]) == (3, STATE["text"])
 
 
 def square(x: torch.Tensor) -> torch.Tensor:
@@ -214,67 +214,67 @@ def square(x: torch.Tensor) -> torch.Tensor:
 @EXAMPLES
 @given(changes())
 def test_graph_cache(graph_entry: Files, change: Change) -> None:
-    """An entry that isn't as it was written is left, and the graph compiled again."""
+    """A damaged entry is not used, and the graph is compiled again."""
     ((name, content),) = graph_entry.content.items()
     x = torch.linspace(-1, 1, 12).reshape(3, 4).requires_grad_()
-    with folder() as place, warnings.catch_warnings():
-        (place / name).write_bytes(change(content))
+    with folder() as folder_path, warnings.catch_warnings():
+        (folder_path / name).write_bytes(change(content))
         warnings.filterwarnings("ignore", category=LitOrtWarning)
         torch.compiler.reset()
-        loss = torch.compile(square, backend=backend(cache_dir=str(place)))(x)
+        loss = torch.compile(square, backend=backend(cache_dir=str(folder_path)))(x)
         torch.testing.assert_close(loss, square(x))
         torch.testing.assert_close(torch.autograd.grad(loss, x), torch.autograd.grad(square(x), x))
 
 
 @pytest.fixture(scope="module")
 def graph_entry(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    place = tmp_path_factory.mktemp("graphs")
+    folder_path = tmp_path_factory.mktemp("graphs")
     torch.compiler.reset()
     x = torch.linspace(-1, 1, 12).reshape(3, 4).requires_grad_()
-    torch.compile(square, backend=backend(cache_dir=str(place)))(x)
-    (entry,) = place.glob("*.ortgraph")
+    torch.compile(square, backend=backend(cache_dir=str(folder_path)))(x)
+    (entry,) = folder_path.glob("*.ortgraph")
     return Files({entry.name: entry.read_bytes()})
 
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Files:
     """The files of a small model and its tokenizer."""
-    place = write_tokenizer(tmp_path_factory.mktemp("model"))
-    figures: dict[str, Any] = dict(
+    folder_path = write_tokenizer(tmp_path_factory.mktemp("model"))
+    sizes: dict[str, Any] = dict(
         vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
     )
-    BertModel(BertConfig(**figures)).save_pretrained(place)
-    return Files({path.name: path.read_bytes() for path in place.iterdir()})
+    BertModel(BertConfig(**sizes)).save_pretrained(folder_path)
+    return Files({path.name: path.read_bytes() for path in folder_path.iterdir()})
 
 
 @EXAMPLES
 @given(changes(), st.sampled_from(["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]))
 def test_folders_of_transformers(model_folder: Files, change: Change, name: str) -> None:
-    with folder() as place, warnings.catch_warnings():
+    with folder() as folder_path, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for own, content in model_folder.content.items():
-            (place / own).write_bytes(change(content) if own == name else content)
-        for load in (lambda: load_model(BertModel, place), lambda: load_tokenizer(place)):
+        for file, content in model_folder.content.items():
+            (folder_path / file).write_bytes(change(content) if file == name else content)
+        for load in (lambda: load_model(BertModel, folder_path), lambda: load_tokenizer(folder_path)):
             try:
                 load()
             except InputError as error:
-                assert str(place) in str(error)  # noqa: PT017
+                assert str(folder_path) in str(error)  # noqa: PT017
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe"])
-def test_no_reader_waits_for_a_pipe_or_takes_a_folder(tmp_path: Path, kind: str) -> None:
-    def other(name: str) -> Path:
+def test_readers_reject_pipes_and_folders(tmp_path: Path, kind: str) -> None:
+    def not_a_file(name: str) -> Path:
         path = tmp_path / name
         path.mkdir() if kind == "folder" else os.mkfifo(path)
         return path
 
     with pytest.raises(InputError, match=r"text\.txt"):
-        text_file(other("text.txt"))
+        text_file(not_a_file("text.txt"))
     with pytest.raises(InputError, match=r"rows\.csv"):
-        table(other("rows.csv"))
+        table(not_a_file("rows.csv"))
     with pytest.raises(InputError, match=r"shard\.hdf5"):
-        check_shard(other("shard.hdf5"))
+        check_shard(not_a_file("shard.hdf5"))
     with pytest.raises(CheckpointError, match=r"last\.ckpt"):
-        AtomicCheckpointIO().load_checkpoint(other("last.ckpt"))
+        AtomicCheckpointIO().load_checkpoint(not_a_file("last.ckpt"))
     with pytest.raises(InputError, match=r"best\.ckpt"):
-        load_model(nn.Module, other("best.ckpt"))
+        load_model(nn.Module, not_a_file("best.ckpt"))

@@ -1,4 +1,4 @@
-"""What a run trained, step by step, kept outside of its folder."""
+"""A trace of the steps of a run, in a file outside of the run's folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 
 class StepTrace(Callback):
-    """Appends each optimizer step and its loss, exactly, to a file, whatever ends the process afterwards."""
+    """Appends the number and the exact loss of each optimizer step to a file, at once, in case the process dies."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -32,12 +32,17 @@ class StepTrace(Callback):
 
 @dataclass(frozen=True)
 class Step:
-    """A step that was taken: how many there were with it, and its loss as hexadecimal text."""
+    """A step that was run.
+
+    Args:
+        step: the global step after it.
+        loss: its loss in hexadecimal, which is exact.
+    """
 
     step: int
     loss: str
 
 
 def read_trace(path: Path) -> list[Step]:
-    """The steps in the order in which they were taken, those of all runs that went on from another."""
+    """The steps in the order in which they ran, including those of resumed runs."""
     return [Step(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []

@@ -1,4 +1,4 @@
-"""Small runs of every task, by which strategies, and the text that they read."""
+"""Small runs of every task, the strategies that they use, and their text."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _MODEL = ("model.layers=1", "model.heads=2", "model.width=16", "data.vocabulary_
 
 @dataclass(frozen=True)
 class Workload:
-    """A task with the options that make it small.
+    """A task with the options for a small run.
 
     Args:
-        options: of train.py, with `{data}` for the folder of the text.
-        checkpoint_steps: steps between checkpoints.
+        options: options of train.py, with `{data}` for the folder of the text.
+        checkpoint_steps: the number of steps between checkpoints.
     """
 
     options: tuple[str, ...]
@@ -25,12 +25,13 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Way:
+class Strategy:
     """A strategy and its options.
 
     Args:
-        processes: how many it takes.
-        tasks: by their names in `WORKLOADS`.
+        options: options of train.py.
+        tasks: names of tasks in `WORKLOADS`.
+        processes: the number of processes.
     """
 
     options: tuple[str, ...]
@@ -75,27 +76,27 @@ WORKLOADS = {
     ),
 }
 _SINGLE = ("transformer_lm", "gpt2", "bert_finetune", "bert_pretrain")
-# Only the strategies of this package keep the state of dropout's draws in a checkpoint.
-WAYS = {
-    "ort": Way(("strategy=ort", "strategy.cache_dir={data}/graphs"), _SINGLE),
-    "eager": Way(("strategy=eager", "task.dropout=0.0"), ("transformer_lm",)),
-    "ort_ddp": Way(("strategy=ort_ddp", "trainer.devices=2"), ("transformer_lm", "bert_finetune"), 2),
-    "ort_zero1": Way(("strategy=ort_zero1", "trainer.devices=2"), ("gpt2",), 2),
-    "ort_tensor": Way(("strategy=ort_tensor", "trainer.devices=2"), ("gpt2",), 2),
-    "ort_pipeline": Way(("strategy=ort_pipeline", "trainer.devices=2"), ("pipeline_lm",), 2),
+# Only lit_ort's strategies save the state of dropout's random numbers in checkpoints, so eager runs without dropout.
+STRATEGIES = {
+    "ort": Strategy(("strategy=ort", "strategy.cache_dir={data}/graphs"), _SINGLE),
+    "eager": Strategy(("strategy=eager", "task.dropout=0.0"), ("transformer_lm",)),
+    "ort_ddp": Strategy(("strategy=ort_ddp", "trainer.devices=2"), ("transformer_lm", "bert_finetune"), 2),
+    "ort_zero1": Strategy(("strategy=ort_zero1", "trainer.devices=2"), ("gpt2",), 2),
+    "ort_tensor": Strategy(("strategy=ort_tensor", "trainer.devices=2"), ("gpt2",), 2),
+    "ort_pipeline": Strategy(("strategy=ort_pipeline", "trainer.devices=2"), ("pipeline_lm",), 2),
 }
-PAIRS = tuple((way, task) for way, each in WAYS.items() for task in each.tasks)
+PAIRS = tuple((name, task) for name, strategy in STRATEGIES.items() for task in strategy.tasks)
 
 
-def options_of(way: str, task: str, data: Path) -> list[str]:
-    """The options of train.py for a pair of these."""
+def options_of(strategy: str, task: str, data: Path) -> list[str]:
+    """The options of train.py for a strategy and a task."""
     workload = WORKLOADS[task]
     steps = f"callbacks.last.every_n_train_steps={workload.checkpoint_steps}"
-    return [option.format(data=data) for option in (*workload.options, *WAYS[way].options, steps)]
+    return [option.format(data=data) for option in (*workload.options, *STRATEGIES[strategy].options, steps)]
 
 
 def write_data(folder: Path) -> None:
-    """Text for every task, a few dozen batches of it."""
+    """Writes text for every task, a few dozen batches."""
     folder.mkdir(parents=True, exist_ok=True)
     draw = random.Random(0)
     words = [f"{a}{b}{c}" for a in "bcdf" for b in "aeio" for c in "lmnr"]
