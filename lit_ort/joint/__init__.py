@@ -1,1 +1,1 @@
-"""A graph of ATen operators -> one graph of forward and backward, by AOTAutograd, and its parts for one run or two."""
+"""From an FX graph of ATen operators to the joint graph, traced by AOTAutograd, and its partition into phases."""

@@ -1,7 +1,7 @@
-"""Results that share memory with each other where AOTAutograd leaves it to the graph: those without gradients.
+"""Aliases among results without gradients, which AOTAutograd does not report.
 
-AOTAutograd says which outputs are views of inputs, and of what a gradient flows through. Of other values the traced
-graph returns views, and what runs it has to give values that share memory.
+AOTAutograd reports outputs that are views of inputs, and views of values that require grad. For other values, the
+traced graph simply returns views, and its results have to share memory as in eager.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lit_ort.joint.trace import JointGraph
 
 
 def share_memory(joint: JointGraph) -> JointGraph:
-    """Makes aliases of results that are views of one value, which becomes a result of its own where it is none."""
+    """Turns results that are views of one value into aliases of it. The value becomes a result if it is not one."""
     graph = joint.module.graph
     returned = returned_by(graph)
     count = len(joint.results)
@@ -26,27 +26,27 @@ def share_memory(joint: JointGraph) -> JointGraph:
     for position, result in enumerate(joint.results):
         node = returned[position]
         if result.kind == "output" and result.index not in joint.aliases and isinstance(node, fx.Node):
-            groups.setdefault(_owner(node), []).append(position)
+            groups.setdefault(_base_of(node), []).append(position)
     results, bases, aliases = list(joint.results), list[Any](), dict(joint.aliases)
-    for owner, members in groups.items():
-        if len(members) < 2 or owner.op != "call_function":
+    for base, members in groups.items():
+        if len(members) < 2 or base.op != "call_function":
             continue
-        base = _position_of(owner, returned, members)
-        if base is None:
-            base = len(results)
-            bases.append(owner)
+        position = _position_of(base, returned, members)
+        if position is None:
+            position = len(results)
+            bases.append(base)
             results.append(Description("base", joint.results[members[0]].index))
-        aliases |= {joint.results[k].index: ("result", base) for k in members if k != base}
+        aliases |= {joint.results[k].index: ("result", position) for k in members if k != position}
     output_of(graph).args = ((*returned[:count], *bases, *returned[count:]),)
     return dataclasses.replace(joint, results=tuple(results), aliases=aliases)
 
 
-def _position_of(owner: fx.Node, returned: Sequence[Any], members: Sequence[int]) -> int | None:
-    return next((k for k in members if returned[k] is owner), None)
+def _position_of(base: fx.Node, returned: Sequence[Any], members: Sequence[int]) -> int | None:
+    return next((k for k in members if returned[k] is base), None)
 
 
-def _owner(node: fx.Node) -> fx.Node:
-    """The node that computed the memory that a value lies in."""
+def _base_of(node: fx.Node) -> fx.Node:
+    """The node that a value is a view of, through all views in between."""
     while is_alias(node):
         node = first_argument(node)
     return node

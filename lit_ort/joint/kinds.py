@@ -1,7 +1,7 @@
-"""Which form a graph takes: `fused` where one scalar is the loss, else `split`, or `forward` without gradients.
+"""The kind of a graph: `fused` if one scalar output is the loss, `forward` without gradients, otherwise `split`.
 
-A graph that returns other differentiable values beside its loss is fused too: they are detached in the trace, and only
-if a gradient for one of them does arrive is the two-run form compiled.
+A graph that returns other differentiable values besides its loss is also fused. These values are detached in the trace;
+the split form is compiled only if a gradient for one of them arrives.
 """
 
 from __future__ import annotations
@@ -16,32 +16,34 @@ from lit_ort._compat.torch_fx import ancestors_of, copy_nodes, example_of, retur
 
 
 def loss_position(module: fx.GraphModule, differentiable: Sequence[int]) -> int | None:
-    """The output whose gradient a fused run takes to be one: a scalar that enters no other scalar, or
-    only such as are computed from it alone.
+    """The position of the loss, for which a fused run assumes a gradient of one.
+
+    The loss is a scalar from which no other scalar output is computed, except for outputs that need only the loss.
 
     Args:
-        differentiable: positions of the outputs that autograd may send a gradient for.
+        module: the captured graph.
+        differentiable: positions of the outputs that can receive a gradient.
 
     Returns:
-        None where there is no such scalar, or where two of the outputs share memory.
+        None if there is no such scalar, or if two of these outputs share memory.
     """
     values = returned_by(module.graph)
-    chosen = [(k, values[k]) for k in differentiable]
-    scalars = [(k, node) for k, node in chosen if _is_scalar(node)]
-    if not scalars or _share_memory([node for _, node in chosen]):
+    candidates = [(k, values[k]) for k in differentiable]
+    scalars = [(k, node) for k, node in candidates if _is_scalar(node)]
+    if not scalars or _share_memory([node for _, node in candidates]):
         return None
     nodes = [node for _, node in scalars]
     return next((k for k, node in scalars if _is_last(node, nodes)), None)
 
 
 def _is_last(node: fx.Node, scalars: Sequence[fx.Node]) -> bool:
-    """Whether the scalars computed from a scalar are computed from it alone, as a perplexity is from its loss."""
-    later = [other for other in scalars if other is not node and node in ancestors_of([other])]
-    return not any(one.op == "placeholder" for other in later for one in ancestors_of([other], beyond=node))
+    """Whether the scalars that are computed from a scalar need nothing else, as a perplexity needs only the loss."""
+    dependents = [other for other in scalars if other is not node and node in ancestors_of([other])]
+    return not any(a.op == "placeholder" for other in dependents for a in ancestors_of([other], beyond=node))
 
 
 def detach_others(module: fx.GraphModule, differentiable: Sequence[int], loss: int) -> fx.GraphModule:
-    """A copy of a graph in which only the loss needs a gradient."""
+    """Return a copy of a graph in which every differentiable output except the loss is detached."""
     graph = fx.Graph()
     outputs = copy_nodes(module.graph, graph, {})
     for position in differentiable:

@@ -1,7 +1,7 @@
-"""What a graph's outputs are, once sessions have run: results, inputs handed back, views of either.
+"""Outputs of a graph in terms of what sessions return: results, inputs, and views of them.
 
-Sessions give contiguous values. A result that eager would give in another order of memory is computed in that order,
-and a view of it restores its shape; its gradient comes in that order too.
+Sessions return contiguous tensors. If a result has another memory layout in eager, the session computes it permuted to
+that layout, and a view restores its shape. The gradient of the result arrives in the same layout.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Terms = Callable[[Sequence[Any]], tuple[Any, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class Returned:
-    """A joint graph that returns what sessions have to compute, and how the graph's outputs come from that.
+    """A joint graph that returns only what sessions have to compute, and the outputs of the captured graph.
 
     Args:
-        joint: its outputs are the results that no alias stands for, then the gradients.
-        outputs: every output of the captured graph.
-        mutations: the inputs that are changed.
+        joint: the joint graph; its outputs are the results that are not aliases, then the gradients.
+        outputs: how each output of the captured graph is obtained.
+        mutations: the inputs that the graph changes in place.
     """
 
     joint: JointGraph
@@ -42,27 +42,28 @@ class Returned:
 def settle_outputs(
     joint: JointGraph, inputs: Sequence[torch.Tensor], captured: Sequence[Any], terms: Terms
 ) -> Returned:
-    """Leaves the results to compute as outputs of a joint graph, in contiguous order.
+    """Removes aliases from the outputs of a joint graph, and makes the remaining results contiguous.
 
     Args:
+        joint: the joint graph.
         inputs: examples of the graph's tensor inputs.
-        captured: examples of the captured graph's outputs, as they lie in memory in eager; a joint graph without writes
-            may have other strides for a view of an input that is changed.
-        terms: from sizes to plain terms.
+        captured: examples of the outputs of the captured graph, with the strides that they have in eager. In the joint
+            graph, a view of an input that is changed in place can have other strides.
+        terms: converts sizes to plain terms.
 
     Raises:
-        CaptureError: an output that lies in memory in a way that no view of a session's result has.
+        CaptureError: an output is not a view of a result that a session can return.
     """
     graph = joint.module.graph
     returned = returned_by(graph)
     count = len(joint.results)
     aliases = [result.kind == "output" and result.index in joint.aliases for result in joint.results]
     computed = [k for k, is_alias in enumerate(aliases) if not is_alias]
-    place = {before: after for after, before in enumerate(computed)}
+    new_positions = {before: after for after, before in enumerate(computed)}
     nodes = returned[:count]
     examples = [node.meta["val"] if isinstance(node, fx.Node) else None for node in nodes]
-    outputs = _outputs(joint, examples, place, inputs, captured, terms)
-    tangents = [node for node in inputs_of(graph) if node.meta["described"].kind == "tangent"]
+    outputs = _outputs(joint, examples, new_positions, inputs, captured, terms)
+    tangents = [node for node in inputs_of(graph) if node.meta["description"].kind == "tangent"]
     start = next(node for node in graph.nodes if node.op != "placeholder")
     for position in computed:
         order = _memory_order(examples[position])
@@ -70,25 +71,25 @@ def settle_outputs(
             nodes[position] = _permuted(graph, nodes[position], order, start)
             for tangent, result in zip(tangents, joint.tangents, strict=True):
                 if result == position:
-                    _restore(graph, tangent, order)
+                    _permute_tangent(graph, tangent, order)
     output_of(graph).args = ((*(nodes[k] for k in computed), *returned[count:]),)
-    settled = dataclasses.replace(
+    without_aliases = dataclasses.replace(
         joint,
         results=tuple(joint.results[k] for k in computed),
-        tangents=tuple(place[k] for k in joint.tangents),
+        tangents=tuple(new_positions[k] for k in joint.tangents),
     )
-    return Returned(settled, outputs, _mutations(settled))
+    return Returned(without_aliases, outputs, _mutations(without_aliases))
 
 
 def _outputs(
     joint: JointGraph,
     examples: Sequence[Any],
-    place: dict[int, int],
+    new_positions: dict[int, int],
     inputs: Sequence[torch.Tensor],
     captured: Sequence[Any],
     terms: Terms,
 ) -> tuple[Output, ...]:
-    found: dict[int, Output] = {}
+    outputs: dict[int, Output] = {}
     for position, result in enumerate(joint.results):
         if result.kind != "output":
             continue
@@ -97,44 +98,48 @@ def _outputs(
             value = example
             if not isinstance(value, torch.Tensor):
                 raise CaptureError(
-                    f"the graph returns a {type(value).__name__} computed from its inputs",
+                    f"the graph returns a {type(value).__name__} that it computes, but sessions return tensors only",
                     remedy="Return a tensor, or compute the number outside of the compiled step.",
                 )
             view = None if _memory_order(value) is None else _view(value, value.storage_offset(), terms)
-            found[result.index] = Output("result", place[position], view=view)
+            outputs[result.index] = Output("result", new_positions[position], view=view)
         elif alias[0] == "same":
-            found[result.index] = Output("input", alias[1])
+            outputs[result.index] = Output("input", alias[1])
         elif alias[0] == "input":
             _require_fixed_order(inputs[alias[1]])
             view = _view_of(captured[result.index], inputs[alias[1]], terms)
-            found[result.index] = Output("input", alias[1], view=view)
+            outputs[result.index] = Output("input", alias[1], view=view)
         else:
             view = _view_of(example, examples[alias[1]], terms)
-            found[result.index] = Output("result", place[alias[1]], view=view)
-    return tuple(found[k] for k in sorted(found))
+            outputs[result.index] = Output("result", new_positions[alias[1]], view=view)
+    return tuple(outputs[k] for k in sorted(outputs))
 
 
 def _view_of(value: torch.Tensor, base: torch.Tensor, terms: Terms) -> View:
-    """Where an alias lies in the memory of what it is one of.
+    """Return an alias as a view of its base.
 
     Raises:
-        CaptureError: it reads that memory in another way, such as the real part of a complex number.
+        CaptureError: the alias interprets the memory differently, such as the real part of a complex tensor.
     """
     if value.dtype != base.dtype or value.is_conj() != base.is_conj() or value.is_neg() != base.is_neg():
         raise CaptureError(
-            f"the graph returns a {value.dtype} view of a {base.dtype} tensor that it also returns or is given, and "
-            "aliases of sessions' results have their type",
-            remedy="Return a copy of it, by clone() or resolve_conj().",
+            f"the graph returns a {value.dtype} view of a {base.dtype} tensor that is an input or another output, but "
+            "a view of such a tensor must have its dtype, without a lazy conjugation or negation",
+            remedy="Return a copy of the view, with clone() or resolve_conj().",
         )
     return _view(value, base.storage_offset(), terms)
 
 
 def _require_fixed_order(value: torch.Tensor) -> None:
-    """A view of an input with gaps and a changing size would need strides of every call."""
+    """Refuses views of a non-contiguous input with a dynamic size, whose strides can differ from call to call.
+
+    Raises:
+        CaptureError: the input is not contiguous and has a dynamic size.
+    """
     if any(isinstance(size, torch.SymInt) for size in value.shape) and not value.is_contiguous():
         raise CaptureError(
-            "an output lies in the memory of an input that has gaps and a changing size",
-            remedy="Each size is compiled by itself.",
+            "an output is a view of an input that is not contiguous and has a dynamic size",
+            remedy="Each size is compiled separately.",
         )
 
 
@@ -144,7 +149,7 @@ def _view(value: torch.Tensor, base_offset: Any, terms: Terms) -> View:
 
 
 def _memory_order(value: Any) -> list[int] | None:
-    """The dimensions of a value from the outermost in memory to the innermost, where that is not their own order."""
+    """The dimensions from the largest stride to the smallest; None for a contiguous value and if there are gaps."""
     if not isinstance(value, torch.Tensor) or value.is_contiguous():
         return None
     order = sorted(range(value.dim()), key=lambda k: (-hint_of(value.stride(k)), k))
@@ -152,23 +157,23 @@ def _memory_order(value: Any) -> list[int] | None:
 
 
 def _permuted(graph: fx.Graph, node: fx.Node, order: list[int], before: fx.Node) -> fx.Node:
-    # Where its value is: torch's partitioners take all ahead of a forward's last node for the forward.
+    # Directly after the node: torch's partitioners assign all nodes before the forward's last node to the forward.
     with graph.inserting_before(before) if node.op == "placeholder" else graph.inserting_after(node):
         permuted = graph.call_function(aten.permute.default, (node, order))
     permuted.meta = {**node.meta, "val": node.meta["val"].permute(order)}
     return permuted
 
 
-def _restore(graph: fx.Graph, tangent: fx.Node, order: list[int]) -> None:
-    """Lets a tangent come in the order of memory of its result."""
-    back = [order.index(k) for k in range(len(order))]
+def _permute_tangent(graph: fx.Graph, tangent: fx.Node, order: list[int]) -> None:
+    """Changes a tangent to the memory layout of its result."""
+    inverse = [order.index(k) for k in range(len(order))]
     value = tangent.meta["val"]
     first = next((node for node in graph.nodes if node in tangent.users), None)
     if first is None:
         tangent.meta["val"] = value.permute(order).contiguous()
         return
     with graph.inserting_before(first):
-        restored = graph.call_function(aten.permute.default, (tangent, back))
+        restored = graph.call_function(aten.permute.default, (tangent, inverse))
     restored.meta = {**OF_BACKWARD, "val": value}
     tangent.replace_all_uses_with(restored, delete_user_cb=lambda user: user is not restored)
     tangent.meta["val"] = value.permute(order).contiguous()

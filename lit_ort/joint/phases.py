@@ -1,7 +1,9 @@
-"""The joint graph as what runs: one graph for a fused or forward step, two for a split one.
+"""Divides the joint graph into phases: one for a fused or forward step, two for a split step.
 
-Source: torch's partitioners (torch._functorch.partitioners) choose what the forward saves for the backward; recomputed
-activations are Chen et al. 2016, an activation memory budget the knapsack of torch's min-cut partitioner.
+Torch's partitioners (torch._functorch.partitioners) select the saved tensors.
+
+Source: Chen et al. 2016 for recomputed activations; torch's min-cut partitioner, which solves a knapsack problem, for
+the activation memory budget.
 """
 
 from __future__ import annotations
@@ -20,23 +22,23 @@ from lit_ort.joint.trace import JointGraph
 from lit_ort.runtime.program import Source
 
 aten = torch.ops.aten
-# Views of all of a value.
+# Views that contain all elements of a value.
 _WHOLE_VIEWS = frozenset(
     {aten.t.default, aten.transpose.int, aten.permute.default, aten.view.default, aten._unsafe_view.default}
     | {aten.unsqueeze.default, aten.expand.default, aten.squeeze.dim, aten.squeeze.dims, aten.detach.default}
 )
 _SAVED = "lit_ort_saved"
-# What a node of a backward carries.
+# The key in the metadata of an input for its `Source`.
 SOURCE = "lit_ort_source"
 
 
 @dataclasses.dataclass(frozen=True)
 class PhaseGraph:
-    """One graph that becomes a session.
+    """A graph that becomes one session.
 
     Args:
-        module: each input has its `Source` in `meta[SOURCE]`; the outputs are those of the session.
-        results: how many of the outputs are results, before saved values or gradients.
+        module: the graph; each input has its `Source` in `meta[SOURCE]`, and the outputs are those of the session.
+        results: the number of results, which are the first outputs; saved tensors or gradients follow.
     """
 
     module: fx.GraphModule
@@ -44,22 +46,23 @@ class PhaseGraph:
 
 
 def one_phase(joint: JointGraph, loss: int | None, budget: float | None, recomputes: bool) -> PhaseGraph:
-    """A graph that gives results and gradients in one run, for a gradient of one of the loss and none of the others.
+    """Return a graph that computes results and gradients in one run, for a loss gradient of one and no other gradients.
 
     Args:
-        loss: the result that is the loss; None without gradients.
-        budget: activation memory between 0 and 1, or None.
-        recomputes: whether nodes are marked to be computed again in the backward.
+        joint: the joint graph.
+        loss: the position of the loss among the results; None without gradients.
+        budget: the fraction of activation memory that may be saved, between 0 and 1, or None.
+        recomputes: whether nodes are marked for recomputation in the backward.
     """
     module = joint.module
     if loss is not None and (recomputes or budget is not None):
         forward, backward = partition(module, len(joint.results), budget)
-        module = _stitched(forward, backward, len(joint.results))
+        module = _concatenated(forward, backward, len(joint.results))
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     tangents = dict(zip(_tangents(joint.module), joint.tangents, strict=True))
     for node in module.graph.nodes:
-        description = node.meta.get("described")
+        description = node.meta.get("description")
         if node.op == "placeholder" and node.name in tangents:
             value = node.meta["val"]
             fill = 1.0 if tangents[node.name] == loss else 0.0
@@ -76,55 +79,58 @@ def one_phase(joint: JointGraph, loss: int | None, budget: float | None, recompu
 
 
 def two_phases(joint: JointGraph, budget: float | None) -> tuple[PhaseGraph, PhaseGraph]:
-    """The forward, which also gives what the backward needs, and the backward."""
+    """Return the forward, which also returns the saved tensors, and the backward."""
     results = len(joint.results)
     forward, backward = partition(joint.module, results, budget)
     _save_bases(forward.graph, backward.graph, results)
-    described = {node.name: node.meta["described"] for node in inputs_of(joint.module.graph)}
+    descriptions = {node.name: node.meta["description"] for node in inputs_of(joint.module.graph)}
     tangents = _tangents(joint.module)
     for node in inputs_of(forward.graph):
-        node.meta[SOURCE] = Source("tensor", described[node.name].index)
+        node.meta[SOURCE] = Source("tensor", descriptions[node.name].index)
     returned = returned_by(forward.graph)
-    saved = returned[results:]
-    kept = [node for node in saved if node.op != "placeholder" and isinstance(node.meta.get("val"), torch.Tensor)]
+    values = returned[results:]
+    saved = [node for node in values if node.op != "placeholder" and isinstance(node.meta.get("val"), torch.Tensor)]
     for node in inputs_of(backward.graph):
         name = _name_in_forward(node)
-        description = described.get(name)
+        description = descriptions.get(name)
         if description is not None and description.kind == "input":
             node.meta[SOURCE] = Source("tensor", description.index)
         elif node.name in tangents:
             node.meta[SOURCE] = Source("tangent", joint.tangents[tangents.index(node.name)])
         elif isinstance(node.meta.get("val"), torch.Tensor):
-            node.meta[SOURCE] = Source("saved", next(k for k, value in enumerate(kept) if value.name == name))
-    output_of(forward.graph).args = ((*returned[:results], *kept),)
+            node.meta[SOURCE] = Source("saved", next(k for k, value in enumerate(saved) if value.name == name))
+    output_of(forward.graph).args = ((*returned[:results], *saved),)
     return PhaseGraph(forward, results), PhaseGraph(backward, 0)
 
 
 def _save_bases(forward: fx.Graph, backward: fx.Graph, results: int) -> None:
-    """Saves what views are of, which the backward views again: a view of an input or result would be a copy."""
+    """Saves the bases of views instead of the views, which the backward recreates.
+
+    A saved view would be a copy if its base is an input, a result or also saved.
+    """
     returned = returned_by(forward)
     saved: dict[fx.Node, None] = {}
     for node in returned[results:]:
         base, views = _base_of(node)
-        place = _saved_place(backward, base) if views else None
-        if place is None:
+        base_input = _saved_input(backward, base) if views else None
+        if base_input is None:
             saved[node] = None
             continue
         saved[base] = None
-        own = next(other for other in inputs_of(backward) if _name_in_forward(other) == node.name)
+        view_input = next(other for other in inputs_of(backward) if _name_in_forward(other) == node.name)
         with backward.inserting_before(_first_after_inputs(backward)):
-            value = place
+            value = base_input
             for view in views:
                 assert isinstance(view.target, OpOverload)
                 value = backward.call_function(view.target, (value, *view.args[1:]), view.kwargs)
                 value.meta = dict(view.meta)
-        own.replace_all_uses_with(value)
-        backward.erase_node(own)
+        view_input.replace_all_uses_with(value)
+        backward.erase_node(view_input)
     output_of(forward).args = ((*returned[:results], *saved),)
 
 
 def _base_of(value: Any) -> tuple[Any, list[fx.Node]]:
-    """What a saved value is a view of, and the views in between, first to last; of as many elements or fewer."""
+    """The base of a saved value, which has as many elements or fewer, and the views in between, first to last."""
     views: list[fx.Node] = []
     while isinstance(value, fx.Node) and value.target in _WHOLE_VIEWS:
         base = first_argument(value)
@@ -135,19 +141,19 @@ def _base_of(value: Any) -> tuple[Any, list[fx.Node]]:
     return value, views
 
 
-def _saved_place(backward: fx.Graph, base: fx.Node) -> fx.Node | None:
-    """The input of a backward for a value of the forward; None where the backward computes that value again."""
-    found = next((node for node in backward.nodes if _name_in_forward(node) == base.name), None)
-    if found is not None:
-        return found if found.op == "placeholder" else None
+def _saved_input(backward: fx.Graph, base: fx.Node) -> fx.Node | None:
+    """The input of the backward for a value of the forward; None if the backward computes the value again."""
+    existing = next((node for node in backward.nodes if _name_in_forward(node) == base.name), None)
+    if existing is not None:
+        return existing if existing.op == "placeholder" else None
     with backward.inserting_before(_first_after_inputs(backward)):
-        place = backward.placeholder(base.name)
-    place.meta = {"val": base.meta["val"], _SAVED: base.name}
-    return place
+        saved_input = backward.placeholder(base.name)
+    saved_input.meta = {"val": base.meta["val"], _SAVED: base.name}
+    return saved_input
 
 
 def _name_in_forward(node: fx.Node) -> str:
-    """The name in the forward of what a backward's input is, which the backward's own name may only resemble."""
+    """The name of the forward's node for an input of the backward. FX can add a suffix to the name of the input."""
     return node.meta.get(_SAVED, node.name)
 
 
@@ -156,11 +162,11 @@ def _first_after_inputs(graph: fx.Graph) -> fx.Node:
 
 
 def _tangents(module: fx.GraphModule) -> list[str]:
-    return [node.name for node in inputs_of(module.graph) if node.meta["described"].kind == "tangent"]
+    return [node.name for node in inputs_of(module.graph) if node.meta["description"].kind == "tangent"]
 
 
-def _stitched(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> fx.GraphModule:
-    """Forward and backward one after the other in one graph, with what the backward computes again."""
+def _concatenated(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> fx.GraphModule:
+    """Forward and backward, including its recomputed nodes, in one graph."""
     graph = fx.Graph()
     copies: dict[str, fx.Node] = {}
     returned: list[fx.Node] = []
@@ -174,34 +180,33 @@ def _stitched(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -
                 if module is forward:
                     copies[node.name] = local[node]
                 elif node.name in copies and not is_marked(node):
-                    # What a budget has chosen; equal nodes are not to become one again.
+                    # Recomputed because of the budget; the mark keeps merge_equal from merging it with the forward.
                     mark_recomputed(local[node], 0)
-        wanted = returned_by(module.graph)
-        returned += [local[node] for node in (wanted[:results] if module is forward else wanted)]
+        outputs = returned_by(module.graph)
+        returned += [local[node] for node in (outputs[:results] if module is forward else outputs)]
     graph.output(tuple(returned))
     return fx.GraphModule(forward, graph)
 
 
 def _by_need(graph: fx.Graph) -> list[fx.Node]:
-    """The nodes of a backward in an order where what is computed again comes right before it is read."""
+    """The nodes of a backward, ordered so that recomputed nodes come immediately before their first use."""
     inputs = inputs_of(graph)
-    gradients = {node for node in inputs if "described" in node.meta and node.meta["described"].kind == "tangent"}
-    done = dict.fromkeys(inputs)
+    gradients = {node for node in inputs if "description" in node.meta and node.meta["description"].kind == "tangent"}
+    ordered = dict.fromkeys(inputs)
     for node in graph.nodes:
         if any(argument in gradients for argument in node.all_input_nodes):
             gradients.add(node)
         if node in gradients or node.op == "output":
-            waiting = [node]
-            while waiting:
-                last = waiting[-1]
-                missing = [argument for argument in last.all_input_nodes if argument not in done]
-                waiting.extend(missing)
-                if not missing:
-                    done[waiting.pop()] = None
-    return list(done)
+            stack = [node]
+            while stack:
+                arguments = [argument for argument in stack[-1].all_input_nodes if argument not in ordered]
+                stack.extend(arguments)
+                if not arguments:
+                    ordered[stack.pop()] = None
+    return list(ordered)
 
 
 def saved_inputs(backward: PhaseGraph) -> tuple[int, ...]:
-    """Positions of the tensor inputs that a backward reads."""
+    """The positions of the tensor inputs that the backward reads."""
     sources: Sequence[Source] = [node.meta[SOURCE] for node in inputs_of(backward.module.graph)]
     return tuple(sorted({source.index for source in sources if source.kind == "tensor"}))

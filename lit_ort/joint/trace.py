@@ -1,8 +1,8 @@
-"""AOTAutograd's joint graph, with what its inputs and outputs are in plain words.
+"""Traces the joint graph with AOTAutograd, and describes its inputs and outputs.
 
 The gradient is torch's: every operator, autograd.Function, detach, no_grad, autocast and buffer update that torch
-differentiates is right without a list. Writes in place and aliases are gone from the graph; what they did to inputs and
-outputs is in the `JointGraph`.
+differentiates is correct without a list. The joint graph has no in-place operators and no aliases; their effects on
+inputs and outputs are described by `JointGraph`.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ class JointGraph:
     """Forward and backward in one graph.
 
     Args:
-        module: its inputs are the graph's tensors, then the tangents; its outputs the results, then the gradients.
-        results: what each result is: `output`, `mutation` or `base`.
-        gradients: for each gradient, the tensor input that it is of.
+        module: the graph; its inputs are the captured graph's tensors, then the tangents, and its outputs are the
+            results, then the gradients.
+        results: the description of each result: an `output`, `mutation` or `base`.
+        gradients: for each gradient, the position of its tensor input.
         tangents: for each tangent, the position of the result whose gradient it is.
-        aliases: for each output that is an alias: whether it is the `same` as an input, or lies in the memory of an
-            `input` or of a `result`, and which.
-        modes: for each mutated input, what autograd sees of the write.
+        aliases: for each output that is an alias: whether it is the `same` tensor as an input, or a view of an `input`
+            or of a `result`, and the position of the latter.
+        modes: for each mutated input, how autograd treats the in-place change.
         differentiable: whether there is a backward.
     """
 
@@ -60,11 +61,12 @@ class JointGraph:
 
 
 def trace(module: fx.GraphModule, examples: Examples) -> JointGraph:
-    """Traces a graph's forward and backward.
+    """Traces the forward and backward of a graph.
 
     Raises:
-        CaptureError: inputs that share memory, of which one is changed; an input that changes its shape; tensors of
-            classes of their own. Whatever else tracing raises comes through as it is.
+        CaptureError: inputs share memory and one of them is changed in place; an input changes its shape or storage; a
+            constant is changed in place; an input or output is a tensor subclass; a gradient is sparse; the graph has
+            higher-order operators. Other errors of tracing are not caught.
     """
     traced = joint_trace(module, examples.tensors, examples.mode)
     graph = fx.Graph()
@@ -72,31 +74,31 @@ def trace(module: fx.GraphModule, examples: Examples) -> JointGraph:
     output = graph.graph_copy(traced.graph_module.graph, values)
     correct_statistics(graph)
     flat = _flat(output)
-    described_outputs = descriptor_of(output_of(traced.graph_module.graph))
-    pairs = zip(flat, _descriptions(described_outputs, len(flat)), strict=True)
+    output_descriptors = descriptor_of(output_of(traced.graph_module.graph))
+    pairs = zip(flat, _descriptions(output_descriptors, len(flat)), strict=True)
     pairs = [(value, description) for value, description in pairs if description is None or description.kind != "token"]
     flat, descriptions = [value for value, _ in pairs], [description for _, description in pairs]
     inputs = inputs_of(traced.graph_module.graph)
-    given = [_described(descriptor_of(node)) for node in inputs]
-    # AOTAutograd counts the module's constants among the inputs, ahead of the graph's own.
-    places = [d.index if d.kind == "input" else None for d in given if d.kind in ("input", "constant")]
+    of_inputs = [_description(descriptor_of(node)) for node in inputs]
+    # AOTAutograd counts the module's constants as inputs, before those of the graph.
+    input_positions = [d.index if d.kind == "input" else None for d in of_inputs if d.kind in ("input", "constant")]
     results = tuple(d for d in descriptions if d is not None and d.kind != "gradient")
     positions = {(d.kind, d.index): k for k, d in enumerate(results)}
     gradients = [(d.index, value) for d, value in zip(descriptions, flat, strict=True) if d and d.kind == "gradient"]
     gradients = [(index, value) for index, value in gradients if isinstance(value, fx.Node)]
     _require_dense([value for _, value in gradients])
     graph.output((*flat[: len(results)], *(value for _, value in gradients)))
-    for node, description in zip(inputs, given, strict=True):
-        values[node].meta["described"] = description
-    _release_effects(graph)
+    for node, description in zip(inputs, of_inputs, strict=True):
+        values[node].meta["description"] = description
+    _unwrap_effects(graph)
     _require_operators(graph)
     return JointGraph(
         _with_constants(traced.graph_module, graph, module),
         results,
         tuple(index for index, _ in gradients),
-        tuple(positions[_kind_of_tangent(d), d.index] for d in given if d.kind == "tangent"),
-        _aliases(traced.metadata, results, places),
-        _modes(traced.metadata, places),
+        tuple(positions[_kind_of_tangent(d), d.index] for d in of_inputs if d.kind == "tangent"),
+        _aliases(traced.metadata, results, input_positions),
+        _modes(traced.metadata, input_positions),
         traced.differentiable,
     )
 
@@ -106,20 +108,20 @@ def _flat(output: Any) -> list[Any]:
 
 
 def _descriptions(descriptors: Any, count: int) -> list[Description | None]:
-    found = [None if descriptor is None else _described(descriptor) for descriptor in descriptors]
-    assert len(found) == count, "a descriptor for each output"
-    return found
+    descriptions = [None if descriptor is None else _description(descriptor) for descriptor in descriptors]
+    assert len(descriptions) == count, "a descriptor for each output"
+    return descriptions
 
 
-def _described(descriptor: Any) -> Description:
-    found = description_of(descriptor)
-    if found is None:
+def _description(descriptor: Any) -> Description:
+    description = description_of(descriptor)
+    if description is None:
         raise CaptureError(
-            f"AOTAutograd makes {type(descriptor).__name__} of an input or output: inputs share memory and one is "
-            "changed in place, or a tensor has a class of its own",
-            remedy="Clone one of the tensors before the step, or keep this part out of it with torch.compiler.disable.",
+            f"AOTAutograd describes an input or output as {type(descriptor).__name__}: two inputs share memory and one "
+            "of them is changed in place, or a tensor is a subclass of torch.Tensor",
+            remedy="Clone one of the tensors before the step, or exclude this code with torch.compiler.disable.",
         )
-    return found
+    return description
 
 
 def _kind_of_tangent(tangent: Description) -> str:
@@ -127,9 +129,9 @@ def _kind_of_tangent(tangent: Description) -> str:
 
 
 def _with_constants(root: fx.GraphModule, graph: fx.Graph, captured: fx.GraphModule) -> fx.GraphModule:
-    """The traced graph with the captured one's constants as attributes, which AOTAutograd has made inputs."""
+    """Return the traced graph with constants as attributes; AOTAutograd has turned them into inputs."""
     for node in inputs_of(graph):
-        description = node.meta["described"]
+        description = node.meta["description"]
         if description.kind == "constant":
             name = f"captured_{description.name.replace('.', '_')}"
             setattr(root, name, functools.reduce(getattr, description.name.split("."), captured))
@@ -141,8 +143,14 @@ def _with_constants(root: fx.GraphModule, graph: fx.Graph, captured: fx.GraphMod
     return fx.GraphModule(root, graph)
 
 
-def _release_effects(graph: fx.Graph) -> None:
-    """Writes operators with effects, such as a decomposition's check, as plain calls; their order is the graph's."""
+def _unwrap_effects(graph: fx.Graph) -> None:
+    """Replaces calls that order effectful operators, such as assertions in decompositions, by plain calls.
+
+    The order of the graph's nodes is sufficient.
+
+    Raises:
+        CaptureError: an effectful operator has more than one result.
+    """
     for node in list(graph.nodes):
         effect = effect_of(node)
         if effect is None:
@@ -154,8 +162,8 @@ def _release_effects(graph: fx.Graph) -> None:
         call.meta = {**node.meta, "val": None}
         if result_count(target) > 1:
             raise CaptureError(
-                f"{target} has effects and several results",
-                remedy="Keep this part out of the step with torch.compiler.disable.",
+                f"{target} has side effects and more than one result, which is not supported",
+                remedy="Exclude this code from the step with torch.compiler.disable.",
                 operator=str(target),
             )
         for user in list(node.users):
@@ -169,7 +177,7 @@ def _release_effects(graph: fx.Graph) -> None:
                 graph.erase_node(user)
         graph.erase_node(node)
     for node in inputs_of(graph):
-        if node.meta["described"].kind == "token":
+        if node.meta["description"].kind == "token":
             graph.erase_node(node)
 
 
@@ -177,8 +185,8 @@ def _require_operators(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if isinstance(node.target, HigherOrderOperator):
             raise CaptureError(
-                f"the graph has {node.target}, which chooses or repeats graphs, and sessions run one",
-                remedy="Write it with torch.where, or as Python control flow.",
+                f"the graph has {node.target}, which calls other graphs, but a session runs a single graph",
+                remedy="Use torch.where or Python control flow instead.",
                 operator=str(node.target),
             )
 
@@ -188,48 +196,52 @@ def _require_dense(gradients: Sequence[fx.Node]) -> None:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and value.layout != torch.strided:
             raise CaptureError(
-                f"a gradient is a sparse tensor ({value.layout}), and sessions give dense ones",
-                remedy="Leave out sparse=True, or keep this module out of the step with torch.compiler.disable.",
+                f"a gradient is a sparse tensor ({value.layout}), but sessions return dense tensors only",
+                remedy="Remove sparse=True, or exclude this module from the step with torch.compiler.disable.",
                 operator=str(node.target),
             )
 
 
-def _aliases(metadata: Any, results: Sequence[Description], places: Sequence[int | None]) -> dict[int, tuple[str, int]]:
-    """The outputs that lie in the memory of an input or of another result.
+def _aliases(
+    metadata: Any, results: Sequence[Description], input_positions: Sequence[int | None]
+) -> dict[int, tuple[str, int]]:
+    """The outputs that are views of an input or of another result.
 
     Args:
-        places: the graph's input that each of AOTAutograd's is; None for a constant.
+        metadata: AOTAutograd's metadata.
+        results: the results of the joint graph.
+        input_positions: for each input of AOTAutograd, the position of the graph's input; None for a constant.
     """
     bases = [k for k, result in enumerate(results) if result.kind == "base"]
     outputs = {result.index: k for k, result in enumerate(results) if result.kind == "output"}
-    found: dict[int, tuple[str, int]] = {}
-    for position, (kind, of) in aliases_of(metadata).items():
+    aliases: dict[int, tuple[str, int]] = {}
+    for position, (kind, index) in aliases_of(metadata).items():
         if kind == "base":
-            found[position] = ("result", bases[of])
+            aliases[position] = ("result", bases[index])
         elif kind == "output":
-            found[position] = ("result", outputs[of])
+            aliases[position] = ("result", outputs[index])
         else:
-            place = places[of]
-            # What lies in a constant is computed, as its owner is not to be changed.
-            if place is not None:
-                found[position] = (kind, place)
-    return found
+            input_position = input_positions[index]
+            # A view of a constant is computed as a result, so that the caller can't change the constant.
+            if input_position is not None:
+                aliases[position] = (kind, input_position)
+    return aliases
 
 
-def _modes(metadata: Any, places: Sequence[int | None]) -> dict[int, str]:
+def _modes(metadata: Any, input_positions: Sequence[int | None]) -> dict[int, str]:
     modes: dict[int, str] = {}
     for k, write in writes_of(metadata).items():
-        position = places[k]
+        position = input_positions[k]
         if write.reshapes:
             raise CaptureError(
-                f"input {position} changes its shape or its memory in the graph, and sessions change values alone",
-                remedy="Assign the changed tensor to a new name instead of changing it in place.",
+                f"input {position} changes its shape or storage in the graph, but sessions can change values only",
+                remedy="Assign the changed tensor to a new variable instead of changing it in place.",
             )
         if position is None:
             raise CaptureError(
-                "a constant of the graph is changed in place, and sessions keep their constants",
+                "a constant of the graph is changed in place, but sessions can't change constants",
                 remedy="Register the tensor as a buffer of the module.",
             )
-        unseen = write.under_no_grad or not write.requires_grad
-        modes[position] = DETACHED if write.hidden else NO_GRAD if unseen else TRACKED
+        is_untracked = write.under_no_grad or not write.requires_grad
+        modes[position] = DETACHED if write.hidden else NO_GRAD if is_untracked else TRACKED
     return modes

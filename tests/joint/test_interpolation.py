@@ -1,4 +1,4 @@
-"""Interpolation is one operator of the graph, in both directions and at sizes that change."""
+"""Interpolation is one operator in the forward and one in the backward, also for dynamic sizes."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ CASES: list[tuple[int, dict[str, Any]]] = [
 class Resized(nn.Module):
     def __init__(self, rank: int, settings: dict[str, Any]) -> None:
         super().__init__()
-        kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[rank - 1]
-        self.convolution = kind(2, 3, 3, padding=1)
+        layer = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[rank - 1]
+        self.convolution = layer(2, 3, 3, padding=1)
         self.settings = settings
 
     def forward(self, x: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ def step(module: Any, x: Tensor) -> Tensor:
     ],
     ids=str,
 )
-def test_stays_whole(rank: int, settings: dict[str, Any]) -> None:
+def test_interpolation_is_not_decomposed(rank: int, settings: dict[str, Any]) -> None:
     module = Resized(rank, settings)
     engine = assert_same_step(module, step, torch.randn(2, 2, *[6] * rank))
     (graph,) = engine.compile_log.graphs
@@ -63,7 +63,7 @@ def test_stays_whole(rank: int, settings: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("rank", "settings"), CASES, ids=str)
-def test_one_graph_serves_other_sizes(rank: int, settings: dict[str, Any]) -> None:
+def test_one_graph_for_other_sizes(rank: int, settings: dict[str, Any]) -> None:
     module, engine = Resized(rank, {**settings, "scale_factor": 2}), backend()
     compiled = torch.compile(step, backend=engine)
     for batch, size in ((2, 6), (3, 5), (4, 8), (5, 9)):

@@ -1,4 +1,4 @@
-"""Which output is the loss, and what becomes of the others."""
+"""The kind of a graph: which output is the loss, and the gradients of the other outputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def weight() -> Tensor:
     return torch.randn(3, 4, generator=torch.Generator().manual_seed(3)).requires_grad_()
 
 
-def loss_alone(w: Tensor) -> tuple[Tensor, ...]:
+def only_loss(w: Tensor) -> tuple[Tensor, ...]:
     return (F.cross_entropy(w, LABELS),)
 
 
@@ -35,11 +35,11 @@ def sum_of_two_losses(w: Tensor) -> tuple[Tensor, ...]:
     return first, second, first + second
 
 
-def two_scalars_apart(w: Tensor) -> tuple[Tensor, ...]:
+def two_independent_losses(w: Tensor) -> tuple[Tensor, ...]:
     return w.exp().mean(), w.square().mean()
 
 
-def rows_alone(w: Tensor) -> tuple[Tensor, ...]:
+def no_scalars(w: Tensor) -> tuple[Tensor, ...]:
     return w.exp(), w.square()
 
 
@@ -52,7 +52,7 @@ def loss_and_its_view(w: Tensor) -> tuple[Tensor, ...]:
     return loss, loss.view(1)
 
 
-def loss_beside_shared_rows(w: Tensor) -> tuple[Tensor, ...]:
+def loss_and_shared_rows(w: Tensor) -> tuple[Tensor, ...]:
     hidden = w.tanh()
     return hidden.square().mean(), hidden, hidden.t()
 
@@ -60,45 +60,43 @@ def loss_beside_shared_rows(w: Tensor) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize(
     ("function", "position"),
     [
-        (loss_alone, 0),
+        (only_loss, 0),
         (logits_and_loss, 1),
         (sum_of_two_losses, 2),
-        (two_scalars_apart, 0),
-        (rows_alone, None),
+        (two_independent_losses, 0),
+        (no_scalars, None),
         (one_element_in_one_dimension, None),
         (loss_and_its_view, None),
-        (loss_beside_shared_rows, None),
+        (loss_and_shared_rows, None),
     ],
 )
-def test_the_loss_is_a_scalar_that_no_other_scalar_comes_from(
-    function: Callable[[Tensor], tuple[Tensor, ...]], position: int | None
-) -> None:
+def test_the_loss_is_the_last_scalar(function: Callable[[Tensor], tuple[Tensor, ...]], position: int | None) -> None:
     w = weight()
     module = captured(function, w).module
     assert loss_position(module, range(len(function(w)))) == position
 
 
-def test_what_needs_no_gradient_is_no_loss() -> None:
+def test_the_loss_is_differentiable() -> None:
     module = captured(sum_of_two_losses, weight()).module
     assert loss_position(module, [0, 1]) == 0
     assert loss_position(module, [1]) == 1
     assert loss_position(module, []) is None
 
 
-def test_others_are_detached_with_their_values() -> None:
+def test_detached_outputs_keep_their_values() -> None:
     w = weight()
-    found = detach_others(captured(sum_of_two_losses, w).module, [0, 1, 2], 2)(w)
+    actual = detach_others(captured(sum_of_two_losses, w).module, [0, 1, 2], 2)(w)
     expected = sum_of_two_losses(w)
-    assert [value.requires_grad for value in found] == [False, False, True]
-    for value, reference in zip(found, expected, strict=True):
+    assert [value.requires_grad for value in actual] == [False, False, True]
+    for value, reference in zip(actual, expected, strict=True):
         torch.testing.assert_close(value, reference, rtol=0, atol=0, check_stride=True)
-    torch.testing.assert_close(torch.autograd.grad(found[2], w), torch.autograd.grad(expected[2], w))
+    torch.testing.assert_close(torch.autograd.grad(actual[2], w), torch.autograd.grad(expected[2], w))
 
 
-def test_only_outputs_that_need_gradients_are_detached() -> None:
+def test_only_differentiable_outputs_are_detached() -> None:
     module = captured(sum_of_two_losses, weight()).module
-    left = detach_others(module, [1, 2], 2)
-    assert [node.target for node in left.graph.nodes if node.op == "call_method"] == ["detach"]
+    detached = detach_others(module, [1, 2], 2)
+    assert [node.target for node in detached.graph.nodes if node.op == "call_method"] == ["detach"]
 
 
 @pytest.mark.parametrize(
@@ -116,13 +114,15 @@ def test_the_kind_of_a_step_that_returns_a_dictionary(function: Callable[[Tensor
     assert [graph.kind for graph in engine.compile_log.graphs] == [kind]
 
 
-@pytest.mark.parametrize("function", [sum_of_two_losses, two_scalars_apart, loss_and_its_view, loss_beside_shared_rows])
-@pytest.mark.parametrize("chosen", [0, 1])
-def test_whichever_output_gets_a_gradient_it_is_eagers(
-    function: Callable[[Tensor], tuple[Tensor, ...]], chosen: int
+@pytest.mark.parametrize(
+    "function", [sum_of_two_losses, two_independent_losses, loss_and_its_view, loss_and_shared_rows]
+)
+@pytest.mark.parametrize("position", [0, 1])
+def test_each_output_has_the_same_gradient_as_in_eager(
+    function: Callable[[Tensor], tuple[Tensor, ...]], position: int
 ) -> None:
     w = weight()
-    output, expected = torch.compile(function, backend=backend())(w)[chosen], function(w)[chosen]
+    output, expected = torch.compile(function, backend=backend())(w)[position], function(w)[position]
     factor = torch.linspace(0.5, 1.5, output.numel()).reshape(output.shape)
-    found = torch.autograd.grad(output, w, factor)
-    torch.testing.assert_close(found, torch.autograd.grad(expected, w, factor))
+    actual = torch.autograd.grad(output, w, factor)
+    torch.testing.assert_close(actual, torch.autograd.grad(expected, w, factor))

@@ -1,4 +1,4 @@
-"""Outputs as results, inputs and views of either: eager's sizes, strides and shared memory."""
+"""Outputs as results, inputs and views of them: sizes, strides and shared memory as in eager."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def result_values(returned: Returned) -> list[Tensor]:
     return [node.meta["val"] for node in output.args[0][: len(returned.joint.results)]]
 
 
-def test_a_result_is_as_it_is_computed() -> None:
+def test_contiguous_results_need_no_view() -> None:
     returned = returned_by(lambda w: (w.exp(), w.sum()), weight())
     assert returned.outputs == (Output("result", 0), Output("result", 1))
     assert returned.mutations == ()
 
 
-def test_views_of_a_result_are_no_results_of_their_own() -> None:
+def test_views_of_a_result_are_not_results() -> None:
     def function(w: Tensor) -> tuple[Tensor, ...]:
         hidden = w.exp()
         return hidden, hidden.view(-1), hidden[1:3], hidden.t(), hidden.unsqueeze(0).expand(2, 4, 6)
@@ -67,14 +67,14 @@ def test_views_of_an_input() -> None:
     )
 
 
-def test_a_view_counts_from_where_its_input_begins() -> None:
+def test_the_offset_of_a_view_is_relative_to_its_input() -> None:
     rows = torch.randn(6, 4)[2:]
     returned = returned_by(lambda x: (x.sum(), x[1:]), rows)
     assert returned.outputs[1] == Output("input", 0, view=View((3, 4), (4, 1), 4))
 
 
-def test_a_result_in_another_order_of_memory() -> None:
-    """It is computed contiguously in that order, and a view restores its shape."""
+def test_a_result_in_another_memory_layout() -> None:
+    """It is computed permuted to that layout, and a view restores its shape."""
     w = weight()
     returned = returned_by(lambda w: (w.t().exp(),), w)
     (value,) = result_values(returned)
@@ -98,7 +98,7 @@ def double_a_parameter(x: Tensor, w: Tensor) -> None:
         (lambda x, w: x.mul_(2), NO_GRAD),
     ],
 )
-def test_inputs_that_are_changed(change: Callable[[Tensor, Tensor], Any], mode: str) -> None:
+def test_mutated_inputs(change: Callable[[Tensor, Tensor], Any], mode: str) -> None:
     def function(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
         change(x, w)
         return ((x * w).sum(),)
@@ -108,7 +108,7 @@ def test_inputs_that_are_changed(change: Callable[[Tensor, Tensor], Any], mode: 
     assert returned.mutations == (Mutation(0, kinds.index("mutation"), mode),)
 
 
-def test_another_reading_of_the_same_memory_is_refused() -> None:
+def test_a_view_with_another_dtype_is_rejected() -> None:
     with pytest.raises(CaptureError, match=r"torch\.float32 view of a torch\.complex64 tensor"):
         returned_by(lambda w: (lambda z: (z, z.real))(torch.complex(w, w).exp()), weight())
 
@@ -117,7 +117,7 @@ def permuted(w: Tensor) -> tuple[Tensor, ...]:
     return (w.reshape(2, 2, 6).permute(2, 0, 1).exp(),)
 
 
-def transposed_and_its_parts(w: Tensor) -> tuple[Tensor, ...]:
+def transposed_and_views(w: Tensor) -> tuple[Tensor, ...]:
     hidden = w.t().exp()
     return hidden, hidden[1:], hidden.t()
 
@@ -127,22 +127,22 @@ def overlapping(w: Tensor) -> tuple[Tensor, ...]:
     return hidden[:3], hidden[1:]
 
 
-def transposed_loss_parts(w: Tensor) -> tuple[Tensor, ...]:
+def transposed_and_loss(w: Tensor) -> tuple[Tensor, ...]:
     return w.t().exp(), (w.t() * 2).tanh().sum()
 
 
-@pytest.mark.parametrize("function", [permuted, transposed_and_its_parts, overlapping, transposed_loss_parts])
-def test_outputs_lie_in_memory_as_eagers_do(function: Function) -> None:
+@pytest.mark.parametrize("function", [permuted, transposed_and_views, overlapping, transposed_and_loss])
+def test_outputs_have_the_same_memory_layout_as_in_eager(function: Function) -> None:
     w = weight()
-    found, expected = torch.compile(function, backend=backend())(w), function(w)
+    actual, expected = torch.compile(function, backend=backend())(w), function(w)
 
-    def geometry(values: tuple[Tensor, ...]) -> list[tuple[torch.Size, tuple[int, ...], bool]]:
+    def layouts(values: tuple[Tensor, ...]) -> list[tuple[torch.Size, tuple[int, ...], bool]]:
         first = values[0].untyped_storage().data_ptr()
         return [(v.shape, v.stride(), v.untyped_storage().data_ptr() == first) for v in values]
 
-    assert geometry(found) == geometry(expected)
+    assert layouts(actual) == layouts(expected)
     factors = [torch.linspace(0.5, 1.5, value.numel()).reshape(value.shape) for value in expected]
-    for value, reference in zip(found, expected, strict=True):
+    for value, reference in zip(actual, expected, strict=True):
         torch.testing.assert_close(value, reference)
-    gradients = torch.autograd.grad(found, w, factors), torch.autograd.grad(expected, w, factors)
+    gradients = torch.autograd.grad(actual, w, factors), torch.autograd.grad(expected, w, factors)
     torch.testing.assert_close(*gradients)

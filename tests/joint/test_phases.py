@@ -1,4 +1,4 @@
-"""A joint graph as one run or two: the same results and gradients as eager's, and what is kept or computed again."""
+"""A joint graph as one phase or two: results and gradients as in eager, saved tensors and recomputation."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def checkpointed(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
 
 
 def deep(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
-    """Products and pointwise operators, each of whose results the backward reads."""
+    """Matrix products and pointwise operators; the backward needs the result of each."""
     for _ in range(6):
         x = (w @ x).tanh().sin().exp().sigmoid()
     return (x.square().mean(),)
 
 
-def test_one_run_gives_results_and_gradients() -> None:
+def test_one_phase_returns_results_and_gradients() -> None:
     w, x = weight(), rows()
     joint = joint_of(loss, w, x)
     phase = one_phase(joint, 0, None, recomputes=False)
@@ -56,17 +56,17 @@ def test_one_run_gives_results_and_gradients() -> None:
     torch.testing.assert_close(gradient, torch.autograd.grad(loss(w, x)[0], w)[0])
 
 
-def test_only_the_loss_has_a_gradient_in_one_run() -> None:
-    def both(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+def test_only_the_loss_has_a_gradient_in_one_phase() -> None:
+    def hidden_and_loss(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
         inner = (w * x).tanh()
         return inner, inner.square().mean()
 
     w, x = weight(), rows()
-    _, _, gradient = run(one_phase(joint_of(both, w, x), 1, None, recomputes=False), tensors(w, x))
-    torch.testing.assert_close(gradient, torch.autograd.grad(both(w, x)[1], w)[0])
+    _, _, gradient = run(one_phase(joint_of(hidden_and_loss, w, x), 1, None, recomputes=False), tensors(w, x))
+    torch.testing.assert_close(gradient, torch.autograd.grad(hidden_and_loss(w, x)[1], w)[0])
 
 
-def test_without_gradients_there_are_results_alone() -> None:
+def test_one_phase_without_gradients() -> None:
     w, x = weight().detach(), rows()
     joint = joint_of(loss, w, x)
     assert not joint.differentiable
@@ -76,7 +76,7 @@ def test_without_gradients_there_are_results_alone() -> None:
 
 @pytest.mark.parametrize("budget", [None, 0.0, 1.0])
 @pytest.mark.parametrize("function", [loss, hidden, deep])
-def test_two_runs_hand_over_what_the_backward_reads(function: Function, budget: float | None) -> None:
+def test_two_phases_pass_saved_tensors(function: Function, budget: float | None) -> None:
     w, x = weight(), rows()
     joint = joint_of(function, w, x)
     forward, backward = two_phases(joint, budget)
@@ -90,7 +90,7 @@ def test_two_runs_hand_over_what_the_backward_reads(function: Function, budget: 
 
 
 def test_inputs_that_the_backward_reads_are_not_saved_twice() -> None:
-    """The gradient of exp(w x) is the tangent times the result, times x."""
+    """The gradient of exp(w * x) is tangent * result * x."""
     forward, backward = two_phases(joint_of(hidden, weight(), rows()), None)
     assert saved_inputs(backward) == (1,)
     sources = [n.meta[SOURCE] for n in backward.module.graph.nodes if n.op == "placeholder"]
@@ -98,24 +98,24 @@ def test_inputs_that_the_backward_reads_are_not_saved_twice() -> None:
     assert len(run(forward, tensors(weight(), rows()))) == 2
 
 
-def turned(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+def transposed(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
     factor = w.exp().t()
     return ((x.t() @ factor).unsqueeze(0).exp(),)
 
 
-def test_views_are_saved_as_what_they_are_of() -> None:
+def test_the_bases_of_views_are_saved() -> None:
     w, x = torch.randn(3, 5), torch.randn(5, 4)
     w.requires_grad_()
-    forward, backward = two_phases(joint_of(turned, w, x), None)
+    forward, backward = two_phases(joint_of(transposed, w, x), None)
     views = [node.name for node in returned_by(forward.module.graph)[1:] if is_view(node)]
     assert not views
-    # The other factor of the product is an input, turned in the backward.
+    # The other factor of the product is an input, which the backward transposes.
     assert saved_inputs(backward) == (1,)
     value, *saved = run(forward, tensors(w, x))
     tangent = torch.linspace(0.5, 1.5, value.numel()).reshape(value.shape)
     values = {**tensors(w, x), ("tangent", 0): tangent, **{("saved", k): v for k, v in enumerate(saved)}}
     (gradient,) = run(backward, values)
-    torch.testing.assert_close(gradient, torch.autograd.grad(turned(w, x)[0], w, tangent)[0])
+    torch.testing.assert_close(gradient, torch.autograd.grad(transposed(w, x)[0], w, tangent)[0])
 
 
 def test_a_backward_that_reads_no_input() -> None:
@@ -123,19 +123,19 @@ def test_a_backward_that_reads_no_input() -> None:
     assert saved_inputs(backward) == ()
 
 
-def test_checkpoints_are_computed_again_in_one_run() -> None:
+def test_checkpoints_are_recomputed_in_one_phase() -> None:
     w, x = weight(), rows()
     joint = joint_of(checkpointed, w, x)
     assert has_checkpoints(joint.module)
-    once, again = (one_phase(joint, 0, None, recomputes=recomputes) for recomputes in (False, True))
-    assert (count(once, aten.tanh.default), count(again, aten.tanh.default)) == (1, 2)
-    for phase in (once, again):
+    saving, recomputing = (one_phase(joint, 0, None, recomputes=recomputes) for recomputes in (False, True))
+    assert (count(saving, aten.tanh.default), count(recomputing, aten.tanh.default)) == (1, 2)
+    for phase in (saving, recomputing):
         value, gradient = run(phase, tensors(w, x))
         torch.testing.assert_close(value, checkpointed(w, x)[0])
         torch.testing.assert_close(gradient, torch.autograd.grad(checkpointed(w, x)[0], w)[0])
 
 
-def test_what_is_computed_again_comes_after_the_forward() -> None:
+def test_recomputed_nodes_come_after_the_forward() -> None:
     w, x = weight(), rows()
     phase = one_phase(joint_of(checkpointed, w, x), 0, None, recomputes=True)
     nodes = list(phase.module.graph.nodes)
@@ -145,11 +145,11 @@ def test_what_is_computed_again_comes_after_the_forward() -> None:
     assert last > nodes.index(output[0])
 
 
-def test_a_budget_keeps_less_and_the_gradients() -> None:
+def test_a_budget_saves_memory_and_has_the_same_gradients() -> None:
     w, x = weight(), rows()
     joint = joint_of(deep, w, x)
-    all_kept, least = (one_phase(joint, 0, budget, recomputes=False) for budget in (None, 0.5))
-    assert count(least, aten.sin.default) > count(all_kept, aten.sin.default) == 6
-    assert peak_bytes(least.module.graph) < peak_bytes(all_kept.module.graph)
-    for phase in (all_kept, least):
+    saving, recomputing = (one_phase(joint, 0, budget, recomputes=False) for budget in (None, 0.5))
+    assert count(recomputing, aten.sin.default) > count(saving, aten.sin.default) == 6
+    assert peak_bytes(recomputing.module.graph) < peak_bytes(saving.module.graph)
+    for phase in (saving, recomputing):
         torch.testing.assert_close(run(phase, tensors(w, x))[1], torch.autograd.grad(deep(w, x)[0], w)[0])

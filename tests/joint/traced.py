@@ -1,4 +1,4 @@
-"""Graphs as the joint room gets them, and runs of what it gives."""
+"""Helpers that capture and trace functions for tests of lit_ort.joint, and run phases."""
 
 from __future__ import annotations
 
@@ -20,42 +20,43 @@ Function = Callable[..., Any]
 
 
 def captured(function: Function, *inputs: Tensor) -> Captured:
-    """A function's ATen graph, whose inputs are in the order the function reads them in."""
+    """The captured graph of a function; its inputs are in the order in which the function reads them."""
     copies = [value.detach().clone().requires_grad_(value.requires_grad) for value in inputs]
     originals = {id(copy): value for copy, value in zip(copies, inputs, strict=True)}
-    found: list[Captured] = []
+    graphs: list[Captured] = []
 
     def capture_only(graph_module: fx.GraphModule, _: Sequence[Any]) -> Function:
         def run(*arguments: Any) -> Any:
             graph = separate_numbers(inline_checkpoints(graph_module))
-            tensors, keys, _ = graph.arguments([originals.get(id(given), given) for given in arguments])
-            found.append(capture(graph, tensors, keys, any_sizes=False))
+            tensors, keys, _ = graph.arguments([originals.get(id(argument), argument) for argument in arguments])
+            graphs.append(capture(graph, tensors, keys, any_sizes=False))
             return graph_module(*arguments)
 
         return run
 
     torch.compile(function, backend=capture_only)(*copies)
-    (graph,) = found
+    (graph,) = graphs
     return graph
 
 
 def joint_of(function: Function, *inputs: Tensor) -> JointGraph:
-    found = captured(function, *inputs)
-    return trace(found.module, found.examples)
+    graph = captured(function, *inputs)
+    return trace(graph.module, graph.examples)
 
 
 def returned_by(function: Function, *inputs: Tensor) -> Returned:
-    found = captured(function, *inputs)
-    joint = trace(found.module, found.examples)
-    values = [torch_fx.example_of(node) for node in torch_fx.returned_by(found.module.graph)]
-    return settle_outputs(joint, found.examples.tensors, values, lambda sizes: tuple(map(int, sizes)))
+    graph = captured(function, *inputs)
+    joint = trace(graph.module, graph.examples)
+    values = [torch_fx.example_of(node) for node in torch_fx.returned_by(graph.module.graph)]
+    return settle_outputs(joint, graph.examples.tensors, values, lambda sizes: tuple(map(int, sizes)))
 
 
 def run(phase: PhaseGraph, values: dict[tuple[str, int], Tensor]) -> list[Any]:
-    """The outputs of a phase.
+    """Runs a phase and returns its outputs.
 
     Args:
-        values: by kind and index of the sources.
+        phase: the phase.
+        values: its inputs, by kind and index of their sources.
     """
     sources = [node.meta[SOURCE] for node in phase.module.graph.nodes if node.op == "placeholder"]
     with torch.no_grad():
@@ -63,7 +64,7 @@ def run(phase: PhaseGraph, values: dict[tuple[str, int], Tensor]) -> list[Any]:
 
 
 def tensors(*inputs: Tensor) -> dict[tuple[str, int], Tensor]:
-    """Inputs of a graph as values of a phase's sources."""
+    """The tensor inputs of a graph, by kind and index of their sources."""
     return {("tensor", k): value for k, value in enumerate(inputs)}
 
 
