@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 
 class LitOrtError(Exception):
     """Base of everything that lit_ort raises on its own account."""
@@ -81,3 +83,17 @@ class LitOrtWarning(UserWarning):
 def first_line_of(error: BaseException) -> str:
     """The first line of an error's message that says something."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+
+
+def warn_at(place: str | None, message: str) -> None:
+    """Warns with LitOrtWarning.
+
+    Args:
+        place: `file:line` of the user's code that the warning is about, or None.
+        message: of the warning.
+    """
+    if place is None:
+        warnings.warn(message, LitOrtWarning, stacklevel=3)
+    else:
+        file, _, line = place.rpartition(":")
+        warnings.warn_explicit(message, LitOrtWarning, file, int(line))

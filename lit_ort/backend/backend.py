@@ -19,11 +19,13 @@ from torch import fx
 
 from lit_ort._compat.checkpoints import keep_checkpoints
 from lit_ort._compat.devices import device_of
+from lit_ort._compat.dynamo_events import break_after
 from lit_ort._compat.torch_dynamo import hold_constant, leave_untraced
 from lit_ort.backend.cache.content import Content, content_of
 from lit_ort.backend.cache.store import GraphCache
 from lit_ort.backend.compilation import Compilation, others_as_compile_errors
 from lit_ort.backend.eager import autocast_of, run_in_eager
+from lit_ort.backend.events import graph_break_of
 from lit_ort.backend.executable import Executable, is_for, require_own_memory
 from lit_ort.backend.forms import Forms
 from lit_ort.backend.inspect import CompileLog
@@ -41,6 +43,7 @@ from lit_ort.errors import (
     SessionError,
     SharedMemoryError,
     first_line_of,
+    warn_at,
 )
 from lit_ort.options import AUTO, ORTOptions
 from lit_ort.runtime.autograd import Call, SplitRunner, bind_program
@@ -48,7 +51,7 @@ from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.engines.choice import engine_of
 from lit_ort.runtime.heap import keep_freed_memory
 from lit_ort.runtime.program import SPLIT
-from lit_ort.runtime.report import GraphReport, describe
+from lit_ort.runtime.report import GraphReport, Recompile, describe
 from lit_ort.runtime.session import SessionOptions
 from lit_ort.runtime.updates import HAND_OVER, Updates
 
@@ -106,6 +109,11 @@ class ORTBackend:
         self._executables: WeakValueDictionary[Any, Executable] = WeakValueDictionary()
 
     def __call__(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        obstacle = break_after(graph_module)
+        graph_break = None if obstacle is None else graph_break_of(self.name, obstacle)
+        if graph_break is not None:
+            # One that a step's listener has not seen, as without Lightning.
+            self.compile_log.note_break(graph_break)
         return CompiledGraph(self, graph_module) if computes(graph_module.graph) else graph_module.forward
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ORTBackend:
@@ -118,7 +126,7 @@ class ORTBackend:
         Raises:
             CompileError: under `fallback="error"`, what keeps the graph from ONNX Runtime.
         """
-        with self.compile_log.watch.compiling():
+        with self.compile_log.watch.compiling(self.name):
             return self._executable(request)
 
     def _executable(self, request: Request) -> Executable | None:
@@ -146,10 +154,10 @@ class ORTBackend:
             start: when compiling it began, of `time.perf_counter`, in seconds.
         """
         name, place = f"{self.name}_{self._count}", first_line(graph)
-        reason = reason if place is None else f"{reason} (The graph begins at {place}.)"
-        self._report(_fallback_report(name, tensors, reason, self.options.precision), start)
-        if self.compile_log.is_new(reason):
-            warnings.warn(f"{name} runs in eager PyTorch: {reason}", LitOrtWarning, stacklevel=2)
+        described = reason if place is None else f"{reason} (The graph begins at {place}.)"
+        self._report(_fallback_report(name, tensors, described, self.options.precision), start)
+        if self.compile_log.is_new(described):
+            warn_at(place, f"{name} runs in eager PyTorch: {reason}")
 
     def _found_or_made(self, request: Request, start: float, fixed_sizes: str | None = None) -> Executable:
         content = content_of(request)
@@ -241,9 +249,11 @@ class ORTBackend:
 
         def make_split(tensors: Sequence[torch.Tensor]) -> SplitRunner:
             start, name = time.perf_counter(), f"{self.name}_{self._count}"
-            compilation = self._compiled(dataclasses.replace(template, tensors=tensors), name)
+            with self.compile_log.watch.compiling(self.name):
+                compilation = self._compiled(dataclasses.replace(template, tensors=tensors), name)
+                runner = SplitRunner(compilation.program, self._session_options({}))
             self._report(compilation.report, start)
-            return SplitRunner(compilation.program, self._session_options({}))
+            return runner
 
         def run_eagerly(tensors: Sequence[torch.Tensor]) -> Sequence[Any]:
             self.fall_back(template.original.graph, tensors, time.perf_counter(), _DOUBLE_BACKWARD)
@@ -353,19 +363,35 @@ class CompiledGraph:
         # Where one size fails to be any, the next one would.
         self._any_sizes = self._any_sizes and executable is not None and executable.changes_size
         self._compiled += 1
+        if self._compiled > 1:
+            self._note_recompile(key)
         if self._compiled == MANY_SIGNATURES:
             self._warn_of_many(key)
         return executable
 
-    def _warn_of_many(self, latest: tuple[Any, ...]) -> None:
-        described = (str(part) for group in latest for part in group)
+    def _note_recompile(self, key: tuple[Any, ...]) -> None:
+        place = first_line(self._original.graph)
+        if place is not None:
+            name = self._backend.name
+            self._backend.compile_log.note_recompile(
+                Recompile(name, name, place, f"sizes or numbers are now {_described(key)}.", _FEWER_SIZES)
+            )
+
+    def _warn_of_many(self, key: tuple[Any, ...]) -> None:
         warnings.warn(
             f"{self._backend.name} was compiled for {MANY_SIGNATURES} different sizes or numbers, the latest "
-            f"{', '.join(described)}, and each takes a second or more. Pad or bucket batches to fewer sizes, "
-            "and pass changing numbers as tensors.",
+            f"{_described(key)}, and each takes a second or more. {_FEWER_SIZES}",
             LitOrtWarning,
             stacklevel=2,
         )
+
+
+_FEWER_SIZES = "Pad or bucket batches to fewer sizes, and pass changing numbers as tensors."
+
+
+def _described(key: tuple[Any, ...]) -> str:
+    """The sizes and numbers of a call."""
+    return ", ".join(str(part) for group in key for part in group)
 
 
 def ort(

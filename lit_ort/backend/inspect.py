@@ -1,28 +1,36 @@
-"""What was compiled: graphs, operator counts, passes, fallbacks, seconds."""
+"""What was compiled and what was not: graphs, operator counts, passes, fallbacks, graph breaks, recompiles, seconds."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakSet
 
+from lit_ort.backend.page import page
 from lit_ort.backend.watch import CompileWatch
 from lit_ort.runtime.clock import Clock
-from lit_ort.runtime.report import GraphReport
+from lit_ort.runtime.report import EagerFunction, GraphBreak, GraphReport, Recompile
 
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """What `explain` returns: the reports, readable when printed.
+    """What `explain` returns: the reports, readable when printed and in a notebook.
 
     Args:
-        graphs: the report of each, in the order that they were compiled.
+        graphs: the report of each graph, in the order that they were compiled.
         clock: where the time of their runs went.
+        breaks: the statements at which graphs end.
+        eager_functions: the functions without a graph.
+        recompiles: the functions that were compiled again.
     """
 
     graphs: tuple[GraphReport, ...]
     clock: Clock = dataclasses.field(default_factory=Clock)
+    breaks: tuple[GraphBreak, ...] = ()
+    eager_functions: tuple[EagerFunction, ...] = ()
+    recompiles: tuple[Recompile, ...] = ()
 
     @property
     def fallbacks(self) -> tuple[GraphReport, ...]:
@@ -30,27 +38,58 @@ class Explanation:
         return tuple(graph for graph in self.graphs if graph.fallback is not None)
 
     @property
-    def summary(self) -> str:
-        """Two lines: graphs and fallbacks, and where the time of their runs went."""
-        if not self.graphs:
-            return "lit_ort: nothing compiled yet. Graphs are compiled at their first run."
+    def counts(self) -> str:
+        """Graphs by kind, fallbacks and graph breaks, in a line."""
         kinds = collections.Counter(graph.kind for graph in self.graphs)
-        counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-        fallbacks = f"{len(self.fallbacks)} of them in eager PyTorch" if self.fallbacks else "no fallback"
-        first = f"lit_ort: {len(self.graphs)} graphs ({counts}), {fallbacks}"
+        listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+        parts = [f"{_count(len(self.graphs), 'graph')} ({listed})" if self.graphs else "no graph"]
+        if self.fallbacks:
+            parts.append(f"{len(self.fallbacks)} of them in eager PyTorch")
+        if self.eager_functions:
+            parts.append(f"{_count(len(self.eager_functions), 'function')} in eager PyTorch")
+        if not self.fallbacks and not self.eager_functions:
+            parts.append("no fallback")
+        return ", ".join([*parts, _count(len(self.breaks), "graph break")])
+
+    @property
+    def times(self) -> str:
+        """Where the time of runs went, in a line."""
         shares = self.clock.shares
         if shares is None:
-            return f"{first}\nno run yet"
-        return f"{first}\ntime of runs: " + ", ".join(f"{share:.0%} {part}" for part, share in shares.items())
+            return "no run yet"
+        return "time of runs: " + ", ".join(f"{share:.0%} {part}" for part, share in shares.items())
+
+    @property
+    def summary(self) -> str:
+        """Two lines: graphs, fallbacks and graph breaks, and where the time of runs went."""
+        if not self.graphs and not self.eager_functions and not self.breaks:
+            return "lit_ort: nothing compiled yet. Graphs are compiled at their first run."
+        return f"lit_ort: {self.counts}\n{self.times}"
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """A line for each thing that the user can act on: fallbacks, graph breaks, recompiles, fixed sizes."""
+        reasons = collections.Counter(graph.fallback for graph in self.fallbacks)
+        sizes = {graph.fixed_sizes: graph.name for graph in reversed(self.graphs) if graph.fixed_sizes is not None}
+        return (
+            *(f"fallback, {_count(count, 'time')}: {reason}" for reason, count in reasons.items()),
+            *map(str, (*self.eager_functions, *self.breaks, *self.recompiles)),
+            *(f"{name} is compiled for each size separately: {reason}" for reason, name in sizes.items()),
+        )
 
     def details(self) -> str:
         """Everything known of each graph: inputs, memory, operators, passes."""
         return "\n".join(map(str, self.graphs))
 
     def __str__(self) -> str:
-        merged = collections.Counter(graph.fallback for graph in self.fallbacks)
-        fallbacks = [f"fallback, {count} times: {reason}" for reason, count in merged.items()]
-        return "\n".join([self.summary, *fallbacks, *(graph.head for graph in self.graphs)])
+        return "\n".join([self.summary, *self.advice])
+
+    def _repr_html_(self) -> str:
+        return page(self.summary, self.advice, self.graphs)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number or 'no'} {noun}{'' if number < 2 else 's'}"
 
 
 class CompileLog:
@@ -58,18 +97,22 @@ class CompileLog:
 
     Attributes:
         graphs: the reports.
+        breaks, eager_functions: what Dynamo did not put into a graph.
         clock: the time of their runs.
-        watch: the time of their compilation.
+        watch: the time of their compilation; its listener receives a line for each graph break and recompile.
     """
 
     def __init__(self) -> None:
         self.graphs: list[GraphReport] = []
+        self.breaks: list[GraphBreak] = []
+        self.eager_functions: list[EagerFunction] = []
         self.clock = Clock()
         self.watch = CompileWatch()
+        self._recompiles: dict[tuple[str, str], Recompile] = {}
         self._reasons: set[str] = set()
         _LOGS.add(self)
 
-    # The watch is of this process: it has a thread.
+    # The watch belongs to this process: it has a thread.
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "watch"}
@@ -78,17 +121,52 @@ class CompileLog:
         self.__dict__.update(state)
         self.watch = CompileWatch()
 
+    @property
+    def recompiles(self) -> tuple[Recompile, ...]:
+        """One for each function and place, with the latest reason."""
+        return tuple(self._recompiles.values())
+
     def is_new(self, reason: str) -> bool:
-        """Whether a reason for a fallback is given for the first time."""
+        """Whether a reason is reported for the first time."""
         known = reason in self._reasons
         self._reasons.add(reason)
         return not known
+
+    def note_break(self, graph_break: GraphBreak) -> None:
+        """Records a graph break, once for each place."""
+        if self.is_new(f"graph break at {graph_break.place}"):
+            self.breaks.append(graph_break)
+            if not graph_break.by_design:
+                self.watch.listener.note(str(graph_break))
+
+    def note_eager_function(self, function: EagerFunction) -> bool:
+        """Records a function that runs in eager, the first of a step for each reason. Returns whether it is new."""
+        is_new = self.is_new(f"{function.step} in eager: {function.reason}")
+        if is_new:
+            self.eager_functions.append(function)
+        return is_new
+
+    def note_recompile(self, recompile: Recompile) -> None:
+        """Records a recompile; the first one of a function at a place is reported."""
+        key = (recompile.name, recompile.place)
+        before = self._recompiles.get(key)
+        if before is None:
+            self.watch.listener.note(str(recompile))
+        else:
+            recompile = dataclasses.replace(recompile, count=before.count + 1)
+        self._recompiles[key] = recompile
 
     def note_verification(self, graph: str, worst: tuple[str, ...]) -> None:
         """Counts a comparison with eager in a graph's report."""
         for k, report in enumerate(self.graphs):
             if report.name == graph:
                 self.graphs[k] = dataclasses.replace(report, verified=report.verified + 1, worst=worst)
+
+    def explanation(self) -> Explanation:
+        """Everything recorded so far."""
+        return Explanation(
+            tuple(self.graphs), self.clock, tuple(self.breaks), tuple(self.eager_functions), self.recompiles
+        )
 
 
 # Dynamo's own cache of compiled code belongs to the process, so what was compiled into it does too.
@@ -106,15 +184,22 @@ def explain(source: Any = None) -> Explanation:
         TypeError: `source` was not run by one of lit_ort's strategies.
     """
     if source is None:
-        logs = list(_LOGS)
-        parts = [dataclasses.astuple(log.clock) for log in logs]
-        clock = Clock(*map(sum, zip(*parts, strict=True))) if parts else Clock()
-        return Explanation(tuple(report for log in logs for report in log.graphs), clock)
+        return _joined([log.explanation() for log in _LOGS])
     strategy = getattr(source, "strategy", source)
     log = getattr(strategy, "compile_log", None)
     if not isinstance(log, CompileLog):
         raise TypeError(
-            f"explain({type(source).__name__}) has nothing to tell: its strategy is {type(strategy).__name__}, not one "
+            f"explain({type(source).__name__}) has nothing to show: its strategy is {type(strategy).__name__}, not one "
             "of lit_ort's. Pass a Trainer(strategy='ort'), or nothing for the whole process."
         )
-    return Explanation(tuple(log.graphs), log.clock)
+    return log.explanation()
+
+
+def _joined(parts: Sequence[Explanation]) -> Explanation:
+    """One explanation for several logs, their times added up."""
+    clocks = [dataclasses.astuple(part.clock) for part in parts]
+    joined: dict[str, Any] = {
+        name: tuple(item for part in parts for item in getattr(part, name))
+        for name in ("graphs", "breaks", "eager_functions", "recompiles")
+    }
+    return Explanation(clock=Clock(*map(sum, zip(*clocks, strict=True))) if clocks else Clock(), **joined)

@@ -6,26 +6,19 @@ of the same names and no common base.
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from lit_ort._compat.dynamo_events import RECOMPILE_LIMIT as LIMIT_REACHED
+from lit_ort._compat.dynamo_events import Function, Obstacle, Stack, listening
 from lit_ort._compat.recurrent import shapes_without_steps
-from lit_ort._compat.torch_dynamo import (
-    FRAME_LOGGER,
-    SCALAR_LOGGER,
-    RecompileLimitHit,
-    is_recompile_limit,
-    is_scalar_advice,
-    step_settings,
-    suppressed_error,
-    unchecked_causal_masks,
-)
-from lit_ort.errors import CaptureError, LitOrtWarning, first_line_of
+from lit_ort._compat.torch_dynamo import RecompileLimitHit, step_settings, unchecked_causal_masks
+from lit_ort.backend.events import eager_function_of, graph_break_of, recompile_of
+from lit_ort.backend.inspect import CompileLog
+from lit_ort.errors import CaptureError, warn_at
 
 # Branches of a step on its counters are a handful; a step that needs more graphs than this compiles at every call.
 RECOMPILE_LIMIT = 64
@@ -67,33 +60,32 @@ def in_place_of(module: Any, name: str, method: Callable[..., Any]) -> Iterator[
             module.__dict__[name] = own
 
 
-def warn_of_fallback(message: str) -> None:
-    """Warns of a part of a step that runs in eager."""
-    warnings.warn(message, LitOrtWarning, stacklevel=2)
-
-
 @contextmanager
-def dynamo_settings(step: str, strict: bool, report: Callable[[str], None] = warn_of_fallback) -> Iterator[None]:
+def dynamo_settings(
+    step: str,
+    strict: bool,
+    report: Callable[[str | None, str], None] = warn_at,
+    compile_log: CompileLog | None = None,
+) -> Iterator[None]:
     """Dynamo's settings for a training step, for as long as one runs.
 
-    RNNs are traced rather than skipped; counters that a step looks at may change without another graph; and a step that
-    hits the recompile limit, or that Dynamo can't trace, is reported by name instead of turning eager behind a log
+    RNNs are traced rather than skipped; counters that a step reads may change without another graph; and a step that
+    reaches the recompile limit, or that Dynamo can't trace, is reported by name instead of turning eager behind a log
     line.
 
     Args:
         step: its name.
         strict: raise what keeps a step from being compiled.
-        report: receives the reason where it runs in eager instead.
+        report: receives `file:line`, or None, and the reason why code of the step runs in eager.
+        compile_log: records graph breaks, recompiles and functions that run in eager.
 
     Raises:
         CaptureError: under `strict`, the recompile limit.
     """
-    watch = _FrameWatch(step, None if strict else report)
+    listener = _StepListener(step, strict, report, compile_log)
     try:
         with (
-            _filtered(FRAME_LOGGER, watch.filter),
-            # A value that a step looks at costs it one more graph, as `explain` says; the advice would be wrong here.
-            _filtered(SCALAR_LOGGER, _is_no_scalar_advice),
+            listening(listener),
             step_settings(RECOMPILE_LIMIT, strict),
             unchecked_causal_masks(),
             shapes_without_steps(),
@@ -101,20 +93,6 @@ def dynamo_settings(step: str, strict: bool, report: Callable[[str], None] = war
             yield
     except RecompileLimitHit as error:
         raise CaptureError(_limit_message(step), remedy=_LIMIT_REMEDY, operator=None) from error
-
-
-@contextmanager
-def _filtered(logger: str, keeps: Callable[[logging.LogRecord], bool]) -> Iterator[None]:
-    found = logging.getLogger(logger)
-    found.addFilter(keeps)
-    try:
-        yield
-    finally:
-        found.removeFilter(keeps)
-
-
-def _is_no_scalar_advice(record: logging.LogRecord) -> bool:
-    return not is_scalar_advice(record)
 
 
 _LIMIT_REMEDY = (
@@ -126,24 +104,37 @@ def _limit_message(step: str) -> str:
     return f"{step} was compiled {RECOMPILE_LIMIT} times, and each new value of something it reads needs another graph"
 
 
-class _FrameWatch:
-    """Turns Dynamo's log lines of functions that it leaves in eager into one report each that names the step."""
+class _StepListener:
+    """Records Dynamo's events for a step, and reports the code that Dynamo leaves in eager."""
 
-    def __init__(self, step: str, report: Callable[[str], None] | None) -> None:
+    def __init__(
+        self, step: str, strict: bool, report: Callable[[str | None, str], None], compile_log: CompileLog | None
+    ) -> None:
         self._step = step
+        self._strict = strict
         self._report = report
+        self._compile_log = compile_log
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = suppressed_error(record)
-        if self._report is None:
-            return not is_recompile_limit(record)
-        if is_recompile_limit(record):
-            self._report(f"{_limit_message(self._step)}; new values run in eager PyTorch from now on. {_LIMIT_REMEDY}")
-        elif error is not None:
-            self._report(
-                f"Dynamo can't trace a function of {self._step}, which runs in eager PyTorch: {type(error).__name__}: "
-                f"{first_line_of(error)}. Run with TORCH_LOGS=dynamo to see where."
-            )
-        else:
-            return True
-        return False
+    def graph_break(self, obstacle: Obstacle, resumes: bool) -> None:
+        graph_break = graph_break_of(self._step, obstacle, resumes)
+        if graph_break is not None and self._compile_log is not None:
+            self._compile_log.note_break(graph_break)
+
+    def recompiled(self, function: Function, reason: str, stack: Stack) -> None:
+        recompile = recompile_of(self._step, function, reason, stack)
+        if recompile is not None and self._compile_log is not None:
+            self._compile_log.note_recompile(recompile)
+
+    def left_in_eager(self, obstacle: Obstacle, function: Function) -> None:
+        if obstacle.kind == LIMIT_REACHED:
+            return  # an event of its own
+        eager_function = eager_function_of(self._step, obstacle, function)
+        if eager_function is None:
+            return
+        if self._compile_log is None or self._compile_log.note_eager_function(eager_function):
+            self._report(eager_function.place, eager_function.message)
+
+    def limit_reached(self) -> None:
+        if not self._strict:
+            message = f"{_limit_message(self._step)}; new values run in eager PyTorch from now on. {_LIMIT_REMEDY}"
+            self._report(None, message)

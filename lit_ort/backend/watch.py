@@ -1,58 +1,73 @@
-"""Tells what is being compiled, once that takes longer than a second, and how long it took."""
+"""The time that compiling takes, reported while it runs."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
 from lit_ort._compat.torch_dynamo import traces_told
 
+# Compilations shorter than this are not reported; longer ones are reported again after each such interval.
 SECONDS = 1.0
 
 
 class Listener(Protocol):
-    """What hears of a long compilation. `started` is called in a thread of its own."""
+    """Receives reports about the compilation of steps."""
 
-    def started(self, step: str) -> None: ...
+    def compiling(self, step: str, seconds: float) -> None:
+        """A step has been compiling for some seconds. Called about once a second, in a separate thread."""
+        ...
 
-    def finished(self, step: str, seconds: float) -> None: ...
+    def finished(self, step: str, seconds: float) -> None:
+        """A step that was reported as compiling has run; its compilation took so many seconds."""
+        ...
+
+    def note(self, line: str) -> None:
+        """One line about a compilation."""
+        ...
 
 
 class LogListener:
-    """Writes to a logger.
+    """Writes to a logger: one line when a compilation turns out to be long.
 
     Args:
-        logger: by its name.
+        logger: the logger's name.
     """
 
     def __init__(self, logger: str = "lit_ort") -> None:
         self._logger = logging.getLogger(logger)
+        self._step: str | None = None
 
-    def started(self, step: str) -> None:
-        self._logger.info("lit_ort: compiling %s ...", step)
+    def compiling(self, step: str, seconds: float) -> None:
+        if self._step is None:
+            self._step = step
+            self.note(f"compiling {step} ...")
 
     def finished(self, step: str, seconds: float) -> None:
-        self._logger.info("lit_ort: compiled %s in %.1f s", step, seconds)
+        self._step = None
+
+    def note(self, line: str) -> None:
+        self._logger.info("lit_ort: %s", line)
 
 
 class CompileWatch:
     """Adds up the time that one step at a time spends in Dynamo and in a backend.
 
     Attributes:
-        listener: hears of a step as soon as that is longer than `SECONDS`.
+        listener: receives a report as soon as that is longer than `SECONDS`, and then once a second.
     """
 
     def __init__(self) -> None:
         self.listener: Listener = LogListener()
-        self._step = "a function"
+        self._step: str | None = None
         self._depth = 0
         self._begin = self._spent = 0.0
-        self._timer: threading.Timer | None = None
-        self._told = threading.Event()
+        self._ticker: _Ticker | None = None
+        self._is_reported = False
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
@@ -62,40 +77,71 @@ class CompileWatch:
             with traces_told(self._enter, self._leave):
                 yield
         finally:
-            if self._told.is_set():
-                self._told.clear()
-                self.listener.finished(name, self._spent)
+            self._step = None
+            if self._is_reported:
+                self._finish(name)
 
     @contextmanager
-    def compiling(self) -> Iterator[None]:
-        """Counts what a backend does."""
+    def compiling(self, name: str) -> Iterator[None]:
+        """Counts what a backend does; outside of a step, as the compilation of `name`."""
+        is_alone = self._step is None
+        if is_alone:
+            self._step, self._spent = name, 0.0
         self._enter()
         try:
             yield
         finally:
             self._leave()
+            if is_alone:
+                self._step = None
+                if self._is_reported:
+                    self._finish(name)
+
+    def _finish(self, name: str) -> None:
+        self._is_reported = False
+        self.listener.finished(name, self._spent)
 
     def _enter(self) -> None:
         self._depth += 1
         if self._depth > 1:
             return
         self._begin = time.perf_counter()
-        if not self._told.is_set():
-            self._timer = threading.Timer(max(0.0, SECONDS - self._spent), self._tell, (self._step,))
-            self._timer.daemon = True
-            self._timer.start()
+        self._ticker = _Ticker(max(0.0, SECONDS - self._spent), self._report)
+        self._ticker.start()
 
     def _leave(self) -> None:
         self._depth -= 1
         if self._depth > 0:
             return
         self._spent += time.perf_counter() - self._begin
-        if self._timer is not None:
-            self._timer.cancel()
-            # One that has just fired has told by then.
-            self._timer.join()
-            self._timer = None
+        if self._ticker is not None:
+            self._ticker.stop()
+            self._ticker = None
 
-    def _tell(self, step: str) -> None:
-        self._told.set()
-        self.listener.started(step)
+    def _report(self) -> None:
+        self._is_reported = True
+        self.listener.compiling(self._step or "a function", self._spent + time.perf_counter() - self._begin)
+
+
+class _Ticker:
+    """Calls a function after a delay and then once in `SECONDS`, in a separate thread, until it is stopped."""
+
+    def __init__(self, delay: float, function: Callable[[], None]) -> None:
+        self._delay = delay
+        self._function = function
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread; a call in progress is completed first."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        delay = self._delay
+        while not self._stopped.wait(delay):
+            self._function()
+            delay = SECONDS

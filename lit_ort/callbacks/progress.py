@@ -23,9 +23,13 @@ class OneLineProgressBar(TQDMProgressBar):
         super().__init__(refresh_rate=refresh_rate, leave=True)
 
     def init_train_tqdm(self) -> Tqdm:
-        """Takes the bar that Lightning opens before the first epoch for that epoch: it would stay, empty."""
+        """Keep the bar that Lightning opens before the first epoch for that epoch, where it would stay empty.
+
+        During the sanity check there is a disabled one in its place.
+        """
         bar = training_bar(self)
-        return super().init_train_tqdm() if bar is None or bar.total is not None else bar
+        is_open = bar is not None and not bar.disable and bar.total is None
+        return bar if is_open else super().init_train_tqdm()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.train_progress_bar.total is not None:  # None: a resumed run ends an epoch that it has not begun

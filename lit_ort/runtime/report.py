@@ -104,6 +104,94 @@ class GraphReport:
 MOST_REASONS = 4
 
 
+@dataclasses.dataclass(frozen=True)
+class GraphBreak:
+    """A statement at which Dynamo ends a graph; the code after it is another graph.
+
+    Args:
+        step: the step that is compiled, such as `training_step`.
+        place: `file:line` in the user's code.
+        reason: why Dynamo can't trace the statement, a sentence.
+        remedy: what to change, a sentence, or None.
+        by_design: whether lit_ort or the user asks for it, as for `torch.compiler.disable`.
+    """
+
+    step: str
+    place: str
+    reason: str
+    remedy: str | None = None
+    by_design: bool = False
+
+    def __str__(self) -> str:
+        return _sentences(f"graph break in {self.step} at {self.place}: {self.reason}", self.remedy)
+
+
+@dataclasses.dataclass(frozen=True)
+class EagerFunction:
+    """A function, or the rest of one, that has no graph: it runs in eager PyTorch, except for functions that it calls.
+
+    Args:
+        step: the step that it belongs to.
+        name: the function's.
+        place: `file:line` of the obstacle, or of the function.
+        reason: why Dynamo can't trace it, a sentence.
+        remedy: what to change, a sentence, or None.
+    """
+
+    step: str
+    name: str
+    place: str
+    reason: str
+    remedy: str | None = None
+
+    @property
+    def message(self) -> str:
+        """Everything but the place."""
+        return self._text("")
+
+    def __str__(self) -> str:
+        return self._text(f" ({self.place})")
+
+    def _text(self, place: str) -> str:
+        head = f"{_function_of(self.step, self.name)} runs in eager PyTorch{place}: {self.reason}"
+        return _sentences(head, self.remedy)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recompile:
+    """A function that is compiled again.
+
+    Args:
+        step: the step that it belongs to.
+        name: the function's.
+        place: `file:line` of the code that reads the value, or of the function.
+        reason: what differs from the compiled code, a sentence.
+        remedy: what to change, a sentence, or None.
+        count: how often.
+    """
+
+    step: str
+    name: str
+    place: str
+    reason: str
+    remedy: str | None = None
+    count: int = 1
+
+    def __str__(self) -> str:
+        times = "" if self.count == 1 else f" {self.count} times, the last time"
+        head = f"{_function_of(self.step, self.name)} was compiled again{times} at {self.place}: {self.reason}"
+        return _sentences(head, self.remedy)
+
+
+def _function_of(step: str, name: str) -> str:
+    """A function's name, and the step's unless it is the step's own function."""
+    return name if name.split(" ")[0] == step else f"{name} of {step}"
+
+
+def _sentences(*parts: str | None) -> str:
+    return " ".join(part for part in parts if part)
+
+
 def _counts(operators: dict[str, int] | Iterable[tuple[str, int]]) -> str:
     return " ".join(f"{name} {count}" for name, count in dict(operators).items())
 

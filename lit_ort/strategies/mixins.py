@@ -6,6 +6,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,8 +17,8 @@ from lit_ort._compat.lightning import chosen_checkpoint_io, is_compiled
 from lit_ort._compat.torch_optim import note_step
 from lit_ort.backend.backend import ORTBackend
 from lit_ort.backend.eager import autocast_for
+from lit_ort.backend.events import DISABLED
 from lit_ort.backend.inspect import CompileLog
-from lit_ort.backend.watch import CompileWatch
 from lit_ort.checkpoint_io import AtomicCheckpointIO
 from lit_ort.errors import LitOrtWarning, UnsupportedError
 from lit_ort.options import BF16_MIXED, FLOAT32, ORTOptions
@@ -48,9 +49,9 @@ class CompiledMixin(_Base):
         """The Dynamo backend for a step."""
         raise NotImplementedError
 
-    def _compile_watch(self) -> CompileWatch:
-        """What counts the time of compiling."""
-        return CompileWatch()
+    def _log_of_steps(self) -> CompileLog:
+        """What records the compilation of steps."""
+        return CompileLog()
 
     def step_context(self, kind: str) -> AbstractContextManager[Any]:
         """What a step of a kind (`train`, `val`, `test`, `predict`) runs in."""
@@ -79,9 +80,9 @@ class CompiledMixin(_Base):
                 f"{type(module).__name__} is already compiled by torch.compile, and {type(self).__name__} compiles it "
                 "itself. Pass the plain module to the Trainer."
             )
-        watch = self._compile_watch()
-        watch.listener = ProgressListener(trainer)
-        self._steps = CompiledSteps(module, self.backend_of, self._strict, watch)
+        log = self._log_of_steps()
+        log.watch.listener = ProgressListener(trainer)
+        self._steps = CompiledSteps(module, self.backend_of, self._strict, log)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         if self._steps is None:
@@ -155,8 +156,8 @@ class ORTMixin(CompiledMixin):
     def backend_of(self, step: str) -> ORTBackend:
         return self._backend(step)
 
-    def _compile_watch(self) -> CompileWatch:
-        return self.compile_log.watch
+    def _log_of_steps(self) -> CompileLog:
+        return self.compile_log
 
     def step_context(self, kind: str) -> AbstractContextManager[Any]:
         # Code that looks at the types of its values finds those of eager; graphs are compiled for what is around them.
@@ -310,7 +311,7 @@ def _called(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return method(*args, **kwargs)
 
 
-@torch.compiler.disable
+@partial(torch.compiler.disable, reason=DISABLED)
 def _untraced(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return method(*args, **kwargs)
 

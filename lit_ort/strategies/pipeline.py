@@ -181,7 +181,7 @@ class PipelineMixin(ProcessesMixin):
     # A step itself is plain Python; what it calls of a pipeline is compiled, stage by stage.
 
     def _run(self, step: str, *args: Any, **kwargs: Any) -> Any:
-        with dynamo_settings(step, self._strict):
+        with dynamo_settings(step, self._strict, compile_log=self.compile_log):
             return getattr(self.lightning_module, step)(*args, **kwargs)
 
     def _compiled(self, stage: nn.Module, name: str) -> Callable[..., Any]:

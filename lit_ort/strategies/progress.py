@@ -1,4 +1,4 @@
-"""What a person sees while a step compiles: a text in the progress bar, and a line in Lightning's log."""
+"""What a person sees while a step compiles: a text in the progress bar, and lines in Lightning's log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _STAGES = {"training_step": "train", "validation_step": "val", "test_step": "tes
 
 
 class ProgressListener:
-    """Shows compilations in a Trainer's progress bar, and logs them.
+    """Shows compilations in a Trainer's progress bar, and logs them, on rank zero.
 
     Args:
         trainer: of either of Lightning's packages.
@@ -24,19 +24,26 @@ class ProgressListener:
         self._log = LogListener(package)
         self._restore: Callable[[], None] | None = None
 
-    def started(self, step: str) -> None:
-        """Says what is compiled: in the bar, or in the log where there is none."""
+    def compiling(self, step: str, seconds: float) -> None:
+        """Shows the step and its seconds in the bar; without one, logs one line."""
         if not self._trainer.is_global_zero:
             return
-        self._restore = describe_bar(self._trainer.progress_bar_callback, _STAGES[step], f"compiling {step}")
+        bar, stage = self._trainer.progress_bar_callback, _STAGES.get(step, "train")
+        restore = describe_bar(bar, stage, f"compiling {step}, {seconds:.0f} s")
         if self._restore is None:
-            self._log.started(step)
+            self._restore = restore
+        if restore is None:
+            self._log.compiling(step, seconds)
 
     def finished(self, step: str, seconds: float) -> None:
-        """Says how long it took."""
+        """Puts the bar's own text back and logs how long it took."""
+        self._log.finished(step, seconds)
         if self._restore is not None:
             self._restore()
             self._restore = None
+            self.note(f"compiled {step} in {seconds:.1f} s")
+
+    def note(self, line: str) -> None:
         if self._trainer.is_global_zero:
             with beside_bars(self._trainer.progress_bar_callback):
-                self._log.finished(step, seconds)
+                self._log.note(line)

@@ -15,8 +15,10 @@ from typing import Any
 import torch
 
 from lit_ort._compat.lightning import checks_logged_values_at_once
-from lit_ort.backend.steps import LogRecorder, dynamo_settings, in_place_of, warn_of_fallback
-from lit_ort.backend.watch import CompileWatch
+from lit_ort.backend.events import DISABLED
+from lit_ort.backend.inspect import CompileLog
+from lit_ort.backend.steps import LogRecorder, dynamo_settings, in_place_of
+from lit_ort.errors import warn_at
 
 STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 
@@ -28,7 +30,7 @@ class CompiledSteps:
         module: the LightningModule; it is left as it is, but for its `log` during a step.
         backend_of: the Dynamo backend for a step's name.
         strict: raise what keeps a step from being compiled, instead of running it in eager with a warning.
-        watch: counts the time of compiling.
+        compile_log: records what is compiled and what is not.
     """
 
     def __init__(
@@ -36,12 +38,12 @@ class CompiledSteps:
         module: Any,
         backend_of: Callable[[str], Callable[..., Any] | str],
         strict: bool,
-        watch: CompileWatch,
+        compile_log: CompileLog,
     ) -> None:
         self._module = module
         self._backend_of = backend_of
         self._strict = strict
-        self._watch = watch
+        self._compile_log = compile_log
         self._recorder = LogRecorder()
         self._compiled: dict[str, Callable[..., Any]] = {}
         self._reported: set[str] = set()
@@ -56,14 +58,16 @@ class CompiledSteps:
         if step is None:
             step = torch.compile(_function(getattr(self._module, name)), backend=self._backend_of(name))
             self._compiled[name], compiles = step, _collection_paused()
-        with compiles, self._watch.step(name), dynamo_settings(name, self._strict, self._report), self._attached():
+        log = self._compile_log
+        settings = dynamo_settings(name, self._strict, self._report, log)
+        with compiles, log.watch.step(name), settings, self._attached():
             return step(*args, **kwargs)
 
-    def _report(self, message: str) -> None:
-        """Warns once of what may hold for many functions of a step."""
+    def _report(self, place: str | None, message: str) -> None:
+        """Warns once of what may apply to many functions of a step."""
         if message not in self._reported:
             self._reported.add(message)
-            warn_of_fallback(message)
+            warn_at(place, message)
 
     @contextmanager
     def _attached(self) -> Iterator[None]:
@@ -71,13 +75,13 @@ class CompiledSteps:
         module = self._module
         with ExitStack() as stack:
             if checks_logged_values_at_once(module):
-                stack.enter_context(in_place_of(module, "log", torch.compiler.disable(module.log)))
+                stack.enter_context(in_place_of(module, "log", torch.compiler.disable(module.log, reason=DISABLED)))
             else:
                 stack.callback(self._recorder.replay, module)
                 stack.enter_context(in_place_of(module, "log", self._recorder.log))
             if not module.automatic_optimization:
                 # It runs hooks, none of which belongs into a graph.
-                untraced = torch.compiler.disable(module.manual_backward)
+                untraced = torch.compiler.disable(module.manual_backward, reason=DISABLED)
                 stack.enter_context(in_place_of(module, "manual_backward", untraced))
             yield
 

@@ -1,4 +1,4 @@
-"""What is told of a compilation that takes long."""
+"""Reports of compilations that take long."""
 
 from __future__ import annotations
 
@@ -17,88 +17,121 @@ from lit_ort.backend.watch import CompileWatch
 from tests.compare import backend
 
 
-class Heard:
-    """Keeps what it hears."""
+class Reports:
+    """Keeps every report."""
 
     def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.seconds = 0.0
+        self.seconds: list[float] = []
+        self.finished_in: list[float] = []
+        self.steps: set[str] = set()
 
-    def started(self, step: str) -> None:
-        self.lines.append(f"started {step}")
+    def compiling(self, step: str, seconds: float) -> None:
+        self.steps.add(step)
+        self.seconds.append(seconds)
 
     def finished(self, step: str, seconds: float) -> None:
-        self.lines.append(f"finished {step}")
-        self.seconds = seconds
+        self.steps.add(step)
+        self.finished_in.append(seconds)
+
+    def note(self, line: str) -> None:
+        raise AssertionError(line)
 
 
 @pytest.fixture
-def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
+def reports(monkeypatch: pytest.MonkeyPatch) -> Reports:
     monkeypatch.setattr(watch, "SECONDS", 0.1)
-    return Heard()
+    return Reports()
 
 
-def test_tells_of_what_takes_long_in_several_parts(heard: Heard) -> None:
+def watch_of(reports: Reports) -> CompileWatch:
     own = CompileWatch()
-    own.listener = heard
+    own.listener = reports
+    return own
+
+
+def test_parts_of_a_step_add_up(reports: Reports) -> None:
+    own = watch_of(reports)
     with own.step("training_step"):
         for _ in range(2):
-            with own.compiling(), own.compiling():
+            with own.compiling("graph"), own.compiling("graph"):
                 time.sleep(0.06)
-        assert heard.lines == ["started training_step"]
-    assert heard.lines == ["started training_step", "finished training_step"]
-    assert 0.12 <= heard.seconds < 0.5
+        assert len(reports.seconds) == 1
+        assert reports.finished_in == []
+    (seconds,) = reports.finished_in
+    assert 0.12 <= seconds < 0.5
+    assert reports.steps == {"training_step"}
 
 
-def test_says_nothing_of_what_is_short_or_runs(heard: Heard) -> None:
-    own = CompileWatch()
-    own.listener = heard
+def test_seconds_are_reported_while_they_pass(reports: Reports) -> None:
+    own = watch_of(reports)
+    with own.step("training_step"), own.compiling("graph"):
+        time.sleep(0.35)
+    assert len(reports.seconds) in (2, 3)
+    assert reports.seconds == sorted(reports.seconds)
+    assert reports.seconds[0] >= 0.1
+    assert reports.seconds[-1] > 0.15
+    time.sleep(0.15)
+    assert len(reports.seconds) in (2, 3)
+    assert reports.finished_in[0] >= reports.seconds[-1]
+
+
+def test_short_compilations_and_runs_are_not_reported(reports: Reports) -> None:
+    own = watch_of(reports)
     for _ in range(3):
         with own.step("training_step"):
-            with own.compiling():
+            with own.compiling("graph"):
                 time.sleep(0.01)
             time.sleep(0.15)
-    assert heard.lines == []
+    assert reports.steps == set()
 
 
-def test_hears_dynamo_and_the_backend(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dynamo_and_the_backend_count(reports: Reports, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "SECONDS", 0.001)
     engine = backend()
     own = engine.compile_log.watch
-    own.listener = heard
+    own.listener = reports
     step = torch.compile(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), backend=engine)
     with own.step("training_step"):
         step(torch.ones(2, 4))
-    assert heard.lines == ["started training_step", "finished training_step"]
+    assert reports.steps == {"training_step"}
+    assert len(reports.finished_in) == 1
     with own.step("training_step"):
         step(torch.ones(2, 4))
-    assert len(heard.lines) == 2
+    assert len(reports.finished_in) == 1
 
 
-def test_an_error_ends_it_too(heard: Heard) -> None:
-    own = CompileWatch()
-    own.listener = heard
+def test_each_compilation_outside_of_steps_is_reported(reports: Reports) -> None:
+    own = watch_of(reports)
+    for _ in range(2):
+        with own.compiling("graph"):
+            time.sleep(0.15)
+    assert reports.steps == {"graph"}
+    assert len(reports.finished_in) == 2
+
+
+def test_an_error_ends_a_compilation_too(reports: Reports) -> None:
+    own = watch_of(reports)
 
     def fail() -> None:
-        with own.step("training_step"), own.compiling():
+        with own.step("training_step"), own.compiling("graph"):
             time.sleep(0.15)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         fail()
-    assert heard.lines == ["started training_step", "finished training_step"]
+    assert len(reports.seconds) == 1
+    assert len(reports.finished_in) == 1
 
 
-def test_logs_by_default(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(watch, "SECONDS", 0.0)
+def test_one_line_is_logged_by_default(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(watch, "SECONDS", 0.05)
     own = CompileWatch()
-    with caplog.at_level(logging.INFO, "lit_ort"), own.step("validation_step"), own.compiling():
-        time.sleep(0.1)
-    lines = [record.getMessage() for record in caplog.records]
-    assert lines == ["lit_ort: compiling validation_step ...", "lit_ort: compiled validation_step in 0.1 s"]
+    with caplog.at_level(logging.INFO, "lit_ort"), own.step("validation_step"), own.compiling("graph"):
+        time.sleep(0.2)
+    assert [record.getMessage() for record in caplog.records] == ["lit_ort: compiling validation_step ..."]
 
 
-def test_a_log_is_copied_and_pickled_without_it() -> None:
+def test_a_log_is_copied_and_pickled_without_its_watch() -> None:
     log = CompileLog()
     for other in (copy.deepcopy(log), pickle.loads(pickle.dumps(log))):
         assert other.watch is not log.watch

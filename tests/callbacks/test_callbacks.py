@@ -272,3 +272,27 @@ def test_the_bar_shows_speed_on_one_line_an_epoch(tmp_path: Path, capfd: pytest.
     assert [line.split(":")[0] for line in lines] == ["Epoch 0", "Epoch 1"]
     assert all("ms=" in line and "samples/s=" in line for line in lines)
     assert "v_num" not in captured.out + captured.err
+
+
+def test_the_first_epoch_after_a_sanity_check_has_a_bar(tmp_path: Path) -> None:
+    shown: list[bool] = []
+
+    class Looking(lightning.pytorch.Callback):
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            shown.append(not trainer.progress_bar_callback.train_progress_bar.disable)
+
+    trainer = lightning.pytorch.Trainer(
+        accelerator="cpu",
+        devices=1,
+        default_root_dir=tmp_path,
+        callbacks=[OneLineProgressBar(), Looking()],
+        logger=False,
+        max_epochs=2,
+        limit_train_batches=2,
+        limit_val_batches=1,
+        num_sanity_val_steps=1,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(BoringModel())
+    assert shown == [True] * 4

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 
 from lit_ort._compat.lightning import describe_bar
 from lit_ort.backend import watch
+from lit_ort.callbacks import OneLineProgressBar
+from lit_ort.strategies.progress import ProgressListener
 from tests.lightning_models import Net, loader, trainer
 
 TEXT = "compiling training_step"
@@ -73,18 +77,60 @@ def test_without_a_bar_there_is_nothing_to_describe() -> None:
     assert describe_bar(None, "train", TEXT) is None
 
 
-@pytest.mark.parametrize("bar", [False, True])
-def test_the_log_says_what_was_compiled(
-    bar: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("bar", [None, TQDMProgressBar, OneLineProgressBar, RichProgressBar])
+def test_a_long_compilation_is_shown(
+    bar: type[Any] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(watch, "SECONDS", 0.0)
-    callbacks = [TQDMProgressBar()] if bar else []
+    """In a bar with its seconds and then as one line; without a bar as one line."""
+    monkeypatch.setattr(watch, "SECONDS", 0.02)
+    texts: list[str] = []
+
+    def describe(progress_bar: Any, stage: str, text: str) -> Callable[[], None] | None:
+        restore = describe_bar(progress_bar, stage, text)
+        if restore is not None:
+            texts.append(text)
+        return restore
+
+    monkeypatch.setattr("lit_ort.strategies.progress.describe_bar", describe)
+    callbacks: list[Callback] = [] if bar is None else [bar()]
     with caplog.at_level(logging.INFO, "lightning.pytorch"):
-        trainer("ort", tmp_path, max_steps=3, num_sanity_val_steps=0, callbacks=callbacks, enable_progress_bar=bar).fit(
+        trainer("ort", tmp_path, max_steps=3, callbacks=callbacks, enable_progress_bar=bar is not None).fit(
             Net(), loader(), loader()
         )
-    lines = [line for line in caplog.messages if line.startswith("lit_ort")]
-    if not bar:
-        assert lines.pop(0) == "lit_ort: compiling training_step ..."
-    assert len(lines) == 1
-    assert lines[0].startswith("lit_ort: compiled training_step in")
+    compiling = [line for line in caplog.messages if line.startswith("lit_ort: compiling training_step")]
+    compiled = [line for line in caplog.messages if line.startswith("lit_ort: compiled training_step in")]
+    if bar is None:
+        assert (compiling, compiled, texts) == (["lit_ort: compiling training_step ..."], [], [])
+    else:
+        assert (len(compiling), len(compiled)) == (0, 1)
+        own = [text for text in texts if text.startswith("compiling training_step, ")]
+        assert len(own) >= 2
+        assert all(text.endswith(" s") for text in own)
+
+
+def test_other_ranks_show_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    listener = ProgressListener(SimpleNamespace(is_global_zero=False, progress_bar_callback=None))
+    with caplog.at_level(logging.INFO):
+        listener.compiling("training_step", 1.0)
+        listener.note("graph break")
+        listener.finished("training_step", 2.0)
+    assert caplog.messages == []
+
+
+class Printing(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        print(end="")
+        return loss * 2
+
+
+def test_a_graph_break_is_a_line_of_lightnings(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with caplog.at_level(logging.INFO, "lightning.pytorch"):
+        trainer("ort", tmp_path, max_steps=3).fit(Printing(), loader(), loader())
+    breaks = [line for line in caplog.messages if "graph break" in line]
+    assert len(breaks) == 1
+    assert breaks[0].startswith(f"lit_ort: graph break in training_step at {__file__}:")
+    assert breaks[0].endswith("Print in a hook such as on_train_batch_end, or log the value with self.log.")
+    assert "Traceback" not in capfd.readouterr().err

@@ -1,0 +1,217 @@
+"""Private interfaces of Dynamo: its reports of graph breaks, recompiles and functions that it leaves in eager.
+
+Dynamo writes them to logs that are off by default (`TORCH_LOGS=graph_breaks,recompiles`). Here a listener receives
+them. The hooks are installed once for the process, and do nothing while there is no listener.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from types import CodeType
+from typing import Any, Protocol
+
+import torch._dynamo.convert_frame
+import torch._dynamo.utils
+from torch import fx
+from torch._dynamo.exc import Unsupported, UserError
+from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+
+from lit_ort._compat.torch_dynamo import (
+    FRAME_LOGGER,
+    SCALAR_LOGGER,
+    is_recompile_limit,
+    is_scalar_advice,
+    suppressed_error,
+)
+from lit_ort.errors import first_line_of
+
+# File and line of each call from the compiled function to a statement, the outermost first.
+Stack = tuple[tuple[str, int], ...]
+
+# Torch's names (`gb_type`) for obstacles.
+RECOMPILE_LIMIT = "Dynamo recompile limit exceeded"
+BRANCH = "Data-dependent branching"
+
+# Where a graph ends in front of an obstacle.
+_NO_OBSTACLE = "step_unsupported"
+# In reports about obstacles that leave the whole function in eager, which is an event itself.
+_LEAVES_FUNCTION = ("Failed to handle graph break gracefully", "Skipping frame due to graph break")
+_STOPS = "that we cannot resume from"
+_DUPLICATE_WARNING = "Dynamo does not know how to trace the"
+_NEXT_OBSTACLE = "*** While handling this graph break"
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(?P<name>.+)_at_(?P<line>\d+)")
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+
+
+@dataclasses.dataclass(frozen=True)
+class Obstacle:
+    """Why Dynamo can't trace a statement.
+
+    Args:
+        kind: torch's name for it, the same wherever it occurs; the type of an exception that is not Dynamo's own.
+        explanation: one line of torch's.
+        hints: torch's, one line each.
+        text: all of torch's message.
+        stack: of the statement.
+        is_error: whether it is an exception that Dynamo didn't expect.
+    """
+
+    kind: str
+    explanation: str
+    hints: tuple[str, ...]
+    text: str
+    stack: Stack
+    is_error: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Function:
+    """A function that Dynamo traces, or what follows a graph break in one.
+
+    Args:
+        name: the function's.
+        file, line: where it begins, or where it continues after the graph break.
+        continues: whether a graph break is before it.
+    """
+
+    name: str
+    file: str
+    line: int
+    continues: bool
+
+
+class Listener(Protocol):
+    """Receives the events of the functions that are compiled while it listens."""
+
+    def graph_break(self, obstacle: Obstacle, resumes: bool) -> None:
+        """A graph ends at a statement. `resumes`: the code after it is compiled too."""
+        ...
+
+    def left_in_eager(self, obstacle: Obstacle, function: Function) -> None:
+        """A function runs in eager, except for functions that it calls."""
+        ...
+
+    def recompiled(self, function: Function, reason: str, stack: Stack) -> None:
+        """A function is compiled again by the same backend. `reason`: the guard that failed, one line of torch's."""
+        ...
+
+    def limit_reached(self) -> None:
+        """A function has been compiled as often as the settings allow."""
+        ...
+
+
+_LISTENERS: list[Listener] = []
+
+
+@contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Sends Dynamo's events to a listener for as long as the block runs, and keeps its log lines about them back."""
+    _install()
+    _LISTENERS.append(listener)
+    try:
+        yield
+    finally:
+        _LISTENERS.pop()
+
+
+def break_after(graph_module: fx.GraphModule) -> Obstacle | None:
+    """The obstacle at which a graph ends, of a graph that Dynamo passes to a backend; None at a function's end."""
+    reason = getattr(graph_module, "compile_subgraph_reason", None)
+    if reason is None or not reason.graph_break or reason.reason == _NO_OBSTACLE:
+        return None
+    obstacle = _obstacle(reason.reason, _stack_of(reason.user_stack))
+    return dataclasses.replace(obstacle, kind=BRANCH) if obstacle.kind.startswith("generic_jump") else obstacle
+
+
+@functools.cache
+def _install() -> None:
+    """Puts the hooks into Dynamo, once for the process."""
+    convert_frame: Any = torch._dynamo.convert_frame
+    utils: Any = torch._dynamo.utils
+    warn_once = utils.warn_once
+    log_graph_break = InstructionTranslatorBase.log_graph_break
+    recompile_reasons = convert_frame.get_and_maybe_log_recompilation_reasons
+    format_error = convert_frame.format_error_msg
+
+    def on_graph_break(self: Any, code_options: Any, reason: str, exc: Any) -> None:
+        text = f"{reason} {getattr(exc, 'msg', '')}"
+        if _LISTENERS and not exc.logged and not any(words in text for words in _LEAVES_FUNCTION):
+            _LISTENERS[-1].graph_break(obstacle_of(exc), resumes=_STOPS not in reason)
+        log_graph_break(self, code_options, reason, exc)
+
+    def on_recompile(entries: Sequence[Any], frame: Any, backend: Any, *args: Any, **kwargs: Any) -> list[str]:
+        reasons = recompile_reasons(entries, frame, backend, *args, **kwargs)
+        # Another backend's code for the same function is no reason.
+        own = [reason for entry, reason in zip(entries, reasons, strict=False) if entry.backend == backend]
+        if _LISTENERS and own:
+            first, _, rest = own[0].partition("\n")
+            _LISTENERS[-1].recompiled(_function(frame.f_code), first.partition(": ")[2], _stack_in(rest))
+        return reasons
+
+    def on_error(exc: Any, code: CodeType, *args: Any, **kwargs: Any) -> str:
+        if _LISTENERS:
+            _LISTENERS[-1].left_in_eager(obstacle_of(exc), _function(code))
+        return format_error(exc, code, *args, **kwargs)
+
+    def on_warning(message: str, *args: Any, **kwargs: Any) -> None:
+        if not _LISTENERS or not message.startswith(_DUPLICATE_WARNING):
+            warn_once(message, *args, **kwargs)
+
+    utils.warn_once = on_warning
+    InstructionTranslatorBase.log_graph_break = on_graph_break
+    convert_frame.get_and_maybe_log_recompilation_reasons = on_recompile
+    convert_frame.format_error_msg = on_error
+    for name in (FRAME_LOGGER, SCALAR_LOGGER):
+        logging.getLogger(name).addFilter(_is_no_event)
+
+
+def _is_no_event(record: logging.LogRecord) -> bool:
+    """Keeps a log line unless it is one about an event that a listener receives."""
+    if not _LISTENERS:
+        return True
+    if is_recompile_limit(record):
+        _LISTENERS[-1].limit_reached()
+        return False
+    # The advice at `item()` would be wrong here: a value that a step reads costs it one more graph.
+    return suppressed_error(record) is None and not is_scalar_advice(record)
+
+
+def obstacle_of(error: BaseException) -> Obstacle:
+    """The obstacle that Dynamo reports by an exception."""
+    stack = _stack_of(getattr(error, "real_stack", None) or ())
+    if isinstance(error, (Unsupported, UserError)):
+        return _obstacle(str(getattr(error, "msg", error)), stack)
+    return Obstacle(type(error).__name__, first_line_of(error), (), str(error), stack, is_error=True)
+
+
+def _obstacle(message: str, stack: Stack) -> Obstacle:
+    """Of torch's message: a line with its kind, then lines that begin with `Explanation:` and `Hint:`."""
+    lines = [line.strip() for line in message.partition(_NEXT_OBSTACLE)[0].splitlines()]
+    lines = [line for line in lines if line] or [""]
+    explanations = _after("Explanation:", lines) or lines[:1]
+    return Obstacle(lines[0], explanations[0], tuple(_after("Hint:", lines)), message, stack)
+
+
+def _after(label: str, lines: Iterable[str]) -> list[str]:
+    return [line.removeprefix(label).strip() for line in lines if line.startswith(label)]
+
+
+def _stack_of(frames: Iterable[Any]) -> Stack:
+    return tuple((frame.filename, frame.lineno or 0) for frame in frames)
+
+
+def _stack_in(text: str) -> Stack:
+    """The stack that a text shows as a traceback does."""
+    return tuple((match["file"], int(match["line"])) for match in _FRAME.finditer(text))
+
+
+def _function(code: CodeType) -> Function:
+    match = _RESUMED.fullmatch(code.co_name)
+    if match is None:
+        return Function(code.co_name, code.co_filename, code.co_firstlineno, continues=False)
+    return Function(match["name"], code.co_filename, int(match["line"]), continues=True)

@@ -1,0 +1,164 @@
+"""Dynamo's events in the user's terms: where in the user's code, why, and what to change."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+import sysconfig
+from pathlib import Path
+
+from lit_ort._compat.dynamo_events import BRANCH, Function, Obstacle, Stack
+from lit_ort.runtime.report import EagerFunction, GraphBreak, Recompile
+
+# Packages whose code is not the user's to change.
+_PACKAGES = (
+    "torch",
+    "lightning",
+    "pytorch_lightning",
+    "lightning_utilities",
+    "lit_ort",
+    "torchmetrics",
+)
+
+# The reason of the functions that lit_ort disables, in torch's message about them.
+DISABLED = "lit_ort runs it outside of graphs"
+
+_CALL_IN_A_HOOK = "Call it in a hook such as on_train_batch_end."
+_PRINT_IN_A_HOOK = "Print in a hook such as on_train_batch_end, or log the value with self.log."
+_KEEP_OUT = "If the value keeps changing, pass it as a tensor or keep it out of the step."
+_READS_VALUE = (
+    "the step reads the value of a tensor, as item(), float() and numpy() do.",
+    "Keep the value a tensor; self.log accepts tensors.",
+)
+
+# By torch's kind of obstacle: the reason, or None for torch's own explanation, and the remedy.
+_KNOWN: dict[str, tuple[str | None, str | None]] = {
+    BRANCH: ("a branch depends on the value of a tensor.", "Use torch.where, or move the branch out of the step."),
+    "Data dependent operator": _READS_VALUE,
+    "Tensor.tolist() with non-integer tensor": _READS_VALUE,
+    "Unsupported Tensor.item() call with capture_scalar_outputs=False": _READS_VALUE,
+    "using `torch.autograd.grad` with `torch._dynamo.config.trace_autograd_ops=False`": (
+        "torch.autograd.grad is not part of a graph.",
+        None,
+    ),
+    "Dynamic shape operator": (None, "Multiply with a mask or use torch.where, so that shapes don't depend on values."),
+}
+# Kinds about a function that is called.
+_CALLS = (
+    "Attempted to call function marked as skipped",
+    "Attempted to inline function marked as skipped",
+    "Failed to trace builtin operator",
+)
+# Kinds of functions that eager has to run: an exception of the user's is raised there.
+_NO_NEWS = ("Call to `torch._dynamo.skip_frame()`", "Observed exception")
+# Kinds that the user's code asks for.
+_ASKED_FOR = (
+    "Call to `torch._dynamo.graph_break()`",
+    "Skip calling `torch.compiler.disable()`d function",
+    "Skip inlining `torch.compiler.disable()`d function",
+)
+# Everything of the above: the kinds that torch has to have.
+KINDS = frozenset((*_KNOWN, *_CALLS, *_NO_NEWS, *_ASKED_FOR))
+
+# A function's name in torch's explanations, such as "builtin operator `print`" or "function `<function A.f at 0x7f>`".
+_NAME = re.compile(r"(?:builtin operator|builtin|function) `?(?:<unknown module>\.)?(?:<function )?(?P<name>[\w.]*\w)")
+_ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
+_AT_A_BREAK = re.compile(r"___stack\d+")
+# Hints about torch's own settings and its issue tracker.
+_NO_REMEDY = ("torch._dynamo", "issue", "fullgraph", "TORCH")
+_CONTAINS = re.compile(r"(?P<no>not )?___dict_contains\((?P<key>'[^']*'), (?P<owner>.+)\)")
+
+
+def graph_break_of(step: str, obstacle: Obstacle, resumes: bool = True) -> GraphBreak | None:
+    """A graph break in a step; None for one in the code of libraries alone, and where the step raises an exception."""
+    place = place_of(obstacle.stack)
+    if place is None or obstacle.kind in _NO_NEWS:
+        return None
+    reason, remedy = _explained(obstacle)
+    if not resumes:
+        reason = f"{reason} The rest of the function runs in eager PyTorch."
+    return GraphBreak(step, place, reason, remedy, by_design=_is_by_design(obstacle))
+
+
+def eager_function_of(step: str, obstacle: Obstacle, function: Function) -> EagerFunction | None:
+    """A function of a step that Dynamo leaves in eager.
+
+    None for a library's, unless Dynamo failed there, and where the function raises an exception.
+    """
+    if obstacle.kind in _NO_NEWS or (_is_library(function.file) and not obstacle.is_error):
+        return None
+    place = place_of(obstacle.stack) or f"{function.file}:{function.line}"
+    reason, remedy = _explained(obstacle)
+    return EagerFunction(step, _name(function), place, reason, remedy)
+
+
+def recompile_of(step: str, function: Function, reason: str, stack: Stack) -> Recompile | None:
+    """A function that is compiled again; None for a library's."""
+    if _is_library(function.file):
+        return None
+    place = place_of(stack) or f"{function.file}:{function.line}"
+    # A guard comes with the line of code that it is for; a comparison of tensors is text.
+    guard, _, line = reason.partition("  #")
+    if not line:
+        text = _AT_A_BREAK.sub("(value at the graph break)", reason).replace(". expected", ": expected")
+        return Recompile(step, _name(function), place, _sentence(text), None)
+    return Recompile(step, _name(function), place, f"the guard `{_readable(guard.strip())}` failed.", _KEEP_OUT)
+
+
+def _readable(guard: str) -> str:
+    guard = _AT_A_BREAK.sub("(value at the graph break)", guard)
+    match = _CONTAINS.fullmatch(guard)
+    return guard if match is None else f"{match['key']} {match['no'] or ''}in {match['owner']}"
+
+
+def _name(function: Function) -> str:
+    return f"{function.name} from line {function.line} on" if function.continues else function.name
+
+
+def place_of(stack: Stack) -> str | None:
+    """The innermost line of a stack that is not a library's, as `file:line`; None if there is none."""
+    return next((f"{file}:{line}" for file, line in reversed(stack) if not _is_library(file)), None)
+
+
+def _explained(obstacle: Obstacle) -> tuple[str, str | None]:
+    """The reason and the remedy of an obstacle."""
+    if obstacle.is_error:
+        return _sentence(
+            f"Dynamo can't trace it: {obstacle.kind}: {obstacle.explanation}"
+        ), "TORCH_LOGS=dynamo shows more."
+    match = _NAME.search(obstacle.explanation)
+    function = "a function" if match is None else match["name"]
+    if _is_own(obstacle):
+        return f"lit_ort runs `{function}` outside of graphs.", None
+    if obstacle.kind in _KNOWN:
+        reason, remedy = _KNOWN[obstacle.kind]
+        return reason or _sentence(obstacle.explanation), remedy
+    if obstacle.kind in _CALLS:
+        return f"Dynamo can't trace `{function}`.", _PRINT_IN_A_HOOK if function == "print" else _CALL_IN_A_HOOK
+    hints = (hint for hint in obstacle.hints if not any(word in hint for word in _NO_REMEDY))
+    return _sentence(_ADDRESS.sub("", obstacle.explanation)), next(map(_sentence, hints), None)
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def _is_own(obstacle: Obstacle) -> bool:
+    """Whether lit_ort keeps a function out of graphs: it disables it, or leaves its package untraced."""
+    return DISABLED in obstacle.text or "/torchmetrics/" in obstacle.text
+
+
+def _is_by_design(obstacle: Obstacle) -> bool:
+    # No optimizer of torch's is traced, and manual optimization calls one in the step.
+    return _is_own(obstacle) or "`Optimizer." in obstacle.explanation or obstacle.kind in _ASKED_FOR
+
+
+@functools.cache
+def _is_library(file: str) -> bool:
+    """Whether a file is one of torch's, Lightning's, lit_ort's or Python's own."""
+    # Code that runs is in an imported package; a search for the others would run the hooks of their import.
+    origins = (getattr(sys.modules.get(package), "__file__", None) for package in _PACKAGES)
+    if file.startswith("<frozen") or any(origin and file.startswith(f"{Path(origin).parent}/") for origin in origins):
+        return True
+    return file.startswith(sysconfig.get_path("stdlib") + "/") and "site-packages" not in file

@@ -1,0 +1,181 @@
+"""Canaries of the hooks in Dynamo that report graph breaks, recompiles and functions left in eager."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import warnings
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lit_ort._compat import dynamo_events
+from lit_ort._compat.dynamo_events import Function, Obstacle, Stack
+from lit_ort.backend.events import KINDS
+from tests.compat.canary import canary
+
+EVENTS = "dynamo_events"
+HERE = __file__
+
+
+def listening_if(listens: bool) -> AbstractContextManager[Any]:
+    return dynamo_events.listening(Listener()) if listens else nullcontext()
+
+
+class Listener:
+    """Keeps every event."""
+
+    def __init__(self) -> None:
+        self.breaks: list[tuple[Obstacle, bool]] = []
+        self.eager: list[tuple[Obstacle, Function]] = []
+        self.recompiles: list[tuple[Function, str, Stack]] = []
+        self.limits = 0
+
+    def graph_break(self, obstacle: Obstacle, resumes: bool) -> None:
+        self.breaks.append((obstacle, resumes))
+
+    def left_in_eager(self, obstacle: Obstacle, function: Function) -> None:
+        self.eager.append((obstacle, function))
+
+    def recompiled(self, function: Function, reason: str, stack: Stack) -> None:
+        self.recompiles.append((function, reason, stack))
+
+    def limit_reached(self) -> None:
+        self.limits += 1
+
+
+def printing(x: torch.Tensor) -> torch.Tensor:
+    y = x + 1
+    print(end="")
+    return y * 2
+
+
+def printing_in_a_loop(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(2):
+        x = x + 1
+        print(end="")
+    return x
+
+
+def scaled(x: torch.Tensor, word: str) -> torch.Tensor:
+    return x * len(word)
+
+
+def test_log_graph_break() -> None:
+    effect = "graph breaks are not reported"
+    with canary("InstructionTranslatorBase.log_graph_break", EVENTS, effect):
+        listener = Listener()
+        with dynamo_events.listening(listener):
+            torch.compile(printing, backend="eager")(torch.ones(2))
+        ((obstacle, resumes),) = listener.breaks
+        assert resumes
+        assert obstacle.kind == "Failed to trace builtin operator"
+        assert "`print`" in obstacle.explanation
+        assert obstacle.hints
+        assert obstacle.stack[-1] == (HERE, printing.__code__.co_firstlineno + 2)
+        assert not listener.eager
+
+
+def test_format_error_msg() -> None:
+    effect = "a function that Dynamo leaves in eager is not reported"
+    with canary("torch._dynamo.convert_frame.format_error_msg", EVENTS, effect):
+        listener = Listener()
+        with dynamo_events.listening(listener):
+            torch.compile(printing_in_a_loop, backend="eager")(torch.ones(2))
+        ((obstacle, function),) = listener.eager
+        assert function == Function("printing_in_a_loop", HERE, printing_in_a_loop.__code__.co_firstlineno, False)
+        assert obstacle.kind == "Failed to trace builtin operator"
+        assert not listener.breaks
+
+
+def test_recompilation_reasons() -> None:
+    effect = "recompiles are not reported, or those of another backend are"
+    symbol = "torch._dynamo.convert_frame.get_and_maybe_log_recompilation_reasons"
+    with canary(symbol, EVENTS, effect):
+        listener = Listener()
+        first = torch.compile(scaled, backend="eager", dynamic=False)
+        with dynamo_events.listening(listener):
+            first(torch.ones(2), "a")
+            torch.compile(scaled, backend="aot_eager", dynamic=False)(torch.ones(2), "b")
+            assert not listener.recompiles
+            first(torch.ones(2), "b")
+        ((function, reason, stack),) = listener.recompiles
+        assert function.name == "scaled"
+        assert "word" in reason
+        assert "'a'" in reason
+        assert stack[-1] == (HERE, function.line + 1)
+
+
+def test_code_after_a_graph_break() -> None:
+    effect = "messages name torch's functions for the code after a graph break"
+    with canary("torch_dynamo_resume_in_..._at_...", EVENTS, effect):
+        listener = Listener()
+        step = torch.compile(printing, backend="eager", dynamic=False)
+        with dynamo_events.listening(listener):
+            step(torch.ones(2))
+            step(torch.ones(2, 2))
+        assert listener.recompiles[-1][0] == Function("printing", HERE, printing.__code__.co_firstlineno + 2, True)
+
+
+def test_recompile_limit() -> None:
+    effect = "the recompile limit is passed in silence"
+    with canary("the log line of torch._dynamo.convert_frame at the limit", EVENTS, effect):
+        listener = Listener()
+        step = torch.compile(scaled, backend="eager", dynamic=False)
+        with dynamo_events.listening(listener), torch._dynamo.config.patch(recompile_limit=2):
+            for count in range(3):
+                step(torch.ones(2), "x" * count)
+        assert listener.limits == 1
+        assert [obstacle.kind for obstacle, _ in listener.eager] == [dynamo_events.RECOMPILE_LIMIT]
+
+
+def test_warnings_about_builtins(monkeypatch: pytest.MonkeyPatch) -> None:
+    effect = "torch warns in several lines of what lit_ort reports in one"
+    with canary("torch._dynamo.utils.warn_once", EVENTS, effect):
+        for listens in (False, True):
+            monkeypatch.setattr("torch._dynamo.utils.warn_once_cache", set())
+            torch.compiler.reset()
+            with warnings.catch_warnings(record=True) as caught, listening_if(listens):
+                warnings.simplefilter("always")
+                torch.compile(lambda x: x * time.time(), backend="eager")(torch.ones(2))
+            assert len(caught) == (0 if listens else 1)
+
+
+def test_compile_subgraph_reason() -> None:
+    effect = "explain() shows no graph breaks without Lightning"
+    with canary("GraphModule.compile_subgraph_reason", EVENTS, effect):
+        obstacles: list[Obstacle | None] = []
+
+        def backend(graph_module: Any, _: Any) -> Any:
+            obstacles.append(dynamo_events.break_after(graph_module))
+            return graph_module.forward
+
+        torch.compile(printing, backend=backend)(torch.ones(2))
+        first, last = obstacles
+        assert first is not None
+        assert first.kind == "Failed to trace builtin operator"
+        assert first.stack[-1] == (HERE, printing.__code__.co_firstlineno + 2)
+        assert last is None
+        torch.compile(lambda x: x * 2 if x.sum() > 0 else x, backend=backend)(torch.ones(2))
+        assert obstacles[2] is not None
+        assert obstacles[2].kind == dynamo_events.BRANCH
+
+
+def test_kinds_of_obstacles() -> None:
+    effect = "reports of graph breaks are torch's own, without a remedy"
+    with canary("torch/_dynamo/graph_break_registry.json", EVENTS, effect):
+        registry = json.loads((Path(torch.__file__).parent / "_dynamo" / "graph_break_registry.json").read_text())
+        known = {entry["Gb_type"] for entries in registry.values() for entry in entries}
+        assert known >= {*KINDS, dynamo_events.RECOMPILE_LIMIT, dynamo_events.BRANCH}
+
+
+def test_log_lines_are_kept_back_while_there_is_a_listener() -> None:
+    logger = logging.getLogger("torch._dynamo.convert_frame")
+    record = logging.LogRecord(logger.name, logging.WARNING, HERE, 1, "torch._dynamo hit config.%s", None, None)
+    with dynamo_events.listening(Listener()):
+        assert not logger.filter(record)
+    assert logger.filter(record)
