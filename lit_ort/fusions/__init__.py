@@ -1,1 +1,1 @@
-"""Patterns of the forward that become one operator of the project's own, before the backward is added."""
+"""Fusions: patterns of the captured graph that become one operator, before the backward is added."""

@@ -1,8 +1,8 @@
-"""Dropout whose mask is a function of the run's seed.
+"""Replaces dropout by an operator whose mask is a function of the run's seed.
 
 In:  `aten.dropout(x, p, train=True)`
 Out: `lit_ort.dropout(x, seed, p, stream)`
-Saves most of the time of torch's Bernoulli draws; a recomputed or repeated forward drops the same elements.
+Saves most of the time of torch's Bernoulli draws. A recomputed or repeated forward also drops the same elements.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NAME = "dropout"
 
 
 def fuse_dropout(graph: FusionGraph) -> PassReport:
-    """Rewrites a captured graph in place."""
+    """Replaces dropout in a captured graph, in place."""
     fired, declined = 0, []
     for node in list(graph.graph.nodes):
         if node.target is not aten.dropout.default:
@@ -26,9 +26,9 @@ def fuse_dropout(graph: FusionGraph) -> PassReport:
         if not training or probability == 0:
             continue
         if not isinstance(probability, (int, float)):
-            declined.append(f"{node.name}: its probability {probability} is computed")
+            declined.append(f"{node.name}: its probability {probability} is not a constant")
         elif not node.meta["val"].is_floating_point():
-            declined.append(f"{node.name}: its type is {node.meta['val'].dtype}")
+            declined.append(f"{node.name}: its dtype {node.meta['val'].dtype} is not a floating-point dtype")
         else:
             arguments = (x, graph.seed(), float(probability), graph.next_stream())
             graph.replace(node, torch.ops.lit_ort.dropout.default, arguments, element=0)

@@ -1,8 +1,9 @@
-"""GELU written out by its formula.
+"""Fuses the formula of GELU into one operator.
 
-In:  `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))` or `0.5 x (1 + erf(x / sqrt(2)))`, as transformers write it
+In:  `0.5 * x * (1 + tanh(sqrt(2/pi) * (x + 0.044715 * x**3)))` or `0.5 * x * (1 + erf(x / sqrt(2)))`, as in the
+     transformers library
 Out: `aten.gelu(x, approximate="tanh")` or `aten.gelu(x)`
-Saves seven passes over the values forward, as many backward, and six values that are kept between.
+Saves seven passes over the values in the forward, as many in the backward, and six saved tensors.
 
 Source: Hendrycks and Gimpel 2016.
 """
@@ -25,7 +26,7 @@ _CUBIC = 0.044715
 
 
 def fuse_gelu(graph: FusionGraph) -> PassReport:
-    """Rewrites a captured graph in place."""
+    """Fuses formulas of GELU in a captured graph, in place."""
     fired, declined = 0, []
     for node in list(graph.graph.nodes):
         if node.target not in (aten.tanh.default, aten.erf.default):
@@ -35,13 +36,13 @@ def fuse_gelu(graph: FusionGraph) -> PassReport:
             continue
         last = _last_product(node, x)
         if last is None:
-            declined.append(f"{node.name}: what follows is not 0.5 x (1 + {node.target})")
+            declined.append(f"{node.name}: it is not used as in 0.5 * x * (1 + {node.target})")
             continue
         with graph.graph.inserting_before(last):
             kwargs: dict[str, Any] = {"approximate": "tanh"} if node.target is aten.tanh.default else {}
-            made = graph.graph.call_function(aten.gelu.default, (x,), kwargs)
-        made.meta = dict(last.meta)
-        last.replace_all_uses_with(made)
+            gelu = graph.graph.call_function(aten.gelu.default, (x,), kwargs)
+        gelu.meta = dict(last.meta)
+        last.replace_all_uses_with(gelu)
         graph.graph.erase_node(last)
         fired += 1
     graph.graph.eliminate_dead_code()
@@ -49,7 +50,7 @@ def fuse_gelu(graph: FusionGraph) -> PassReport:
 
 
 def _argument_of_tanh(value: Any) -> fx.Node | None:
-    """x of sqrt(2/pi) (x + 0.044715 x^3)."""
+    """The x in sqrt(2/pi) * (x + 0.044715 * x**3), or None for any other value."""
     total = _scaled(value, math.sqrt(2 / math.pi))
     if total is None or total.target is not aten.add.Tensor or total.kwargs:
         return None
@@ -62,21 +63,21 @@ def _argument_of_tanh(value: Any) -> fx.Node | None:
 
 
 def _argument_of_erf(value: Any) -> fx.Node | None:
-    """x of x / sqrt(2)."""
+    """The x in x / sqrt(2), or None for any other value."""
     if isinstance(value, fx.Node) and value.target is aten.div.Tensor and _is_number(value.args[1], math.sqrt(2)):
         return arguments_of(value)[0]
     return _scaled(value, 1 / math.sqrt(2))
 
 
 def _last_product(node: fx.Node, x: fx.Node) -> fx.Node | None:
-    """The node that is 0.5 x (1 + node), in whichever order its factors are."""
-    one_more = _only_user(node)
-    if one_more is None or one_more.target is not aten.add.Tensor or not _has_number(one_more, 1.0):
+    """The node that is 0.5 * x * (1 + node), for any order of the factors, or None."""
+    one_plus = _only_user(node)
+    if one_plus is None or one_plus.target is not aten.add.Tensor or not _has_number(one_plus, 1.0):
         return None
-    product = _only_user(one_more)
+    product = _only_user(one_plus)
     if product is None or product.target is not aten.mul.Tensor:
         return None
-    other = next((a for a in product.args if a is not one_more), None)
+    other = next((a for a in product.args if a is not one_plus), None)
     if isinstance(other, fx.Node) and _scaled(other, 0.5) is x:
         return product
     if other is x:
@@ -86,7 +87,7 @@ def _last_product(node: fx.Node, x: fx.Node) -> fx.Node | None:
 
 
 def _scaled(value: Any, factor: float) -> fx.Node | None:
-    """The node that a value is a multiple of."""
+    """The node that is multiplied by this factor to compute the value, or None."""
     if not isinstance(value, fx.Node) or value.target is not aten.mul.Tensor:
         return None
     first, second = value.args[:2]

@@ -1,4 +1,4 @@
-"""What a fusion may ask of a captured graph: precisions of its regions, the run's seed, new nodes."""
+"""The captured graph as fusions use it: autocast regions, values that require grad, the run's seed, new nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class FusionGraph:
     """A captured graph while fusions rewrite it.
 
     Args:
-        captured: of ATen operators, composite ones whole.
+        captured: a graph of ATen operators, with composite operators.
     """
 
     def __init__(self, captured: Captured) -> None:
@@ -37,7 +37,7 @@ class FusionGraph:
 
     @property
     def examples(self) -> Examples:
-        """Of the graph's inputs, the seed's at the end where there is one."""
+        """The examples of the graph's inputs; that of the seed, if there is one, is the last."""
         if self._seed is None:
             return self._examples
         with self._examples.mode:
@@ -46,19 +46,19 @@ class FusionGraph:
 
     @property
     def draws(self) -> bool:
-        """Whether an operator of the project's own draws random numbers."""
+        """Whether a lit_ort operator draws random numbers."""
         return self._seed is not None
 
     def low_precision(self, node: fx.Node) -> bool:
-        """Whether a node lies in a region where autocast computes in bfloat16."""
+        """Whether a node is in a region where autocast computes in bfloat16."""
         return node in self._low
 
-    def needs_gradient(self, node: fx.Node) -> bool:
-        """Whether autograd may follow a value; true where that is not known."""
+    def requires_grad(self, node: fx.Node) -> bool:
+        """Whether a value requires grad; also true if that is unknown."""
         return node in self._tracked
 
-    def in_products(self, value: fx.Node, node: fx.Node) -> fx.Node:
-        """A value in the type that a node's products are computed in."""
+    def autocast_input(self, value: fx.Node, node: fx.Node) -> fx.Node:
+        """Casts an input of a node to bfloat16 if autocast does so for matrix products at this node."""
         if not self.low_precision(node):
             return value
         with self.graph.inserting_before(node):
@@ -67,7 +67,7 @@ class FusionGraph:
         return low
 
     def seed(self) -> fx.Node:
-        """The input with the seed of the run."""
+        """The input with the seed of the run, which is added if necessary."""
         if self._seed is None:
             last = inputs_of(self.graph)[-1]
             with self.graph.inserting_after(last):
@@ -75,34 +75,36 @@ class FusionGraph:
         return self._seed
 
     def next_stream(self) -> int:
-        """A random stream that nothing else in the graph draws from."""
+        """The number of a random stream that no other operator of the graph uses."""
         self._streams += 1
         return self._streams - 1
 
     def call(self, target: Any, *args: Any) -> fx.Node:
-        """Adds a call where the graph inserts, with an example of its value."""
-        made = self.graph.call_function(target, args)
+        """Adds a call at the graph's insertion point, with an example of its value."""
+        node = self.graph.call_function(target, args)
         values = fx.map_arg(args, lambda argument: argument.meta["val"])
         with self._examples.mode, torch.no_grad():
-            made.meta["val"] = target(*values)
-        return made
+            node.meta["val"] = target(*values)
+        return node
 
     def size(self, node: fx.Node, dimension: int) -> fx.Node:
-        """Adds the size of a value's dimension, which the graph leaves symbolic."""
+        """Adds a node for the symbolic size of a value's dimension."""
         return self.call(torch.ops.aten.sym_size.int, node, dimension)
 
     def replace(self, node: fx.Node, target: Any, args: tuple[Any, ...], element: int | None = None) -> fx.Node:
-        """Puts a call in a node's place.
+        """Replaces a node by a call.
 
         Args:
-            element: which of several results takes the node's place.
+            node: the node.
+            target, args: the call.
+            element: the index of the result that replaces the node; None if the call has a single result.
         """
         with self.graph.inserting_before(node):
-            made = self.graph.call_function(target, args)
-            made.meta = {**node.meta}
-            result = made
+            call = self.graph.call_function(target, args)
+            call.meta = {**node.meta}
+            result = call
             if element is not None:
-                result = self.graph.call_function(operator.getitem, (made, element))
+                result = self.graph.call_function(operator.getitem, (call, element))
                 result.meta = {**node.meta}
         node.replace_all_uses_with(result)
         self.graph.erase_node(node)
@@ -110,38 +112,38 @@ class FusionGraph:
 
 
 def _low_precision_nodes(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes that autocast computes in bfloat16, around the graph and in its own regions."""
+    """The nodes in autocast regions of bfloat16, inside the graph or around it."""
     low = torch.is_autocast_enabled(CPU.type) and torch.get_autocast_dtype(CPU.type) == torch.bfloat16
-    found: set[fx.Node] = set()
-    outside: dict[fx.Node, bool] = {}
+    nodes: set[fx.Node] = set()
+    low_outside: dict[fx.Node, bool] = {}
     for node in graph.nodes:
         if node.target is enter_autocast:
-            outside[node] = low
+            low_outside[node] = low
             device, dtype, enabled, _ = node.args
             if device == CPU.type:
                 low = bool(enabled) and (torch.get_autocast_dtype(device) if dtype is None else dtype) == torch.bfloat16
         elif node.target is exit_autocast:
-            low = outside[node.args[0]]
+            low = low_outside[node.args[0]]
         elif low:
-            found.add(node)
-    return found
+            nodes.add(node)
+    return nodes
 
 
 def _tracked_nodes(graph: fx.Graph, examples: Examples) -> set[fx.Node]:
-    """The nodes that a gradient may reach: those computed, outside of no_grad, from what needs one."""
+    """The nodes that can require grad: those computed, outside of no_grad, from values that require grad."""
     pairs = zip(inputs_of(graph), examples.tensors, strict=True)
     tracked = {node for node, example in pairs if example.requires_grad}
-    homes: dict[fx.Node, fx.Node] = {}
+    bases: dict[fx.Node, fx.Node] = {}
     enabled = True
     for node in graph.nodes:
         is_detached = node.target is torch.ops.aten.detach.default
         is_view = is_alias(node) and not is_detached
-        homes[node] = homes[first_argument(node)] if is_view else node
+        bases[node] = bases[first_argument(node)] if is_view else node
         if node.target is set_grad_enabled:
             enabled = bool(node.args[0])
         elif enabled and not is_detached and any(argument in tracked for argument in node.all_input_nodes):
             tracked.add(node)
-            # What is written in place is tracked from then on, and so are all views of it.
+            # A tensor that is changed in place requires grad from then on, as do all views of its base.
             for written in written_arguments(node):
-                tracked.update(other for other, home in homes.items() if home is homes[written])
+                tracked.update(other for other, base in bases.items() if base is bases[written])
     return tracked

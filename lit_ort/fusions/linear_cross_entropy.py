@@ -1,11 +1,12 @@
-"""Output layer and cross entropy as one operator, a chunk of rows at a time.
+"""Fuses the output layer and cross entropy into an operator that computes a chunk of rows at a time.
 
-In:  `linear(hidden, weight, bias)`, then reshapes, slices of rows and casts that nothing else reads, then
-     `cross_entropy_loss` over classes, mean or sum
-Out: `lit_ort.linear_cross_entropy(hidden, weight, bias, labels, ...)`, the same reshapes and slices on hidden
-Saves the logits and their gradient, of which one chunk exists at a time, and rows whose label is ignored.
+In:  `linear(hidden, weight, bias)`, then reshapes, slices of rows and casts that have no other users, then
+     `cross_entropy_loss` over the classes, with reduction "mean" or "sum"
+Out: the same reshapes and slices of `hidden`, then `lit_ort.linear_cross_entropy(hidden, weight, bias, labels, ...)`
+Saves the memory of the logits and their gradient, of which only one chunk exists at a time, and the computation of rows
+with an ignored label.
 
-Source: taking gradients in the forward, chunk by chunk, is the idea of Liger Kernel (Hsu et al. 2024).
+Source: Liger Kernel (Hsu et al. 2024) for computing the gradients in the forward, chunk by chunk.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from lit_ort.runtime.report import PassReport
 
 aten = torch.ops.aten
 NAME = "linear_cross_entropy"
-# Smaller logits cost less than the operator's own overhead.
+# For fewer elements of the logits, the overhead of the operator is larger than its gain.
 SMALLEST_LOGITS = 2**18
 
 _MEAN, _SUM = 1, 2
@@ -37,7 +38,7 @@ _COPIES = frozenset({aten.contiguous.default, aten.clone.default, aten.to.dtype,
 
 
 def fuse_linear_cross_entropy(graph: FusionGraph) -> PassReport:
-    """Rewrites a captured graph in place."""
+    """Fuses output layers with their losses in a captured graph, in place."""
     fired, declined = 0, []
     for node in list(graph.graph.nodes):
         if node.target is not aten.cross_entropy_loss.default:
@@ -57,7 +58,7 @@ def fuse_linear_cross_entropy(graph: FusionGraph) -> PassReport:
 
 @dataclasses.dataclass(frozen=True)
 class _Loss:
-    """The arguments of one call of cross entropy."""
+    """The arguments of one call of cross entropy; `scores` are the logits."""
 
     node: fx.Node
     scores: fx.Node
@@ -76,23 +77,26 @@ class _Loss:
 
     @property
     def by_class(self) -> bool:
-        """Whether the classes are dimension 1 of more than two."""
+        """Whether the logits have three dimensions, of which the classes are dimension 1."""
         return self.scores.meta["val"].dim() == 3
 
     def obstacle(self) -> str | None:
+        """Why the loss is not fused, or None."""
         scores, labels = self.scores.meta["val"], self.labels.meta["val"]
         if self.reduction not in (_MEAN, _SUM):
-            return "it gives a loss for each row"
+            return "reduction='none' returns a loss for each row"
         if self.label_smoothing != 0:
-            return f"label_smoothing is {self.label_smoothing}"
-        if labels.is_floating_point() or scores.dim() not in (2, 3):
-            return f"its labels are {labels.dtype} for scores of {scores.dim()} dimensions"
+            return f"label_smoothing is {self.label_smoothing}, not 0"
+        if labels.is_floating_point():
+            return f"the labels are {labels.dtype}, not class indices"
+        if scores.dim() not in (2, 3):
+            return f"the logits have {scores.dim()} dimensions, not 2 or 3"
         return None
 
 
 @dataclasses.dataclass(frozen=True)
 class _Chain:
-    """What lies between the layer and the loss, from the layer on."""
+    """The linear layer and the nodes between it and the loss, in order."""
 
     linear: fx.Node
     steps: tuple[fx.Node, ...]
@@ -100,29 +104,29 @@ class _Chain:
 
 
 def _chain(scores: fx.Node) -> _Chain | str:
-    """The layer behind the scores and what lies between, or why there is none."""
+    """The chain that computes the logits, or why there is none that can be fused."""
     steps: list[fx.Node] = []
     node, transposed = scores, False
     while True:
         if len(node.users) != 1:
-            return f"{node.name} is read elsewhere too"
+            return f"{node.name} is also used elsewhere"
         if node.target is aten.linear.default:
             break
         if node.target is aten.transpose.int and not steps and _swaps_classes(node):
             transposed = True
         elif not _keeps_classes(node):
-            return f"{node.target} lies between it and a linear layer"
+            return f"{node.target} is not allowed between a linear layer and the loss"
         else:
             steps.append(node)
         node = first_argument(node)
     if (scores.meta["val"].dim() == 3) != transposed:
-        return "its classes are not the layer's"
+        return "the classes are not the output features of the linear layer"
     steps.reverse()
     shapes = (step.meta["val"].shape for step in _ordering_steps(steps))
     if any(isinstance(size, torch.SymInt) for shape in shapes for size in shape):
-        return "rows of a changing number are sliced"
+        return "rows are sliced, and their number is dynamic"
     if _elements(node.meta["val"]) < SMALLEST_LOGITS:
-        return f"its {_elements(node.meta['val'])} scores are few"
+        return f"the logits have {_elements(node.meta['val'])} elements, fewer than {SMALLEST_LOGITS}"
     return _Chain(node, tuple(steps), transposed)
 
 
@@ -131,7 +135,7 @@ def _swaps_classes(node: fx.Node) -> bool:
 
 
 def _keeps_classes(node: fx.Node) -> bool:
-    """Whether a node leaves each row's classes as they are."""
+    """Whether the last dimension of a node's result is that of its input, unchanged."""
     if not isinstance(node.target, OpOverload) or not node.all_input_nodes:
         return False
     before, after = node.all_input_nodes[0].meta["val"], node.meta["val"]
@@ -170,13 +174,13 @@ def _replace(graph: FusionGraph, loss: _Loss, chain: _Chain) -> None:
 
 
 def _ordering_steps(steps: Sequence[fx.Node]) -> Sequence[fx.Node]:
-    """The steps up to the last slice: what follows leaves the order of rows as it is."""
+    """The steps up to the last slice. The steps after it don't change the order of rows."""
     slices = [k for k, step in enumerate(steps) if step.target is aten.slice.Tensor]
     return steps[: slices[-1] + 1] if slices else ()
 
 
 def _on_hidden(graph: FusionGraph, step: fx.Node, hidden: fx.Node, width: Any) -> fx.Node:
-    """What a step does to the rows of the scores, done to those of hidden."""
+    """Applies a step to the rows of `hidden` instead of the rows of the logits."""
     if step.target in _RESHAPES:
         return _call(graph, aten.reshape.default, hidden, [*step.meta["val"].shape[:-1], width])
     if step.target is aten.slice.Tensor:

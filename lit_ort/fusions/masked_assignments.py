@@ -1,8 +1,9 @@
-"""Assignments to the elements that a mask chooses.
+"""Rewrites assignments to the elements that a boolean mask selects.
 
-In:  `aten.index_put(x, [mask], values)`, as `x[mask] = values`, where the values need a gradient
-Out: `aten.where(mask, values, x)`, or `x + where(mask, values, 0)` with `accumulate`, each row of `values` at its place
-Saves the graph: the gradient of the values is a selection by the mask, whose size is not known before it runs.
+In:  `aten.index_put(x, [mask], values)`, from `x[mask] = values`, where `values` requires grad
+Out: `aten.where(mask, values, x)`, or `x + where(mask, values, 0)` with `accumulate`, after `values` is expanded to the
+     shape of the mask
+Saves a fallback to eager: the gradient of `values` would be a selection by the mask, whose size depends on data.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ aten = torch.ops.aten
 NAME = "masked_assignments"
 _IN_PLACE = aten.index_put_.default
 _TARGETS = (aten.index_put.default, _IN_PLACE)
-_MISMATCH = "shape mismatch: the values of a masked assignment are not as many as the mask chooses"
+_MISMATCH = "shape mismatch: a masked assignment has more or fewer values than its mask selects elements"
 
 
 def write_masked_assignments(graph: FusionGraph) -> PassReport:
-    """Rewrites a captured graph in place."""
+    """Rewrites masked assignments in a captured graph, in place."""
     fired, declined = 0, []
     for node in list(graph.graph.nodes):
         if node.target not in _TARGETS:
             continue
         assignment = _Assignment.of(node)
-        if assignment is None or not graph.needs_gradient(assignment.values):
+        if assignment is None or not graph.requires_grad(assignment.values):
             continue
         if not assignment.is_regular:
-            declined.append(f"{node.name}: its values are of another type, or have dimensions of their own")
+            declined.append(f"{node.name}: the values have another dtype than the tensor, or too many dimensions")
             continue
         _replace(graph, node, assignment)
         fired += 1
@@ -47,11 +48,11 @@ class _Assignment:
     """One assignment.
 
     Args:
-        x: what is changed.
-        mask: of truth values.
-        values: broadcast to the shape of `x[..., mask, ...]`.
-        before, after: dimensions of `x` ahead of the mask's and behind them.
-        adds: whether values are added.
+        x: the tensor that is changed.
+        mask: the boolean mask.
+        values: the values, broadcast to the shape of `x[..., mask, ...]`.
+        before, after: the number of dimensions of `x` before and after those of the mask.
+        adds: whether the values are added to the elements.
     """
 
     x: fx.Node
@@ -63,23 +64,24 @@ class _Assignment:
 
     @classmethod
     def of(cls, node: fx.Node) -> _Assignment | None:
-        """None where the index is anything but one mask."""
+        """The assignment of a node; None if the index is not a single mask."""
         x, indices, values, *rest = arguments_of(node)
-        chosen = [index for index in indices if index is not None]
-        if len(chosen) != 1 or _value(chosen[0]).dtype != torch.bool:
+        masks = [index for index in indices if index is not None]
+        if len(masks) != 1 or _value(masks[0]).dtype != torch.bool:
             return None
-        before = list(indices).index(chosen[0])
-        after = _value(x).dim() - before - _value(chosen[0]).dim()
-        return cls(x, chosen[0], values, before, after, bool(rest and rest[0]))
+        before = list(indices).index(masks[0])
+        after = _value(x).dim() - before - _value(masks[0]).dim()
+        return cls(x, masks[0], values, before, after, bool(rest and rest[0]))
 
     @property
     def rows(self) -> int | None:
-        """The dimension of the values, from the first, that runs over chosen elements; None where none does."""
+        """The dimension of `values` that enumerates the selected elements; None if `values` is broadcast over them."""
         row = _value(self.values).dim() - 1 - self.after
         return row if row >= 0 else None
 
     @property
     def is_regular(self) -> bool:
+        """Whether the values have the dtype of `x` and no more dimensions than `x[..., mask, ...]`."""
         values = _value(self.values)
         return values.dim() <= self.before + 1 + self.after and values.dtype == _value(self.x).dtype
 
@@ -93,21 +95,21 @@ def _replace(graph: FusionGraph, node: fx.Node, assignment: _Assignment) -> None
         values, mask, rows = assignment.values, assignment.mask, assignment.rows
         shape = list(_value(mask).shape)
         if rows is not None:
-            values = _placed(graph, assignment, rows, shape)
+            values = _expanded(graph, assignment, rows, shape)
         mask = graph.call(aten.reshape.default, mask, [*_sizes(graph, mask, shape), *[1] * assignment.after])
         if assignment.adds:
             added = graph.call(aten.where.ScalarOther, mask, values, 0.0)
-            chosen = graph.call(aten.add.Tensor, assignment.x, added)
+            result = graph.call(aten.add.Tensor, assignment.x, added)
         else:
-            chosen = graph.call(aten.where.self, mask, values, assignment.x)
+            result = graph.call(aten.where.self, mask, values, assignment.x)
         if node.target is _IN_PLACE:
-            chosen = graph.call(aten.copy_.default, assignment.x, chosen)
-    node.replace_all_uses_with(chosen)
+            result = graph.call(aten.copy_.default, assignment.x, result)
+    node.replace_all_uses_with(result)
     graph.graph.erase_node(node)
 
 
-def _placed(graph: FusionGraph, assignment: _Assignment, rows: int, shape: Sequence[Any]) -> fx.Node:
-    """The values with the mask's dimensions in place of the one that runs over chosen elements."""
+def _expanded(graph: FusionGraph, assignment: _Assignment, rows: int, shape: Sequence[Any]) -> fx.Node:
+    """The values with the dimension `rows`, which enumerates selected elements, replaced by the mask's dimensions."""
     values, mask = assignment.values, assignment.mask
     sizes = list(_value(values).shape)
     if sizes[rows] == 1:
@@ -117,15 +119,15 @@ def _placed(graph: FusionGraph, assignment: _Assignment, rows: int, shape: Seque
     count = graph.call(aten.sum.default, flat)
     matches = graph.call(aten.eq.Scalar, count, _sizes(graph, values, sizes)[rows])
     graph.call(aten._assert_async.msg, matches, _MISMATCH)
-    # Of an element that is not chosen, any row will do, and there may be none.
+    # Elements that are not selected can use any row, so one is added in case there are none.
     padded = graph.call(aten.constant_pad_nd.default, values, [0, 0] * (len(sizes) - 1 - rows) + [0, 1])
-    place = graph.call(aten.cumsum.default, flat, 0)
-    place = graph.call(aten.clamp.default, graph.call(aten.sub.Tensor, place, 1), 0)
-    picked = graph.call(aten.index_select.default, padded, rows, place)
-    own, of_mask = _sizes(graph, values, sizes), _sizes(graph, mask, shape)
-    return graph.call(aten.reshape.default, picked, [*own[:rows], *of_mask, *own[rows + 1 :]])
+    index = graph.call(aten.cumsum.default, flat, 0)
+    index = graph.call(aten.clamp.default, graph.call(aten.sub.Tensor, index, 1), 0)
+    selected = graph.call(aten.index_select.default, padded, rows, index)
+    value_sizes, mask_sizes = _sizes(graph, values, sizes), _sizes(graph, mask, shape)
+    return graph.call(aten.reshape.default, selected, [*value_sizes[:rows], *mask_sizes, *value_sizes[rows + 1 :]])
 
 
 def _sizes(graph: FusionGraph, node: fx.Node, sizes: Sequence[Any], start: int = 0) -> list[Any]:
-    """Sizes of a node's dimensions as arguments, from `start`."""
+    """The sizes of a node's dimensions from `start`, as arguments of a call."""
     return [graph.size(node, k) if isinstance(size, torch.SymInt) else size for k, size in enumerate(sizes)][start:]

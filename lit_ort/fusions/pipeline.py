@@ -1,4 +1,7 @@
-"""The fusions, in the order they run. A new one is a file here (and one in `lit_ort.ops`) and a name in the list."""
+"""The list of fusions, in the order in which they run.
+
+A new fusion is a file in this folder, an entry in the list, and often an operator in `lit_ort.ops`.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,18 @@ from lit_ort.fusions import attention, dropout, gelu, linear_cross_entropy, mask
 from lit_ort.fusions.graph import FusionGraph
 from lit_ort.runtime.report import PassReport
 
-# Rewrites a graph in place; returns how often it fired and why it declined.
+# Rewrites a graph in place. The report has the number of rewrites and the reasons for declined matches.
 Run = Callable[[FusionGraph], PassReport]
 
 
 @dataclasses.dataclass(frozen=True)
 class Fusion:
-    """One pattern of the forward and what takes its place.
+    """One fusion.
 
     Args:
-        name: what `disable_passes` calls it.
+        name: its name in `disable_passes` and in reports.
         run: rewrites a graph in place.
-        required: whether numbers are right only with it.
+        required: whether results are wrong without it.
     """
 
     name: str
@@ -39,17 +42,17 @@ FUSIONS: tuple[Fusion, ...] = (
 
 
 def names() -> tuple[str, ...]:
-    """Every fusion, in order."""
+    """The names of all fusions, in order."""
     return tuple(fusion.name for fusion in FUSIONS)
 
 
 def required_names() -> tuple[str, ...]:
-    """The fusions that `disable_passes` may not name."""
+    """The names of the fusions that `disable_passes` can't disable."""
     return tuple(fusion.name for fusion in FUSIONS if fusion.required)
 
 
 def apply(graph: FusionGraph, disabled: Iterable[str]) -> tuple[PassReport, ...]:
-    """Runs the fusions in order, without those named in `disabled`."""
+    """Runs the fusions in order, except for those in `disabled`."""
     skipped = frozenset(disabled)
     reports = tuple(fusion.run(graph) for fusion in FUSIONS if fusion.name not in skipped)
     graph.graph.lint()

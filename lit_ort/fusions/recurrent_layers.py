@@ -1,14 +1,16 @@
-"""Recurrent modules, one operator a layer and direction.
+"""Separates recurrent modules into one operator for each layer and direction.
 
 In:  `lstm`, `gru`, `rnn_tanh` or `rnn_relu`
-Out: oneDNN's LSTM layer (eager's own) or `lit_ort.recurrent_layer`, with `lit_ort.dropout` between layers
-Saves the time of unrolling in time, which torch's decompositions do where the input needs a gradient: over a thousand
-nodes for 35 steps, and a graph for every length. In regions where autocast chooses bfloat16, LSTMs compute in it as in
-eager; the others in float32, since a product in bfloat16 and its two conversions at every step in time cost more than
-the product in float32 does.
-Needed for right numbers as well: the decompositions of torch 2.13 leave the dropout between layers out
-(`torch/_decomp/decompositions.py`, `_rnn_helper` asks for `num_layers < i - 1`). Calls that no operator serves (packed
-sequences, projections, other types) are separated into layers of torch's own where values are dropped.
+Out: oneDNN's LSTM layer, which eager also uses, or `lit_ort.recurrent_layer`, with `lit_ort.dropout` between layers
+Saves the unrolling of time steps, which torch's decompositions do if the input requires grad: over a thousand nodes for
+35 steps, and a separate graph for every length.
+
+It is also required for correct results: the decompositions of torch 2.13 omit the dropout between layers
+(`torch/_decomp/decompositions.py`, `_rnn_helper` has the condition `num_layers < i - 1`). Calls that no operator
+supports (packed sequences, projections, other dtypes) are separated into single layers of torch if they apply dropout.
+
+In autocast regions of bfloat16, LSTMs compute in bfloat16, as in eager. The others compute in float32, since a bfloat16
+product and its two conversions at every time step take longer than the float32 product.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from lit_ort.runtime.report import PassReport
 
 aten = torch.ops.aten
 NAME = "recurrent_layers"
-# How many arguments come before the parameters: the input or packed data with batch sizes, then the states.
+# The number of arguments before the parameters: the input, or packed data with batch sizes, then the states.
 _BEFORE: dict[Any, int] = {
     aten.lstm.input: 2,
     aten.gru.input: 2,
@@ -39,14 +41,14 @@ _BEFORE: dict[Any, int] = {
     aten.rnn_relu.data: 3,
 }
 _MODES = {aten.gru.input: "gru", aten.rnn_tanh.input: "tanh", aten.rnn_relu.input: "relu"}
-# What autocast converts; it leaves float64 alone.
+# The dtypes that autocast converts; it does not convert float64.
 _AUTOCAST_TYPES = {torch.float32, torch.bfloat16}
-# What oneDNN calls an LSTM.
+# oneDNN's code for an LSTM.
 _LSTM = 2
 
 
 def separate_recurrent_layers(graph: FusionGraph) -> PassReport:
-    """Rewrites a captured graph in place."""
+    """Separates recurrent modules in a captured graph, in place."""
     fired, declined = 0, []
     for node in list(graph.graph.nodes):
         if node.target not in _BEFORE:
@@ -63,7 +65,7 @@ def separate_recurrent_layers(graph: FusionGraph) -> PassReport:
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """The arguments of one call."""
+    """The arguments of one call of a recurrent module."""
 
     node: fx.Node
     target: Any
@@ -103,7 +105,7 @@ class _Call:
 
     @property
     def values(self) -> list[torch.Tensor]:
-        """Examples of its tensors: data, states, parameters."""
+        """The examples of its tensors: data, states, parameters."""
         return [value.meta["val"] for value in (*self.data, *self.states, *self.parameters)]
 
     @property
@@ -111,7 +113,7 @@ class _Call:
         return {value.dtype for value in self.values}
 
     def obstacle(self, graph: FusionGraph) -> str | None:
-        """Why torch's own operator stays, or None."""
+        """Why torch's operator is kept, or None."""
         if len(self.data) > 1:
             return "its input is a packed sequence"
         is_lstm = self.target is aten.lstm.input
@@ -122,42 +124,49 @@ class _Call:
         if graph.low_precision(self.node) and types <= _AUTOCAST_TYPES:
             types = {torch.float32}
         if is_lstm and types != {torch.float32}:
-            return "oneDNN computes LSTMs of float32 only"
+            return f"its dtype is {_names(types)}, and oneDNN supports LSTMs in float32 only"
         if len(types) > 1:
-            return "its arguments have several types"
+            return f"its arguments have different dtypes: {_names(types)}"
         if is_lstm and values[1].shape[-1] != values[2].shape[-1]:
-            return "it has a projection"
+            return "it has a projection (proj_size)"
         return None
 
     @property
     def autocast_type(self) -> torch.dtype:
-        """Of what eager's cells give under autocast: a GRU adds to its state, a plain cell's result is a product's."""
+        """The dtype of eager's results under autocast.
+
+        A GRU adds to its state, so the dtype of the state matters; the result of a plain cell has that of a product.
+        """
         if self.target is aten.gru.input:
             return torch.promote_types(self.states[0].meta["val"].dtype, torch.bfloat16)
         return torch.bfloat16
 
     def in_float32(self, graph: FusionGraph) -> _Call:
-        """The same call with every argument in float32."""
+        """The same call with every tensor cast to float32."""
 
-        def each(values: tuple[Any, ...]) -> tuple[Any, ...]:
+        def cast(values: tuple[Any, ...]) -> tuple[Any, ...]:
             return tuple(graph.call(aten.to.dtype, value, torch.float32) for value in values)
 
         return dataclasses.replace(
-            self, data=each(self.data), states=each(self.states), parameters=each(self.parameters)
+            self, data=cast(self.data), states=cast(self.states), parameters=cast(self.parameters)
         )
 
     def parameters_of(self, position: int) -> tuple[Any, ...]:
-        """The parameters of a layer, those of the reverse direction behind the others."""
-        each = len(self.parameters) // self.layers
-        return self.parameters[position * each : (position + 1) * each]
+        """The parameters of a layer; those of the reverse direction are the last."""
+        count = len(self.parameters) // self.layers
+        return self.parameters[position * count : (position + 1) * count]
+
+
+def _names(dtypes: set[torch.dtype]) -> str:
+    return ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
 
 
 def _replace(graph: FusionGraph, call: _Call, whole: bool) -> None:
-    """Puts one call a layer in a call's place: torch's own where `whole`, else an operator for each direction."""
+    """Replaces a call by one call for each layer: torch's operator if `whole`, or an operator for each direction."""
     finals: list[list[fx.Node]] = []
     converted = not whole and graph.low_precision(call.node) and call.types <= _AUTOCAST_TYPES
     with graph.graph.inserting_before(call.node):
-        given, call = call, call.in_float32(graph) if converted else call
+        original, call = call, call.in_float32(graph) if converted else call
         batch_first = not whole and bool(call.rest[0])
         value = _transposed(graph.graph, call.data[0]) if batch_first else call.data[0]
         for position in range(call.layers):
@@ -169,13 +178,13 @@ def _replace(graph: FusionGraph, call: _Call, whole: bool) -> None:
             layer = _torch_layer if whole else _layer
             value, *final = layer(graph.graph, call, position, value, states)
             finals.append(final)
-        stacked = [_joined(graph.graph, parts, 0) for parts in zip(*finals, strict=True)]
-        results = [_transposed(graph.graph, value) if batch_first else value, *stacked]
+        last_states = [_concatenated(graph.graph, parts, 0) for parts in zip(*finals, strict=True)]
+        results = [_transposed(graph.graph, value) if batch_first else value, *last_states]
     for user in list(call.node.users):
         result = results[arguments_of(user)[1]]
         if converted and call.target is not aten.lstm.input:
             with graph.graph.inserting_before(user):
-                result = graph.graph.call_function(aten.to.dtype, (result, given.autocast_type))
+                result = graph.graph.call_function(aten.to.dtype, (result, original.autocast_type))
         result.meta = dict(user.meta)
         user.replace_all_uses_with(result)
         graph.graph.erase_node(user)
@@ -183,30 +192,36 @@ def _replace(graph: FusionGraph, call: _Call, whole: bool) -> None:
 
 
 def _torch_layer(graph: fx.Graph, call: _Call, position: int, data: Any, states: list[fx.Node]) -> list[fx.Node]:
-    """torch's own operator for one layer; its output and last states."""
-    given: Any = states if isinstance(call.node.args[_BEFORE[call.target] - 1], (list, tuple)) else states[0]
+    """Adds torch's operator for one layer. Returns its output and last states."""
+    has_list = isinstance(call.node.args[_BEFORE[call.target] - 1], (list, tuple))
+    state_argument: Any = states if has_list else states[0]
     settings = (call.biases, 1, 0.0, call.training, call.bidirectional, *call.rest)
-    arguments = (data, *call.data[1:], given, list(call.parameters_of(position)), *settings)
-    made = graph.call_function(call.target, arguments)
-    return [graph.call_function(operator.getitem, (made, element)) for element in range(1 + len(states))]
+    arguments = (data, *call.data[1:], state_argument, list(call.parameters_of(position)), *settings)
+    layer = graph.call_function(call.target, arguments)
+    return [graph.call_function(operator.getitem, (layer, element)) for element in range(1 + len(states))]
 
 
 def _layer(graph: fx.Graph, call: _Call, position: int, data: Any, states: list[fx.Node]) -> list[fx.Node]:
-    """One operator for each direction of a layer; its output and last states, [directions, batch, hidden] each."""
+    """Adds an operator for each direction of a layer.
+
+    Returns:
+        The output and the last states; each state has the shape [directions, batch, hidden].
+    """
     parameters = call.parameters_of(position)
-    each = len(parameters) // call.directions
+    count = len(parameters) // call.directions
     outputs, finals = [], []
     for direction in range(call.directions):
-        own = parameters[direction * each : (direction + 1) * each]
+        weights = parameters[direction * count : (direction + 1) * count]
         rows = (0, direction, direction + 1)
-        begun = states
+        initial = states
         if call.bidirectional:
-            begun = [graph.call_function(aten.slice.Tensor, (state, *rows)) for state in states]
-        direct = _lstm if call.target is aten.lstm.input else _gated
-        output, *final = direct(graph, call, data, begun, own, bool(direction))
+            initial = [graph.call_function(aten.slice.Tensor, (state, *rows)) for state in states]
+        add = _lstm if call.target is aten.lstm.input else _recurrent_layer
+        output, *final = add(graph, call, data, initial, weights, bool(direction))
         outputs.append(output)
         finals.append(final)
-    return [_joined(graph, outputs, -1), *(_joined(graph, parts, 0) for parts in zip(*finals, strict=True))]
+    last_states = (_concatenated(graph, parts, 0) for parts in zip(*finals, strict=True))
+    return [_concatenated(graph, outputs, -1), *last_states]
 
 
 def _lstm(
@@ -217,11 +232,11 @@ def _lstm(
         weights += [graph.call_function(aten.zeros_like.default, (weight,)) for weight in parameters]
     hidden = int(call.states[0].meta["val"].shape[-1])
     settings = (reverse, [], _LSTM, hidden, 1, call.biases, False, False, False)
-    made = graph.call_function(aten.mkldnn_rnn_layer.default, (data, *weights, *states, *settings))
-    return [graph.call_function(operator.getitem, (made, element)) for element in range(3)]
+    layer = graph.call_function(aten.mkldnn_rnn_layer.default, (data, *weights, *states, *settings))
+    return [graph.call_function(operator.getitem, (layer, element)) for element in range(3)]
 
 
-def _gated(
+def _recurrent_layer(
     graph: fx.Graph, call: _Call, data: Any, states: list[fx.Node], parameters: tuple[Any, ...], reverse: bool
 ) -> list[fx.Node]:
     biases = parameters[2:] if call.biases else (None, None)
@@ -239,7 +254,7 @@ def _transposed(graph: fx.Graph, value: Any) -> fx.Node:
     return graph.call_function(aten.transpose.int, (value, 0, 1))
 
 
-def _joined(graph: fx.Graph, parts: Sequence[fx.Node], dimension: int) -> fx.Node:
+def _concatenated(graph: fx.Graph, parts: Sequence[fx.Node], dimension: int) -> fx.Node:
     if len(parts) == 1:
         return parts[0]
     return graph.call_function(aten.cat.default, (list(parts), dimension))

@@ -1,4 +1,4 @@
-"""Attention with dropout as one operator."""
+"""The attention fusion."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Step = Callable[[Any, Tensor], Tensor]
 
 
 class Projection(nn.Module):
-    """Queries, keys and values from one layer, and a mask that may want a gradient."""
+    """Queries, keys and values from one layer, a boolean mask, and a learned bias as a mask."""
 
-    hides: Tensor
+    mask: Tensor
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(8, 24)
         self.bias = nn.Parameter(torch.randn(2, 1, 5, 5))
-        self.register_buffer("hides", torch.rand(2, 1, 5, 5) > 0.4)
+        self.register_buffer("mask", torch.rand(2, 1, 5, 5) > 0.4)
 
     def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = self.layer(x).view(2, 5, 3, 2, 4).permute(2, 0, 3, 1, 4)
@@ -39,7 +39,7 @@ def attend(dropout: float, **settings: Any) -> Step:
 
 
 def masked(m: Any, x: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(*m.heads(x), attn_mask=m.hides, dropout_p=0.2).square().sum()
+    return F.scaled_dot_product_attention(*m.heads(x), attn_mask=m.mask, dropout_p=0.2).square().sum()
 
 
 def biased(m: Any, x: Tensor) -> Tensor:
@@ -50,12 +50,12 @@ def frozen_bias(m: Any, x: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(*m.heads(x), attn_mask=m.bias.detach(), dropout_p=0.2).square().sum()
 
 
-def one_query_for_all(m: Any, x: Tensor) -> Tensor:
+def broadcast_query(m: Any, x: Tensor) -> Tensor:
     query, key, value = m.heads(x)
     return F.scaled_dot_product_attention(query[:1], key, value, dropout_p=0.2).square().sum()
 
 
-def of_three_dimensions(m: Any, x: Tensor) -> Tensor:
+def three_dimensions(m: Any, x: Tensor) -> Tensor:
     query, key, value = (part.flatten(0, 1) for part in m.heads(x))
     return F.scaled_dot_product_attention(query, key, value, dropout_p=0.2).square().sum()
 
@@ -74,8 +74,8 @@ def test_fires(step: Step) -> None:
 
 
 @pytest.mark.parametrize("mixed", [True, False])
-def test_in_bfloat16_without_dropout(mixed: bool) -> None:
-    """The numbers are as close to exact ones as eager's, and nothing is drawn."""
+def test_bfloat16_without_dropout(mixed: bool) -> None:
+    """The gradient is as close to float64's as eager's is, and no random numbers are drawn."""
     module, x = Projection(), torch.randn(2, 5, 8)
     step, engine = attend(0.0, is_causal=True), backend(precision="bf16-mixed" if mixed else "32-true")
     exact = gradient_of(step, copy.deepcopy(module).double(), x.double())
@@ -83,8 +83,8 @@ def test_in_bfloat16_without_dropout(mixed: bool) -> None:
     with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
         eager = gradient_of(step, low, x.to(low.layer.weight.dtype))
     state = torch.get_rng_state()
-    found = gradient_of(torch.compile(step, backend=engine), low, x.to(low.layer.weight.dtype))
-    assert relative_error(found.double(), exact) <= 2 * relative_error(eager.double(), exact)
+    actual = gradient_of(torch.compile(step, backend=engine), low, x.to(low.layer.weight.dtype))
+    assert relative_error(actual.double(), exact) <= 2 * relative_error(eager.double(), exact)
     assert torch.equal(torch.get_rng_state(), state)
     assert engine.compile_log.graphs[0].torch_operators[TARGET] == 1
 
@@ -93,7 +93,7 @@ def gradient_of(step: Step, module: Any, x: Tensor) -> Tensor:
     return torch.autograd.grad(step(module, x), module.layer.weight)[0]
 
 
-def test_long_causal_attention_in_bfloat16_is_torchs() -> None:
+def test_long_causal_attention_in_bfloat16_is_declined() -> None:
     x = torch.randn(1, 1, 512, 4, dtype=torch.bfloat16, requires_grad=True)
     engine = backend()
     torch.compile(lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True).sum(), backend=engine)(x)
@@ -104,9 +104,9 @@ def test_long_causal_attention_in_bfloat16_is_torchs() -> None:
     ("step", "reason"),
     [
         (attend(0.0), "no dropout"),
-        (biased, "its mask needs a gradient"),
-        (one_query_for_all, "broadcast"),
-        (of_three_dimensions, "3 dimensions"),
+        (biased, "the mask requires grad"),
+        (broadcast_query, "broadcast"),
+        (three_dimensions, "3 dimensions"),
         (grouped, "fewer heads"),
     ],
 )
@@ -125,12 +125,12 @@ def test_same_numbers(step: Step) -> None:
     assert report_of(engine, NAME).fired == 1
 
 
-def test_same_numbers_with_a_mask_and_none_without() -> None:
+def test_same_numbers_with_a_mask_and_disabled() -> None:
     def step(m: Any, x: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(*m.heads(x), attn_mask=m.hides, dropout_p=1e-9).square().sum()
+        return F.scaled_dot_product_attention(*m.heads(x), attn_mask=m.mask, dropout_p=1e-9).square().sum()
 
     module = Projection()
-    module.hides[..., 0] = True
+    module.mask[..., 0] = True
     engine = assert_same_step(module, step, torch.randn(2, 5, 8))
     assert report_of(engine, NAME).fired == 1
     torch.compiler.reset()

@@ -1,4 +1,4 @@
-"""Dropout as a function of the run's seed."""
+"""The dropout fusion, whose masks are a function of the run's seed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_must_not_fire() -> None:
     assert TARGET not in engine.compile_log.graphs[0].torch_operators
 
 
-def test_a_probability_that_changes_is_compiled_anew() -> None:
+def test_each_probability_is_compiled_separately() -> None:
     engine = backend()
     step = torch.compile(lambda x, p: F.dropout(x, p, True), backend=engine)
     x = torch.ones(200, 100)
@@ -41,7 +41,7 @@ def test_a_probability_that_changes_is_compiled_anew() -> None:
         assert abs(float(dropped) - probability) < 0.02
 
 
-def test_left_out_where_disabled() -> None:
+def test_can_be_disabled() -> None:
     engine = backend(disable_passes=(NAME,))
     x = torch.ones(200, 100)
     result = torch.compile(lambda x: F.dropout(x, 0.3, True), backend=engine)(x)
@@ -51,7 +51,7 @@ def test_left_out_where_disabled() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_same_numbers(dtype: torch.dtype) -> None:
-    """What is kept is scaled up, in value and gradient alike."""
+    """Values that are not dropped are scaled by 1 / (1 - p), and so are their gradients."""
     x = (torch.rand(100, 50) + 0.5).to(dtype).requires_grad_()
 
     def step(x: Tensor) -> Tensor:
@@ -60,8 +60,8 @@ def test_same_numbers(dtype: torch.dtype) -> None:
     result = torch.compile(step, backend=backend())(x)
     result.sum().backward()
     assert x.grad is not None
-    kept = result != 0
-    assert abs(float(kept.float().mean()) - 0.75) < 0.03
-    expected = x.detach() * kept / 0.75
+    mask = result != 0
+    assert abs(float(mask.float().mean()) - 0.75) < 0.03
+    expected = x.detach() * mask / 0.75
     torch.testing.assert_close(result.detach(), expected, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=0)
-    torch.testing.assert_close(x.grad.float(), kept / 0.75, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=0)
+    torch.testing.assert_close(x.grad.float(), mask / 0.75, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=0)

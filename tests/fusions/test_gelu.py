@@ -1,4 +1,4 @@
-"""GELU written out by its formula, as one operator."""
+"""The fusion of GELU's formula."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ ROOT = math.sqrt(2 / math.pi)
 Formula = Callable[[Tensor], Tensor]
 
 
-def by_transformers(x: Tensor) -> Tensor:
+def transformers_gelu(x: Tensor) -> Tensor:
     return NewGELUActivation()(x)
 
 
-def by_tanh(x: Tensor) -> Tensor:
+def tanh_gelu(x: Tensor) -> Tensor:
     return x * (1 + torch.tanh((x + torch.pow(x, 3) * 0.044715) * ROOT)) * 0.5
 
 
-def by_erf(x: Tensor) -> Tensor:
+def erf_gelu(x: Tensor) -> Tensor:
     return x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))
 
 
-def by_scaled_erf(x: Tensor) -> Tensor:
+def scaled_erf_gelu(x: Tensor) -> Tensor:
     return 0.5 * ((torch.erf(x * (1 / math.sqrt(2))) + 1) * x)
 
 
-FORMULAS = [by_transformers, by_tanh, by_erf, by_scaled_erf]
+FORMULAS = [transformers_gelu, tanh_gelu, erf_gelu, scaled_erf_gelu]
 
 
 def step_of(formula: Formula) -> Callable[[Any, Tensor], Tensor]:
@@ -84,7 +84,7 @@ def other_factor(x: Tensor) -> Tensor:
     return 0.5 * x.exp() * (1 + torch.erf(x / math.sqrt(2)))
 
 
-def read_elsewhere(x: Tensor) -> Tensor:
+def used_elsewhere(x: Tensor) -> Tensor:
     inner = torch.erf(x / math.sqrt(2))
     return 0.5 * x * (1 + inner) + inner
 
@@ -102,13 +102,13 @@ def test_must_not_fire_for_another_argument(formula: Formula) -> None:
     assert TARGET not in engine.compile_log.graphs[0].torch_operators
 
 
-@pytest.mark.parametrize("formula", [other_half, other_one, other_factor, read_elsewhere, weighted_one])
+@pytest.mark.parametrize("formula", [other_half, other_one, other_factor, used_elsewhere, weighted_one])
 def test_must_not_fire_for_another_product(formula: Formula) -> None:
     engine = assert_same_step(nn.Linear(6, 8), step_of(formula), torch.randn(4, 6))
     report = report_of(engine, NAME)
     assert report.fired == 0
     (reason,) = report.declined
-    assert "what follows is not 0.5 x (1 + aten." in reason
+    assert "it is not used as in 0.5 * x * (1 + aten." in reason
     assert TARGET not in engine.compile_log.graphs[0].torch_operators
 
 
@@ -118,16 +118,16 @@ def test_same_numbers(formula: Formula) -> None:
     assert report_of(engine, NAME).fired == 1
 
 
-def test_same_numbers_where_the_argument_is_read_again() -> None:
+def test_same_numbers_with_other_uses_of_the_argument() -> None:
     def step(module: Any, x: Tensor) -> Tensor:
         hidden = module(x)
-        return (by_transformers(hidden) * hidden + by_erf(hidden)).mean()
+        return (transformers_gelu(hidden) * hidden + erf_gelu(hidden)).mean()
 
     engine = assert_same_step(nn.Linear(6, 80), step, torch.randn(40, 6))
     assert report_of(engine, NAME).fired == 2
 
 
-def test_may_be_left_out() -> None:
+def test_can_be_disabled() -> None:
     engine = backend(disable_passes=(NAME,))
-    torch.compile(step_of(by_erf), backend=engine)(nn.Linear(6, 8), torch.randn(4, 6)).backward()
+    torch.compile(step_of(erf_gelu), backend=engine)(nn.Linear(6, 8), torch.randn(4, 6)).backward()
     assert TARGET not in engine.compile_log.graphs[0].torch_operators

@@ -1,4 +1,4 @@
-"""Assignments to what a mask chooses, whose values need a gradient: one graph, eager's numbers."""
+"""Masked assignments of values that require grad: one graph, with the results of eager."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ COLUMNS = torch.tensor([False, True, True])
 
 
 class Filled(nn.Module):
-    """Assigns to a copy of its input, of shape (4, 3, 5).
+    """Assigns a parameter to elements of a copy of its input, which has the shape (4, 3, 5).
 
     Args:
-        shape: of the parameter that is assigned.
-        assign: changes the copy.
+        shape: the shape of the parameter.
+        assign: makes the assignment to the copy.
     """
 
     def __init__(self, shape: tuple[int, ...], assign: Callable[[Tensor, Tensor], Any]) -> None:
@@ -53,37 +53,37 @@ def to_a_view(x: Tensor, values: Tensor) -> Tensor:
 
 
 CASES: dict[str, tuple[tuple[int, ...], Callable[[Tensor, Tensor], Any]]] = {
-    "a number": ((), assigning(ROWS)),
-    "a row for all": ((5,), assigning(CELLS)),
-    "a row for all, with its dimension": ((1, 5), assigning(CELLS)),
-    "a matrix for all": ((3, 5), assigning(ROWS)),
-    "each its own": ((5, 5), assigning(CELLS)),
-    "each its own, in columns": ((4, 2, 5), assigning(slice(None), COLUMNS)),
-    "the same in columns": ((1, 5), assigning(slice(None), COLUMNS)),
-    "of every dimension": ((), lambda x, values: x.index_put((x.detach() > 0.3,), values)),
-    "a view": ((), to_a_view),
-    "added": ((5,), lambda x, values: x.index_put((CELLS,), values, accumulate=True)),
-    "added in place": ((5, 5), lambda x, values: x.index_put_((CELLS,), values, accumulate=True)),
-    "nothing chosen": ((0, 5), assigning(torch.zeros(4, 3, dtype=torch.bool))),
-    "nothing chosen, a row for all": ((5,), assigning(torch.zeros(4, 3, dtype=torch.bool))),
-    "all chosen": ((12, 5), assigning(torch.ones(4, 3, dtype=torch.bool))),
+    "scalar": ((), assigning(ROWS)),
+    "broadcast row": ((5,), assigning(CELLS)),
+    "broadcast row with a dimension of 1": ((1, 5), assigning(CELLS)),
+    "broadcast matrix": ((3, 5), assigning(ROWS)),
+    "one row for each element": ((5, 5), assigning(CELLS)),
+    "one row for each column": ((4, 2, 5), assigning(slice(None), COLUMNS)),
+    "broadcast row in columns": ((1, 5), assigning(slice(None), COLUMNS)),
+    "mask of all dimensions": ((), lambda x, values: x.index_put((x.detach() > 0.3,), values)),
+    "view": ((), to_a_view),
+    "accumulate": ((5,), lambda x, values: x.index_put((CELLS,), values, accumulate=True)),
+    "accumulate in place": ((5, 5), lambda x, values: x.index_put_((CELLS,), values, accumulate=True)),
+    "nothing selected": ((0, 5), assigning(torch.zeros(4, 3, dtype=torch.bool))),
+    "nothing selected, broadcast row": ((5,), assigning(torch.zeros(4, 3, dtype=torch.bool))),
+    "everything selected": ((12, 5), assigning(torch.ones(4, 3, dtype=torch.bool))),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_as_eager(name: str) -> None:
+def test_same_results_as_eager(name: str) -> None:
     engine = assert_same_step(Filled(*CASES[name]), lambda module, x: module(x), torch.randn(4, 3, 5))
     assert report_of(engine, NAME).fired == 1
 
 
 @pytest.mark.parametrize("shape", [(2, 5), (7, 5)])
-def test_refuses_another_number_of_values_as_eager(shape: tuple[int, ...]) -> None:
+def test_a_wrong_number_of_values_raises_as_in_eager(shape: tuple[int, ...]) -> None:
     step = torch.compile(Filled(shape, assigning(CELLS)), backend=backend(fallback="warn"))
     with pytest.raises(RuntimeError, match="cannot be broadcast to indexing result"):
         step(torch.randn(4, 3, 5))
 
 
-def test_sizes_that_change() -> None:
+def test_dynamic_sizes() -> None:
     def assign(x: Tensor, values: Tensor) -> Tensor:
         x[x[:, :, 0].detach() > 0] = values
         return x
@@ -97,7 +97,7 @@ def test_sizes_that_change() -> None:
     assert len(engine.compile_log.graphs) <= 2
 
 
-def test_leaves_values_without_gradients() -> None:
+def test_values_without_gradients_are_not_rewritten() -> None:
     def step(module: Any, x: Tensor) -> Tensor:
         hidden = module(x)
         hidden[hidden > 1] = 0.5
@@ -108,7 +108,7 @@ def test_leaves_values_without_gradients() -> None:
     assert report_of(engine, NAME).fired == 0
 
 
-def test_values_whose_part_was_written_need_a_gradient_too() -> None:
+def test_values_that_require_grad_because_of_an_in_place_change() -> None:
     def assign(x: Tensor, values: Tensor) -> Tensor:
         rows = torch.zeros(4, 5)
         rows[:2].add_(values)
@@ -119,7 +119,7 @@ def test_values_whose_part_was_written_need_a_gradient_too() -> None:
     assert report_of(engine, NAME).fired == 1
 
 
-def test_leaves_masks_among_other_indices() -> None:
+def test_masks_with_other_indices_are_not_rewritten() -> None:
     module = Filled((), assigning(ROWS, torch.tensor([1, 2, 0])))
     engine = backend(fallback="warn")
     with pytest.warns(LitOrtWarning, match="nonzero"):

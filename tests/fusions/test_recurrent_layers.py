@@ -1,4 +1,4 @@
-"""Recurrent layers as operators of their own: eager's numbers, and dropout between them in training alone."""
+"""Recurrent layers as separate operators: the results of eager, and dropout between layers in training only."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def losses(module: nn.Module, engine: Any, count: int = 3) -> list[float]:
     step = torch.compile(lambda x: module(x)[0].square().mean(), backend=engine)
     x = torch.randn(4, 5, 6)
     with dynamo_settings("step", strict=True):
-        found = [step(x) for _ in range(count)]
-    found[-1].backward()
-    return [loss.item() for loss in found]
+        steps = [step(x) for _ in range(count)]
+    steps[-1].backward()
+    return [loss.item() for loss in steps]
 
 
 def fired(engine: Any) -> int:
@@ -32,19 +32,19 @@ def fired(engine: Any) -> int:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bidirectional", [False, True])
-def test_values_are_dropped_between_layers(kind: Any, bidirectional: bool) -> None:
+def test_dropout_between_layers(kind: Any, bidirectional: bool) -> None:
     engine = backend(verify_first_step=True)
-    found = losses(kind(6, 8, num_layers=3, dropout=0.5, bidirectional=bidirectional), engine)
-    assert len(set(found)) == 3
+    values = losses(kind(6, 8, num_layers=3, dropout=0.5, bidirectional=bidirectional), engine)
+    assert len(set(values)) == 3
     assert fired(engine) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("layers", "probability", "training"), [(1, 0.0, True), (2, 0.0, True), (2, 0.5, False)])
-def test_nothing_is_dropped_elsewhere(kind: Any, layers: int, probability: float, training: bool) -> None:
+def test_no_other_dropout(kind: Any, layers: int, probability: float, training: bool) -> None:
     engine, module = backend(), kind(6, 8, num_layers=layers, dropout=probability).train(training)
-    found = losses(module, engine)
-    assert len(set(found)) == 1
+    values = losses(module, engine)
+    assert len(set(values)) == 1
     assert fired(engine) == 1
 
 
@@ -53,7 +53,7 @@ def test_nothing_is_dropped_elsewhere(kind: Any, layers: int, probability: float
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bidirectional", [False, True])
-def test_results_and_gradients_of_eager(kind: Any, bidirectional: bool, bias: bool, batch_first: bool) -> None:
+def test_same_results_and_gradients_as_eager(kind: Any, bidirectional: bool, bias: bool, batch_first: bool) -> None:
     module = kind(6, 8, num_layers=2, bias=bias, bidirectional=bidirectional, batch_first=batch_first)
     twin, engine = copy.deepcopy(module), backend()
     directions = 2 if bidirectional else 1
@@ -63,16 +63,16 @@ def test_results_and_gradients_of_eager(kind: Any, bidirectional: bool, bias: bo
 
     def step(module: nn.Module, x: Tensor) -> Tensor:
         output, last = module(x, states)
-        ends = last if isinstance(last, tuple) else (last,)
-        return (output.cumsum(1) ** 2).mean() + sum((end.cumsum(0) ** 3).mean() for end in ends)
+        last_states = last if isinstance(last, tuple) else (last,)
+        return (output.cumsum(1) ** 2).mean() + sum((state.cumsum(0) ** 3).mean() for state in last_states)
 
     pairs = []
-    for found, call in ((module, torch.compile(step, backend=engine)), (twin, step)):
+    for model, call in ((module, torch.compile(step, backend=engine)), (twin, step)):
         data = x.clone().requires_grad_()
         with dynamo_settings("step", strict=True):
-            loss = call(found, data)
+            loss = call(model, data)
         loss.backward()
-        pairs.append([loss, data.grad, *(parameter.grad for parameter in found.parameters())])
+        pairs.append([loss, data.grad, *(parameter.grad for parameter in model.parameters())])
     for actual, expected in zip(*pairs, strict=True):
         torch.testing.assert_close(actual, expected)
     assert fired(engine) == 1
@@ -83,10 +83,10 @@ def test_results_and_gradients_of_eager(kind: Any, bidirectional: bool, bias: bo
     ("module", "reason"),
     [
         (nn.LSTM(6, 8, proj_size=3), "it has a projection"),
-        (nn.LSTM(6, 8, dtype=torch.float64), "oneDNN computes LSTMs of float32 only"),
+        (nn.LSTM(6, 8, dtype=torch.float64), "its dtype is float64, and oneDNN supports LSTMs in float32 only"),
     ],
 )
-def test_what_no_operator_serves_is_torchs(module: nn.Module, reason: str) -> None:
+def test_unsupported_layers_keep_torchs_operator(module: nn.Module, reason: str) -> None:
     engine = backend(verify_first_step=True)
     step = torch.compile(lambda x: module(x)[0].square().mean(), backend=engine)
     with dynamo_settings("step", strict=True):
@@ -98,7 +98,7 @@ def test_what_no_operator_serves_is_torchs(module: nn.Module, reason: str) -> No
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
-def test_a_layer_whose_backward_is_a_run_of_its_own(bidirectional: bool) -> None:
+def test_a_layer_in_a_split_graph(bidirectional: bool) -> None:
     module, engine = nn.LSTM(6, 8, bidirectional=bidirectional), backend(verify_first_step=True)
     twin, x = copy.deepcopy(module), torch.randn(4, 5, 6)
     with dynamo_settings("step", strict=True):
@@ -111,7 +111,7 @@ def test_a_layer_whose_backward_is_a_run_of_its_own(bidirectional: bool) -> None
     assert engine.compile_log.graphs[0].kind == "split"
 
 
-def test_in_bfloat16_regions_lstms_are_eagers() -> None:
+def test_lstms_in_bfloat16_regions_match_eager() -> None:
     module, engine = nn.LSTM(6, 8, num_layers=2), backend(verify_first_step=True)
     x = torch.randn(4, 5, 6)
 
@@ -126,7 +126,7 @@ def test_in_bfloat16_regions_lstms_are_eagers() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_bfloat16_regions_give_no_larger_errors_than_eager(kind: Any, dtype: torch.dtype) -> None:
+def test_errors_in_bfloat16_regions_are_not_larger_than_in_eager(kind: Any, dtype: torch.dtype) -> None:
     module, engine = kind(6, 8, num_layers=2, bidirectional=True), backend()
     x = torch.randn(4, 5, 6, dtype=dtype)
 
@@ -141,17 +141,17 @@ def test_bfloat16_regions_give_no_larger_errors_than_eager(kind: Any, dtype: tor
 
     exact, eager = with_gradients(step(x.float(), False)), with_gradients(step(x, True))
     with dynamo_settings("step", strict=True):
-        found = with_gradients(torch.compile(step, backend=engine)(x, True))
+        actual = with_gradients(torch.compile(step, backend=engine)(x, True))
     assert fired(engine) == 1
-    for own, reference, true in zip(found, eager, exact, strict=True):
-        # Dynamo takes the results of these two for float32, and gets what it expects.
-        assert own.dtype == reference.dtype or (kind is not nn.GRU and own.dtype == torch.float32)
+    for value, reference, true in zip(actual, eager, exact, strict=True):
+        # Dynamo expects float32 results for LSTMs and plain RNNs, and the graph returns them in float32.
+        assert value.dtype == reference.dtype or (kind is not nn.GRU and value.dtype == torch.float32)
         tolerance = max((reference.float() - true).abs().max().item(), 2**-8 * true.abs().max().item())
-        torch.testing.assert_close(own.float(), true, rtol=0, atol=tolerance)
+        torch.testing.assert_close(value.float(), true, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("kind", [nn.GRU, nn.RNN])
-def test_autocast_leaves_float64_alone(kind: Any) -> None:
+def test_autocast_does_not_convert_float64(kind: Any) -> None:
     module, engine, x = kind(6, 8, dtype=torch.float64), backend(), torch.randn(4, 5, 6, dtype=torch.float64)
 
     def step(x: Tensor) -> Tensor:
@@ -175,15 +175,13 @@ class Twice(torch.autograd.Function):
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize(("probability", "training"), [(0.5, True), (0.0, True), (0.5, False)])
-def test_graphs_with_functions_of_users_are_refused_only_where_values_are_dropped(
-    probability: float, training: bool
-) -> None:
+def test_graphs_with_autograd_functions_are_declined_only_with_dropout(probability: float, training: bool) -> None:
     module = nn.LSTM(6, 8, num_layers=2, dropout=probability).train(training)
     step = torch.compile(lambda x: Twice.apply(module(x)[0]).square().mean(), backend=backend())
     x = torch.randn(4, 5, 6)
     with dynamo_settings("step", strict=True):
         if probability > 0 and training:
-            with pytest.raises(CaptureError, match="drops values between its layers"):
+            with pytest.raises(CaptureError, match="has dropout between its layers"):
                 step(x)
         else:
             expected = (module(x)[0] * 2).square().mean()
