@@ -1,1 +1,1 @@
-"""Passes over the joint graph: one transformation a file, their order in `lit_ort.passes.pipeline`."""
+"""Passes over the joint graph, one transformation in each file; `lit_ort.passes.pipeline` has their order."""

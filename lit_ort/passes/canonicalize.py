@@ -1,9 +1,9 @@
-"""One form for what can be written in several ways.
+"""Replaces equivalent operators by one form, and removes operators without effect.
 
-In:  views that assume strides, copies and detached values of a graph without writes, changes to a type that is there,
-     powers of two, sums with zeros, products with one
+In:  views that depend on strides; copies and `detach` in a graph without in-place operators; casts to the same dtype;
+     squares; sums with zeros, products with ones
 Out: reshapes, the values themselves, products
-Saves the time of operators that do nothing; sessions keep values contiguous, so that a view is a reshape there.
+Saves the time of operators without effect. Sessions keep values contiguous, so a view can be a reshape.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SAME = frozenset(
     {aten.detach.default, aten.alias.default, aten.clone.default, aten.lift_fresh.default, aten.lift_fresh_copy.default}
     | {aten.contiguous.default}
 )
-# What a value consists of alone: a number, or None where the second argument says it.
+# The number that fills a tensor, or None if it is the second argument.
 _FULL: dict[Any, float | None] = {
     aten.full.default: None,
     aten.full_like.default: None,
@@ -34,7 +34,7 @@ _FULL: dict[Any, float | None] = {
 
 
 def canonicalize(module: fx.GraphModule) -> int:
-    """Rewrites a graph in place; returns how many nodes changed."""
+    """Canonicalizes a graph in place. Returns the number of nodes that changed."""
     graph, fired = module.graph, 0
     for node in list(graph.nodes):
         if node.op != "call_function":
@@ -55,7 +55,7 @@ def canonicalize(module: fx.GraphModule) -> int:
 
 
 def _replacement(node: fx.Node) -> fx.Node | None:
-    """The value that a node only repeats."""
+    """The value that a node is equal to, or None."""
     rule = _RULES.get(node.target)
     return None if rule is None else rule(node)
 
@@ -96,7 +96,7 @@ def _with_neutral(node: fx.Node, neutral: float) -> fx.Node | None:
 
 
 def _fill(value: Any) -> float | None:
-    """The number that a value consists of, where it is known."""
+    """The number that fills a value, or None if it is not known."""
     while isinstance(value, fx.Node) and value.target in (aten.expand.default, aten.reshape.default):
         value = value.args[0]
     if isinstance(value, fx.Node) and value.target in _FULL:
@@ -106,15 +106,15 @@ def _fill(value: Any) -> float | None:
 
 
 def _is_like(value: fx.Node, node: fx.Node) -> bool:
-    """Whether a value has a node's type and shape."""
-    found, wanted = value.meta.get("val"), node.meta.get("val")
-    if not isinstance(found, torch.Tensor) or not isinstance(wanted, torch.Tensor):
+    """Whether a value has the dtype and shape of a node."""
+    example, other = value.meta.get("val"), node.meta.get("val")
+    if not isinstance(example, torch.Tensor) or not isinstance(other, torch.Tensor):
         return False
-    return found.dtype == wanted.dtype and found.dim() == wanted.dim() and _equal(found.shape, wanted.shape)
+    return example.dtype == other.dtype and example.dim() == other.dim() and _equal(example.shape, other.shape)
 
 
 def _equal(first: Any, second: Any) -> bool:
-    """Whether sizes are the same in every run; no guard is added to find out."""
+    """Whether sizes are equal in every run. Comparing them as text adds no guards."""
     pairs = zip(first, second, strict=True)
     return all(a is b or str(a) == str(b) for a, b in pairs)
 
@@ -125,19 +125,19 @@ def _is_float(node: fx.Node) -> bool:
 
 
 def _transposed_back(node: fx.Node) -> fx.Node | None:
-    """The value of which a node is the transpose of the transpose."""
+    """The value that a node transposes twice, or None."""
     inner = _first(node)
     if inner is None or inner.target is not node.target or not isinstance(inner.args[0], fx.Node):
         return None
     if node.target is aten.permute.default:
-        order, before = (list(arguments_of(n)[1]) for n in (node, inner))
+        order, inner_order = (list(arguments_of(n)[1]) for n in (node, inner))
         rank = len(order)
-        back = [before[k % rank] % rank for k in order] == list(range(rank))
+        is_inverse = [inner_order[k % rank] % rank for k in order] == list(range(rank))
     else:
         rank = node.meta["val"].dim()
-        swapped, before = ({d % rank for d in arguments_of(n)[1:]} for n in (node, inner))
-        back = swapped == before
-    return inner.args[0] if back else None
+        dimensions, inner_dimensions = ({d % rank for d in arguments_of(n)[1:]} for n in (node, inner))
+        is_inverse = dimensions == inner_dimensions
+    return inner.args[0] if is_inverse else None
 
 
 _RULES: dict[Any, Callable[[fx.Node], fx.Node | None]] = {

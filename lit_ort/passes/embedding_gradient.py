@@ -1,9 +1,11 @@
-"""The gradient of an embedding table, by the kernel that is faster, and onto another gradient of the same table.
+"""Computes the gradient of an embedding table with a faster kernel, which also accumulates into another gradient.
 
-In:  `embedding_dense_backward(gradient, indices, rows, padding_idx, False)`, alone or added to the gradient of an
-     output layer with the same weight
-Out: `lit_ort.embedding_gradient(...)`, or `lit_ort.embedding_gradient_onto(other, ...)` in the other's memory
-Saves a table of zeros and a sum over the whole table where weights are tied (Press and Wolf 2017).
+In:  `embedding_dense_backward(gradient, indices, rows, padding_idx, False)`, alone or added to another gradient of the
+     same weight, such as that of an output layer
+Out: `lit_ort.embedding_gradient(...)`, or `lit_ort.embedding_gradient_onto(other, ...)` in the memory of the other
+Saves, for tied weights, a table of zeros and a sum over the whole table.
+
+Source: Press and Wolf 2017 for tied weights.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ aten = torch.ops.aten
 
 
 def fuse_embedding_gradients(module: fx.GraphModule) -> int:
-    """Rewrites a graph in place; returns how many gradients it wrote."""
+    """Rewrites gradients of embedding tables in a graph, in place. Returns their number."""
     graph, fired = module.graph, 0
     order = {node: k for k, node in enumerate(graph.nodes)}
     for node in list(graph.nodes):
@@ -29,14 +31,14 @@ def fuse_embedding_gradients(module: fx.GraphModule) -> int:
         with graph.inserting_before(node if target is None else target[0]):
             if target is None:
                 arguments = (gradient, indices, rows, padding)
-                made = graph.call_function(torch.ops.lit_ort.embedding_gradient.default, arguments)
+                call = graph.call_function(torch.ops.lit_ort.embedding_gradient.default, arguments)
             else:
                 arguments = (target[1], gradient, indices, padding)
-                made = graph.call_function(torch.ops.lit_ort.embedding_gradient_onto.default, arguments)
-        replaced = node if target is None else target[0]
-        made.meta = dict(replaced.meta)
-        replaced.replace_all_uses_with(made)
-        graph.erase_node(replaced)
+                call = graph.call_function(torch.ops.lit_ort.embedding_gradient_onto.default, arguments)
+        original = node if target is None else target[0]
+        call.meta = dict(original.meta)
+        original.replace_all_uses_with(call)
+        graph.erase_node(original)
         if target is not None:
             graph.erase_node(node)
         fired += 1
@@ -44,7 +46,10 @@ def fuse_embedding_gradients(module: fx.GraphModule) -> int:
 
 
 def _sum_with_other(node: fx.Node, order: dict[fx.Node, int]) -> tuple[fx.Node, fx.Node] | None:
-    """The sum that alone reads a gradient, and the other gradient in it, whose memory nothing else needs."""
+    """The sum that is the only user of a gradient, and the other gradient in it.
+
+    None if there is no such sum, or if the memory of the other gradient has other users.
+    """
     if len(node.users) != 1:
         return None
     total = next(iter(node.users))
@@ -56,6 +61,6 @@ def _sum_with_other(node: fx.Node, order: dict[fx.Node, int]) -> tuple[fx.Node, 
     other = others[0]
     if other.op != "call_function" or len(other.users) != 1:
         return None
-    value, wanted = other.meta["val"], node.meta["val"]
-    same = tuple(value.shape) == tuple(wanted.shape) and value.dtype == wanted.dtype and value.is_contiguous()
-    return (total, other) if same and not is_view(other) else None
+    value, gradient = other.meta["val"], node.meta["val"]
+    is_alike = tuple(value.shape) == tuple(gradient.shape) and value.dtype == gradient.dtype and value.is_contiguous()
+    return (total, other) if is_alike and not is_view(other) else None

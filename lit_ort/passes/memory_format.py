@@ -1,12 +1,14 @@
-"""Convolutions in the order of memory that they are faster in.
+"""Computes each 2d convolution in the memory format in which it is faster.
 
-In:  `convolution(x, weight, ...)`, `convolution_backward(gradient, x, weight, ...)` of images
-Out: the same of `lit_ort.in_memory_format(x, channels_last)`; what follows keeps the order of its input
-Saves 5 to 50 % of a convolution's time with channels last, and the reorders between convolutions.
+In:  `convolution(x, weight, ...)` and `convolution_backward(gradient, x, weight, ...)` of images
+Out: the same operators on `lit_ort.in_memory_format(x, channels_last)`; operators that support both formats keep the
+     format of their input
+Saves 5 to 50 % of a convolution's time with channels last, and conversions of the format between convolutions.
 
-oneDNN takes, with channels last, this part of the time that it takes with channels first, forward and backward, two
-cores of an AMD EPYC (family 25), float32: depthwise 0.5 to 0.6; kernels of one place 0.6 to 0.95; 3 x 3 on at least 512
-places of a batch 0.75 to 1.03; but 1.2 to 2.6 on fewer places, where the weight is larger than the images.
+The time of oneDNN with channels last, as a fraction of the time with channels first, for forward and backward in
+float32 on two cores of an AMD EPYC (family 25): depthwise 0.5 to 0.6; 1 x 1 kernels 0.6 to 0.95; 3 x 3 kernels with at
+least 512 output pixels in a batch 0.75 to 1.03, but 1.2 to 2.6 with fewer pixels, where the weight is larger than the
+images.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ aten = torch.ops.aten
 _FORWARD, _BACKWARD = aten.convolution.default, aten.convolution_backward.default
 _FORMAT = torch.ops.lit_ort.in_memory_format.default
 _GROUP_NORM_BACKWARD = aten.native_group_norm_backward.default
-# Operators that take values in any order of memory, beside views and those that compute each element by itself.
-_OF_ANY_ORDER = frozenset(
+# Operators that support inputs in any memory format, besides views and pointwise operators.
+_ANY_FORMAT = frozenset(
     {
         *(_FORWARD, _BACKWARD, _FORMAT, _GROUP_NORM_BACKWARD, aten.native_group_norm.default),
         *(aten._native_batch_norm_legit_functional.default, aten._native_batch_norm_legit_no_training.default),
@@ -47,7 +49,7 @@ _OF_ANY_ORDER = frozenset(
         *(aten.mean.dim, aten.sum.dim_IntList, aten.sum.default, aten.mean.default, aten._to_copy.default),
         *(aten.slice_backward.default, aten.select_backward.default, aten.native_dropout.default),
         *(aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default),
-        # Elementwise ones that torch doesn't mark as such.
+        # Pointwise operators that torch doesn't tag as such.
         *(aten.hardtanh.default, aten.hardtanh_backward.default, aten.leaky_relu_backward.default),
         *(aten.hardswish.default, aten.hardswish_backward.default, aten.hardsigmoid_backward.default),
         *(aten.elu_backward.default, aten.softplus_backward.default, aten.mish_backward.default),
@@ -55,24 +57,24 @@ _OF_ANY_ORDER = frozenset(
         *(torch.ops.lit_ort.dropout.default, torch.ops.lit_ort.dropout_backward.default),
     }
 )
-# Places of all images of a batch from which channels last pay: for any kernel, and for one of one place.
-PLACES, PLACES_OF_POINTS = 512, 128
+# The number of output pixels of a batch from which channels last is faster: for any kernel, and for a 1 x 1 kernel.
+LEAST_PIXELS, LEAST_PIXELS_1X1 = 512, 128
 
 
 def order_channels(module: fx.GraphModule) -> int:
-    """Rewrites a graph in place; returns how many convolutions have their channels last."""
+    """Rewrites convolutions in a graph, in place. Returns the number of convolutions with channels last."""
     graph = module.graph
     convolutions = [node for node in graph.nodes if node.target in (_FORWARD, _BACKWARD) and _is_of_images(node)]
     if not any(map(_prefers_last, convolutions)) or _is_bound_to_strides(graph, convolutions):
         return 0
-    ordered: dict[tuple[fx.Node, bool], fx.Node] = {}
+    conversions: dict[tuple[fx.Node, bool], fx.Node] = {}
     fired = 0
     for node in convolutions:
-        place, channels_last = _place_of_images(node), _prefers_last(node)
-        images = arguments_of(node)[place]
-        if (images, channels_last) not in ordered:
-            ordered[images, channels_last] = _ordered(graph, images, channels_last)
-        node.update_arg(place, ordered[images, channels_last])
+        position, channels_last = _position_of_images(node), _prefers_last(node)
+        images = arguments_of(node)[position]
+        if (images, channels_last) not in conversions:
+            conversions[images, channels_last] = _converted(graph, images, channels_last)
+        node.update_arg(position, conversions[images, channels_last])
         fired += channels_last
     with whole_interpolations():
         _propagate(graph)
@@ -80,17 +82,20 @@ def order_channels(module: fx.GraphModule) -> int:
 
 
 def _propagate(graph: fx.Graph) -> None:
-    """Gives the nodes behind a change of order the strides that they have, or the old order where they need it."""
+    """Updates the examples of nodes after a conversion to their new strides.
+
+    Values are converted back for operators that don't support every memory format.
+    """
     changed: set[fx.Node] = set()
     for node in list(graph.nodes):
         if node.op != "call_function" or is_size(node):
             continue
         if node.target is _GROUP_NORM_BACKWARD:
             _align_group_norm(graph, node, changed)
-        elif not _takes_any_order(node):
+        elif not _supports_any_format(node):
             for argument in [argument for argument in node.all_input_nodes if argument in changed]:
                 if not _is_contiguous(argument):
-                    node.replace_input_with(argument, _ordered(graph, argument, channels_last=False))
+                    node.replace_input_with(argument, _converted(graph, argument, channels_last=False))
         if node.target is _FORMAT or any(argument in changed for argument in node.all_input_nodes):
             before = strides_of(node.meta["val"])
             node.meta["val"] = recomputed_example(node)
@@ -98,22 +103,22 @@ def _propagate(graph: fx.Graph) -> None:
                 changed.add(node)
 
 
-def _takes_any_order(node: fx.Node) -> bool:
+def _supports_any_format(node: fx.Node) -> bool:
     if node.target is aten.native_group_norm.default and first_argument(node).meta["val"].dim() != 4:
         return False
-    return node.target in _OF_ANY_ORDER or is_view(node) or is_element(node) or is_pointwise(node.target)
+    return node.target in _ANY_FORMAT or is_view(node) or is_element(node) or is_pointwise(node.target)
 
 
 def _align_group_norm(graph: fx.Graph, node: fx.Node, changed: set[fx.Node]) -> None:
-    """torch's kernel takes a gradient for one in the order of its images."""
+    """Converts the gradient and the images to the same format, which torch's kernel assumes."""
     gradient, images = arguments_of(node)[:2]
     if gradient in changed or images in changed:
         last = images.meta["val"].dim() == 4 and not _is_contiguous(images)
-        for place, value in enumerate((gradient, images)):
-            ordered = _ordered(graph, value, channels_last=last)
-            ordered.meta["val"] = recomputed_example(ordered)
-            changed.add(ordered)
-            node.update_arg(place, ordered)
+        for position, value in enumerate((gradient, images)):
+            converted = _converted(graph, value, channels_last=last)
+            converted.meta["val"] = recomputed_example(converted)
+            changed.add(converted)
+            node.update_arg(position, converted)
 
 
 def _is_contiguous(node: fx.Node) -> bool:
@@ -121,26 +126,26 @@ def _is_contiguous(node: fx.Node) -> bool:
     return not isinstance(value, torch.Tensor) or value.is_contiguous()
 
 
-def _ordered(graph: fx.Graph, images: fx.Node, channels_last: bool) -> fx.Node:
+def _converted(graph: fx.Graph, images: fx.Node, channels_last: bool) -> fx.Node:
     with graph.inserting_after(images):
         node = graph.call_function(_FORMAT, (images, channels_last))
     node.meta["val"] = images.meta["val"]
     return node
 
 
-def _place_of_images(node: fx.Node) -> int:
+def _position_of_images(node: fx.Node) -> int:
     return 0 if node.target is _FORWARD else 1
 
 
 def _is_of_images(node: fx.Node) -> bool:
-    value = arguments_of(node)[_place_of_images(node)].meta["val"]
+    value = arguments_of(node)[_position_of_images(node)].meta["val"]
     return value.dim() == 4 and value.is_floating_point()
 
 
 def _prefers_last(node: fx.Node) -> bool:
-    """Whether a convolution is faster with channels last; the same in both directions."""
-    place = _place_of_images(node)
-    images, weight = (argument.meta["val"] for argument in arguments_of(node)[place : place + 2])
+    """Whether a convolution is faster with channels last; the result is the same for its forward and backward."""
+    position = _position_of_images(node)
+    images, weight = (argument.meta["val"] for argument in arguments_of(node)[position : position + 2])
     result = node.meta["val"] if node.target is _FORWARD else first_argument(node).meta["val"]
     groups = arguments_of(node)[-1] if node.target is _FORWARD else arguments_of(node)[-2]
     if groups == images.shape[1] and groups > 1:
@@ -148,15 +153,15 @@ def _prefers_last(node: fx.Node) -> bool:
     sizes = [hint_of(size) for size in (result.shape[0], *result.shape[2:])]
     if any(size is None for size in sizes):
         return False
-    places = sizes[0] * sizes[1] * sizes[2]
-    return places >= (PLACES_OF_POINTS if tuple(weight.shape[2:]) == (1, 1) else PLACES)
+    pixels = sizes[0] * sizes[1] * sizes[2]
+    return pixels >= (LEAST_PIXELS_1X1 if tuple(weight.shape[2:]) == (1, 1) else LEAST_PIXELS)
 
 
 def _is_bound_to_strides(graph: fx.Graph, convolutions: list[fx.Node]) -> bool:
-    """Whether orders of memory matter or get lost: values read by strides, or kept for a session of the backward."""
+    """Whether memory formats can't be changed: an operator depends on strides, or images pass between two sessions."""
     if any(node.target in BY_STRIDES for node in graph.nodes):
         return True
-    of_one_direction = len({node.target for node in convolutions}) == 1
+    is_one_direction = len({node.target for node in convolutions}) == 1
     returned = {value for value in returned_by(graph) if isinstance(value, fx.Node)}
-    kept = any(arguments_of(node)[_place_of_images(node)] in returned for node in convolutions)
-    return of_one_direction and (kept or convolutions[0].target is _BACKWARD)
+    is_saved = any(arguments_of(node)[_position_of_images(node)] in returned for node in convolutions)
+    return is_one_direction and (is_saved or convolutions[0].target is _BACKWARD)

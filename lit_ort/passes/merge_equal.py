@@ -1,8 +1,9 @@
-"""Computes once what several nodes compute alike.
+"""Merges nodes that compute the same value (common subexpression elimination).
 
-In:  operators of one kind on the same arguments, such as a weight rounded twice, a mask made in every layer
-Out: one of them, read by all
-Saves their time and memory. Operators that draw random numbers, and what is to be computed again, stay apart.
+In:  calls of one operator with the same arguments, such as two casts of one weight, or a mask that every layer creates
+Out: one of these nodes
+Saves the time and memory of the others. Operators that draw random numbers and nodes that are marked for recomputation
+are not merged.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ aten = torch.ops.aten
 
 
 def merge_equal(module: fx.GraphModule) -> int:
-    """Rewrites a graph in place; returns how many nodes went."""
+    """Merges equal nodes of a graph in place. Returns the number of nodes that were removed."""
     graph, fired = module.graph, 0
-    known: dict[Any, fx.Node] = {}
+    first_nodes: dict[Any, fx.Node] = {}
     for node in list(graph.nodes):
-        if not _may_merge(node):
+        if not _can_merge(node):
             continue
         key = _key(node)
-        first = known.get(key)
+        first = first_nodes.get(key)
         if first is None:
-            known[key] = node
+            first_nodes[key] = node
         else:
             node.replace_all_uses_with(first)
             graph.erase_node(node)
@@ -37,7 +38,7 @@ def merge_equal(module: fx.GraphModule) -> int:
     return fired
 
 
-def _may_merge(node: fx.Node) -> bool:
+def _can_merge(node: fx.Node) -> bool:
     if node.op != "call_function" or is_marked(node) or not isinstance(node.meta.get("val"), torch.Tensor):
         return False
     target = node.target

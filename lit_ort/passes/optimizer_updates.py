@@ -1,8 +1,8 @@
-"""Hands each gradient to the optimizer as soon as it is there and its parameter's old value is read no more.
+"""Passes each gradient to the optimizer as soon as it is computed and the graph no longer reads the parameter.
 
 In:  a fused graph whose gradients are outputs
-Out: `lit_ort.hand_over(gradient, parameter)` behind the last operator that reads the parameter, as the output
-Saves holding all gradients at a time.
+Out: `lit_ort.hand_over(gradient, parameter)` as the output, after the last operator that reads the parameter
+Saves the memory of all gradients at the same time.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ NAME = "optimizer_updates"
 
 
 def hand_over_gradients(module: fx.GraphModule, results: int, parameters: Sequence[fx.Node]) -> int:
-    """Rewrites a graph in place; returns how many gradients it hands over.
+    """Adds the calls of `hand_over` to a graph in place. Returns the number of gradients.
 
     Args:
-        results: how many of the outputs come before the gradients.
-        parameters: for each gradient, the input that it is of.
+        module: the graph.
+        results: the number of outputs before the gradients.
+        parameters: for each gradient, the input whose gradient it is.
     """
     graph = module.graph
     returned = returned_by(graph)
@@ -32,23 +33,23 @@ def hand_over_gradients(module: fx.GraphModule, results: int, parameters: Sequen
         readers = [gradient, *_readers(parameter)]
         last = max((node for node in readers if node.op != "output"), key=order.__getitem__)
         with graph.inserting_after(last):
-            made = graph.call_function(hand_over, (gradient, parameter))
-        made.meta = dict(gradient.meta)
-        order[made] = order[last]
-        returned[position] = made
+            call = graph.call_function(hand_over, (gradient, parameter))
+        call.meta = dict(gradient.meta)
+        order[call] = order[last]
+        returned[position] = call
     output_of(graph).args = (tuple(returned),)
     return len(parameters)
 
 
 def _readers(value: fx.Node) -> list[fx.Node]:
-    """The nodes that read a value's memory, through whatever view."""
-    found: list[fx.Node] = []
-    waiting = list(value.users)
-    while waiting:
-        node = waiting.pop()
-        if node in found:
+    """The nodes that read the memory of a value, also through views."""
+    readers: list[fx.Node] = []
+    pending = list(value.users)
+    while pending:
+        node = pending.pop()
+        if node in readers:
             continue
-        found.append(node)
+        readers.append(node)
         if is_view(node):
-            waiting.extend(node.users)
-    return found
+            pending.extend(node.users)
+    return readers

@@ -1,6 +1,6 @@
-"""The passes over a phase of the joint graph, in the order they run.
+"""The list of passes over a phase of the joint graph, in the order in which they run.
 
-A new one is a file here and a name in the list.
+A new pass is a file in this folder and an entry in the list.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from lit_ort.runtime.report import PassReport
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-    """One transformation of an FX graph, in place.
+    """One in-place transformation of an FX graph.
 
     Args:
-        name: what `disable_passes` calls it.
-        run: returns how many places it rewrote, or a report.
-        required: whether lowering can't do without it.
-        only_cpu: whether it writes operators that the project has for the CPU alone, or is about its kernels.
+        name: its name in `disable_passes` and in reports.
+        run: transforms a graph; returns the number of rewrites, or a report.
+        required: whether lowering depends on it.
+        only_cpu: whether it is for the CPU only, because its operators or the kernels that it optimizes are.
     """
 
     name: str
@@ -50,36 +50,37 @@ PASSES: tuple[Pass, ...] = (
 
 
 def names() -> tuple[str, ...]:
-    """Every pass, in order."""
-    return tuple(one.name for one in PASSES)
+    """The names of all passes, in order."""
+    return tuple(graph_pass.name for graph_pass in PASSES)
 
 
 def apply(module: fx.GraphModule, disabled: Iterable[str], device: torch.device = CPU) -> tuple[PassReport, ...]:
-    """Runs the passes in order on a graph, in place, without those named in `disabled` or not for its device."""
-    skipped = {*disabled, *(one.name for one in PASSES if one.only_cpu and not is_cpu(device))}
-    return tuple(_applied(one, module) for one in PASSES if one.name not in skipped)
+    """Runs the passes on a graph, in order, except for those in `disabled` and those that are not for its device."""
+    skipped = {*disabled, *(graph_pass.name for graph_pass in PASSES if graph_pass.only_cpu and not is_cpu(device))}
+    return tuple(_run(graph_pass, module) for graph_pass in PASSES if graph_pass.name not in skipped)
 
 
-def _applied(one: Pass, module: fx.GraphModule) -> PassReport:
-    outcome = one.run(module)
+def _run(graph_pass: Pass, module: fx.GraphModule) -> PassReport:
+    outcome = graph_pass.run(module)
     module.graph.lint()
-    return outcome if isinstance(outcome, PassReport) else PassReport(one.name, outcome)
+    return outcome if isinstance(outcome, PassReport) else PassReport(graph_pass.name, outcome)
 
 
 def require_names(disabled: Iterable[str], fusions: Iterable[str], required: Iterable[str] = ()) -> None:
-    """Checks `disable_passes`.
+    """Checks the names in `disable_passes`.
 
     Args:
-        fusions: names of the fusions, which may be left out too.
-        required: those of them that may not.
+        disabled: the names.
+        fusions: the names of all fusions, which can be disabled too.
+        required: the names of the fusions that can't be disabled.
 
     Raises:
-        OptionsError: an unknown name, or a pass that graphs can't do without.
+        OptionsError: a name is unknown, or is that of a required pass.
     """
     known = (*fusions, *names())
-    needed = {*required, *(one.name for one in PASSES if one.required)}
+    all_required = {*required, *(graph_pass.name for graph_pass in PASSES if graph_pass.required)}
     for name in disabled:
         if name not in known:
-            raise OptionsError(f"disable_passes has {name!r}, which is no pass. The passes are {', '.join(known)}.")
-        if name in needed:
-            raise OptionsError(f"disable_passes has {name!r}, which every graph needs. Leave it on.")
+            raise OptionsError(f"disable_passes has {name!r}, which is not a pass. The passes are {', '.join(known)}.")
+        if name in all_required:
+            raise OptionsError(f"disable_passes has {name!r}, which is required for every graph. Remove it.")

@@ -1,8 +1,9 @@
-"""The gradient of what a graph reads by slices, in one memory.
+"""Accumulates the gradients of several slices of a value in one tensor.
 
-In:  sums of `slice_backward(gradient, sizes, dim, start, end, step)`, and of other gradients of the same value
+In:  sums of `slice_backward(gradient, sizes, dim, start, end, step)` or `select_backward(...)`, and of other gradients
+     of the same value
 Out: `lit_ort.add_slices(others, gradients, sizes, dims, starts, ends, steps)`
-Saves for each slice a tensor of zeros and a sum over the whole value: rotary embeddings, gates, scans.
+Saves, for each slice, a tensor of zeros and a sum over the whole value, as in rotary embeddings, gates and scans.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _LAST = 2**63 - 1
 
 
 def join_slice_gradients(module: fx.GraphModule) -> int:
-    """Rewrites a graph in place; returns how many sums it joined."""
+    """Rewrites sums of gradients of slices in a graph, in place. Returns the number of sums."""
     graph, fired = module.graph, 0
     for root in reversed(list(graph.nodes)):
         if not _is_sum(root) or any(_continues(user, root) for user in root.users):
@@ -31,8 +32,8 @@ def join_slice_gradients(module: fx.GraphModule) -> int:
         if not slices or len(leaves) < 2:
             continue
         with graph.inserting_before(root):
-            made = _made(graph, root, slices, others)
-        root.replace_all_uses_with(made)
+            total = _add_slices(graph, root, slices, others)
+        root.replace_all_uses_with(total)
         fired += 1
     graph.eliminate_dead_code()
     return fired
@@ -52,12 +53,12 @@ def _is_alike(node: fx.Node, other: fx.Node) -> bool:
 
 
 def _continues(node: fx.Node, part: fx.Node) -> bool:
-    """Whether a node is a larger sum that a sum belongs to."""
+    """Whether a node is a larger sum of which `part` is a partial sum without other users."""
     return len(part.users) == 1 and _is_sum(node) and node.args[0] is not node.args[1]
 
 
 def _leaves(node: fx.Node) -> Iterator[fx.Node]:
-    """The terms of a sum, its partial sums opened where nothing else reads them."""
+    """The terms of a sum, including those of partial sums without other users."""
     for argument in node.args:
         assert isinstance(argument, fx.Node)
         if _is_sum(argument) and _continues(node, argument):
@@ -72,22 +73,22 @@ def _is_slice(node: fx.Node) -> bool:
         return False
     if node.target is aten.slice_backward.default:
         return True
-    # A symbolic index may be -1, whose slice ends elsewhere.
+    # A symbolic index could be -1, for which the end of the slice is computed differently.
     return node.target is aten.select_backward.default and isinstance(arguments[3], int)
 
 
-def _made(graph: fx.Graph, root: fx.Node, slices: list[fx.Node], others: list[fx.Node]) -> fx.Node:
+def _add_slices(graph: fx.Graph, root: fx.Node, slices: list[fx.Node], others: list[fx.Node]) -> fx.Node:
     base = None
     for other in others:
         base = other if base is None else _with_meta(graph.call_function(aten.add.Tensor, (base, other)), root)
-    parts, places = zip(*(_part(graph, node) for node in slices), strict=True)
-    dims, starts, ends, steps = ([place[k] for place in places] for k in range(4))
+    parts, bounds = zip(*(_part(graph, node) for node in slices), strict=True)
+    dims, starts, ends, steps = ([bound[k] for bound in bounds] for k in range(4))
     arguments = (base, list(parts), slices[0].args[1], dims, starts, ends, steps)
     return _with_meta(graph.call_function(torch.ops.lit_ort.add_slices.default, arguments), root)
 
 
 def _part(graph: fx.Graph, node: fx.Node) -> tuple[fx.Node, tuple[Any, Any, Any, Any]]:
-    """What lies in the slice, and where: dimension, start, end, step."""
+    """The gradient of a slice, and its dimension, start, end and step."""
     arguments: tuple[Any, ...] = node.args
     gradient, dim = arguments[0], arguments[2] % node.meta["val"].dim()
     if node.target is aten.slice_backward.default:
@@ -99,6 +100,6 @@ def _part(graph: fx.Graph, node: fx.Node) -> tuple[fx.Node, tuple[Any, Any, Any,
     return part, (dim, index, _LAST if index == -1 else index + 1, 1)
 
 
-def _with_meta(made: fx.Node, root: fx.Node) -> fx.Node:
-    made.meta = {**root.meta, "val": root.meta["val"].new_empty(root.meta["val"].shape)}
-    return made
+def _with_meta(node: fx.Node, root: fx.Node) -> fx.Node:
+    node.meta = {**root.meta, "val": root.meta["val"].new_empty(root.meta["val"].shape)}
+    return node

@@ -1,7 +1,8 @@
-"""Numbers the operators that draw random numbers, so that each has a stream of its own in every run of its graph.
+"""Assigns a separate random stream to each operator that draws random numbers.
 
-In:  operators of torch's that draw from its generator
-Out: the same, each marked with the number of its stream; a copy that the backward computes again draws the same numbers
+In:  torch operators that draw from torch's generator
+Out: the same operators, marked with the number of their stream, which a recomputed copy in the backward shares
+The seed of a run and the stream determine the random numbers, so a recomputed copy draws the same ones.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ STREAM = "lit_ort_stream"
 
 
 def number_streams(module: fx.GraphModule) -> bool:
-    """Marks the nodes of a joint graph; returns whether any draws."""
+    """Marks the nodes of a joint graph. Returns whether any of them draws random numbers."""
     count = 0
     for node in module.graph.nodes:
         if draws(node):

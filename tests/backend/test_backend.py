@@ -43,8 +43,8 @@ def test_the_name_is_enough_and_needs_no_import() -> None:
     [
         ({"falback": "error"}, "Unknown option 'falback'"),
         ({"fallback": "never"}, "fallback='never'"),
-        ({"disable_passes": ("dropuot",)}, "'dropuot', which is no pass"),
-        ({"disable_passes": ("canonicalize",)}, "every graph needs"),
+        ({"disable_passes": ("dropuot",)}, "'dropuot', which is not a pass"),
+        ({"disable_passes": ("canonicalize",)}, "required for every graph"),
         ({"disable_passes": "dropout"}, "is one string"),
         ({"threads": 0}, "threads=0"),
         ({"verify_first_step": 1}, "is not a bool"),

@@ -1,4 +1,4 @@
-"""The report of one fusion or pass."""
+"""Access to the report of one fusion or pass."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from lit_ort.runtime.report import PassReport
 
 
 def report_of(engine: ORTBackend, name: str) -> PassReport:
-    """What a fusion or pass reports of an engine's only graph, over all its phases."""
+    """The report of a fusion or pass on the only graph of a backend, summed over its phases."""
     (graph,) = engine.compile_log.graphs
     reports = [report for report in graph.passes if report.name == name]
     assert reports

@@ -1,4 +1,4 @@
-"""Every pass over the joint graph: it fires, it must not fire, the numbers stay."""
+"""The passes over the joint graph: each fires, must not fire in other cases, and keeps the numbers."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def run(step: Step, x: Tensor, module: nn.Module | None = None, **options: Any) 
 # canonicalize
 
 
-def twice_the_same(m: Any, x: Tensor) -> Tensor:
+def redundant(m: Any, x: Tensor) -> Tensor:
     hidden = m.linear(x).contiguous().to(torch.float32).clone()
     return (hidden.view(-1) * torch.ones(()) + torch.zeros(6 * WIDTH)).pow(2).sum()
 
 
-def test_canonicalize_leaves_out_what_only_repeats() -> None:
-    engine = assert_same_step(Module(), twice_the_same, torch.randn(6, WIDTH))
+def test_canonicalize_removes_operators_without_effect() -> None:
+    engine = assert_same_step(Module(), redundant, torch.randn(6, WIDTH))
     assert report_of(engine, "canonicalize").fired >= 5
     (graph,) = engine.compile_log.graphs
     for target in ("_to_copy.default", "view.default", "add.Tensor", "zeros.default"):
@@ -55,13 +55,16 @@ def test_canonicalize_leaves_out_what_only_repeats() -> None:
 @pytest.mark.parametrize(
     "step",
     [
-        pytest.param(lambda m, x: (m.linear(x).double() * 1).sum().float(), id="another type"),
-        pytest.param(lambda m, x: (m.linear(x)[:1] + torch.zeros(6, 1)).exp().sum(), id="a broader sum"),
+        pytest.param(lambda m, x: (m.linear(x).double() * 1).sum().float(), id="another dtype"),
+        pytest.param(lambda m, x: (m.linear(x)[:1] + torch.zeros(6, 1)).exp().sum(), id="a broadcast sum"),
         pytest.param(lambda m, x: torch.add(m.linear(x), torch.zeros(WIDTH), alpha=3).exp().sum(), id="alpha"),
-        pytest.param(lambda m, x: torch.add(torch.zeros(WIDTH), m.linear(x), alpha=3).exp().sum(), id="other alpha"),
+        pytest.param(
+            lambda m, x: torch.add(torch.zeros(WIDTH), m.linear(x), alpha=3).exp().sum(),
+            id="alpha, swapped",
+        ),
         pytest.param(lambda m, x: (m.linear(x) ** 3 + m.linear(x) ** -1).sum(), id="other powers"),
-        pytest.param(lambda m, x: (1 / m.linear(x) + torch.ones(1) / m.linear(x)).sum(), id="one by it"),
-        pytest.param(lambda m, x: (torch.zeros(WIDTH) - m.linear(x)).exp().sum(), id="zero less it"),
+        pytest.param(lambda m, x: (1 / m.linear(x) + torch.ones(1) / m.linear(x)).sum(), id="reciprocal"),
+        pytest.param(lambda m, x: (torch.zeros(WIDTH) - m.linear(x)).exp().sum(), id="negation"),
         pytest.param(lambda m, x: (x.long() ** 2).float().mean() + m.linear(x).sum(), id="integers"),
     ],
 )
@@ -83,14 +86,14 @@ def test_merge_equal_fires_and_keeps_the_numbers() -> None:
     assert engine.compile_log.graphs[0].torch_operators["aten.tril.default"] == 1
 
 
-def test_merge_equal_must_not_merge_draws() -> None:
+def test_merge_equal_must_not_merge_random_operators() -> None:
     engine = backend()
     step = torch.compile(lambda x: (torch.rand_like(x), torch.rand_like(x)), backend=engine)
     first, second = step(torch.zeros(6))
     assert not torch.equal(first, second)
 
 
-def test_merge_equal_must_not_merge_what_differs_in_type_or_setting() -> None:
+def test_merge_equal_must_not_merge_different_dtypes_or_arguments() -> None:
     def step(m: Any, x: Tensor) -> Tensor:
         hidden = m.linear(x)
         counts = (torch.ones(3) * 2).sum() + (torch.ones(3, dtype=torch.int64) * 2).sum() / 4
@@ -99,7 +102,7 @@ def test_merge_equal_must_not_merge_what_differs_in_type_or_setting() -> None:
     assert_same_step(Module(), step, torch.randn(WIDTH, WIDTH))
 
 
-def test_merge_equal_leaves_what_is_computed_again() -> None:
+def test_merge_equal_must_not_merge_recomputed_nodes() -> None:
     def step(m: Any, x: Tensor) -> Tensor:
         hidden: Any = checkpoint(lambda x: m.linear(x).tanh().exp(), x, use_reentrant=False)
         return hidden.square().sum()
@@ -109,7 +112,7 @@ def test_merge_equal_leaves_what_is_computed_again() -> None:
     assert targets["aten.tanh.default"] == 2
 
 
-def test_merge_equal_may_be_left_out() -> None:
+def test_merge_equal_can_be_disabled() -> None:
     engine = run(equal_masks, torch.randn(6, WIDTH), disable_passes=("merge_equal",))
     assert engine.compile_log.graphs[0].torch_operators["aten.tril.default"] == 2
 
@@ -129,39 +132,39 @@ def large_module(frozen: bool) -> nn.Module:
 
 
 @pytest.mark.parametrize(("frozen", "fired"), [(True, 2), (False, 0)])
-def test_unused_gradients_are_those_of_frozen_layers(frozen: bool, fired: int) -> None:
+def test_gradients_of_frozen_layers_are_unused(frozen: bool, fired: int) -> None:
     engine = assert_same_step(large_module(frozen), large_loss, torch.randn(60, WIDTH))
     assert report_of(engine, "unused_gradients").fired == fired
 
 
-def test_unused_gradients_are_all_of_them_in_evaluation() -> None:
+def test_all_gradients_are_unused_in_evaluation() -> None:
     engine, module, x = backend(), large_module(False), torch.randn(60, WIDTH)
     with torch.no_grad():
-        found = torch.compile(large_loss, backend=engine)(module, x)
-        torch.testing.assert_close(found, large_loss(module, x))
+        loss = torch.compile(large_loss, backend=engine)(module, x)
+        torch.testing.assert_close(loss, large_loss(module, x))
     assert report_of(engine, "unused_gradients").fired == 3
 
 
 # embedding_gradient
 
-WORDS_OF_A_BATCH = torch.tensor([1, 3, 3, 0, 49, 7])
+BATCH = torch.tensor([1, 3, 3, 0, 49, 7])
 
 
 def embedded(m: Any, x: Tensor) -> Tensor:
-    return (m.table(WORDS_OF_A_BATCH) * x).exp().sum()
+    return (m.table(BATCH) * x).exp().sum()
 
 
 def tied(m: Any, x: Tensor) -> Tensor:
-    return F.cross_entropy(m.head(m.linear(m.table(WORDS_OF_A_BATCH) * x)), WORDS_OF_A_BATCH.roll(1))
+    return F.cross_entropy(m.head(m.linear(m.table(BATCH) * x)), BATCH.roll(1))
 
 
 def tied_to_a_large_head(m: Any, x: Tensor) -> Tensor:
-    """Large enough for output layer and loss to be one operator, whose gradient has memory of its own."""
-    return F.cross_entropy(m.head(m.linear(m.table(WORDS_OF_A_BATCH) * x)), WORDS_OF_A_BATCH.roll(1))
+    """Large enough to fuse the output layer and the loss, so that their gradient is no view."""
+    return F.cross_entropy(m.head(m.linear(m.table(BATCH) * x)), BATCH.roll(1))
 
 
 def padded(m: Any, x: Tensor) -> Tensor:
-    return (F.embedding(WORDS_OF_A_BATCH, m.table.weight, padding_idx=3) * x).exp().sum()
+    return (F.embedding(BATCH, m.table.weight, padding_idx=3) * x).exp().sum()
 
 
 @pytest.mark.parametrize(
@@ -181,41 +184,42 @@ def test_embedding_gradient_fires_and_keeps_the_numbers(step: Step, target: str)
 
 
 def by_frequency(m: Any, x: Tensor) -> Tensor:
-    return (F.embedding(WORDS_OF_A_BATCH, m.table.weight, scale_grad_by_freq=True) * x).exp().sum()
+    return (F.embedding(BATCH, m.table.weight, scale_grad_by_freq=True) * x).exp().sum()
 
 
-def test_embedding_gradient_must_not_fire_where_occurrences_count() -> None:
+def test_embedding_gradient_must_not_fire_with_scaling_by_frequency() -> None:
     engine = assert_same_step(Module(), by_frequency, torch.randn(6, WIDTH))
     assert report_of(engine, "embedding_gradient").fired == 0
 
 
-def tied_in_three_places(m: Any, x: Tensor) -> Tensor:
+def three_gradients(m: Any, x: Tensor) -> Tensor:
     return tied(m, x) + m.table.weight.square().sum() + embedded(m, x)
 
 
-def test_embedding_gradient_leaves_memory_that_others_read() -> None:
-    """The other gradient is a result as well, so that nothing may be added to it."""
+def test_embedding_gradient_must_not_overwrite_memory_in_use() -> None:
+    """The other gradient is also a result, so nothing can be added to it in place."""
 
     def step(m: Any, x: Tensor) -> Tensor:
         doubled = m.table.weight * 2
-        return (doubled * m.linear.weight.sum()).sum() + (F.embedding(WORDS_OF_A_BATCH, doubled) * x).exp().sum()
+        return (doubled * m.linear.weight.sum()).sum() + (F.embedding(BATCH, doubled) * x).exp().sum()
 
-    for one in (tied_in_three_places, step):
-        assert_same_step(Module(), one, torch.randn(6, WIDTH))
+    for function in (three_gradients, step):
+        assert_same_step(Module(), function, torch.randn(6, WIDTH))
 
 
-def test_embedding_gradient_may_be_left_out() -> None:
+def test_embedding_gradient_can_be_disabled() -> None:
     engine = run(tied, torch.randn(6, WIDTH), disable_passes=("embedding_gradient",))
     assert engine.compile_log.graphs[0].torch_operators["aten.embedding_dense_backward.default"] == 1
 
 
-# All of them
+# All passes
 
 
 @pytest.mark.slow
-def test_each_may_be_left_out_with_the_same_numbers() -> None:
+def test_each_pass_can_be_disabled_with_the_same_numbers() -> None:
     required = fusions.required_names()
-    names = [one.name for one in passes.PASSES if not one.required] + [n for n in fusions.names() if n not in required]
+    names = [graph_pass.name for graph_pass in passes.PASSES if not graph_pass.required]
+    names += [name for name in fusions.names() if name not in required]
     expected = None
     for disabled in [(), tuple(names), *((name,) for name in names)]:
         torch.compiler.reset()
@@ -252,15 +256,15 @@ def classify(m: Any, x: Tensor) -> Tensor:
     return m(x).square().mean()
 
 
-def test_memory_format_keeps_channels_last_from_the_first_convolution_on() -> None:
+def test_memory_format_propagates_channels_last() -> None:
     engine = assert_same_step(Images(), classify, torch.randn(4, 3, 16, 16))
-    # The forward and the backward of three convolutions, and one change of order.
+    # The forward and the backward of three convolutions.
     assert report_of(engine, "memory_format").fired == 6
     (graph,) = engine.compile_log.graphs
     assert graph.torch_operators["lit_ort.in_memory_format.default"] >= 1
 
 
-def test_memory_format_of_another_batch() -> None:
+def test_memory_format_with_another_batch_size() -> None:
     module, engine = Images().eval(), backend()
     step = torch.compile(classify, backend=engine)
     for batch in (4, 3, 5):
@@ -271,9 +275,13 @@ def test_memory_format_of_another_batch() -> None:
 @pytest.mark.parametrize(
     ("step", "images"),
     [
-        pytest.param(classify, (1, 3, 16, 16), id="few places, but for the depthwise one"),
-        pytest.param(lambda m, x: m.first(x).as_strided((4, 16), (16, 1)).sum(), (4, 3, 16, 16), id="by strides"),
-        pytest.param(lambda m, x: m.first(x).relu().square().sum(), (1, 3, 16, 16), id="few places"),
+        pytest.param(classify, (1, 3, 16, 16), id="few pixels, except for the depthwise convolution"),
+        pytest.param(
+            lambda m, x: m.first(x).as_strided((4, 16), (16, 1)).sum(),
+            (4, 3, 16, 16),
+            id="as_strided",
+        ),
+        pytest.param(lambda m, x: m.first(x).relu().square().sum(), (1, 3, 16, 16), id="few pixels"),
     ],
 )
 def test_memory_format_must_not_change_numbers(step: Step, images: tuple[int, ...]) -> None:
@@ -284,16 +292,16 @@ def test_memory_format_must_not_change_numbers(step: Step, images: tuple[int, ..
 @pytest.mark.parametrize(
     "between",
     [
-        pytest.param(lambda hidden: F.group_norm(hidden, 4), id="a gradient in the order of its images"),
-        pytest.param(lambda hidden: F.group_norm(hidden, 4).relu().contiguous() * hidden, id="in both orders"),
-        pytest.param(lambda hidden: F.group_norm(hidden.flatten(2), 4).view_as(hidden), id="normalised when flat"),
-        pytest.param(lambda hidden: F.layer_norm(hidden, hidden.shape[1:]), id="rows of values"),
-        pytest.param(lambda hidden: hidden.cumsum(2).flip(3), id="along a dimension"),
+        pytest.param(lambda hidden: F.group_norm(hidden, 4), id="group norm"),
+        pytest.param(lambda hidden: F.group_norm(hidden, 4).relu().contiguous() * hidden, id="both formats"),
+        pytest.param(lambda hidden: F.group_norm(hidden.flatten(2), 4).view_as(hidden), id="flat group norm"),
+        pytest.param(lambda hidden: F.layer_norm(hidden, hidden.shape[1:]), id="layer norm"),
+        pytest.param(lambda hidden: hidden.cumsum(2).flip(3), id="operators along a dimension"),
         pytest.param(lambda hidden: hidden.flatten(2).transpose(1, 2).softmax(1).mT.view(4, 16, 16, 16), id="tokens"),
-        pytest.param(lambda hidden: F.pixel_shuffle(hidden, 2).repeat(1, 4, 1, 1)[..., ::2, ::2], id="moved places"),
+        pytest.param(lambda hidden: F.pixel_shuffle(hidden, 2).repeat(1, 4, 1, 1)[..., ::2, ::2], id="moved pixels"),
     ],
 )
-def test_memory_format_gives_operators_the_order_that_they_need(between: Callable[[Tensor], Tensor]) -> None:
+def test_memory_format_converts_for_operators_that_need_it(between: Callable[[Tensor], Tensor]) -> None:
     def mixed(m: Any, x: Tensor) -> Tensor:
         return m.last(m.depthwise(between(m.first(x))) + 1).square().mean()
 
@@ -301,13 +309,13 @@ def test_memory_format_gives_operators_the_order_that_they_need(between: Callabl
     assert report_of(engine, "memory_format").fired == 6
 
 
-def test_memory_format_leaves_two_sessions_alone() -> None:
+def test_memory_format_must_not_fire_for_split_graphs() -> None:
     module = Images()
     engine = backend()
     output = torch.compile(lambda m, x: m(x), backend=engine)(module, torch.randn(4, 3, 16, 16))
     output.backward(torch.randn_like(output))
     assert report_of(engine, "memory_format").fired == 0
-    # Without a backward nothing is kept.
+    # Without a backward, no tensors are saved.
     with torch.no_grad():
         torch.compile(lambda m, x: m(x) + 1, backend=engine)(module, torch.randn(4, 3, 16, 16))
     assert sum(r.fired for r in engine.compile_log.graphs[-1].passes if r.name == "memory_format") == 3

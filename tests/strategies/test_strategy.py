@@ -285,7 +285,7 @@ def test_a_compiled_module_is_refused() -> None:
 def test_wrong_options_raise_where_they_are_written() -> None:
     with pytest.raises(TypeError, match="falback"):
         lit_ort.ORTStrategy(falback="error")  # pyright: ignore[reportCallIssue]
-    with pytest.raises(OptionsError, match="'tall_gem', which is no pass"):
+    with pytest.raises(OptionsError, match="'tall_gem', which is not a pass"):
         lit_ort.ORTStrategy(disable_passes=["tall_gem"])
 
 
