@@ -17,63 +17,63 @@ import torch
 
 from lit_ort.backend.steps import dynamo_settings
 from tests.compare import backend
-from tests.programs.program import Program, program
+from tests.programs.program import Program, draw_program
 from tests.steps.case import Values, assert_alike, values_of
 
-RIGHT, FALLBACK, REFUSED = "right", "right, partly in eager", "refused by eager"
+CORRECT, FALLBACK, REJECTED = "correct", "correct, partly in eager", "rejected by eager"
 
 
-def check(given: Program) -> str:
-    """What came of a program.
+def check(program: Program) -> str:
+    """Runs a program in eager and compiled, and returns the outcome.
 
     Raises:
-        AssertionError: another value than eager's, or an error that eager does not raise.
+        AssertionError: a value differs from eager's, or the compiled program raises an error and eager doesn't.
     """
-    case, twin = given.case(), given.case()
+    case, twin = program.case(), program.case()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             expected = values_of(twin.module, twin.module, twin)
-        # Such as a backward whose values were changed in place.
+        # For example, the backward needs a value that was changed in place.
         except Exception:
-            return REFUSED
+            return REJECTED
         torch._dynamo.reset()
         engine = backend(fallback="warn")
         compiled = torch.compile(case.module, backend=engine)
         try:
             with dynamo_settings("step", strict=False):
-                found = values_of(compiled, case.module, case)
+                actual = values_of(compiled, case.module, case)
         except Exception as error:
             raise AssertionError(
-                f"raises, and eager does not:\n{given.source}{traceback.format_exc()[-3000:]}"
+                f"raises an error, but eager does not:\n{program.source}{traceback.format_exc()[-3000:]}"
             ) from error
-    assert_alike(found, _filled(expected, found))
-    return FALLBACK if any(graph.fallback for graph in engine.compile_log.graphs) else RIGHT
+    assert_alike(actual, _with_zeros(expected, actual))
+    return FALLBACK if any(graph.fallback for graph in engine.compile_log.graphs) else CORRECT
 
 
-def _filled(expected: list[Values], found: list[Values]) -> list[Values]:
-    """Zeros where eager gives no gradient and the graph gives zeros, as under every backend with AOTAutograd."""
-    filled = copy.copy(expected)
-    for k, (own, other) in enumerate(zip(expected, found, strict=True)):
-        missing = [name for name in own if name.startswith("gradient") and own[name] is None]
+def _with_zeros(expected: list[Values], actual: list[Values]) -> list[Values]:
+    """Replaces gradients that are None in eager by zeros, as every backend with AOTAutograd returns them."""
+    result = copy.copy(expected)
+    for k, (values, other) in enumerate(zip(expected, actual, strict=True)):
+        missing = [name for name in values if name.startswith("gradient") and values[name] is None]
         zeros: dict[str, Any] = {name: torch.zeros_like(other[name]) for name in missing if other[name] is not None}
-        filled[k] = {**own, **zeros}
-    return filled
+        result[k] = {**values, **zeros}
+    return result
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0, help="of the first program; each has its own")
-    given = parser.parse_args()
+    parser.add_argument("--count", type=int, default=1000, help="the number of programs")
+    parser.add_argument("--seed", type=int, default=0, help="the seed of the first program")
+    arguments = parser.parse_args()
     counts: Counter[str] = Counter()
-    for seed in range(given.seed, given.seed + given.count):
-        drawn = program(random.Random(seed))
+    for seed in range(arguments.seed, arguments.seed + arguments.count):
+        program = draw_program(random.Random(seed))
         try:
-            outcome = check(drawn)
+            outcome = check(program)
         except AssertionError as error:
             outcome = "wrong"
-            print(f"seed {seed}\n{drawn.source}{drawn.rows} {str(error)[-2500:]}\n", flush=True)
+            print(f"seed {seed}\n{program.source}{program.rows} {str(error)[-2500:]}\n", flush=True)
         counts[outcome] += 1
     print(", ".join(f"{outcome}: {count}" for outcome, count in counts.most_common()))
 

@@ -1,6 +1,6 @@
-"""Random training steps as source code: operators, views, writes in place, regions without gradients, breaks, types.
+"""Random training steps as source code: operators, views, in-place writes, no_grad, autocast, graph breaks, dtypes.
 
-A statement is kept if eager takes it and its values stay of ordinary size, so that rounding can't make a difference.
+A statement is kept if eager runs it and its values are not large, so that rounding has no large effect.
 """
 
 from __future__ import annotations
@@ -146,12 +146,12 @@ BREAKS = (
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A step and what it takes.
+    """A step and its inputs.
 
     Args:
-        source: of a function `step(m, x, y, index)`.
-        tracks_inputs: whether `y` needs a gradient.
-        rows: of the batches of its calls.
+        source: the source of a function `step(m, x, y, index)`.
+        tracks_inputs: whether `y` requires a gradient.
+        rows: the batch size of each call.
     """
 
     source: str
@@ -159,29 +159,29 @@ class Program:
     rows: tuple[int, ...]
 
     def case(self) -> Case:
-        """The step on equal modules and batches each time."""
+        """A case of the step; modules and batches are equal in all cases of a program."""
         step = _function(self.source)
         return Case(_module(step), [_batch(rows, self.tracks_inputs) for rows in self.rows])
 
 
-def program(drawn: random.Random) -> Program:
-    """Draws a program."""
-    tracks_inputs = drawn.random() < 0.3
+def draw_program(draw: random.Random) -> Program:
+    """Draws a random program."""
+    tracks_inputs = draw.random() < 0.3
     while True:
-        writer = _Writer(drawn, tracks_inputs)
-        for _ in range(drawn.randint(3, 14)):
+        writer = _Writer(draw, tracks_inputs)
+        for _ in range(draw.randint(3, 14)):
             writer.write()
         if writer.is_differentiable():
             break
-    rows = (4, 4) if drawn.random() < 0.6 else (4, 6)
+    rows = (4, 4) if draw.random() < 0.6 else (4, 6)
     return Program(writer.source(), tracks_inputs, rows)
 
 
 class _Writer:
-    """Writes a function, line by line, as far as eager takes the lines."""
+    """Writes a function line by line; keeps the lines that eager can run."""
 
-    def __init__(self, drawn: random.Random, tracks_inputs: bool) -> None:
-        self._drawn = drawn
+    def __init__(self, draw: random.Random, tracks_inputs: bool) -> None:
+        self._draw = draw
         x, y, index = _batch(4, tracks_inputs)
         self._names = {"m": _module(None), "x": x, "y": y, "index": index, "steps": 1.5, "torch": torch, "F": F}
         self._tensors = ["x", "y"]
@@ -189,32 +189,32 @@ class _Writer:
 
     def write(self) -> None:
         kinds = (self._result, self._view, self._writing, self._break)
-        kind = self._drawn.choices(kinds, (10, 4, 4, 1))[0]
+        kind = self._draw.choices(kinds, (10, 4, 4, 1))[0]
         for _ in range(8):
             if kind():
                 return
 
     def is_differentiable(self) -> bool:
-        """Whether every value has a gradient, none having been changed in place where its old value is needed.
+        """Whether the backward of all values runs, so that no in-place change overwrites a value that it needs.
 
-        Autograd asks a graph for gradients of all it is given, also where the loss depends on a part alone.
+        A compiled graph computes the gradients of all its inputs, even if the loss depends on a part of them only.
         """
         values = [self._names[name] for name in self._tensors]
         try:
-            wanted = [value.double().sum() for value in values if value.requires_grad and value.grad_fn is not None]
-            torch.stack([*wanted, self._names["m"].scale.sum().double()]).sum().backward()
+            sums = [value.double().sum() for value in values if value.requires_grad and value.grad_fn is not None]
+            torch.stack([*sums, self._names["m"].scale.sum().double()]).sum().backward()
         except RuntimeError:
             return False
         return True
 
     def source(self) -> str:
-        """The function, whose results are a loss and up to two more values."""
+        """The source of the function; its results are a loss and up to two other values."""
         floats = [name for name in self._tensors if self._names[name].is_floating_point()]
-        chosen = self._drawn.sample(floats, min(len(floats), self._drawn.randint(1, 4)))
-        terms = " + ".join(f"{name}.double().mean()" for name in chosen)
-        others = self._drawn.sample(self._tensors, self._drawn.choice((0, 0, 1, 2)))
-        returned = ", ".join(["loss", *others])
-        lines = ["steps = 1.5", *self._lines, f"loss = ({terms} + m.scale.sum()).float()", f"return ({returned},)"]
+        summands = self._draw.sample(floats, min(len(floats), self._draw.randint(1, 4)))
+        terms = " + ".join(f"{name}.double().mean()" for name in summands)
+        others = self._draw.sample(self._tensors, self._draw.choice((0, 0, 1, 2)))
+        results = ", ".join(["loss", *others])
+        lines = ["steps = 1.5", *self._lines, f"loss = ({terms} + m.scale.sum()).float()", f"return ({results},)"]
         return "def step(m, x, y, index):\n" + "".join(f"    {line}\n" for line in lines)
 
     def _result(self) -> bool:
@@ -233,42 +233,42 @@ class _Writer:
     def _writing(self) -> bool:
         line = self._filled(WRITES)
         target = self._names[re.split(r"[.\[]", line)[0]]
-        # What a write does to elements that share their memory is not defined.
-        return not (isinstance(target, Tensor) and has_overlap(target)) and self._run(line)
+        # A write to elements that share their memory is undefined.
+        return not (isinstance(target, Tensor) and _has_overlap(target)) and self._run(line)
 
     def _break(self) -> bool:
         return self._run(self._filled(BREAKS))
 
     def _filled(self, templates: Sequence[str]) -> str:
-        # Late values are taken more often, so that statements build on each other.
-        first, second = (self._drawn.choice(self._tensors[-self._drawn.randint(1, 8) :]) for _ in range(2))
-        return self._drawn.choice(templates).format(a=first, b=second)
+        # Recent values are used more often, so that statements build on each other.
+        first, second = (self._draw.choice(self._tensors[-self._draw.randint(1, 8) :]) for _ in range(2))
+        return self._draw.choice(templates).format(a=first, b=second)
 
     def _run(self, line: str) -> bool:
-        region = self._drawn.choices(
+        region = self._draw.choices(
             ("", "with torch.no_grad(): ", "with torch.autocast('cpu', torch.bfloat16): "), (16, 2, 1)
         )
         line = region[0] + line
         before = dict(self._names)
         try:
             exec(line, self._names)
-            kept = all(_is_ordinary(value) for value in self._names.values())
-        # Whatever eager raises here is no statement of a program.
+            is_valid = all(_is_small(value) for value in self._names.values())
+        # Statements that eager rejects are not used.
         except Exception:
-            kept = False
-        if not kept:
+            is_valid = False
+        if not is_valid:
             self._names = before
             return False
         self._lines.append(line)
         return True
 
 
-def has_overlap(value: Tensor) -> bool:
-    """Whether elements of a tensor share their memory."""
+def _has_overlap(value: Tensor) -> bool:
+    """Whether elements of a tensor share memory."""
     return any(stride == 0 and size > 1 for stride, size in zip(value.stride(), value.shape, strict=True))
 
 
-def _is_ordinary(value: Any) -> bool:
+def _is_small(value: Any) -> bool:
     if not isinstance(value, Tensor) or value.numel() == 0:
         return not isinstance(value, float) or abs(value) < LARGEST
     return value.numel() < 500 and bool((value.detach().abs() < LARGEST).all())

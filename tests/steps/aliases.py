@@ -1,4 +1,4 @@
-"""Steps whose results share memory, with each other or with what goes in."""
+"""Steps whose results share memory with each other or with inputs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def a_result_and_its_views() -> Case:
 
 
 @case
-def views_alone() -> Case:
+def only_views() -> Case:
     def step(m: Any, x: Tensor) -> tuple[Tensor, ...]:
         hidden = m.first(x)
         return hidden.view(2, 3, 8), hidden[:, 4:]
@@ -50,7 +50,7 @@ def one_result_twice() -> Case:
 
 
 @case
-def the_batch_and_its_parts_come_back() -> Case:
+def the_batch_and_its_slices_are_returned() -> Case:
     def step(m: Any, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         return F.cross_entropy(m.second(x), y), x, x[0], x.view(2, 24), y, y[::2]
 
@@ -58,7 +58,7 @@ def the_batch_and_its_parts_come_back() -> Case:
 
 
 @case
-def a_changed_batch_comes_back() -> Case:
+def a_changed_batch_is_returned() -> Case:
     def step(m: Any, x: Tensor) -> tuple[Tensor, ...]:
         x.mul_(2)
         return m.first(x).mean(), x, x.t(), x + 0
@@ -67,7 +67,7 @@ def a_changed_batch_comes_back() -> Case:
 
 
 @case
-def parameters_and_buffers_come_back() -> Case:
+def parameters_and_buffers_are_returned() -> Case:
     def step(m: Any, x: Tensor) -> tuple[Tensor, ...]:
         m.count += 1
         return m.first(x).sum(), m.first.weight, m.count, m.first.weight[0], m.first.bias.detach()
@@ -76,7 +76,7 @@ def parameters_and_buffers_come_back() -> Case:
 
 
 @case
-def gradient_for_a_parameter_that_comes_back() -> Case:
+def gradient_for_a_returned_parameter() -> Case:
     def backward(output: tuple[Tensor, Tensor]) -> None:
         (output[0] + output[1].pow(2).sum()).backward()
 
@@ -84,7 +84,7 @@ def gradient_for_a_parameter_that_comes_back() -> Case:
 
 
 @case
-def a_result_is_changed_by_its_owner() -> Case:
+def a_result_is_changed_by_the_caller() -> Case:
     def backward(output: tuple[Tensor, Tensor]) -> None:
         output[0].backward()
         with torch.no_grad():
@@ -98,16 +98,16 @@ def a_result_is_changed_by_its_owner() -> Case:
 
 
 @case
-def two_parts_of_one_batch() -> Case:
-    def parts() -> tuple[Tensor, Tensor]:
+def two_overlapping_slices() -> Case:
+    def slices() -> tuple[Tensor, Tensor]:
         whole = torch.randn(9, 8)
         return whole[:6], whole[3:]
 
-    return Case(Net(lambda m, a, b: (m.first(a) - m.first(b)).pow(2).mean()), [parts(), parts()])
+    return Case(Net(lambda m, a, b: (m.first(a) - m.first(b)).pow(2).mean()), [slices(), slices()])
 
 
 @case
-def two_parts_of_one_batch_of_which_one_is_changed() -> Case:
+def two_overlapping_slices_one_of_which_is_changed() -> Case:
     def step(m: Any, a: Tensor, b: Tensor) -> Tensor:
         a.add_(1)
         return (m.first(a) - m.first(b)).pow(2).mean()
@@ -117,7 +117,7 @@ def two_parts_of_one_batch_of_which_one_is_changed() -> Case:
 
 
 @case
-def results_in_other_orders_of_memory() -> Case:
+def results_with_other_strides() -> Case:
     def step(m: Any, x: Tensor) -> tuple[Tensor, ...]:
         hidden = m.first(x)
         return hidden.pow(2).mean(), hidden.t() * 2, (hidden.t() * 3).contiguous(), x.t().clone()
@@ -140,12 +140,12 @@ def strided_views_of_the_batch() -> Case:
     def step(m: Any, x: Tensor) -> Tensor:
         return m.first(x.as_strided((4, 8), (8, 1), 8)).pow(2).mean()
 
-    # Where the second batch lies in its memory is known to no guard of Dynamo's.
+    # Dynamo doesn't guard on the second batch's storage offset.
     return Case(Net(step), [(rows(),), (torch.randn(7, 8)[1:],)], falls_back="by strides")
 
 
 @case
-def a_batch_in_any_order_of_memory() -> Case:
+def batches_with_any_strides() -> Case:
     batches = [(torch.randn(8, 6).t(),), (torch.randn(6, 16)[:, ::2],), (torch.randn(1, 8).expand(6, 8),)]
     return Case(Net(lambda m, x: m.first(x).pow(2).mean() + x.view_as(x).mean()), batches)
 
@@ -169,7 +169,7 @@ def lazy_conjugates_of_a_result() -> Case:
 
 
 @case
-def a_turned_part_of_a_result() -> Case:
+def a_transposed_slice_of_a_result() -> Case:
     def step(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         bounded = x.clamp(-1, 1)
         return m.first(x).square().mean(), bounded[1:].t()
@@ -178,8 +178,8 @@ def a_turned_part_of_a_result() -> Case:
 
 
 @case
-def no_gradient_for_a_part() -> Case:
-    """Autograd asks the part before the break for gradients of nothing."""
+def no_gradient_for_the_first_graph() -> Case:
+    """The results of the graph before the break receive no gradients."""
 
     def step(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         score = m.first(x).mean()
@@ -192,12 +192,12 @@ def no_gradient_for_a_part() -> Case:
 @case
 def views_of_a_batch_that_is_changed_without_gradients() -> Case:
     def step(m: Any, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        turned = x.t()
+        transposed = x.t()
         with torch.no_grad():
-            turned.masked_fill_(turned > 0.5, 1.5)
+            transposed.masked_fill_(transposed > 0.5, 1.5)
             y.add_(1)
         flat = y.view(-1)
         torch._dynamo.graph_break()
-        return m.first(x).square().mean() + (flat * 2).sum() + y.sum(), turned, flat
+        return m.first(x).square().mean() + (flat * 2).sum() + y.sum(), transposed, flat
 
     return Case(Net(step), [(rows(), rows().requires_grad_())])

@@ -1,4 +1,4 @@
-"""What a step of this folder is, and how it is compared with eager."""
+"""The definition of a step of this folder, and its comparison with eager."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ CASES: dict[str, Callable[[], Case]] = {}
 
 
 class Net(nn.Module):
-    """Two linear layers, what a case adds, and its step.
+    """A module with two linear layers, the parts of a case, and its step.
 
     Args:
-        step: called with the module and a batch.
-        parts: parameters and modules; plain tensors become buffers.
+        step: a function of the module and a batch.
+        parts: further parameters and modules; plain tensors become buffers.
     """
 
     def __init__(self, step: Callable[..., Any], **parts: Any) -> None:
@@ -37,8 +37,8 @@ class Net(nn.Module):
         return self.step(self, *batch)
 
 
-def of_first(output: Any) -> None:
-    """The backward of a step whose loss is its only result, or the first one."""
+def backward_of_first(output: Any) -> None:
+    """Runs the backward of a step whose loss is its only or first result."""
     loss = tree_leaves(output)[0]
     if loss.requires_grad:
         loss.backward()
@@ -46,20 +46,20 @@ def of_first(output: Any) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A step that users write.
+    """A step as users write them.
 
     Args:
-        module: what is trained.
-        batches: arguments of its calls, one after the other.
-        backward: from the step's output to gradients.
-        falls_back: a pattern of the reason for which a graph of it runs in eager; None where none may.
-        raises: a pattern of what eager refuses the last batch with; None where it doesn't.
-        zeros: parameters that get a gradient of zeros where eager gives none, as under every backend with AOTAutograd.
+        module: the module; its forward is the step.
+        batches: the arguments of consecutive calls.
+        backward: runs the backward of the step's output.
+        falls_back: a pattern of the reason why a graph runs in eager; None if all graphs must run in sessions.
+        raises: a pattern of eager's error for the last batch; None if there is none.
+        zeros: parameters whose gradient is zeros where eager has None, as with every backend that uses AOTAutograd.
     """
 
     module: nn.Module
     batches: Sequence[tuple[Any, ...]]
-    backward: Callable[[Any], None] = of_first
+    backward: Callable[[Any], None] = backward_of_first
     falls_back: str | None = None
     raises: str | None = None
     zeros: frozenset[str] = frozenset()
@@ -73,22 +73,24 @@ def case(make: Callable[[], Case]) -> Callable[[], Case]:
 
 
 def values_of(step: Callable[..., Any], module: nn.Module, case: Case) -> list[Values]:
-    """All that a caller can see of each call: results, gradients, what the batch, parameters and buffers then hold."""
-    seen = []
+    """Everything that a caller can observe of each call: results, gradients, and the values of batch, parameters and
+    buffers afterwards.
+    """
+    calls = []
     for batch in copy.deepcopy(case.batches):
         module.zero_grad()
         output = step(*batch)
         case.backward(output)
-        results, given = tree_leaves(output), [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+        results, inputs = tree_leaves(output), [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
         values: Values = {f"result {k}": copy_of(value) for k, value in enumerate(results)}
-        values["results that need gradients"] = [isinstance(r, Tensor) and r.requires_grad for r in results]
-        values["memory"] = memory([*results, *given, *module.parameters(), *module.buffers()])
-        values.update({f"batch {k}": copy_of(value) for k, value in enumerate(given)})
-        values.update({f"gradient of batch {k}": copy_of(value.grad) for k, value in enumerate(given) if value.is_leaf})
+        values["requires_grad of results"] = [isinstance(r, Tensor) and r.requires_grad for r in results]
+        values["memory"] = memory([*results, *inputs, *module.parameters(), *module.buffers()])
+        values.update({f"batch {k}": copy_of(value) for k, value in enumerate(inputs)})
+        values.update({f"gradient of batch {k}": copy_of(v.grad) for k, v in enumerate(inputs) if v.is_leaf})
         values.update({f"gradient of {name}": copy_of(p.grad) for name, p in module.named_parameters()})
         values.update({name: copy_of(value) for name, value in module.state_dict().items()})
-        seen.append(values)
-    return seen
+        calls.append(values)
+    return calls
 
 
 def copy_of(value: Any) -> Any:
@@ -98,7 +100,7 @@ def copy_of(value: Any) -> Any:
 
 
 def memory(values: Sequence[Any]) -> list[int | None]:
-    """For each tensor, the first one that it shares its memory with."""
+    """For each tensor, the index of the first tensor that shares its memory; None for other values."""
     first: dict[int, int] = {}
     return [
         first.setdefault(value.untyped_storage().data_ptr(), k)
@@ -109,24 +111,29 @@ def memory(values: Sequence[Any]) -> list[int | None]:
 
 
 def with_zeros(expected: Sequence[Values], names: frozenset[str]) -> list[Values]:
-    """Values with zeros for the gradients of some parameters."""
-    filled = [{f"gradient of {name}": torch.zeros_like(values[name]) for name in names} for values in expected]
-    return [{**values, **zeros} for values, zeros in zip(expected, filled, strict=True)]
+    """Adds gradients of zeros for some parameters."""
+    zeros = [{f"gradient of {name}": torch.zeros_like(values[name]) for name in names} for values in expected]
+    return [{**values, **gradients} for values, gradients in zip(expected, zeros, strict=True)]
 
 
-def assert_alike(found: Sequence[Values], expected: Sequence[Values]) -> None:
-    """Raises AssertionError for the first value that differs beyond rounding."""
-    for call, (actual, reference) in enumerate(zip(found, expected, strict=True)):
-        assert actual.keys() == reference.keys(), actual.keys() ^ reference.keys()
-        for name, value in reference.items():
-            what = f"{name} of call {call}"
-            if not isinstance(value, Tensor):
-                assert actual[name] == value, f"{what}: {actual[name]}, and eager {value}"
+def assert_alike(actual: Sequence[Values], expected: Sequence[Values]) -> None:
+    """Raises AssertionError for the first value that differs by more than rounding."""
+    for call, (values, references) in enumerate(zip(actual, expected, strict=True)):
+        assert values.keys() == references.keys(), values.keys() ^ references.keys()
+        for name, reference in references.items():
+            label = f"{name} of call {call}"
+            if not isinstance(reference, Tensor):
+                assert values[name] == reference, f"{label}: {values[name]}, but {reference} in eager"
                 continue
-            assert isinstance(actual[name], Tensor), f"{what}: {actual[name]}, and eager a tensor"
-            rtol, atol = (1e-4, 1e-6) if value.dtype in EXACT else (2e-2, 1e-2)
+            assert isinstance(values[name], Tensor), f"{label}: {values[name]}, but a tensor in eager"
+            rtol, atol = (1e-4, 1e-6) if reference.dtype in EXACT else (2e-2, 1e-2)
             torch.testing.assert_close(
-                actual[name], value, rtol=rtol, atol=atol, equal_nan=True, msg=lambda text, what=what: f"{what}: {text}"
+                values[name],
+                reference,
+                rtol=rtol,
+                atol=atol,
+                equal_nan=True,
+                msg=lambda text, label=label: f"{label}: {text}",
             )
 
 

@@ -57,7 +57,7 @@ def chain_of_activations_in_place() -> Case:
 
 
 @case
-def fills_a_list_of_time_steps() -> Case:
+def fills_a_tensor_of_time_steps() -> Case:
     def step(m: Any, x: Tensor) -> Tensor:
         states = torch.empty(4, 6, 8)
         state = x
@@ -80,7 +80,7 @@ def changes_its_batch() -> Case:
 
 
 @case
-def changes_a_part_of_its_batch() -> Case:
+def changes_a_slice_of_its_batch() -> Case:
     def step(m: Any, x: Tensor) -> Tensor:
         x[2:4, ::2] = 0
         return m.first(x).pow(2).mean()
@@ -99,7 +99,7 @@ def changes_the_data_of_parameters() -> Case:
 
 
 @case
-def clips_weights_by_foreach_behind_the_loss() -> Case:
+def clips_weights_with_foreach_after_the_loss() -> Case:
     def step(m: Any, x: Tensor) -> Tensor:
         loss = m.second(m.first(x)).pow(2).mean()
         with torch.no_grad():
@@ -111,7 +111,7 @@ def clips_weights_by_foreach_behind_the_loss() -> Case:
 
 
 @case
-def normalises_rows_of_a_codebook() -> Case:
+def normalizes_rows_of_a_codebook() -> Case:
     def step(m: Any, x: Tensor) -> Tensor:
         with torch.no_grad():
             m.codes.copy_(F.normalize(m.codes, dim=1))
@@ -138,7 +138,7 @@ def moving_average_after_the_forward() -> Case:
 
 
 @case
-def a_buffer_is_assigned_anew() -> Case:
+def a_buffer_is_reassigned() -> Case:
     def step(m: Any, x: Tensor) -> Tensor:
         hidden = m.first(x)
         m.center = m.center * 0.9 + hidden.detach().mean(0) * 0.1
@@ -155,8 +155,8 @@ def queue_with_a_pointer() -> Case:
             key = F.normalize(m.key(x), dim=1)
         scores = torch.cat([(query * key).sum(1, keepdim=True), query @ m.queue.clone()], 1)
         with torch.no_grad():
-            place = (m.pointer + torch.arange(6)) % 12
-            m.queue[:, place] = key.t()
+            index = (m.pointer + torch.arange(6)) % 12
+            m.queue[:, index] = key.t()
             m.pointer.add_(6).remainder_(12)
         return F.cross_entropy(scores / 0.07, torch.zeros(6, dtype=torch.long))
 
@@ -168,23 +168,23 @@ def queue_with_a_pointer() -> Case:
 def queue_with_a_pointer_that_python_reads() -> Case:
     def step(m: Any, x: Tensor) -> Tensor:
         hidden = m.first(x)
-        place = int(m.pointer)
-        m.queue[place : place + 6] = hidden.detach()
-        m.pointer[0] = (place + 6) % 12
+        start = int(m.pointer)
+        m.queue[start : start + 6] = hidden.detach()
+        m.pointer[0] = (start + 6) % 12
         return (hidden @ m.queue.t()).logsumexp(1).mean()
 
     return Case(Net(step, queue=torch.randn(12, 8), pointer=torch.zeros(1, dtype=torch.long)), [(rows(),)] * 3)
 
 
 @case
-def writes_the_results_of_no_grad_into_given_memory() -> Case:
+def writes_into_buffers_with_out_under_no_grad() -> Case:
     def step(m: Any, x: Tensor) -> Tensor:
         with torch.no_grad():
-            torch.add(m.held, x.mean(0), out=m.held)
+            torch.add(m.sums, x.mean(0), out=m.sums)
             torch.mul(x, 2, out=m.scratch)
-        return (m.first(x) * m.held + m.scratch).pow(2).mean()
+        return (m.first(x) * m.sums + m.scratch).pow(2).mean()
 
-    return Case(Net(step, held=torch.ones(8), scratch=torch.zeros(6, 8)), [(rows(),)] * 2)
+    return Case(Net(step, sums=torch.ones(8), scratch=torch.zeros(6, 8)), [(rows(),)] * 2)
 
 
 @case
@@ -194,7 +194,7 @@ def batch_norm_counts_each_call_once() -> Case:
 
 
 @case
-def batch_norm_called_twice_and_by_average() -> Case:
+def batch_norm_called_twice_and_with_cumulative_average() -> Case:
     def step(m: Any, x: Tensor) -> Tensor:
         return (m.norm(m.first(x)) * m.norm(x * 2)).sum() + m.average(x).exp().mean()
 
@@ -219,7 +219,7 @@ def swaps_two_halves_of_a_buffer() -> Case:
 
 
 @case
-def a_draft_of_the_loss_is_changed() -> Case:
+def the_loss_is_changed_in_place() -> Case:
     def step(m: Any, x: Tensor) -> Tensor:
         loss = m.first(x).pow(2).mean()
         loss += m.second(x).abs().mean()
@@ -233,15 +233,15 @@ def a_draft_of_the_loss_is_changed() -> Case:
 def detaches_in_place() -> Case:
     def step(m: Any, x: Tensor) -> Tensor:
         hidden = m.first(x).tanh()
-        kept = m.second(hidden)
+        logits = m.second(hidden)
         target = (hidden * 2).detach_()
-        return kept.pow(2).mean() + (m.first(x) - target).abs().mean()
+        return logits.pow(2).mean() + (m.first(x) - target).abs().mean()
 
     return Case(Net(step), [(rows(),)])
 
 
 @case
-def writes_behind_a_dropout_that_drops_nothing() -> Case:
+def writes_after_dropout_that_drops_nothing() -> Case:
     def step(m: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         F.dropout(x, 0.0).contiguous().mul_(0.5)
         F.dropout(y[:, ::2], 0.3, training=False).contiguous().mul_(0.5)

@@ -1,4 +1,4 @@
-"""Steps in mixtures of types, and at the edges of what numbers hold."""
+"""Steps with several dtypes, and with values at the limits of dtypes."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ def half_and_bfloat16_in_the_middle() -> Case:
 
 
 @case
-def pictures_of_bytes() -> Case:
-    def step(m: Any, pictures: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(m.second(m.first(pictures / 255.0)), y.long()) + (pictures.float() > 3).float().mean()
+def images_of_bytes() -> Case:
+    def step(m: Any, images: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(m.second(m.first(images / 255.0)), y.long()) + (images.float() > 3).float().mean()
 
-    pictures = torch.arange(48, dtype=torch.uint8).view(6, 8)
-    return Case(Net(step), [(pictures, LABELS.int()), (pictures + 1, LABELS.to(torch.int8))])
+    images = torch.arange(48, dtype=torch.uint8).view(6, 8)
+    return Case(Net(step), [(images, LABELS.int()), (images + 1, LABELS.to(torch.int8))])
 
 
 @case
-def integers_and_truth_values_in_arithmetic() -> Case:
+def integers_and_booleans_in_arithmetic() -> Case:
     def step(m: Any, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         keep = (y > 1) | ~(y == 0)
         weight = keep * 2 + y // 2 - y % 3
@@ -57,7 +57,7 @@ def integers_and_truth_values_in_arithmetic() -> Case:
 
 
 @case
-def losses_far_out() -> Case:
+def losses_of_large_values() -> Case:
     def step(m: Any, x: Tensor, y: Tensor) -> Tensor:
         hidden = m.first(x) * 200
         binary = F.binary_cross_entropy_with_logits(hidden, (x > 0).float(), pos_weight=torch.full((8,), 3.0))
@@ -86,7 +86,7 @@ def roots_and_norms_of_zero() -> Case:
 
 
 @case
-def infinities_that_where_leaves_out() -> Case:
+def infinities_masked_by_where() -> Case:
     def step(m: Any, x: Tensor) -> Tensor:
         hidden = m.first(x)
         safe = torch.where(hidden > 0, hidden, 1.0)
@@ -97,7 +97,7 @@ def infinities_that_where_leaves_out() -> Case:
 
 
 @case
-def nan_comes_through() -> Case:
+def nan_propagates() -> Case:
     def step(m: Any, x: Tensor) -> tuple[Tensor, ...]:
         hidden = m.first(x)
         return hidden.sum(), hidden.max(), hidden.clamp(-1, 1), hidden.relu(), hidden.isnan().sum(), torch.sign(hidden)
@@ -108,11 +108,11 @@ def nan_comes_through() -> Case:
 
 
 @case
-def ties_share_or_choose_as_eager_does() -> Case:
+def ties_are_handled_as_in_eager() -> Case:
     def step(m: Any, x: Tensor) -> Tensor:
         level = (m.first(x) * 0 + m.base).round()
-        picked = level.max() + level.max(1)[0].sum() + level.amax(0).sum() + level.median() + level.min(0)[0].sum()
-        return picked + torch.maximum(level, level.flip(0)).sum() + level.clamp(0, 0).sum() + m.base.abs().sum()
+        extremes = level.max() + level.max(1)[0].sum() + level.amax(0).sum() + level.median() + level.min(0)[0].sum()
+        return extremes + torch.maximum(level, level.flip(0)).sum() + level.clamp(0, 0).sum() + m.base.abs().sum()
 
     return Case(Net(step, base=nn.Parameter(torch.tensor([0.0, 1.0, 1.0, -0.0, 2.0, 2.0, 2.0, -1.0]))), [(rows(),)])
 
@@ -154,11 +154,12 @@ def complex_spectrum() -> Case:
 @case
 def complex_parameter_and_batch() -> Case:
     def step(m: Any, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        turned = torch.polar(torch.ones(8), m.first(x)) * z * m.turn
-        return (turned * turned.conj()).real.sum() + (turned**2).imag.mean() + torch.exp(m.turn).abs().sum(), turned
+        rotated = torch.polar(torch.ones(8), m.first(x)) * z * m.factor
+        energy = (rotated * rotated.conj()).real.sum()
+        return energy + (rotated**2).imag.mean() + torch.exp(m.factor).abs().sum(), rotated
 
-    turn = nn.Parameter(torch.randn(8, dtype=torch.complex64))
-    return Case(Net(step, turn=turn), [(rows(), torch.randn(6, 8, dtype=torch.complex64))])
+    factor = nn.Parameter(torch.randn(8, dtype=torch.complex64))
+    return Case(Net(step, factor=factor), [(rows(), torch.randn(6, 8, dtype=torch.complex64))])
 
 
 @case
@@ -172,7 +173,7 @@ def rotary_positions() -> Case:
 
 
 @case
-def sound() -> Case:
+def audio_spectrum() -> Case:
     def step(m: Any, x: Tensor) -> Tensor:
         wave = m.first(x).flatten()
         spectrum = torch.stft(wave, 16, window=torch.hann_window(16), return_complex=True)

@@ -1,4 +1,4 @@
-"""Steps of operators that are rarely seen together with gradients."""
+"""Steps with operators that are rare in training."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tests.steps.reported import rows
 def linear_algebra() -> Case:
     def step(m: Any, x: Tensor) -> Tensor:
         square = m.first(x).t() @ m.first(x) + torch.eye(8)
-        solved = torch.linalg.solve(square, x.t())
+        solution = torch.linalg.solve(square, x.t())
         factor = torch.linalg.cholesky(square)
-        return solved.pow(2).mean() + factor.diagonal().log().sum() + torch.linalg.eigvalsh(square).sum()
+        return solution.pow(2).mean() + factor.diagonal().log().sum() + torch.linalg.eigvalsh(square).sum()
 
     return Case(Net(step), [(rows(),)])
 
@@ -52,7 +52,7 @@ def sorts_and_searches() -> Case:
 
 
 @case
-def pictures() -> Case:
+def images() -> Case:
     def step(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         maps = m.convolution(x.view(1, 3, 4, 4).contiguous(memory_format=torch.channels_last))
         small = F.interpolate(F.max_pool2d(maps, 2), scale_factor=2, mode="bilinear")
@@ -62,7 +62,7 @@ def pictures() -> Case:
 
 
 @case
-def bags_of_embeddings() -> Case:
+def embedding_bags() -> Case:
     def step(m: Any, words: Tensor, offsets: Tensor) -> Tensor:
         return m.bag(words, offsets).pow(2).sum() + F.embedding(words, m.bag.weight, padding_idx=0).sum()
 
@@ -77,9 +77,9 @@ def sparse_gradient_of_an_embedding() -> Case:
     return Case(module, [(torch.tensor([1, 3, 3]),)], falls_back="a gradient is a sparse tensor")
 
 
-# Dynamo has no sparse tensors.
+# Dynamo doesn't support sparse tensors.
 @torch.compiler.disable
-def multiplied(sparse: Tensor, dense: Tensor) -> Tensor:
+def sparse_mm(sparse: Tensor, dense: Tensor) -> Tensor:
     return torch.sparse.mm(sparse, dense)
 
 
@@ -88,11 +88,11 @@ def sparse_product() -> Case:
     def step(m: Any, x: Tensor) -> Tensor:
         hidden = m.first(x)
         torch._dynamo.graph_break()
-        mixed = multiplied(m.neighbours, hidden)  # pyright: ignore[reportCallIssue] - typed as a decorator
+        mixed = sparse_mm(m.neighbors, hidden)  # pyright: ignore[reportCallIssue] - typed as a decorator
         return mixed.pow(2).mean()
 
-    neighbours = torch.eye(6).to_sparse()
-    return Case(Net(step, neighbours=neighbours), [(rows(),)])
+    neighbors = torch.eye(6).to_sparse()
+    return Case(Net(step, neighbors=neighbors), [(rows(),)])
 
 
 @case
@@ -108,7 +108,7 @@ def distributions() -> Case:
 
 
 @case
-def running_products_and_extremes() -> Case:
+def cumulative_products_and_maxima() -> Case:
     def step(m: Any, x: Tensor) -> Tensor:
         hidden = m.first(x)
         return (
@@ -130,8 +130,10 @@ def padded_and_packed() -> Case:
 
 
 @case
-def several_labels_a_row() -> Case:
+def several_labels_for_each_row() -> Case:
     labels = torch.tensor([[3, 0, -1, 1], [0, -1, 2, 1], [1, 2, 3, 0], [2, -1, 0, 0], [0, 1, -1, 2], [3, 2, 1, 0]])
     return Case(
-        Net(lambda m, x: F.multilabel_margin_loss(m.second(x), labels)), [(rows(),)], falls_back="torch's own trace"
+        Net(lambda m, x: F.multilabel_margin_loss(m.second(x), labels)),
+        [(rows(),)],
+        falls_back="torch traces aten.multilabel_margin_loss",
     )

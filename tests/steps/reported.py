@@ -1,4 +1,4 @@
-"""Steps on which the first engine was wrong, crashed or left ONNX Runtime."""
+"""Steps for which lit_ort's first engine returned wrong results, crashed or ran in eager."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def scatter_reduce_mean() -> Case:
 
 
 @case
-def logsigmoid_far_out() -> Case:
+def logsigmoid_of_large_negative_values() -> Case:
     return Case(Net(lambda m, x: -F.logsigmoid(m.first(x).sum(1) * 0 - 20 + m.second(x).mean(1)).mean()), [(rows(),)])
 
 
@@ -236,6 +236,6 @@ def gradient_for_the_second_result_too() -> Case:
 
 
 @case
-def annealed_by_min() -> Case:
+def a_weight_annealed_with_min() -> Case:
     batches = [(rows(), k) for k in range(1, 9)]
     return Case(Net(lambda m, x, k: m.first(x).pow(2).mean() * min(1.0, k / 1000)), batches)

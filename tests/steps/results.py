@@ -1,4 +1,4 @@
-"""Steps that return other things than one loss, or do other things with it."""
+"""Steps that return more than one loss, or use the loss in unusual ways."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def two_scalars() -> Case:
 
 
 @case
-def two_scalars_of_which_the_second_is_the_loss() -> Case:
+def two_scalars_the_second_is_the_loss() -> Case:
     def step(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         return m.first(x).pow(2).mean(), m.second(x).abs().mean()
 
@@ -37,7 +37,7 @@ def two_scalars_of_which_the_second_is_the_loss() -> Case:
 
 
 @case
-def a_sum_and_its_parts() -> Case:
+def a_sum_and_its_terms() -> Case:
     def step(m: Any, x: Tensor, y: Tensor) -> Losses:
         first, second = m.first(x).pow(2).mean(), F.cross_entropy(m.second(x), y)
         return Losses(first + 0.1 * second, {"first": first, "second": second.detach(), "name": "both", "none": None})
@@ -46,7 +46,7 @@ def a_sum_and_its_parts() -> Case:
 
 
 @case
-def one_part_after_the_other() -> Case:
+def two_backwards_in_a_row() -> Case:
     def step(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         hidden = m.first(x)
         return hidden.pow(2).mean(), m.second(hidden).mean()
@@ -87,7 +87,7 @@ def scaled_and_accumulated() -> Case:
 
 
 @case
-def no_gradient_comes() -> Case:
+def no_backward() -> Case:
     return Case(Net(lambda m, x: m.first(x).pow(2).mean()), [(rows(),)] * 2, lambda loss: None)
 
 
@@ -109,12 +109,12 @@ def a_loss_that_is_a_parameter() -> Case:
 
 
 @case
-def a_loss_of_nothing_that_learns() -> Case:
+def a_loss_without_trainable_parameters() -> Case:
     return Case(Net(lambda m, x: (m.first(x).detach().mean(), x.sum())), [(rows(),)])
 
 
 @case
-def losses_of_rows() -> Case:
+def one_loss_for_each_row() -> Case:
     weights = torch.linspace(0.1, 2.0, 6)
 
     def step(m: Any, x: Tensor, y: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ def losses_of_rows() -> Case:
 
 
 @case
-def numbers_come_back() -> Case:
+def numbers_are_returned() -> Case:
     def step(m: Any, x: Tensor, k: int, beta: float) -> tuple[Any, ...]:
         return m.first(x).mean() * beta, k + 1, beta / 2, x.size(0), "text", None, x.dtype
 
@@ -143,15 +143,15 @@ def gradient_for_the_batch() -> Case:
 def gradients_are_the_results() -> Case:
     def backward(output: tuple[Tensor, Tensor]) -> None:
         loss, x = output
-        (of_x,) = grad(loss, x, retain_graph=True)
-        assert of_x.abs().sum() > 0
+        (gradient,) = grad(loss, x, retain_graph=True)
+        assert gradient.abs().sum() > 0
         loss.backward()
 
     return Case(Net(lambda m, x: (m.first(x).pow(2).sum(), x)), [(rows().requires_grad_(),)], backward)
 
 
 @case
-def a_result_of_integers_beside_the_loss() -> Case:
+def integer_results_in_addition_to_the_loss() -> Case:
     def step(m: Any, x: Tensor) -> tuple[Tensor, ...]:
         scores, order = m.second(x).sort(1)
         return scores[:, -1].sum(), order, scores.topk(2, 1)[1], (scores > 0).nonzero().size(0) > 100
@@ -161,12 +161,12 @@ def a_result_of_integers_beside_the_loss() -> Case:
 
 @case
 def two_steps_before_one_backward() -> Case:
-    kept: list[Tensor] = []
+    losses: list[Tensor] = []
 
     def backward(loss: Tensor) -> None:
-        kept.append(loss)
-        if len(kept) == 2:
-            (kept[0] * 2 + kept[1]).backward()
-            kept.clear()
+        losses.append(loss)
+        if len(losses) == 2:
+            (losses[0] * 2 + losses[1]).backward()
+            losses.clear()
 
     return Case(Net(lambda m, x: m.second(m.first(x).relu()).pow(2).mean()), [(rows(),)] * 2, backward)

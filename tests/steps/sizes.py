@@ -1,4 +1,4 @@
-"""Steps with batches of no rows or few, with sizes that are values of a tensor, and with views across graph breaks."""
+"""Steps with empty or small batches, with sizes that depend on values, and with views across graph breaks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MASK = torch.tensor([True, False, True, True, False, True])
 
 
 @case
-def a_batch_of_no_rows() -> Case:
+def an_empty_batch() -> Case:
     def step(m: Any, x: Tensor, y: Tensor) -> Tensor:
         scores = m.second(m.norm(m.first(x)).relu())
         return F.cross_entropy(scores, y, reduction="sum") + scores.sum()
@@ -27,7 +27,7 @@ def a_batch_of_no_rows() -> Case:
 
 
 @case
-def a_first_batch_of_no_rows() -> Case:
+def an_empty_first_batch() -> Case:
     return Case(Net(lambda m, x: m.second(m.first(x)).square().sum()), [(torch.randn(0, 8),), (rows(),)])
 
 
@@ -41,7 +41,7 @@ def a_last_short_batch() -> Case:
 
 
 @case
-def rows_that_a_mask_chooses() -> Case:
+def rows_selected_by_a_mask() -> Case:
     def step(m: Any, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         return F.cross_entropy(m.second(m.first(x).relu()[mask]), y[mask])
 
@@ -50,16 +50,16 @@ def rows_that_a_mask_chooses() -> Case:
 
 
 @case
-def a_mask_that_chooses_nothing() -> Case:
+def a_mask_that_selects_nothing() -> Case:
     def step(m: Any, x: Tensor, mask: Tensor) -> Tensor:
-        chosen = m.first(x)[mask]
-        return chosen.sum() + m.second(x).square().mean() + chosen.numel()
+        selected = m.first(x)[mask]
+        return selected.sum() + m.second(x).square().mean() + selected.numel()
 
     return Case(Net(step), [(rows(), MASK), (rows(), MASK & False)])
 
 
 @case
-def places_of_what_is_not_zero() -> Case:
+def indices_of_nonzero_elements() -> Case:
     def step(m: Any, x: Tensor) -> Tensor:
         hidden = m.first(x)
         row, column = (hidden > 0.2).nonzero(as_tuple=True)
@@ -70,7 +70,7 @@ def places_of_what_is_not_zero() -> Case:
 
 
 @case
-def as_long_as_the_longest() -> Case:
+def truncated_to_the_longest_row() -> Case:
     def step(m: Any, x: Tensor, lengths: Tensor) -> Tensor:
         longest = int(lengths.max())
         mask = torch.arange(longest) < lengths[:, None]
@@ -88,7 +88,7 @@ def repeated_by_counts() -> Case:
 
 
 @case
-def split_by_given_sizes() -> Case:
+def split_by_sizes_of_an_argument() -> Case:
     def step(m: Any, x: Tensor, sizes: list[int]) -> Tensor:
         return sum((part.mean() for part in m.first(x).split(sizes)), torch.zeros(()))
 
@@ -96,7 +96,7 @@ def split_by_given_sizes() -> Case:
 
 
 @case
-def masked_embeddings_are_learnt() -> Case:
+def masked_positions_have_a_learned_embedding() -> Case:
     def step(m: Any, x: Tensor, mask: Tensor) -> Tensor:
         hidden = m.first(x)
         hidden[mask] = m.token.to(hidden.dtype)
@@ -106,7 +106,7 @@ def masked_embeddings_are_learnt() -> Case:
 
 
 @case
-def features_take_the_places_of_marks() -> Case:
+def features_replace_marked_positions() -> Case:
     def step(m: Any, x: Tensor, marks: Tensor) -> Tensor:
         hidden = m.first(x)
         features = m.first(x[:4] * 2)
@@ -121,11 +121,11 @@ def features_take_the_places_of_marks() -> Case:
 @case
 def a_view_across_a_break() -> Case:
     def step(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        drawn = torch.arange(48.0).view(6, 8) / 48
-        last = drawn.unbind(0)[-1]
+        values = torch.arange(48.0).view(6, 8) / 48
+        last = values.unbind(0)[-1]
         torch._dynamo.graph_break()
         last.add_(1)
-        return (m.first(x) * drawn).sum(), last
+        return (m.first(x) * values).sum(), last
 
     return Case(Net(step), [(rows(),)], falls_back="shares its memory")
 
@@ -151,7 +151,7 @@ def views_of_a_constant() -> Case:
 
 
 @case
-def a_result_beside_the_loss_of_a_changed_batch() -> Case:
+def a_result_in_addition_to_the_loss_of_a_changed_input() -> Case:
     def step(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         hidden = m.first(x)
         torch._dynamo.graph_break()
@@ -165,7 +165,7 @@ def a_result_beside_the_loss_of_a_changed_batch() -> Case:
 
 
 @case
-def numbers_of_numpy() -> Case:
+def random_numbers_of_numpy() -> Case:
     def step(m: Any, x: Tensor) -> Tensor:
         share = np.random.default_rng(0).beta(0.4, 0.4)
         order = np.random.RandomState(1).permutation(len(x))
@@ -186,7 +186,7 @@ def embeddings_scaled_by_frequency() -> Case:
 
 
 @case
-def chosen_parts_are_kept_in_a_checkpoint() -> Case:
+def selective_activation_checkpointing() -> Case:
     def policy(ctx: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         is_product = operator in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
         return CheckpointPolicy.MUST_SAVE if is_product else CheckpointPolicy.PREFER_RECOMPUTE

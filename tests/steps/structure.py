@@ -1,4 +1,4 @@
-"""Steps built of other things than layers: no_grad, hooks, functions of their own, functorch, state in Python."""
+"""Steps with no_grad, hooks, autograd functions, functorch, checkpoints, control flow and state in Python."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.steps.reported import LABELS, rows
 
 
 @case
-def gradients_stop_in_every_way() -> Case:
+def gradients_are_disabled_in_every_way() -> Case:
     def step(m: Any, x: Tensor) -> Tensor:
         hidden = m.first(x)
         with torch.no_grad():
@@ -27,7 +27,7 @@ def gradients_stop_in_every_way() -> Case:
 
 
 @case
-def gradients_are_let_in_again() -> Case:
+def gradients_are_enabled_again() -> Case:
     def step(m: Any, x: Tensor) -> Tensor:
         with torch.no_grad():
             hidden = m.first(x)
@@ -52,7 +52,7 @@ def a_method_without_gradients() -> Case:
 
 
 class StraightThrough(torch.autograd.Function):
-    """Rounds; the gradient passes, clipped and scaled."""
+    """Rounds its input; the gradient passes through, masked and scaled."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: float) -> Tensor:
@@ -67,7 +67,7 @@ class StraightThrough(torch.autograd.Function):
 
 
 class TwoResults(torch.autograd.Function):
-    """One result without a gradient, and one whose gradient is another one than that of its value."""
+    """Has a result with an arbitrary gradient, and a non-differentiable one."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,7 +83,7 @@ class TwoResults(torch.autograd.Function):
 
 
 @case
-def functions_with_gradients_of_their_own() -> Case:
+def autograd_functions_with_custom_gradients() -> Case:
     def step(m: Any, x: Tensor) -> Tensor:
         hidden: Any = StraightThrough.apply(m.first(x), 0.5)
         product, signs = TwoResults.apply(hidden, m.first(x))
@@ -184,7 +184,7 @@ def frozen_and_unused_parts() -> Case:
 
 
 @case
-def one_layer_in_two_places() -> Case:
+def one_layer_used_twice() -> Case:
     module = Net(lambda m, x: (m.first(m.third(m.first(x))) * m.tied).pow(2).mean(), third=nn.Linear(8, 8))
     module.third = module.first
     module.tied = module.first.bias
@@ -213,7 +213,7 @@ def state_in_python() -> Case:
 
 
 @case
-def reads_a_value_on_its_way() -> Case:
+def reads_a_value_in_the_step() -> Case:
     def step(m: Any, x: Tensor) -> Tensor:
         hidden = m.first(x)
         largest = hidden.abs().max().item()
@@ -253,7 +253,7 @@ def masked_attention() -> Case:
 
 
 @case
-def nothing_in_the_batch() -> Case:
+def an_empty_batch_in_a_concatenation() -> Case:
     def step(m: Any, x: Tensor) -> Tensor:
         hidden = m.second(m.first(x).relu())
         return hidden.sum() + torch.cat([hidden, x[:, :4] * 2]).pow(2).sum()
@@ -262,12 +262,12 @@ def nothing_in_the_batch() -> Case:
 
 
 @case
-def the_mean_of_nothing() -> Case:
+def the_mean_loss_of_an_empty_batch() -> Case:
     return Case(Net(lambda m, x, y: F.cross_entropy(m.second(x), y)), [(torch.zeros(0, 8), LABELS[:0])])
 
 
 @case
-def sizes_that_change() -> Case:
+def dynamic_sizes() -> Case:
     def step(m: Any, x: Tensor) -> Tensor:
         hidden = m.first(x)
         pairs = hidden[:, None] - hidden[None]
@@ -277,7 +277,7 @@ def sizes_that_change() -> Case:
 
 
 @case
-def a_sparse_neighbourhood() -> Case:
+def a_graph_neighborhood() -> Case:
     def step(m: Any, x: Tensor, edges: Tensor) -> Tensor:
         source, target = edges
         messages = m.first(x)[source]

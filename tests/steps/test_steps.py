@@ -1,4 +1,4 @@
-"""Steps as users write them, beside eager: results, gradients, and what parameters, buffers and batch then hold."""
+"""Steps as users write them, compared with eager: results, gradients, and parameters, buffers and batch afterwards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from lit_ort.backend.steps import dynamo_settings
 from lit_ort.errors import LitOrtWarning
 from tests.compare import backend
-from tests.steps import (  # noqa: F401 - they fill the list
+from tests.steps import (  # noqa: F401 - these modules register their cases
     aliases,
     in_place,
     numbers,
@@ -24,27 +24,27 @@ from tests.steps import (  # noqa: F401 - they fill the list
 from tests.steps.case import CASES, Case, assert_alike, values_of, with_zeros
 
 
-def made(name: str) -> Case:
+def create_case(name: str) -> Case:
     torch.manual_seed(0)
     return CASES[name]()
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_as_eager(name: str) -> None:
-    case, twin = made(name), made(name)
+def test_same_as_eager(name: str) -> None:
+    case, twin = create_case(name), create_case(name)
     engine = backend(fallback="warn")
     compiled = torch.compile(case.module, backend=engine)
     with warnings.catch_warnings(), dynamo_settings("step", strict=True):
         warnings.simplefilter("ignore", LitOrtWarning)
-        # Dynamo makes an object of a torch.autograd.Function.
+        # Dynamo instantiates torch.autograd.Function.
         warnings.filterwarnings("ignore", ".*should not be instantiated", DeprecationWarning)
         if case.raises is None:
             expected = with_zeros(values_of(twin.module, twin.module, twin), case.zeros)
             assert_alike(values_of(compiled, case.module, case), expected)
         else:
-            for step, given in ((twin.module, twin), (compiled, case)):
+            for step, own_case in ((twin.module, twin), (compiled, case)):
                 with pytest.raises(Exception, match=case.raises):
-                    values_of(step, given.module, given)
+                    values_of(step, own_case.module, own_case)
     graphs = engine.compile_log.graphs
     assert graphs
     reasons = [graph.fallback for graph in graphs if graph.fallback is not None]
