@@ -33,7 +33,10 @@ INCLUDED = {
 # Pictures from outside of docs/.
 PICTURES = {"benchmarks/results.png": "benchmarks/results.png"}
 RESULTS = ROOT / "benchmarks" / "results.jsonl"
-IN_RESULTS = "[Benchmarks](index.md) has the summary, [Every model](models.md) the table of each size and precision."
+IN_RESULTS = (
+    "[Benchmarks](../docs/benchmarks/index.md) has the summary, [Every model](../docs/benchmarks/models.md) the table of "
+    "each size and precision."
+)
 
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!\w+:|#)([^)\s#]+)(#[^)\s]*)?\)")
 _CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
@@ -53,6 +56,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     uri = page.file.src_uri
     sources = {target: source for source, target in INCLUDED.items()}
     source = sources.get(uri, f"docs/{uri}")
+    if uri == "index.md":
+        page.meta["hide"] = ["navigation"]
     markdown = with_tables(markdown, source)
     return outside_of_code(markdown, lambda text: _LINK.sub(lambda link: site_link(link, source, uri), text))
 
