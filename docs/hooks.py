@@ -34,8 +34,8 @@ INCLUDED = {
 PICTURES = {"benchmarks/results.png": "benchmarks/results.png"}
 RESULTS = ROOT / "benchmarks" / "results.jsonl"
 IN_RESULTS = (
-    "[Benchmarks](../docs/benchmarks/index.md) has the summary, [Every model](../docs/benchmarks/models.md) the table of "
-    "each size and precision."
+    "[Benchmarks](../docs/benchmarks/index.md) has the summary, [Every model](../docs/benchmarks/models.md) the table "
+    "of each size and precision."
 )
 
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!\w+:|#)([^)\s#]+)(#[^)\s]*)?\)")
