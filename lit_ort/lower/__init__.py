@@ -1,1 +1,1 @@
-"""A graph of ATen operators -> ONNX: ONNX Runtime's kernel for an operator, or the torch operator as a node."""
+"""Lowers a graph of ATen operators to ONNX. Each operator becomes an ONNX operator or part of a torch node."""

@@ -1,4 +1,4 @@
-"""What a lowering of one operator may ask for: names of values, constants, shapes, nodes."""
+"""The interface for lowering one operator: names of values, constants, shapes, nodes."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Emitter:
     """Writes the ONNX nodes of one FX node.
 
     Args:
-        node: what is lowered.
-        builder: receives the nodes.
-        name_of: the ONNX value of an FX node.
-        vector_of: the ONNX vector of symbolic sizes.
+        node: the FX node.
+        builder: the model that receives the nodes.
+        name_of: returns the ONNX value of an FX node.
+        vector_of: returns the ONNX vector of symbolic sizes.
     """
 
     def __init__(
@@ -44,21 +44,21 @@ class Emitter:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the node's result."""
+        """The dtype of the node's result."""
         return self.node.meta["val"].dtype
 
     def argument(self, position: int, name: str, default: Any = None) -> Any:
-        """An argument as the graph has it."""
+        """An argument of the node, by position or name."""
         node = self.node
         return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
 
     def value(self, argument: Any, dtype: torch.dtype | None = None) -> str:
-        """The ONNX value of a tensor or a number, in a type."""
+        """The ONNX value of a tensor or a number, cast to a dtype if one is given."""
         if not isinstance(argument, fx.Node):
             return self.scalar(argument, dtype or self.dtype)
         name = self._name_of(argument)
-        found = argument.meta["val"].dtype
-        return name if dtype is None or found == dtype else self.cast(name, dtype)
+        original = argument.meta["val"].dtype
+        return name if dtype is None or original == dtype else self.cast(name, dtype)
 
     def cast(self, name: str, dtype: torch.dtype) -> str:
         return self.op("Cast", name, to=ELEMENTS[dtype])
@@ -71,12 +71,12 @@ class Emitter:
         return self._builder.constant(np.array(numbers, dtype=np.int64))
 
     def sizes(self, sizes: Sequence[Any]) -> str:
-        """An int64 vector of sizes, some of which may change."""
-        plain = [size.meta["val"] if isinstance(size, fx.Node) else size for size in sizes]
-        if all(isinstance(size, int) for size in plain):
-            return self.integers(plain)
-        return self._vector_of(plain)
+        """An int64 vector of sizes, some of which can be dynamic."""
+        values = [size.meta["val"] if isinstance(size, fx.Node) else size for size in sizes]
+        if all(isinstance(size, int) for size in values):
+            return self.integers(values)
+        return self._vector_of(values)
 
     def op(self, operator: str, *inputs: str, **attributes: Any) -> str:
-        """A node with one output."""
+        """Adds a node with one output and returns the output's name."""
         return self._builder.node(operator, inputs, self.node.name, **attributes)[0]

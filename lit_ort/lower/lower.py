@@ -1,4 +1,4 @@
-"""One phase of a step -> ONNX model and torch nodes, in the order of the graph."""
+"""Lowers a phase of a step to an ONNX model and torch nodes, in the order of the graph."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lit_ort.lower.engines import onnx_nodes
 from lit_ort.lower.model import ModelBuilder
 from lit_ort.lower.operators import lowering_of
 from lit_ort.lower.sizes import Places, term_of, terms_of
-from lit_ort.lower.torch_nodes import Region, form_of, home
+from lit_ort.lower.torch_nodes import Region, base_of, form_of
 from lit_ort.ops.hand_over import hand_over
 from lit_ort.passes.streams import STREAM
 from lit_ort.runtime.elements import ELEMENTS
@@ -30,21 +30,26 @@ from lit_ort.runtime.words import SLOT
 
 @dataclasses.dataclass(frozen=True)
 class Lowered:
-    """A phase, and its model for a look inside."""
+    """A lowered phase, and its ONNX model for inspection."""
 
     phase: Phase
     model: onnx.ModelProto
 
 
 def lower(graph: PhaseGraph, places: Places, name: str, keeps_order: bool, device: torch.device = CPU) -> Lowered:
-    """Writes a phase as an ONNX model.
+    """Lowers a phase to an ONNX model.
 
     Args:
-        keeps_order: whether the engine runs nodes in the order in which a model lists them.
-        device: where it computes. ONNX Runtime's own kernels are the CPU's, so that elsewhere all nodes are torch's.
+        graph: the phase.
+        places: the input and dimension of each symbolic size.
+        name: the name of the model.
+        keeps_order: whether the engine runs nodes in the order of the model.
+        device: the device of the phase. ONNX Runtime's kernels are for the CPU; on other devices, all operators are in
+            torch nodes.
 
     Raises:
-        ConvertError: a value of a type that sessions don't have, or an argument that a torch node can't be told.
+        ConvertError: a constant has a dtype that sessions don't support or is not on the CPU, or an operator has an
+            argument that torch nodes don't support.
     """
     lowering = _Lowering(graph.module, places, device)
     for node in graph.module.graph.nodes:
@@ -53,13 +58,15 @@ def lower(graph: PhaseGraph, places: Places, name: str, keeps_order: bool, devic
 
 
 class _Lowering:
+    """The state of lowering one phase."""
+
     def __init__(self, module: fx.GraphModule, places: Places, device: torch.device) -> None:
         self._module, self._places, self._device = module, places, device
         self._builder = ModelBuilder()
         self._by_onnx = onnx_nodes(module.graph) if is_cpu(device) else frozenset()
         self._inputs: list[tuple[str, Source]] = []
         self._names: dict[fx.Node, str] = {}
-        # Truth values that cross as bytes, until ONNX Runtime asks for them.
+        # Booleans from torch nodes, which are uint8 until an ONNX node needs them as booleans.
         self._bytes: set[fx.Node] = set()
         self._nodes: list[TorchNode] = []
         self._terms: dict[Any, int] = {}
@@ -67,7 +74,7 @@ class _Lowering:
         self._region: Region | None = None
         self._returned: list[fx.Node] = returned_by(module.graph)
         self._is_returned = frozenset(self._returned)
-        self._given_out: set[str] = set()
+        self._output_names: set[str] = set()
 
     def visit(self, node: fx.Node) -> None:
         value = node.meta.get("val")
@@ -79,12 +86,12 @@ class _Lowering:
             self._compute(node)
 
     def finish(self, name: str, keeps_order: bool) -> Lowered:
-        homes = collections.Counter(home(node) for node in self._returned)
+        bases = collections.Counter(base_of(node) for node in self._returned)
         for node in self._returned:
             if is_view(node) and node not in self._names:
                 region = self._open_region()
-                if homes[home(node)] == 1 and region.has(home(node)):
-                    # Nothing else is returned of the memory that it lies in.
+                if bases[base_of(node)] == 1 and region.has(base_of(node)):
+                    # No other output shares its memory, so no copy is needed.
                     region.compute(node)
                 else:
                     region.materialize(node)
@@ -103,15 +110,15 @@ class _Lowering:
         )
         return Lowered(phase, model)
 
-    # What goes in
+    # Inputs
 
     def _input(self, node: fx.Node, value: Any) -> None:
         if not isinstance(value, torch.Tensor) or not (node.users or not self._inputs):
             return
         source = dataclasses.replace(node.meta[SOURCE], form=AS_REAL if value.is_complex() else "")
         self._inputs.append((node.name, source))
-        dtype, shape = self._crossing(value)
-        # What comes from outside has truth values as ONNX Runtime knows them.
+        dtype, shape = self._boundary_type(value)
+        # Inputs of the model are booleans, not uint8.
         self._names[node] = self._builder.input(node.name, torch.bool if value.dtype == torch.bool else dtype, shape)
 
     def _constant(self, node: fx.Node) -> str:
@@ -122,17 +129,17 @@ class _Lowering:
         self._require_type(node, tensor.dtype)
         if tensor.device != CPU:
             raise ConvertError(
-                f"{node.name} is a constant on {tensor.device}, and models hold theirs in the CPU's memory",
+                f"{node.name} is a constant on {tensor.device}, but the constants of a model must be on the CPU",
                 remedy="Register it as a buffer of the module.",
                 operator=str(node.target),
             )
         return self._builder.tensor(tensor)
 
-    # What computes
+    # Operators
 
     def _compute(self, node: fx.Node) -> None:
         if is_view(node):
-            # Views belong to those who read them.
+            # A view is added where it is read.
             return
         lowering = lowering_of(node) if node in self._by_onnx else None
         if lowering is None:
@@ -144,7 +151,7 @@ class _Lowering:
         return Emitter(node, self._builder, self._name_of, self._vector_of)
 
     def _name_of(self, node: fx.Node) -> str:
-        """The value of a node for an ONNX node, truth values as such."""
+        """The name of a value as an input of an ONNX node; booleans are cast from uint8 if necessary."""
         if self._region is not None and (self._region.has(node) or self._is_pending_view(node)):
             self._close_region()
         if node not in self._names:
@@ -182,16 +189,16 @@ class _Lowering:
         if node.anchored:
             inputs.append(self._anchor())
         self._nodes.append(node)
-        described = [self._described(value) for value in outputs]
+        types = [self._output_type(value) for value in outputs]
         label = next(iter(region.computed)).name
-        names = self._builder.torch_node(index, inputs, described, label)
+        names = self._builder.torch_node(index, inputs, types, label)
         for value, name in zip(outputs, names, strict=True):
             self._names[value] = name
             if value.meta["val"].dtype == torch.bool:
                 self._bytes.add(value)
 
     def _is_needed(self, value: fx.Node, region: Region) -> bool:
-        """Whether anything outside of a region reads a value."""
+        """Whether a value of a region is read outside of it."""
         if value in self._is_returned:
             return True
         return any(
@@ -200,23 +207,23 @@ class _Lowering:
         )
 
     def _anchor(self) -> str:
-        """An input for a node that reads none: it would be taken for a constant."""
+        """An input for a node without inputs, which ONNX Runtime would otherwise fold to a constant."""
         if not self._inputs:
             self._inputs.append(("seed", Source("seed")))
             self._builder.input("seed", torch.int64, [])
         return self._inputs[0][0]
 
-    # What goes out
+    # Outputs
 
     def _output(self, node: fx.Node) -> str:
-        dtype, shape = self._crossing(node.meta["val"])
+        dtype, shape = self._boundary_type(node.meta["val"])
         name = self._names[node]
-        if node.op in ("placeholder", "get_attr") or name in self._given_out:
+        if node.op in ("placeholder", "get_attr") or name in self._output_names:
             name = self._copied(node, name)
-        self._given_out.add(name)
+        self._output_names.add(name)
         shape = None if node.target is hand_over else shape
-        natural = node.meta["val"].dtype == torch.bool and node not in self._bytes
-        self._builder.output(name, torch.bool if natural else dtype, shape)
+        is_bool = node.meta["val"].dtype == torch.bool and node not in self._bytes
+        self._builder.output(name, torch.bool if is_bool else dtype, shape)
         return name
 
     def _copied(self, node: fx.Node, name: str) -> str:
@@ -224,9 +231,9 @@ class _Lowering:
             return self._builder.node("Identity", [name], "output")[0]
         form = form_of(node.meta["val"].dtype)
         self._nodes.append(TorchNode((form,), (Statement("aten.clone.default", ({SLOT: 0},), {}),), (1,), (form,)))
-        return self._builder.torch_node(len(self._nodes) - 1, [name], [self._described(node)], "output")[0]
+        return self._builder.torch_node(len(self._nodes) - 1, [name], [self._output_type(node)], "output")[0]
 
-    # Sizes and types
+    # Sizes and dtypes
 
     def _size_index(self, size: Any) -> int:
         return self._terms.setdefault(term_of(size, self._places), len(self._terms))
@@ -239,15 +246,15 @@ class _Lowering:
             self._vectors[terms] = self._builder.input(name, torch.int64, [len(terms)])
         return self._vectors[terms]
 
-    def _described(self, node: fx.Node) -> tuple[torch.dtype, list[int | None] | None]:
-        """Type and shape of a torch node's output; a gradient that an optimizer takes leaves nothing."""
-        dtype, shape = self._crossing(node.meta["val"])
+    def _output_type(self, node: fx.Node) -> tuple[torch.dtype, list[int | None] | None]:
+        """The dtype and shape of a torch node's output; a gradient that the optimizer consumes has no fixed shape."""
+        dtype, shape = self._boundary_type(node.meta["val"])
         return dtype, None if node.target is hand_over else shape
 
-    def _crossing(self, value: torch.Tensor) -> tuple[torch.dtype, list[int | None]]:
-        """Type and shape of a value at the border of a torch node.
+    def _boundary_type(self, value: torch.Tensor) -> tuple[torch.dtype, list[int | None]]:
+        """The dtype and shape of a value as an input or output of a torch node.
 
-        The fake kernels of oneDNN say 0 for memory whose size it chooses itself.
+        A size of 0 is treated as unknown: oneDNN's fake kernels return it for workspaces, whose size oneDNN chooses.
         """
         shape = [size if isinstance(size, int) and size > 0 else None for size in value.shape]
         if value.is_complex():
@@ -257,13 +264,13 @@ class _Lowering:
     def _require_type(self, node: fx.Node, dtype: torch.dtype) -> None:
         if dtype not in ELEMENTS:
             raise ConvertError(
-                f"{node.name} is of type {dtype}, which sessions don't have",
-                remedy="Keep this part out of the step with torch.compiler.disable.",
+                f"the dtype of {node.name} is {dtype}, which sessions don't support",
+                remedy="Exclude this code from the step with torch.compiler.disable.",
                 operator=str(node.target),
             )
 
 
 def _values(node: fx.Node) -> list[fx.Node]:
-    """A node's result, or those of its several results that are read."""
+    """The result of a node, or those of its results that are used."""
     elements = [user for user in node.users if is_element(user)]
     return elements or [node]

@@ -1,4 +1,4 @@
-"""The memory of a phase, computed from its graph: the most that its values hold at a time."""
+"""Plans the memory of a phase from its graph: the largest number of bytes in use at the same time."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from lit_ort.ops.hand_over import hand_over
 
 
 def peak_bytes(graph: fx.Graph) -> int:
-    """The most bytes that values of one run hold at a time beside its inputs, outputs and workspaces included."""
+    """The peak number of bytes of the values of one run, including outputs and workspaces, without inputs."""
     nodes = list(graph.nodes)
-    last = _last_uses(nodes)
-    held = peak = 0
+    last_uses = _last_uses(nodes)
+    live = peak = 0
     sizes: dict[fx.Node, int] = {}
     for position, node in enumerate(nodes):
         if node.op == "call_function" and not is_view(node):
-            sizes[node] = 0 if _is_written_over(node) else _bytes(node)
-            held += sizes[node]
-            peak = max(peak, held + _workspace(node))
-        for dead in last.get(position, ()):
-            held -= sizes.get(dead, 0)
+            sizes[node] = 0 if _is_in_place(node) else _bytes(node)
+            live += sizes[node]
+            peak = max(peak, live + _workspace(node))
+        for value in last_uses.get(position, ()):
+            live -= sizes.get(value, 0)
     return peak
 
 
-def home(node: fx.Node) -> fx.Node:
-    """The node whose memory a value lies in."""
+def memory_owner(node: fx.Node) -> fx.Node:
+    """The node that allocated the memory of a value."""
     while is_view(node) or (is_element(node) and isinstance(node.args[0], fx.Node)):
         node = first_argument(node)
-    return home(_written(node)) if _is_written_over(node) else node
+    return memory_owner(_overwritten(node)) if _is_in_place(node) else node
 
 
 def _last_uses(nodes: list[fx.Node]) -> dict[int, list[fx.Node]]:
-    """For each position, the values whose memory nothing reads after it; what is returned stays."""
+    """For each position, the values whose memory is not read after it. The memory of outputs is never freed."""
     last: dict[fx.Node, int] = {}
     for position, node in enumerate(nodes):
         if node.op == "call_function" and not is_view(node):
-            last.setdefault(home(node), position)
+            last.setdefault(memory_owner(node), position)
         for argument in node.all_input_nodes:
-            last[home(argument)] = position
+            last[memory_owner(argument)] = position
     uses: dict[int, list[fx.Node]] = {}
     for node, position in last.items():
         if nodes[position].op != "output":
@@ -52,25 +52,25 @@ def _last_uses(nodes: list[fx.Node]) -> dict[int, list[fx.Node]]:
     return uses
 
 
-def _is_written_over(node: fx.Node) -> bool:
-    own = operator_of(node.target)
-    return own is not None and own.writes_into is not None
+def _is_in_place(node: fx.Node) -> bool:
+    operator = operator_of(node.target)
+    return operator is not None and operator.writes_into is not None
 
 
-def _written(node: fx.Node) -> fx.Node:
-    own = operator_of(node.target)
-    assert own is not None
-    assert own.writes_into is not None
-    return arguments_of(node)[own.writes_into]
+def _overwritten(node: fx.Node) -> fx.Node:
+    operator = operator_of(node.target)
+    assert operator is not None
+    assert operator.writes_into is not None
+    return arguments_of(node)[operator.writes_into]
 
 
 def _bytes(node: fx.Node) -> int:
     if node.target is hand_over:
-        # The optimizer takes the gradient, and nothing is left.
+        # The optimizer consumes the gradient.
         return 0
     value = node.meta.get("val")
     values = value if isinstance(value, (tuple, list)) else (value,)
-    return 0 if is_element(node) else sum(_tensor_bytes(one) for one in values)
+    return 0 if is_element(node) else sum(_tensor_bytes(value) for value in values)
 
 
 def _tensor_bytes(value: Any) -> int:
@@ -81,9 +81,9 @@ def _tensor_bytes(value: Any) -> int:
 
 
 def _workspace(node: fx.Node) -> int:
-    own = operator_of(node.target)
-    if own is None or own.workspace_bytes is None:
+    operator = operator_of(node.target)
+    if operator is None or operator.workspace_bytes is None:
         return 0
     args = fx.map_arg(node.args, lambda argument: argument.meta["val"])
     kwargs = fx.map_arg(node.kwargs, lambda argument: argument.meta["val"])
-    return int(own.workspace_bytes(*args, **kwargs))
+    return int(operator.workspace_bytes(*args, **kwargs))

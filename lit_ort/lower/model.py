@@ -1,4 +1,4 @@
-"""An ONNX model, node by node."""
+"""Builds an ONNX model node by node."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from lit_ort.runtime.elements import ELEMENTS
 from lit_ort.runtime.engines.engine import DOMAIN, OPERATOR, POSITION
 
 OPSET, IR_VERSION = 18, 9
-# What nodes are called that only fix the order of others.
+# The name prefix of nodes that only fix the order of others.
 LEAF = "order"
-# The type and shape of a value, where it has one shape.
-Described = tuple[torch.dtype, Sequence[int | None] | None]
+# The dtype and shape of a value; the shape is None if it is not fixed.
+TensorType = tuple[torch.dtype, Sequence[int | None] | None]
 
 
 class ModelBuilder:
-    """Collects nodes in the order they run."""
+    """Collects the nodes of a model in the order in which they run."""
 
     def __init__(self) -> None:
         self._nodes: list[onnx.NodeProto] = []
         self._inputs: list[onnx.ValueInfoProto] = []
         self._outputs: list[onnx.ValueInfoProto] = []
-        self._values: list[tuple[str, Described]] = []
+        self._values: list[tuple[str, TensorType]] = []
         self._constants: list[onnx.TensorProto] = []
         self._shared: dict[Any, str] = {}
         self._count = 0
@@ -41,14 +41,21 @@ class ModelBuilder:
         self._outputs.append(_info(name, dtype, shape))
 
     def node(self, operator: str, inputs: Sequence[str], name: str, outputs: int = 1, **attributes: Any) -> list[str]:
-        """A node of the standard domain; returns the names of its outputs."""
-        names = [self._fresh(name) for _ in range(outputs)]
+        """Adds a node of the standard domain and returns the names of its outputs."""
+        names = [self._unique(name) for _ in range(outputs)]
         self._nodes.append(helper.make_node(operator, list(inputs), names, name=f"{operator}_{names[0]}", **attributes))
         return names
 
-    def torch_node(self, index: int, inputs: Sequence[str], outputs: Sequence[Described], name: str) -> list[str]:
-        """A node that calls torch; `outputs` are types and shapes, which nobody could infer."""
-        names = [self._fresh(name) for _ in outputs]
+    def torch_node(self, index: int, inputs: Sequence[str], outputs: Sequence[TensorType], name: str) -> list[str]:
+        """Adds a torch node and returns the names of its outputs.
+
+        Args:
+            index: the position of the torch node in the phase.
+            inputs: the names of its inputs.
+            outputs: the types of its outputs, which ONNX can't infer.
+            name: a prefix for the names of its outputs.
+        """
+        names = [self._unique(name) for _ in outputs]
         self._values += zip(names, outputs, strict=True)
         attributes = {"operator": "lit_ort::node", POSITION: str(index)}
         node = helper.make_node(OPERATOR, list(inputs), names, name=f"torch_{names[0]}", domain=DOMAIN, **attributes)
@@ -56,32 +63,33 @@ class ModelBuilder:
         return names
 
     def constant(self, array: np.ndarray) -> str:
-        """An initializer; equal ones are shared."""
+        """Adds an initializer and returns its name; equal initializers are shared."""
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._shared:
-            name = self._shared[key] = self._fresh("constant")
+            name = self._shared[key] = self._unique("constant")
             self._constants.append(numpy_helper.from_array(array, name))
         return self._shared[key]
 
     def tensor(self, tensor: torch.Tensor) -> str:
-        """An initializer of any type."""
-        name = self._fresh("constant")
+        """Adds an initializer of any dtype and returns its name."""
+        name = self._unique("constant")
         data = tensor.detach().contiguous()
         raw = data.reshape(-1).view(torch.uint8).numpy().tobytes()
         self._constants.append(helper.make_tensor(name, ELEMENTS[tensor.dtype], list(tensor.shape), raw, raw=True))
         return name
 
     def build(self, name: str, keeps_order: bool) -> onnx.ModelProto:
-        """The model.
+        """Return the model.
 
         Args:
-            keeps_order: whether the engine runs nodes in the order in which they are listed.
+            name: the name of its graph.
+            keeps_order: whether the engine runs nodes in the order of the model.
         """
         if keeps_order:
             values = [_info(value, dtype, shape) for value, (dtype, shape) in self._values]
         else:
-            # Of a known shape, a result would be planned into the memory of a value that nothing needs any more, where
-            # it would have to be copied to.
+            # If the shape were known, ONNX Runtime would plan the result into memory that it reuses, and the result
+            # would have to be copied there.
             values = [_info(value, dtype, None) for value, (dtype, _) in self._values]
         graph = helper.make_graph(self._nodes, name, self._inputs, self._outputs, self._constants, value_info=values)
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)]
@@ -90,19 +98,20 @@ class ModelBuilder:
             model.graph.node.extend(_leaves(model))
         return model
 
-    def _fresh(self, name: str) -> str:
+    def _unique(self, name: str) -> str:
         self._count += 1
-        # Names of inputs, which are those of FX nodes, have no dot.
+        # Inputs have the names of FX nodes, which contain no dot.
         return f"{name}.{self._count}"
 
 
 def _leaves(model: onnx.ModelProto) -> list[onnx.NodeProto]:
-    """Nodes that make ONNX Runtime run the others in the order in which they are listed.
+    """Nodes that make ONNX Runtime run the other nodes in the order of the model.
 
-    Its own order is that in which a depth-first search leaves nodes, from the model's leaves back to its inputs, the
-    last leaf first (Graph::ReverseDFSFrom of onnxruntime). So each node gets a leaf, in reverse; a Size takes a quarter
-    of a microsecond, and no optimizer takes it for a constant. Of bfloat16 there is no Size, and a Shape that is known
-    is a constant: such a node may run later, which only those of torch, whose shapes are not told, could notice.
+    ONNX Runtime orders nodes by a reverse depth-first search that begins at the leaves of the graph, the last leaf
+    first (Graph::ReverseDFSFrom of onnxruntime). Therefore each node gets a leaf, in reverse order. The leaf is a Size
+    node, which takes a quarter of a microsecond and is not folded to a constant. There is no Size for bfloat16, so
+    these values get a Shape node. A Shape is folded if the shape is known, and the node can then run later. This does
+    not affect torch nodes, the only ones whose order matters, since their shapes are not in the model.
     """
     inferred = onnx.shape_inference.infer_shapes(model).graph
     bfloat16 = {

@@ -1,7 +1,7 @@
-"""The lowering table: which ATen operators run as ONNX Runtime's own kernels, and how they are written.
+"""The lowering table: the ATen operators that can run as ONNX Runtime kernels, and how each is written.
 
-Every other operator is a torch node. An operator is here because its kernel gives torch's results and takes no longer;
-what differs at the edges of its range (Sigmoid below -18, Erf of NaN, Pow) is not.
+Every other operator runs in a torch node. An operator is in the table if its kernel computes the same results as torch
+and takes no longer. Kernels that differ at the edges of their range are not (Sigmoid below -18, Erf of NaN, Pow).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Lowering:
     """How an operator is written in ONNX.
 
     Args:
-        emit: writes the nodes and returns the name of the result.
-        types: of the tensors it may take and give.
-        accepts: what else has to hold of a node.
-        view: whether it only looks at its argument in another shape.
+        emit: adds the ONNX nodes and returns the name of the result.
+        types: the supported dtypes of arguments and results.
+        accepts: returns whether a node meets further conditions.
+        view: whether the operator is a view of its argument.
     """
 
     emit: Callable[[Emitter], str]
@@ -39,7 +39,7 @@ class Lowering:
 
 
 def lowering_of(node: fx.Node) -> Lowering | None:
-    """The ONNX form of a node, or None where torch computes it."""
+    """The lowering of a node, or None if only torch can compute it."""
     lowering = LOWERINGS.get(node.target)
     value = node.meta.get("val")
     if lowering is None or not isinstance(value, torch.Tensor):
@@ -80,8 +80,8 @@ def _permute(e: Emitter) -> str:
         order = [d % rank for d in e.argument(1, "dims")]
     else:
         order = list(range(rank))
-        swapped = (0, 1) if target is aten.t.default else (e.argument(1, "dim0"), e.argument(2, "dim1"))
-        first, second = (d % rank for d in swapped)
+        dimensions = (0, 1) if target is aten.t.default else (e.argument(1, "dim0"), e.argument(2, "dim1"))
+        first, second = (d % rank for d in dimensions)
         order[first], order[second] = order[second], order[first]
     return e.op("Transpose", e.value(e.argument(0, "self")), perm=order)
 

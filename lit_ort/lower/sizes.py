@@ -1,4 +1,4 @@
-"""Symbolic sizes as plain terms, and the conditions on sizes under which a graph is right."""
+"""Converts symbolic sizes to plain terms, and guards on sizes to conditions under which a graph is valid."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from lit_ort.capture.examples import Examples
 from lit_ort.errors import CaptureError
 from lit_ort.runtime.sizes import SIZE
 
+# For each symbol, the position of an input and the dimension that has this size.
 Places = Mapping[sympy.Expr, tuple[int, int]]
 
 _TERMS: dict[Any, str] = {
@@ -33,7 +34,7 @@ _TERMS: dict[Any, str] = {
 
 
 def places_of(examples: Examples) -> Places:
-    """Where each symbol is a size of an input: position of the input, dimension."""
+    """The input and dimension whose size each symbol is."""
     places: dict[sympy.Expr, tuple[int, int]] = {}
     for position, value in enumerate(examples.tensors):
         for dimension, size in enumerate(value.shape):
@@ -43,32 +44,32 @@ def places_of(examples: Examples) -> Places:
 
 
 def conditions_of(examples: Examples) -> tuple[Any, ...]:
-    """For which sizes a graph is right: what was decided by the examples while it was traced.
+    """The conditions on sizes under which a graph is valid, from the guards that were added while it was traced.
 
     Raises:
-        CaptureError: a decision that has no such term.
+        CaptureError: a guard can't be written as a term.
     """
     environment = examples.mode.shape_env
     places = places_of(examples)
     if environment is None:
         return ()
-    found = [term_of(guard, places) for guard in guards_of(environment)]
-    found += [term for symbol in places for term in _range(symbol, environment, places)]
+    conditions = [term_of(guard, places) for guard in guards_of(environment)]
+    conditions += [term for symbol in places for term in _range(symbol, environment, places)]
     for position, dimensions in examples.changing.items():
         for dimension in dimensions:
-            # A symbol that something in the graph has fixed is a number by now.
+            # Tracing can replace a symbol by a number or by another symbol.
             size = examples.tensors[position].shape[dimension]
             place = places.get(expression_of(size)) if isinstance(size, torch.SymInt) else None
             if place != (position, dimension):
-                found.append(("equal", (SIZE, position, dimension), term_of(size, places)))
-    return tuple(dict.fromkeys(found))
+                conditions.append(("equal", (SIZE, position, dimension), term_of(size, places)))
+    return tuple(dict.fromkeys(conditions))
 
 
 def term_of(expression: Any, places: Places) -> Any:
-    """The term of an expression over sizes.
+    """Convert an expression of sizes to a term.
 
     Raises:
-        CaptureError: it has none.
+        CaptureError: the expression can't be written as a term.
     """
     if isinstance(expression, (torch.SymInt, torch.SymFloat)):
         expression = expression_of(expression)
@@ -83,14 +84,14 @@ def term_of(expression: Any, places: Places) -> Any:
     name = _TERMS.get(expression.func)
     if name is None or (name == "power" and not _is_whole(expression.args[1])):
         raise CaptureError(
-            f"the graph is right for some sizes only, and {expression} is no rule that can be checked in a run",
-            remedy="Each size is compiled by itself.",
+            f"the graph is valid for some sizes only, but the condition {expression} can't be checked at run time",
+            remedy="Each size is compiled separately.",
         )
     return (name, *(term_of(part, places) for part in expression.args))
 
 
 def terms_of(sizes: Sequence[Any], places: Places) -> tuple[Any, ...]:
-    """The terms of a shape."""
+    """Convert the sizes of a shape to terms."""
     return tuple(term_of(size, places) for size in sizes)
 
 

@@ -1,6 +1,6 @@
-"""Torch nodes while a graph is lowered: consecutive torch operators, and the views that they read, become one node.
+"""Regions: torch nodes while they are built from consecutive torch operators and the views that these read.
 
-A torch operator takes a transposed or reshaped value as a view for nothing, so views belong to those who read them.
+Torch reads a transposed or reshaped value as a view without a copy, so each region creates the views that it reads.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from lit_ort.runtime.program import AS_BYTES, AS_IS, AS_REAL, Statement, TorchNo
 from lit_ort.runtime.words import SIZE, SLOT, word_for
 
 aten = torch.ops.aten
-# Operators with an out= form that computes straight into it, beside those that torch marks as pointwise. Layer
-# normalisation's computes into fresh memory and copies: at [512, 768] 78 us for 57 in the forward, 90 for 69 in the
-# backward.
+# Operators whose out= overload computes directly into the given memory, besides those that torch tags as pointwise.
+# Layer normalization's allocates a result and copies it: at [512, 768], this takes 78 us instead of 57 in the forward,
+# and 90 us instead of 69 in the backward.
 _INTO_MEMORY = frozenset(
     {aten.cat.default, aten.sum.dim_IntList, aten.mean.dim, aten.index_select.default}
     | {aten._softmax.default, aten._softmax_backward_data.default}
     | {aten._log_softmax.default, aten._log_softmax_backward_data.default}
 )
-# Numbers that nodes take: sizes, and what is computed from them.
+# Types of the numbers that torch nodes support: sizes and expressions of sizes.
 _SIZES = (int, float, torch.SymInt, torch.SymFloat)
 
 
 def form_of(dtype: torch.dtype) -> str:
-    """How values of a type cross the border of a torch node."""
+    """How values of a dtype are passed to and from a torch node."""
     return AS_BYTES if dtype == torch.bool else AS_REAL if dtype.is_complex else AS_IS
 
 
 class Region:
-    """A torch node in the making.
+    """A torch node while it is built.
 
     Args:
-        size_index: the position of a symbolic size among the phase's terms.
+        size_index: returns the position of a symbolic size among the phase's terms.
     """
 
     def __init__(self, size_index: Callable[[Any], int]) -> None:
@@ -55,40 +55,40 @@ class Region:
         self.computed: dict[fx.Node, None] = {}
 
     def add(self, node: fx.Node, stream: int | None) -> None:
-        """Appends an operator, with the views that it reads.
+        """Appends an operator and the views that it reads.
 
         Raises:
-            ConvertError: an argument that a torch node can't be told.
+            ConvertError: an argument has a type that torch nodes don't support.
         """
         self._append(node, stream)
         self.computed[node] = None
 
     def compute(self, node: fx.Node) -> None:
-        """Makes a view of a value that is computed here one of the node's own values."""
+        """Adds a view of a value of this region to the values that can be outputs."""
         self._slot(node)
         self.computed[node] = None
 
     def materialize(self, node: fx.Node) -> None:
-        """Appends a copy of a view in memory of its own."""
+        """Appends a copy of a view."""
         slot = self._slot(node)
-        copy = self._define(1)
+        copy = self._new_slots(1)
         kwargs = {"memory_format": {"torch": "contiguous_format"}}
         self._statements.append((Statement("aten.clone.default", ({SLOT: slot},), kwargs), copy))
         self._slots[node] = copy[0]
         self.computed[node] = None
 
     def has(self, node: fx.Node) -> bool:
-        """Whether a value is computed here."""
+        """Whether a value is computed in this region."""
         return node in self.computed or (is_element(node) and node.args[0] in self.computed)
 
     def close(self, outputs: list[fx.Node]) -> TorchNode:
-        """The node, with these of its values as outputs."""
+        """Return the torch node, with these values as outputs."""
         order = {self._slots[node]: k for k, node in enumerate(self.inputs)}
         anchored = all(node.op == "get_attr" for node in self.inputs)
         if anchored:
             order[-1] = len(order)
-        for _, defined in self._statements:
-            order.update({slot: len(order) + k for k, slot in enumerate(defined)})
+        for _, slots in self._statements:
+            order.update({slot: len(order) + k for k, slot in enumerate(slots)})
         statements = [_renumbered(statement, order) for statement, _ in self._statements]
         return TorchNode(
             (*(form_of(node.meta["val"].dtype) for node in self.inputs), *([AS_IS] if anchored else [])),
@@ -98,7 +98,7 @@ class Region:
             anchored,
         )
 
-    def _define(self, count: int) -> list[int]:
+    def _new_slots(self, count: int) -> list[int]:
         self._count += count
         return list(range(self._count - count, self._count))
 
@@ -110,7 +110,7 @@ class Region:
                 self._append(node, None)
             else:
                 self.inputs.append(node)
-                self._slots[node] = self._define(1)[0]
+                self._slots[node] = self._new_slots(1)[0]
         return self._slots[node]
 
     def _append(self, node: fx.Node, stream: int | None) -> None:
@@ -125,19 +125,19 @@ class Region:
             raise ConvertError(
                 str(error), remedy="Run this operation outside of the step.", operator=str(node.target)
             ) from error
-        # A check of values has none of its own.
+        # An assertion has no result.
         value = node.meta.get("val")
         results = len(value) if isinstance(value, (tuple, list)) else result_count(node.target)
-        defined = self._define(results)
+        slots = self._new_slots(results)
         statement = Statement(
             str(node.target), args, kwargs, results, stream=stream, module=module_name(node), **memory
         )
-        self._statements.append((statement, defined))
+        self._statements.append((statement, slots))
         if isinstance(value, torch.Tensor):
-            self._slots[node] = defined[0]
+            self._slots[node] = slots[0]
         for user in node.users:
             if is_element(user):
-                self._slots[user] = defined[arguments_of(user)[1]]
+                self._slots[user] = slots[arguments_of(user)[1]]
 
     def _word(self, value: Any) -> dict[str, int] | None:
         if isinstance(value, fx.Node):
@@ -145,16 +145,19 @@ class Region:
             if isinstance(example, torch.Tensor):
                 return {SLOT: self._slot(value)}
             if not isinstance(example, _SIZES):
-                raise TypeError(f"an argument is {value.name}, a {type(example).__name__} computed in the graph")
+                kind = type(example).__name__
+                raise TypeError(
+                    f"an argument is {value.name}, a {kind}, but torch nodes support tensors and sizes only"
+                )
             value = example
         if isinstance(value, (torch.SymInt, torch.SymFloat)):
             return {SIZE: self._size_index(value)}
         if isinstance(value, torch.SymBool):
-            raise TypeError("an argument is a truth value computed from sizes")
+            raise TypeError("an argument is a boolean computed from sizes, which torch nodes don't support")
         return None
 
     def _memory(self, node: fx.Node) -> dict[str, Any]:
-        """The out= form of an operator with a large result."""
+        """The out= overload of an operator with a large result, as fields of its statement."""
         value, target = node.meta.get("val"), node.target
         assert isinstance(target, OpOverload)
         if target in OPERATORS or not isinstance(value, torch.Tensor) or not _is_large(value):
@@ -166,29 +169,33 @@ class Region:
         return {"out": overload_name(out), "shape": shape, "dtype": value.dtype}
 
     def _contiguous_slot(self, node: fx.Node) -> int:
-        """A value in the strides that AOTAutograd traced it with."""
+        """Appends a contiguous copy of a value, which has the strides that AOTAutograd traced it with.
+
+        Raises:
+            ConvertError: the value was not traced as contiguous, or is a view of an input.
+        """
         value = node.meta["val"]
-        if home(node).op == "placeholder" or not value.is_contiguous() or value.storage_offset() != 0:
+        if base_of(node).op == "placeholder" or not value.is_contiguous() or value.storage_offset() != 0:
             raise ConvertError(
-                f"the graph reads {node.name} by strides, and sessions take inputs and keep values contiguous",
+                f"the result of as_strided depends on the strides of {node.name}, which a session can change",
                 remedy="Use reshape, permute or slices instead of as_strided.",
                 operator="aten.as_strided",
             )
         slot = self._slot(node)
-        defined = self._define(1)
-        self._statements.append((Statement("aten.contiguous.default", ({SLOT: slot},), {}), defined))
-        return defined[0]
+        slots = self._new_slots(1)
+        self._statements.append((Statement("aten.contiguous.default", ({SLOT: slot},), {}), slots))
+        return slots[0]
 
 
-def home(node: fx.Node) -> fx.Node:
-    """The node whose memory a view lies in."""
+def base_of(node: fx.Node) -> fx.Node:
+    """The node that a view is of, through all views in between."""
     while is_view(node):
         node = first_argument(node)
     return node
 
 
 def _is_large(value: torch.Tensor) -> bool:
-    """Whether memory of a pool pays; where a size changes, the pool itself tells at every run."""
+    """Whether a result should use the pool's memory. If a size is dynamic, the pool decides at every run."""
     if not value.is_contiguous() or not is_cpu(value.device):
         return False
     if any(isinstance(size, torch.SymInt) for size in value.shape):
@@ -197,13 +204,13 @@ def _is_large(value: torch.Tensor) -> bool:
 
 
 def _renumbered(statement: Statement, order: dict[int, int]) -> Statement:
-    def word(given: Any) -> Any:
-        if isinstance(given, dict):
-            return {SLOT: order[given[SLOT]]} if SLOT in given else given
-        return [word(part) for part in given] if isinstance(given, list) else given
+    def renumbered(word: Any) -> Any:
+        if isinstance(word, dict):
+            return {SLOT: order[word[SLOT]]} if SLOT in word else word
+        return [renumbered(part) for part in word] if isinstance(word, list) else word
 
     return dataclasses.replace(
         statement,
-        args=tuple(word(part) for part in statement.args),
-        kwargs={name: word(part) for name, part in statement.kwargs.items()},
+        args=tuple(renumbered(word) for word in statement.args),
+        kwargs={name: renumbered(word) for name, word in statement.kwargs.items()},
     )

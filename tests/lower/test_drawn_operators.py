@@ -1,4 +1,4 @@
-"""Operators with drawn shapes, axes, types and edge values, each against eager."""
+"""Operators with randomly drawn shapes, axes, dtypes and edge values, compared with eager."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis import given as drawn_from
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.compare import backend
 
-# Where gradients jump, vanish or are not finite.
+# Values at which gradients jump, vanish or are not finite.
 EDGES = (0.0, -0.0, 1.0, -1.0, 0.5, 2.0, 1e-30, 30.0, -90.0, float("inf"), float("nan"))
-# A function and the inputs that it is called with.
+# A name, a function and its inputs.
 Case = tuple[str, Callable[..., Tensor], list[Tensor]]
 
 UNARY: dict[str, Callable[[Tensor], Tensor]] = {
@@ -72,8 +71,8 @@ def tensors(draw: Any, shape: tuple[int, ...], dtype: torch.dtype, edges: bool =
 @st.composite
 def broadcast(draw: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
     """A shape that broadcasts to another one."""
-    kept = shape[draw(st.integers(0, len(shape) - 1)) :]
-    return tuple(1 if draw(st.booleans()) else size for size in kept)
+    trailing = shape[draw(st.integers(0, len(shape) - 1)) :]
+    return tuple(1 if draw(st.booleans()) else size for size in trailing)
 
 
 @st.composite
@@ -98,7 +97,7 @@ def reduction(draw: Any) -> Case:
 
 
 @st.composite
-def normalisation(draw: Any) -> Case:
+def normalization(draw: Any) -> Case:
     shape, dtype = draw(shapes), draw(types)
     axis = draw(st.integers(-len(shape), len(shape) - 1))
     cases: dict[str, Case] = {
@@ -135,8 +134,8 @@ def movement(draw: Any) -> Case:
     start = draw(st.integers(0, shape[axis] - 1))
     index = torch.tensor(draw(st.lists(st.integers(0, shape[axis] - 1), min_size=1, max_size=5)))
     part = draw(st.integers(1, shape[axis]))
-    spread = index.reshape([-1 if k == axis else 1 for k in range(len(shape))])
-    spread = spread.expand([len(index) if k == axis else size for k, size in enumerate(shape)])
+    expanded = index.reshape([-1 if k == axis else 1 for k in range(len(shape))])
+    expanded = expanded.expand([len(index) if k == axis else size for k, size in enumerate(shape)])
     cases: dict[str, Callable[[Tensor], Tensor]] = {
         "permute": lambda x: x.permute(order),
         "flatten": lambda x: x.reshape(-1),
@@ -151,7 +150,7 @@ def movement(draw: Any) -> Case:
         "split": lambda x: torch.cat([piece * k for k, piece in enumerate(x.split(part, axis), 1)], axis),
         "index_select": lambda x: x.index_select(axis, index),
         "rows": lambda x: x[index % shape[0]],
-        "gather": lambda x: x.gather(axis, spread),
+        "gather": lambda x: x.gather(axis, expanded),
         "flip": lambda x: x.flip(axis),
         "roll": lambda x: x.roll(1, axis),
         "cumsum": lambda x: x.cumsum(axis),
@@ -168,16 +167,16 @@ def movement(draw: Any) -> Case:
 def loss(draw: Any) -> Case:
     rows, classes = draw(sizes), draw(st.integers(2, 5))
     labels = torch.tensor(draw(st.lists(st.integers(-1, classes - 1), min_size=rows, max_size=rows)))
-    how = {
+    options = {
         "reduction": draw(st.sampled_from(["mean", "sum", "none"])),
         "label_smoothing": draw(st.sampled_from([0.0, 0.2])),
         "weight": draw(st.none() | st.just(torch.linspace(0.5, 2.0, classes))),
     }
     scores = draw(tensors((rows, classes), torch.float32))
-    return "cross_entropy", lambda x: F.cross_entropy(x, labels, ignore_index=-1, **how), [scores]
+    return "cross_entropy", lambda x: F.cross_entropy(x, labels, ignore_index=-1, **options), [scores]
 
 
-cases = st.one_of(unary(), binary(), reduction(), normalisation(), product(), movement(), loss())
+cases = st.one_of(unary(), binary(), reduction(), normalization(), product(), movement(), loss())
 
 
 @pytest.mark.slow
@@ -186,19 +185,19 @@ cases = st.one_of(unary(), binary(), reduction(), normalisation(), product(), mo
     deadline=None,
     derandomize=True,
     database=None,
-    # A failure names operator and input; looking for a smaller one takes minutes.
+    # A failure reports the operator and its input; shrinking the example would take minutes.
     phases=[Phase.generate],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-@drawn_from(st.lists(cases, min_size=6, max_size=6))
-def test_drawn_operators_agree_with_eager(drawn: list[Case]) -> None:
-    leaves = [tensor for _, _, given in drawn for tensor in given]
+@given(st.lists(cases, min_size=6, max_size=6))
+def test_drawn_operators_match_eager(drawn: list[Case]) -> None:
+    leaves = [tensor for _, _, inputs in drawn for tensor in inputs]
 
     def step(*flat: Tensor) -> Tensor:
         total, rest = flat[0].new_zeros((), dtype=torch.float32), list(flat)
-        for _, function, given in drawn:
-            value = function(*rest[: len(given)])
-            del rest[: len(given)]
+        for _, function, inputs in drawn:
+            value = function(*rest[: len(inputs)])
+            del rest[: len(inputs)]
             total = total + (value * torch.linspace(0.3, 1.7, value.numel()).reshape(value.shape)).float().sum()
         return total
 
@@ -206,18 +205,18 @@ def test_drawn_operators_agree_with_eager(drawn: list[Case]) -> None:
     expected = torch.autograd.grad(step(*leaves), leaves)
     engine = backend()
     actual = torch.autograd.grad(torch.compile(step, backend=engine)(*leaves), leaves)
-    owners = [name for name, _, given in drawn for _ in given]
-    for name, tensor, found, wanted in zip(owners, leaves, actual, expected, strict=True):
-        assert_alike(found, wanted, f"{name} at {tensor.detach().tolist()}")
+    names = [name for name, _, inputs in drawn for _ in inputs]
+    for name, tensor, gradient, reference in zip(names, leaves, actual, expected, strict=True):
+        assert_close(gradient, reference, f"{name} at {tensor.detach().tolist()}")
     (report,) = engine.compile_log.graphs
     assert report.kind == "fused"
 
 
-def assert_alike(found: Tensor, wanted: Tensor, what: str) -> None:
-    """Where one overflows the other does; whether to infinity or NaN is a matter of the order of operations."""
-    finite = wanted.isfinite()
-    assert torch.equal(found.isfinite(), finite), f"{what}: {found.tolist()}, and eager {wanted.tolist()}"
-    largest = float(wanted[finite].abs().max()) if finite.any() else 0.0
+def assert_close(actual: Tensor, expected: Tensor, label: str) -> None:
+    """Compares finite elements. Infinity and NaN count as equal, since they depend on the order of operations."""
+    finite = expected.isfinite()
+    assert torch.equal(actual.isfinite(), finite), f"{label}: {actual.tolist()}, in eager {expected.tolist()}"
+    largest = float(expected[finite].abs().max()) if finite.any() else 0.0
     torch.testing.assert_close(
-        found[finite], wanted[finite], rtol=1e-4, atol=1e-6 * max(largest, 1.0), msg=lambda text: f"{what}\n{text}"
+        actual[finite], expected[finite], rtol=1e-4, atol=1e-6 * max(largest, 1.0), msg=lambda text: f"{label}\n{text}"
     )

@@ -1,4 +1,4 @@
-"""Every entry of the lowering table beside torch, in a run of operators that is long enough for ONNX Runtime."""
+"""Every entry of the lowering table compared with torch, in a run that is long enough for ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tests.compare import backend
 
 aten = torch.ops.aten
 Function = Callable[[Tensor, Tensor], Tensor]
-# What torch does around a run: views that have no entry, and a copy of one that ONNX Runtime reads or a caller gets.
+# Torch operators around a run: views without an entry, and copies of views that ONNX Runtime reads or that are returned.
 VIEWS = {"aten.clone.default", "aten.slice.Tensor", "aten.select.int", "aten.permute.default"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """How an entry is reached.
+    """Functions that use an entry.
 
     Args:
-        onnx: what it becomes.
-        functions: of a[3, 4] > 0 and b[3, 4].
-        integers: whether it takes them too.
+        onnx: the ONNX operator.
+        functions: functions of a[3, 4] > 0 and b[3, 4].
+        integers: whether the entry also supports integers.
     """
 
     onnx: str
@@ -77,7 +77,7 @@ def shifted(x: Tensor) -> Tensor:
 
 
 def in_a_run(function: Function, onnx: str) -> Function:
-    """A function between operators that are long enough a run without it, and none of which is its own."""
+    """A function between runs of other operators, each of which is long enough by itself."""
     chain = shifted if onnx == "Neg" else negated
     return lambda a, b: chain(function(chain(a), chain(b)))
 
@@ -92,48 +92,48 @@ def inputs(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return a.requires_grad_(), b.requires_grad_()
 
 
-def of_each_type() -> list[Any]:
+def cases_of_each_dtype() -> list[Any]:
     cases = []
     for target, entry in ENTRIES.items():
         for k in range(len(entry.functions)):
-            types = [torch.float32, torch.float64, *([torch.int64, torch.int32] if entry.integers else [])]
-            cases += [pytest.param(target, k, dtype, id=f"{target}-{k}-{dtype}") for dtype in types]
+            dtypes = [torch.float32, torch.float64, *([torch.int64, torch.int32] if entry.integers else [])]
+            cases += [pytest.param(target, k, dtype, id=f"{target}-{k}-{dtype}") for dtype in dtypes]
     return cases
 
 
-def test_every_entry_is_here() -> None:
+def test_every_entry_is_tested() -> None:
     assert ENTRIES.keys() == LOWERINGS.keys()
 
 
-@pytest.mark.parametrize(("target", "position", "dtype"), of_each_type())
-def test_onnx_runtime_gives_torchs_numbers(target: object, position: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("target", "position", "dtype"), cases_of_each_dtype())
+def test_results_match_torch(target: object, position: int, dtype: torch.dtype) -> None:
     function = in_a_run(ENTRIES[target].functions[position], ENTRIES[target].onnx)
     a, b = inputs(dtype)
     engine = backend()
     with torch.no_grad():
-        found, expected = torch.compile(function, backend=engine)(a, b), function(a, b)
-    torch.testing.assert_close(found, expected, equal_nan=True)
+        actual, expected = torch.compile(function, backend=engine)(a, b), function(a, b)
+    torch.testing.assert_close(actual, expected, equal_nan=True)
     (report,) = engine.compile_log.graphs
     assert ENTRIES[target].onnx in report.operators_after
     assert report.torch_operators.keys() <= VIEWS
 
 
 @pytest.mark.parametrize("target", ENTRIES, ids=str)
-def test_gradients_agree_with_torch(target: object) -> None:
-    for given in ENTRIES[target].functions:
+def test_gradients_match_torch(target: object) -> None:
+    for tested in ENTRIES[target].functions:
         torch.compiler.reset()
-        function = in_a_run(given, ENTRIES[target].onnx)
+        function = in_a_run(tested, ENTRIES[target].onnx)
         a, b = inputs(torch.float32)
 
         def step(a: Tensor, b: Tensor, function: Function = function) -> Tensor:
             value = function(a, b)
-            # Every element counts in another way, so that errors can't cancel.
+            # Each element has a different weight, so that errors don't cancel.
             weights = torch.linspace(0.3, 1.7, value.numel()).reshape(value.shape)
             return (value.nan_to_num(posinf=1) * weights).sum() + (a * b).sum()
 
         engine = backend()
-        found = torch.autograd.grad(torch.compile(step, backend=engine)(a, b), (a, b))
-        torch.testing.assert_close(found, torch.autograd.grad(step(a, b), (a, b)), equal_nan=True)
+        actual = torch.autograd.grad(torch.compile(step, backend=engine)(a, b), (a, b))
+        torch.testing.assert_close(actual, torch.autograd.grad(step(a, b), (a, b)), equal_nan=True)
         assert ENTRIES[target].onnx in engine.compile_log.graphs[0].operators_after
 
 
@@ -146,7 +146,7 @@ def test_gradients_agree_with_torch(target: object) -> None:
         ("Transpose", lambda a, b: a.t() * b.t().reshape(4, -1)),
     ],
 )
-def test_shapes_of_sizes_that_change(onnx: str, function: Function) -> None:
+def test_dynamic_shapes(onnx: str, function: Function) -> None:
     engine = backend()
     step = torch.compile(in_a_run(function, onnx), backend=engine)
     for rows in (3, 5, 2, 7):
@@ -156,7 +156,7 @@ def test_shapes_of_sizes_that_change(onnx: str, function: Function) -> None:
     assert onnx in engine.compile_log.graphs[1].operators_after
 
 
-def test_a_short_run_is_torchs() -> None:
+def test_a_short_run_stays_in_torch() -> None:
     engine = backend()
     a, b = inputs(torch.float32)
     torch.compile(lambda a, b: -(a + b), backend=engine)(a, b)

@@ -1,4 +1,4 @@
-"""The memory of a phase from its graph: graphs by hand, whose bytes are plain to see."""
+"""The planned memory of a phase, for small graphs whose bytes can be counted manually."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch import fx
 
-from lit_ort.lower.memory import home, peak_bytes
+from lit_ort.lower.memory import memory_owner, peak_bytes
 from lit_ort.ops import OPERATORS
 from lit_ort.ops.hand_over import hand_over
 
-aten, own = torch.ops.aten, torch.ops.lit_ort
-# Of the values below, float32[10, 10].
+aten = torch.ops.aten
+# The bytes of the values below, float32[10, 10].
 SIZE = 400
 
 
 class Graph:
-    """A graph whose nodes know their values, on the meta device unless they say so."""
+    """A graph whose nodes have examples, on the meta device."""
 
     def __init__(self) -> None:
         self.graph = fx.Graph()
@@ -30,8 +30,8 @@ class Graph:
 
     def call(self, target: Any, *args: Any, value: Any = None, **kwargs: Any) -> fx.Node:
         node = self.graph.call_function(target, args, kwargs)
-        given, named = fx.map_arg((args, kwargs), lambda argument: argument.meta["val"])
-        node.meta["val"] = target(*given, **named) if value is None else value
+        values, named_values = fx.map_arg((args, kwargs), lambda argument: argument.meta["val"])
+        node.meta["val"] = target(*values, **named_values) if value is None else value
         return node
 
     def peak(self, *outputs: fx.Node) -> int:
@@ -39,12 +39,12 @@ class Graph:
         return peak_bytes(self.graph)
 
 
-def test_inputs_count_nothing() -> None:
+def test_inputs_are_not_counted() -> None:
     g = Graph()
     assert g.peak(g.input()) == 0
 
 
-def test_a_chain_holds_two_values_at_a_time() -> None:
+def test_a_chain_needs_two_values_at_a_time() -> None:
     g = Graph()
     value = g.input()
     for _ in range(5):
@@ -52,14 +52,14 @@ def test_a_chain_holds_two_values_at_a_time() -> None:
     assert g.peak(value) == 2 * SIZE
 
 
-def test_what_is_read_later_is_held() -> None:
+def test_a_value_lives_until_its_last_use() -> None:
     g = Graph()
     first = g.call(aten.exp.default, g.input())
     last = g.call(aten.neg.default, g.call(aten.exp.default, g.call(aten.exp.default, first)))
     assert g.peak(g.call(aten.add.Tensor, last, first)) == 3 * SIZE
 
 
-def test_what_is_returned_stays() -> None:
+def test_outputs_are_never_freed() -> None:
     g = Graph()
     x = g.input()
     results = [g.call(aten.exp.default, x) for _ in range(4)]
@@ -67,31 +67,31 @@ def test_what_is_returned_stays() -> None:
     assert g.peak(*results, small) == 4 * SIZE + 4
 
 
-def test_views_take_nothing_and_hold_what_they_look_at() -> None:
+def test_views_need_no_memory_and_keep_their_base() -> None:
     g = Graph()
     first = g.call(aten.exp.default, g.input())
     view = g.call(aten.permute.default, g.call(aten.unsqueeze.default, first, 0), [2, 1, 0])
-    assert home(view) is first
+    assert memory_owner(view) is first
     second = g.call(aten.exp.default, g.call(aten.neg.default, g.input()))
     assert g.peak(g.call(aten.mul.Tensor, view, second)) == SIZE + max(2 * SIZE, SIZE + 10 * SIZE)
 
 
-def test_bytes_are_those_of_the_type() -> None:
+def test_bytes_depend_on_the_dtype() -> None:
     for dtype, size in ((torch.float64, 8), (torch.bfloat16, 2), (torch.bool, 1), (torch.int64, 8)):
         g = Graph()
         assert g.peak(g.call(aten.clone.default, g.input(dtype=dtype))) == 100 * size
 
 
-def test_several_results_lie_in_memory_of_their_own() -> None:
+def test_all_results_of_an_operator_are_counted() -> None:
     g = Graph()
     norm = g.call(aten.native_layer_norm.default, g.input(), [10], None, None, 1e-5)
     elements = [g.call(operator.getitem, norm, k) for k in range(3)]
-    assert home(elements[0]) is norm
-    held = SIZE + 2 * 40
-    assert g.peak(g.call(aten.exp.default, elements[0])) == held + SIZE
+    assert memory_owner(elements[0]) is norm
+    results = SIZE + 2 * 40
+    assert g.peak(g.call(aten.exp.default, elements[0])) == results + SIZE
 
 
-def test_a_value_that_nothing_reads_is_given_back() -> None:
+def test_an_unused_value_is_freed() -> None:
     g = Graph()
     x = g.input()
     for _ in range(5):
@@ -99,7 +99,7 @@ def test_a_value_that_nothing_reads_is_given_back() -> None:
     assert g.peak(g.call(aten.neg.default, x)) == SIZE
 
 
-def test_an_operator_that_writes_over_its_argument_takes_nothing() -> None:
+def test_an_in_place_operator_needs_no_memory() -> None:
     (target,) = (op.target for op in OPERATORS.values() if op.target.name() == "lit_ort::embedding_gradient_onto")
     position = OPERATORS[target].writes_into
     assert position is not None
@@ -109,30 +109,30 @@ def test_an_operator_that_writes_over_its_argument_takes_nothing() -> None:
     arguments: list[Any] = [g.input(4, 10), g.input(4, dtype=torch.int64)]
     arguments.insert(position, table)
     written = g.call(target, *arguments, value=value)
-    assert home(written) is table
+    assert memory_owner(written) is table
     assert g.peak(g.call(aten.neg.default, written)) == 2 * SIZE
 
 
-def test_a_gradient_that_the_optimizer_takes_leaves_nothing() -> None:
+def test_a_gradient_that_the_optimizer_consumes_is_freed() -> None:
     g = Graph()
     w = g.input()
-    taken = []
+    outputs = []
     for _ in range(3):
         gradient = g.call(aten.exp.default, w)
-        taken.append(g.call(hand_over, gradient, w, value=gradient.meta["val"]))
-    assert g.peak(*taken) == SIZE
+        outputs.append(g.call(hand_over, gradient, w, value=gradient.meta["val"]))
+    assert g.peak(*outputs) == SIZE
 
 
-def test_a_workspace_counts_while_its_operator_runs() -> None:
-    target = own.linear_cross_entropy.default
+def test_a_workspace_is_counted_while_its_operator_runs() -> None:
+    target = torch.ops.lit_ort.linear_cross_entropy.default
     settings = (None, -100, True, False, [True, True, False])
     g = Graph()
     hidden, weight, labels = g.input(64, 16), g.input(5000, 16), g.input(64, dtype=torch.int64)
     loss = g.call(target, hidden, weight, None, labels, *settings)
     values = [hidden.meta["val"], weight.meta["val"], None, labels.meta["val"], *settings]
-    workspace = OPERATORS[target].workspace_bytes
-    assert workspace is not None
-    extra = workspace(*values)
-    assert extra > 0
+    workspace_bytes = OPERATORS[target].workspace_bytes
+    assert workspace_bytes is not None
+    workspace = workspace_bytes(*values)
+    assert workspace > 0
     results = sum(value.numel() * value.dtype.itemsize for value in loss.meta["val"])
-    assert g.peak(g.call(operator.getitem, loss, 0)) == results + extra
+    assert g.peak(g.call(operator.getitem, loss, 0)) == results + workspace

@@ -1,4 +1,4 @@
-"""Operators beside eager: results and gradients, in one run and in two."""
+"""Operators compared with eager: results and gradients, in fused and split graphs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.compare import backend, compiled
 Function = Callable[[Tensor, Tensor], Tensor]
 INDEX = torch.tensor([[0, 2], [1, 1], [2, 0]])
 
-# What they are called -> functions of a[3, 4] > 0 and b[3, 4].
+# By name, functions of a[3, 4] > 0 and b[3, 4].
 CASES: dict[str, list[Function]] = {
     "add": [lambda a, b: a + b, lambda a, b: a + b[0], lambda a, b: a[:, :1] + b, lambda a, b: a + 2.0],
     "sub": [lambda a, b: a - b, lambda a, b: a[0] - b, lambda a, b: 1 - a],
@@ -65,7 +65,7 @@ CASES: dict[str, list[Function]] = {
     "softmax": [lambda a, b: b.softmax(-1) * a, lambda a, b: b.softmax(0) * a],
     "log_softmax": [lambda a, b: b.log_softmax(-1) * a, lambda a, b: b.log_softmax(0) * a],
     "layer_norm": [lambda a, b: F.layer_norm(b, (4,), a[0], b[0]), lambda a, b: F.layer_norm(b, (3, 4), a, a)],
-    "dropout of nothing": [lambda a, b: F.dropout(a * b, 0.0, True)],
+    "dropout with probability 0": [lambda a, b: F.dropout(a * b, 0.0, True)],
     "cast": [lambda a, b: a.double().float() * b],
     "cross_entropy": [
         lambda a, b: F.cross_entropy(b, INDEX[:, 0]),
@@ -78,11 +78,11 @@ CASES: dict[str, list[Function]] = {
     "elu": [lambda a, b: F.elu(b)],
     "sqrt": [lambda a, b: a.sqrt() * a.rsqrt()],
     "scatter_add": [lambda a, b: a.scatter_add(1, INDEX, b[:, :2])],
-    "where that broadcasts": [lambda a, b: torch.where(b > 0, a[:1], b)],
-    "gelu by tanh": [lambda a, b: F.gelu(b, approximate="tanh")],
-    "a slice that goes backwards": [lambda a, b: b.flip(1)],
+    "where with broadcast": [lambda a, b: torch.where(b > 0, a[:1], b)],
+    "gelu with tanh": [lambda a, b: F.gelu(b, approximate="tanh")],
+    "flip": [lambda a, b: b.flip(1)],
     "layer norm of one element": [lambda a, b: F.layer_norm(b[:, :1], (1,), a[0, :1], b[0, :1])],
-    "parts in float64": [lambda a, b: torch.cat([p * k for k, p in enumerate(b.double().split(3, 1), 1)], 1).float()],
+    "split in float64": [lambda a, b: torch.cat([p * k for k, p in enumerate(b.double().split(3, 1), 1)], 1).float()],
     "layer norm without bias": [lambda a, b: F.layer_norm(b, (4,), a[0])],
     "vector product": [lambda a, b: a @ b[0]],
     "float64": [lambda a, b: (a.double() * b.double()).sum().float()],
@@ -97,28 +97,28 @@ def inputs() -> tuple[Tensor, Tensor]:
 
 
 def weighted(value: Tensor) -> Tensor:
-    """Every element counts in another way, so that errors can't cancel."""
+    """Gives each element a different weight, so that errors don't cancel."""
     return value * torch.linspace(0.3, 1.7, value.numel()).reshape(value.shape)
 
 
 @pytest.mark.parametrize("operator", CASES)
-def test_gradients_agree_with_eager(operator: str) -> None:
+def test_gradients_match_eager(operator: str) -> None:
     def results(a: Tensor, b: Tensor) -> list[Tensor]:
         return [weighted(function(a, b)) for function in CASES[operator]]
 
     def step(a: Tensor, b: Tensor) -> Tensor:
-        # Both inputs get a gradient, whatever the functions read.
+        # Both inputs have a gradient, even if the functions read only one of them.
         return (a * b).sum() + torch.stack([value.sum() for value in results(a, b)]).sum()
 
     a, b = inputs()
     expected = torch.autograd.grad(step(a, b), (a, b))
-    one, two = backend(), backend()
-    actual = torch.autograd.grad(torch.compile(step, backend=one)(a, b), (a, b))
-    values = torch.compile(results, backend=two)(a, b)
-    apart = torch.autograd.grad([*values, (a * b).sum()], (a, b), [*map(torch.ones_like, values), torch.ones(())])
-    assert [graph.kind for graph in one.compile_log.graphs] == ["fused"]
-    for found in (actual, apart):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    engine, split_engine = backend(), backend()
+    fused = torch.autograd.grad(torch.compile(step, backend=engine)(a, b), (a, b))
+    values = torch.compile(results, backend=split_engine)(a, b)
+    split = torch.autograd.grad([*values, (a * b).sum()], (a, b), [*map(torch.ones_like, values), torch.ones(())])
+    assert [graph.kind for graph in engine.compile_log.graphs] == ["fused"]
+    for gradients in (fused, split):
+        torch.testing.assert_close(gradients, expected, rtol=1e-5, atol=1e-6)
     for value, reference in zip(values, results(a, b), strict=True):
         torch.testing.assert_close(value, reference, rtol=1e-5, atol=1e-6)
 
@@ -126,7 +126,7 @@ def test_gradients_agree_with_eager(operator: str) -> None:
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("soft", [False, True])
-def test_cross_entropy_in_all_its_forms(smoothing: float, weighted: bool, soft: bool) -> None:
+def test_all_forms_of_cross_entropy(smoothing: float, weighted: bool, soft: bool) -> None:
     a, b = inputs()
     weight = torch.tensor([0.5, 2.0, 1.0, 0.7]) if weighted else None
     target = torch.softmax(a.detach() * 3, 1) if soft else torch.tensor([0, -100, 3])
@@ -141,7 +141,7 @@ def test_cross_entropy_in_all_its_forms(smoothing: float, weighted: bool, soft: 
 
 @pytest.mark.parametrize("padding_idx", [0, -1])
 @pytest.mark.parametrize("indices", [torch.tensor([0, 2, 1, 2]), torch.tensor([[0, 2], [2, 1]])])
-def test_the_padding_row_of_an_embedding_gets_no_gradient(padding_idx: int, indices: Tensor) -> None:
+def test_the_padding_row_of_an_embedding_has_no_gradient(padding_idx: int, indices: Tensor) -> None:
     a, b = inputs()
 
     def step(a: Tensor, b: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ def test_the_padding_row_of_an_embedding_gets_no_gradient(padding_idx: int, indi
         torch.testing.assert_close(compiled(step)(a, b), step(a, b))
 
 
-def test_an_embedding_whose_gradient_counts_occurrences() -> None:
+def test_an_embedding_with_gradients_scaled_by_frequency() -> None:
     a, _ = inputs()
 
     def step(a: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Gradients handed to the optimizer inside a run: it fires, it must not fire, the numbers stay."""
+"""Gradients that are passed to the optimizer inside a run: it fires, it must not fire, same numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 import lit_ort
 from lit_ort.joint.phases import PhaseGraph, one_phase
-from lit_ort.lower.memory import home
+from lit_ort.lower.memory import memory_owner
 from lit_ort.ops.hand_over import hand_over
 from lit_ort.options import ORTOptions
 from lit_ort.passes.optimizer_updates import NAME, hand_over_gradients
@@ -22,7 +22,7 @@ from tests.passes.reports import report_of
 
 
 def one_run(function: Function, *inputs: Tensor) -> tuple[PhaseGraph, list[fx.Node]]:
-    """A fused phase, and the inputs that its gradients are of."""
+    """A fused phase, and the inputs of its gradients."""
     joint = joint_of(function, *inputs)
     phase = one_phase(joint, 0, None, recomputes=False)
     placeholders = [node for node in phase.module.graph.nodes if node.op == "placeholder"]
@@ -43,7 +43,7 @@ def weights() -> list[Tensor]:
     return [torch.randn(6, 6).requires_grad_() for _ in range(2)]
 
 
-def test_each_gradient_is_handed_over_behind_the_last_reader_of_its_parameter() -> None:
+def test_each_gradient_is_passed_after_the_last_reader_of_its_parameter() -> None:
     phase, parameters = one_run(two_weights, *weights())
     assert hand_over_gradients(phase.module, phase.results, parameters) == 2
     phase.module.graph.lint()
@@ -54,13 +54,15 @@ def test_each_gradient_is_handed_over_behind_the_last_reader_of_its_parameter() 
     for call, parameter in zip(returned, parameters, strict=True):
         assert call.args[1] is parameter
         readers = [
-            node for node in nodes if node is not call and any(home(a) is parameter for a in node.all_input_nodes)
+            node
+            for node in nodes
+            if node is not call and any(memory_owner(a) is parameter for a in node.all_input_nodes)
         ]
         assert readers
         assert all(nodes.index(reader) < nodes.index(call) for reader in readers)
 
 
-def test_results_stay_as_they_are() -> None:
+def test_results_are_unchanged() -> None:
     phase, parameters = one_run(two_weights, *weights())
     before, *_ = returned_by(phase)
     hand_over_gradients(phase.module, phase.results, parameters)
@@ -98,7 +100,7 @@ def test_fires_once_for_each_parameter() -> None:
     ("step", "gradients", "in_graph"), [(fused, True, False), (rows, True, True), (fused, False, True)]
 )
 def test_must_not_fire(step: Callable[..., Tensor], gradients: bool, in_graph: bool) -> None:
-    """Without the option, in a step of two runs, in evaluation."""
+    """Without the option, in a split step, in evaluation."""
     engine = engine_of(Updates(BufferPool()) if in_graph else None)
     with torch.set_grad_enabled(gradients):
         torch.compile(step, backend=engine)(net(), torch.randn(5, 6))
@@ -111,14 +113,14 @@ def test_same_numbers() -> None:
     module, updates, x = net(), Updates(BufferPool()), torch.randn(5, 6)
     twin = copy.deepcopy(module)
     compiled = torch.compile(fused, backend=engine_of(updates))
-    ours, eager = (torch.optim.AdamW(one.parameters(), 1e-2) for one in (module, twin))
+    optimizer, eager_optimizer = (torch.optim.AdamW(model.parameters(), 1e-2) for model in (module, twin))
     for _ in range(4):
-        with updates.step(ours, Clipping()) as step:
+        with updates.step(optimizer, Clipping()) as step:
             compiled(module, x).backward()
         assert step.updated
         assert all(parameter.grad is None for parameter in module.parameters())
         fused(twin, x).backward()
-        eager.step()
-        eager.zero_grad()
-    for found, expected in zip(module.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(found, expected)
+        eager_optimizer.step()
+        eager_optimizer.zero_grad()
+    for parameter, expected in zip(module.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(parameter, expected)
