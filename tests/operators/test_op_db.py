@@ -1,4 +1,4 @@
-"""torch's database of operators: none wrong, none raising, and those that run in eager are known."""
+"""Torch's database of operators: all results are correct, none raises an error, and all fallbacks are known."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import pytest
 from tests.operators import known
 from tests.operators.op_db import BAD, FALLBACK, Outcome
 
-# Every third operator, and all of them by `python -m tests.operators.op_db`.
-PARTS, TAKEN = 12, range(0, 12, 3)
+# Every third operator; `python -m tests.operators.op_db` compares all of them.
+PARTS, TESTED_PARTS = 12, range(0, 12, 3)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", TAKEN)
-def test_as_eager(part: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", TESTED_PARTS)
+def test_matches_eager(part: int, tmp_path: Path) -> None:
     file = tmp_path / "outcomes.json"
-    # In a process without sessions, since it forks.
+    # In a separate process that has no sessions, since it forks.
     command = [sys.executable, "-m", "tests.operators.op_db", "--part", f"{part}/{PARTS}", "--json", str(file)]
     subprocess.run(command, check=True, timeout=1800)
     outcomes = [Outcome(**json.loads(line)) for line in file.read_text().splitlines()]
