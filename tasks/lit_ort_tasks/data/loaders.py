@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_collate
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, SequentialSampler, default_collate
 
 
 @dataclass(frozen=True)
@@ -93,13 +93,14 @@ def share_of(trainer: Trainer | None) -> Share:
     return ALL if given is None else Share(given["num_replicas"], given["rank"])
 
 
-class FixedBatches(DistributedSampler[BatchKey]):
+# Lightning replaces other samplers: where there are several processes, those that are no DistributedSampler, and with
+# overfit_batches those that are no SequentialSampler.
+class FixedBatches(DistributedSampler[BatchKey], SequentialSampler):  # pyright: ignore[reportGeneralTypeIssues]
     """The same batches at every epoch; the last one is shorter where the items don't divide. Where the batches don't
     divide by the processes, the first ones are read again.
     """
 
     def __init__(self, items: int, batch_size: int, share: Share = ALL) -> None:
-        # Lightning leaves a sampler of this class as it is.
         of: Any = range(items)
         super().__init__(of, share.ranks, share.rank, shuffle=False)
         self.items = items
@@ -113,7 +114,7 @@ class FixedBatches(DistributedSampler[BatchKey]):
     def __len__(self) -> int:
         return -(-self._batches_of_all() // self.share.ranks)
 
-    def __iter__(self) -> Iterator[BatchKey]:
+    def __iter__(self) -> Iterator[BatchKey]:  # pyright: ignore[reportIncompatibleMethodOverride]
         for batch in range(len(self)):
             start = self._place(batch) % self._batches_of_all() * self.batch_size
             yield BatchKey(self.epoch, start, min(start + self.batch_size, self.items))
@@ -127,10 +128,15 @@ class FixedBatches(DistributedSampler[BatchKey]):
 
 
 class EpochBatches(FixedBatches):
-    """Full batches of the epoch that was set last. Lightning sets it on the sampler of a loader before each epoch."""
+    """Full batches of the epoch that was set last. Lightning sets it on the sampler of a loader before each epoch.
 
-    def __init__(self, items: int, batch_size: int, share: Share = ALL) -> None:
+    Args:
+        repeats: every epoch has the batches of epoch 0.
+    """
+
+    def __init__(self, items: int, batch_size: int, share: Share = ALL, *, repeats: bool = False) -> None:
         super().__init__(items, batch_size, share)
+        self.repeats = repeats
         # The epoch as Lightning numbers it, and its batches so far, of all processes together.
         self._epoch, self._batches = 0, 0
         # By how much Lightning's number is too high.
@@ -161,7 +167,7 @@ class EpochBatches(FixedBatches):
             else:
                 # By 0, but Lightning counts one too many where max_steps is set and the state is from an epoch's end.
                 self._ahead += self.epoch - (self._epoch + 1)
-        epoch = self.epoch - self._ahead
+        epoch = 0 if self.repeats else self.epoch - self._ahead
         for batch in range(first, len(self)):
             self._epoch, self._batches = self.epoch, (batch + 1) * self.share.ranks
             start = self._place(batch) * self.batch_size
@@ -187,8 +193,10 @@ class EpochLoader(BatchLoader):
 
 
 def training_loader(source: BatchSource, batch_size: int, trainer: Trainer | None) -> DataLoader[Any]:
-    """Full batches of every epoch; this process's share of them."""
-    return EpochLoader(source, EpochBatches(len(source), batch_size, share_of(trainer)))
+    """This process's share of the full batches of an epoch; with `Trainer(overfit_batches=...)` always of epoch 0."""
+    # The Trainer's attribute is set outside its class.
+    repeats = trainer is not None and trainer.overfit_batches > 0  # pyright: ignore[reportAttributeAccessIssue]
+    return EpochLoader(source, EpochBatches(len(source), batch_size, share_of(trainer), repeats=repeats))
 
 
 def evaluation_loader(source: BatchSource, batch_size: int, trainer: Trainer | None) -> DataLoader[Any]:
