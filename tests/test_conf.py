@@ -23,7 +23,9 @@ from lit_ort import ORTOptions
 SHAPES = ("constant", "linear", "cosine", "polynomial")
 CONF = Path(__file__).parents[1] / "conf"
 # What a choice needs beyond the packages that train.py needs.
-EXTRA_MODULES = {"mlflow": "mlflow"}
+EXTRA_MODULES = {"mlflow": "mlflow", "wandb": "wandb", "optuna": "hydra_plugins.hydra_optuna_sweeper"}
+# Overlays, which other tests compose.
+OVERLAYS = ("experiment", "debug", "hparams_search")
 
 
 def choices(group: str) -> list[str]:
@@ -86,18 +88,21 @@ def test_every_group_is_found() -> None:
     groups = {group for group, _ in EVERY_CHOICE}
     assert groups == {
         *("task", "data", "strategy", "precision", "optimizer", "scheduler", "trainer", "logger", "callbacks"),
-        *("export", "experiment"),
+        "export",
+        *OVERLAYS,
     }
 
 
-@pytest.mark.parametrize(("group", "choice"), [pair for pair in EVERY_CHOICE if pair[0] != "experiment"])
+@pytest.mark.parametrize(("group", "choice"), [pair for pair in EVERY_CHOICE if pair[0] not in OVERLAYS])
 def test_every_choice_composes_and_instantiates(
     group: str, choice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if choice in EXTRA_MODULES:
         pytest.importorskip(EXTRA_MODULES[choice])
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # asked for at the first record only
-    assert make(composed(tmp_path, f"{group}={choice}"), group)
+    # Further callbacks are added to the default ones, whose values a task sets.
+    override = f"+callbacks={choice}" if group == "callbacks" and choice != "default" else f"{group}={choice}"
+    assert make(composed(tmp_path, override), group)
 
 
 @pytest.mark.parametrize("experiment", choices("experiment"))
@@ -108,6 +113,39 @@ def test_every_experiment_composes_and_instantiates(experiment: str, tmp_path: P
     config = composed(tmp_path, f"experiment={experiment}", *smaller.get(experiment.split("_")[0], others))
     for group in ("task", "data", "optimizer", "trainer", "callbacks"):
         assert make(config, group)
+
+
+@pytest.mark.parametrize("task", choices("task"))
+@pytest.mark.parametrize("debug", choices("debug"))
+def test_every_debug_overlay_sets_the_trainer_of_every_task(debug: str, task: str, tmp_path: Path) -> None:
+    plain, config = composed(tmp_path, f"task={task}"), composed(tmp_path, f"task={task}", f"debug={debug}")
+    assert {key for key in config if config[key] != plain[key]} == {"trainer"}
+    trainer = make(config, "trainer")
+    if debug == "overfit":
+        assert (trainer.max_epochs, trainer.max_steps, trainer.check_val_every_n_epoch) == (25, -1, 5)
+
+
+def test_a_search_varies_values_that_every_task_has(tmp_path: Path) -> None:
+    pytest.importorskip(EXTRA_MODULES["optuna"])
+    for task in choices("task"):
+        config = composed(tmp_path, "hparams_search=optuna", f"task={task}")
+        sweeper = HydraConfig.get().sweeper
+        assert sweeper["_target_"].endswith("OptunaSweeper")
+        assert sweeper.params
+        for key in sweeper.params:
+            OmegaConf.select(config, key, throw_on_missing=True)
+
+
+def test_callbacks_are_added_by_name_or_by_list(tmp_path: Path) -> None:
+    default = list(composed(tmp_path).callbacks)
+    expected = [*default, "early_stopping", "learning_rate_monitor"]
+    for override in (
+        "+callbacks=[early_stopping,learning_rate_monitor]",
+        "callbacks=[default,early_stopping,learning_rate_monitor]",
+    ):
+        config = composed(tmp_path, override, "callbacks.early_stopping.patience=7")
+        assert list(config.callbacks) == expected
+        assert make(config, "callbacks")[-2].patience == 7
 
 
 def test_the_tutorials_experiment_does_not_depend_on_the_defaults(tmp_path: Path) -> None:

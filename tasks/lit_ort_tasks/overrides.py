@@ -1,8 +1,9 @@
-"""Misspelt keys on the command line, told with the key that was meant."""
+"""Checks of a command line before Hydra composes the configuration: misspelt keys, extras, groups without a choice."""
 
 from __future__ import annotations
 
 import difflib
+import importlib.util
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,16 @@ from omegaconf import DictConfig, OmegaConf
 from lit_ort_tasks.commands.program import command_line
 from lit_ort_tasks.errors import require
 
+# Choices that need an extra, with the extra and a module of it.
+EXTRAS = {
+    ("hparams_search", "optuna"): ("optuna", "hydra_plugins.hydra_optuna_sweeper"),
+    ("logger", "mlflow"): ("mlflow", "mlflow"),
+    ("logger", "wandb"): ("wandb", "wandb"),
+}
 
-def require_known_keys(arguments: Sequence[str], conf: Path, name: str) -> None:
-    """Checks the keys that a command line sets, but for those it adds with `+`; what else is wrong Hydra says.
+
+def require_usable(arguments: Sequence[str], conf: Path, name: str) -> None:
+    """Checks the overrides of a command line. Hydra reports other errors in it.
 
     Args:
         arguments: of the command line.
@@ -27,14 +35,20 @@ def require_known_keys(arguments: Sequence[str], conf: Path, name: str) -> None:
         name: of the configuration in it.
 
     Raises:
-        InputError: names the first key that the configuration lacks, and the closest one that it has.
+        InputError: a group is set to null, a choice needs an extra that isn't installed, or a key that isn't added with
+            `+` is missing in the configuration; the message has the closest key that exists.
     """
     words = [word for word in arguments if "=" in word and not word.startswith("-")]
     try:
         overrides = OverridesParser.create().parse_overrides(words)
-        groups = [override for override in overrides if (conf / override.key_or_group).is_dir()]
-        if len(groups) == len(overrides):
-            return
+    except HydraException:
+        return
+    groups = [override for override in overrides if (conf / override.key_or_group).is_dir()]
+    for group in groups:
+        _require_choices(group)
+    if len(groups) == len(overrides):
+        return
+    try:
         config = _composed(conf, name, groups)
     except HydraException:
         return
@@ -44,8 +58,38 @@ def require_known_keys(arguments: Sequence[str], conf: Path, name: str) -> None:
         if override in groups or override.is_add() or key.startswith("hydra") or key in known:
             continue
         close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-        meant = f"Did you mean {close[0]}?" if close else f"`{command_line('train')} --help` shows all keys."
-        require(False, f"{key}: no such key in this configuration. {meant} (+{key}=... adds one.)")
+        hint = f"Did you mean {close[0]}?" if close else f"`{command_line(name)} --help` shows all keys."
+        require(False, f"{key}: no such key in this configuration. {hint} (+{key}=... adds one.)")
+
+
+def _require_choices(group: Override) -> None:
+    key = group.key_or_group
+    if group.is_delete():
+        return
+    require(
+        group.value() is not None,
+        f"{key}=null: a group needs a choice. Leave it out, or delete the group with ~{key}.",
+    )
+    for choice in _choices(group):
+        extra, module = EXTRAS.get((key, choice), ("", ""))
+        require(
+            not module or _is_installed(module),
+            f'{key}={choice}: needs the {extra} extra. Install it: pip install "lit_ort[{extra}]".',
+        )
+
+
+def _choices(group: Override) -> list[str]:
+    if group.is_sweep_override():
+        return list(group.sweep_string_iterator())
+    value = group.value()
+    return [str(part) for part in (value if isinstance(value, list) else [value])]
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # its package isn't there either
+        return False
 
 
 def _composed(conf: Path, name: str, groups: Sequence[Override]) -> DictConfig:

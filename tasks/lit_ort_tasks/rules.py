@@ -84,6 +84,11 @@ RULES = (
     Rule("trainer.limit_train_batches", _A_SHARE, _is_share_or_count),
     Rule("trainer.limit_val_batches", _A_SHARE, _is_share_or_count),
     Rule("trainer.limit_test_batches", _A_SHARE, _is_share_or_count),
+    Rule(
+        "trainer.overfit_batches",
+        "a share of the batches from 0.0 to 1.0, or a whole number of them",
+        _is_share_or_count,
+    ),
 )
 
 
@@ -99,6 +104,19 @@ def require_rules(config: DictConfig) -> None:
             continue
         shown = "null" if value is None else value
         require(rule.holds(value), f"{rule.key}={shown}: must be {rule.says}.")
+
+
+def require_visible_gradients(config: DictConfig) -> None:
+    """Refuses to detect anomalies in gradients that autograd never has.
+
+    Raises:
+        InputError: the run of a step updates the parameters.
+    """
+    require(
+        not (config.trainer.detect_anomaly and OmegaConf.select(config, "strategy.optimizer_in_graph", default=False)),
+        "trainer.detect_anomaly=true: with strategy.optimizer_in_graph=true gradients stay in the session, where no "
+        "anomaly is detected. Set strategy.optimizer_in_graph=false.",
+    )
 
 
 def require_processes(config: DictConfig, environment: Mapping[str, str]) -> None:

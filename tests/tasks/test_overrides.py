@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from lit_ort_tasks import overrides
 from lit_ort_tasks.errors import InputError
-from lit_ort_tasks.overrides import require_known_keys
+from lit_ort_tasks.overrides import require_usable
 
 CONF = Path(__file__).parents[2] / "conf"
 
@@ -23,7 +24,7 @@ CONF = Path(__file__).parents[2] / "conf"
 )
 def test_a_misspelt_key_is_told_with_the_one_that_was_meant(word: str, meant: str) -> None:
     with pytest.raises(InputError, match="no such key in this configuration") as caught:
-        require_known_keys([word], CONF, "train")
+        require_usable([word], CONF, "train")
     assert str(caught.value).startswith(word.partition("=")[0])
     assert meant in str(caught.value)
 
@@ -45,4 +46,17 @@ def test_a_misspelt_key_is_told_with_the_one_that_was_meant(word: str, meant: st
     ],
 )
 def test_other_words_are_left_to_hydra(words: list[str]) -> None:
-    require_known_keys(words, CONF, "train")
+    require_usable(words, CONF, "train")
+
+
+@pytest.mark.parametrize("group", ["logger", "callbacks", "debug"])
+def test_a_group_without_a_choice_is_refused(group: str) -> None:
+    with pytest.raises(InputError, match=rf"{group}=null: a group needs a choice.*~{group}"):
+        require_usable([f"{group}=null"], CONF, "train")
+
+
+@pytest.mark.parametrize("word", ["logger=wandb", "logger=[tensorboard,wandb]", "logger=csv,wandb", "+logger=wandb"])
+def test_a_missing_extra_is_named(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(overrides.EXTRAS, ("logger", "wandb"), ("wandb", "no_such_package.module"))
+    with pytest.raises(InputError, match=r'logger=wandb: needs the wandb extra.*pip install "lit_ort\[wandb\]"'):
+        require_usable([word], CONF, "train")

@@ -1,4 +1,4 @@
-"""Trains one model: composes the configuration, makes its parts, fits, tests. `lit-ort train --help` says more."""
+"""Trains one model: composes the configuration, builds its parts, fits and tests. `lit-ort train --help` says more."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
 from lightning.pytorch.utilities import rank_zero_only
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from rich.console import Console
 
 from lit_ort import ORTOptions, explain, plan_memory
 from lit_ort.backend.inspect import CompileLog
 from lit_ort.callbacks import MIB, LastCheckpoint, StepStatistics, short_figure
-from lit_ort.errors import LitOrtError
+from lit_ort.errors import LitOrtError, NonFiniteError
 from lit_ort.files import whole_file
-from lit_ort_tasks.commands.program import configuration_folder
+from lit_ort.strategies import CompiledStrategy
+from lit_ort_tasks.commands.program import command_line, configuration_folder
 from lit_ort_tasks.console import drop_known_messages
 from lit_ort_tasks.errors import InputError, require
 from lit_ort_tasks.inference import write_inference
-from lit_ort_tasks.overrides import require_known_keys
-from lit_ort_tasks.rules import require_processes, require_rules
+from lit_ort_tasks.overrides import require_usable
+from lit_ort_tasks.records import final_figures, finish_wandb, hyperparameters, record_end, record_start
+from lit_ort_tasks.rules import require_processes, require_rules, require_visible_gradients
 from lit_ort_tasks.runs import RESULTS, checkpoint_to_resume, resume_command
 
 
@@ -46,6 +48,7 @@ class Run:
 
 def make(config: DictConfig) -> Run:
     require_rules(config)
+    require_visible_gradients(config)
     require_processes(config, os.environ)
     seed_everything(config.seed, workers=True, verbose=False)
     strategy = instantiate(config.strategy)
@@ -61,7 +64,7 @@ def make(config: DictConfig) -> Run:
 
 
 def plan(config: DictConfig) -> None:
-    """Prints what a training step takes, and the largest batch for the memory that is free now."""
+    """Prints the memory of a training step, and the largest batch for the memory that is free now."""
     run = make(config)
     options = getattr(run.trainer.strategy, "options", None)
     require(
@@ -74,19 +77,26 @@ def plan(config: DictConfig) -> None:
     planned = plan_memory(run.task.train(), batch, options=options, batch_dim=getattr(run.data, "batch_dim", 0))
     free = psutil.virtual_memory().available
     largest = (
-        f"{free / MIB:.0f} MiB are free: batches of up to {planned.largest_batch(free)}, the optimizer's state aside"
+        f"{free / MIB:.0f} MiB are free: batches of up to {planned.largest_batch(free)}, without the optimizer's state"
     )
     Console(soft_wrap=True, highlight=False).print(f"{planned}\n{largest}")
 
 
 def fit_and_test(config: DictConfig, folder: Path) -> dict[str, Any]:
-    """Runs the configuration. Returns the last value of each metric and which to compare, the steps, the checkpoint."""
+    """Runs a configuration.
+
+    Returns:
+        The content of results.json: the last value of each metric, the names of the headline figures, the statistics of
+        the steps, the checkpoint.
+    """
     resumed = checkpoint_to_resume(config.ckpt_path, folder, config)
     run = make(config)
     trainer, task, data = run.trainer, run.task, run.data
     require_exportable(config, run)
-    for logger in trainer.loggers:
-        logger.log_hyperparams(OmegaConf.to_container(config, resolve=True))  # pyright: ignore[reportArgumentType]
+    settings = HydraConfig.get()
+    parameters = hyperparameters(config, settings.runtime.choices, settings.overrides.task)
+    record_start(trainer, config, parameters)
+    show_anomaly_note(config, trainer)
     trainer.fit(task, datamodule=data, ckpt_path=resumed, weights_only=True)
     metrics: dict[str, Any] = dict(trainer.callback_metrics)
     checkpoint = getattr(trainer.checkpoint_callback, "best_model_path", "")
@@ -98,7 +108,7 @@ def fit_and_test(config: DictConfig, folder: Path) -> dict[str, Any]:
     callbacks = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue] (set by a connector)
     exported = export_model(config, task, data, folder, checkpoint)
     statistics = next((part.summary() for part in callbacks if isinstance(part, StepStatistics)), None)
-    return {
+    results = {
         "headline": list(getattr(task, "headline", ("loss",))),
         "metrics": {name: finite(float(value)) for name, value in metrics.items()},
         "steps": asdict(statistics) if statistics else None,
@@ -108,11 +118,23 @@ def fit_and_test(config: DictConfig, folder: Path) -> dict[str, Any]:
         "exported": exported,
         "folder": str(folder),
     }
+    record_end(trainer, final_figures(results))
+    return results
+
+
+@rank_zero_only
+def show_anomaly_note(config: DictConfig, trainer: Trainer) -> None:
+    """Prints what an anomaly of a compiled step means, where anomalies are detected."""
+    compiled = isinstance(trainer.strategy, CompiledStrategy) or _is_through_onnx_runtime(trainer)
+    if config.trainer.detect_anomaly and compiled:
+        eager = f"{command_line('train')} strategy=eager debug=anomaly"
+        note = f"detect_anomaly: a compiled step is checked as one operator; `{eager}` names the operator of the model"
+        Console(soft_wrap=True, highlight=False).print(note)
 
 
 @rank_zero_only
 def export_model(config: DictConfig, task: Any, data: Any, folder: Path, checkpoint: str) -> str | None:
-    """Leaves what `export=` asks for in the run's folder. Returns what it says of itself."""
+    """Writes what `export=` selects to the folder of the run. Returns a description of it."""
     if config.get("export") is None:
         return None
     # Of the checkpoint that was tested, whose weights the task has now.
@@ -121,7 +143,7 @@ def export_model(config: DictConfig, task: Any, data: Any, folder: Path, checkpo
 
 
 def require_exportable(config: DictConfig, run: Run) -> None:
-    """Refuses to train for an export that can't be.
+    """Refuses to train for an export that is impossible.
 
     Raises:
         InputError: the task or its data has no form for inference, or each process has a part of the model.
@@ -131,7 +153,7 @@ def require_exportable(config: DictConfig, run: Run) -> None:
     require(
         hasattr(run.task, "inference"),
         f"export={config.export.format}: {type(run.task).__name__} has no form for inference so far. Leave export out; "
-        "lit_ort.export takes any module.",
+        "lit_ort.export accepts any module.",
     )
     require(
         getattr(run.task, "tokenizer", run.task) is not None,
@@ -152,21 +174,25 @@ def first(results: Sequence[Any]) -> dict[str, Any]:
 
 
 def finite(value: float) -> float | None:
-    """JSON has neither NaN nor infinity."""
+    """The value, or None for NaN and infinity, which JSON lacks."""
     return value if math.isfinite(value) else None
 
 
 def planned_mib(trainer: Trainer) -> float | None:
-    """Memory of the largest training graph of a run through ONNX Runtime, as planned; None of another run."""
-    if not isinstance(getattr(trainer.strategy, "compile_log", None), CompileLog):
+    """The planned memory of the largest training graph of a run through ONNX Runtime; None for other runs."""
+    if not _is_through_onnx_runtime(trainer):
         return None
     planned = [graph.peak_bytes for graph in explain(trainer).graphs if graph.wants_gradient and not graph.fallback]
     return max(planned) / MIB if planned else None
 
 
 def ran(trainer: Trainer) -> str | None:
-    """What of a run went through ONNX Runtime; None of a run by another strategy."""
-    return explain(trainer).summary if isinstance(getattr(trainer.strategy, "compile_log", None), CompileLog) else None
+    """Which parts of a run went through ONNX Runtime; None for runs with other strategies."""
+    return explain(trainer).summary if _is_through_onnx_runtime(trainer) else None
+
+
+def _is_through_onnx_runtime(trainer: Trainer) -> bool:
+    return isinstance(getattr(trainer.strategy, "compile_log", None), CompileLog)
 
 
 @rank_zero_only
@@ -176,7 +202,7 @@ def report(results: dict[str, Any], folder: Path) -> None:
         with whole_file(folder / RESULTS) as file:
             file.write((json.dumps(results, indent=2, allow_nan=False) + "\n").encode())
     except OSError as error:
-        sys.exit(f"error: {folder / RESULTS} can't be written: {error.strerror or error}. What it would hold is above.")
+        sys.exit(f"error: {folder / RESULTS} can't be written: {error.strerror or error}. Its content is shown above.")
 
 
 def show(results: dict[str, Any]) -> None:
@@ -199,28 +225,44 @@ def show(results: dict[str, Any]) -> None:
     console.print(f"run folder {results['folder']}\ncheckpoint {results['checkpoint']}")
 
 
+def objective(results: dict[str, Any]) -> float | None:
+    """The value of a run for a search: the first headline figure in the last validation; None if it isn't finite."""
+    return results["metrics"].get(f"val/{results['headline'][0]}")
+
+
+def is_trial() -> bool:
+    """Whether a search for hyperparameters started this run."""
+    return HydraConfig.get().runtime.choices.get("hparams_search") is not None
+
+
 @hydra.main(version_base="1.3", config_path=str(configuration_folder()), config_name="train")
-def run_configured(config: DictConfig) -> None:
+def run_configured(config: DictConfig) -> float | None:
     drop_known_messages()
     folder = Path(HydraConfig.get().runtime.output_dir)
     try:
         if config.plan_memory:
             plan(config)
-            return
+            return None
         results = fit_and_test(config, folder)
     except (InputError, LitOrtError, InstantiationException) as error:
-        # Hydra wraps what a constructor raises, so the user's error may be the cause of another.
+        if isinstance(error, NonFiniteError) and is_trial():
+            print(f"\nerror: {error}", file=sys.stderr)
+            finish_wandb(1)
+            return None
+        # Hydra wraps the error of a constructor in its own.
         for link in (error, error.__cause__):
             if isinstance(link, (InputError, LitOrtError)):
                 sys.exit(f"error: {link}")
         raise
     report(results, folder)
+    finish_wandb(0)
+    return objective(results)
 
 
 def main() -> None:
     """Runs the command line of this process."""
     try:
-        require_known_keys(sys.argv[1:], configuration_folder(), "train")
+        require_usable(sys.argv[1:], configuration_folder(), "train")
     except InputError as error:
         sys.exit(f"error: {error}")
     run_configured()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import runpy
@@ -11,7 +10,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,35 +20,9 @@ from lit_ort_tasks.transformer_lm import TransformerLM
 from omegaconf import OmegaConf
 
 from lit_ort import LitOrtWarning
+from tests.tasks.commands.small import QUIET, SMALL, TRAIN, run, start
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-TRAIN = Path(__file__).parents[3] / "train.py"
-SMALL = (
-    *("strategy=eager", "data=wikitext2", "data.batch_size=4", "data.eval_batch_size=2", "data.bptt=6"),
-    *("task.width=8", "task.feed_forward=8", "task.layers=1", "task.dropout=0.0", "trainer.log_every_n_steps=2"),
-)
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    """A folder with 240 tokens a split: ten training batches."""
-    folder = tmp_path / "text"
-    folder.mkdir()
-    letters = "abcdefghijklmnop"
-    for shift, name in enumerate(("train", "valid", "test")):
-        words = [letters[(place * (shift + 1)) % 16] for place in range(240)]
-        (folder / f"{name}.txt").write_text(" ".join(words))
-    return folder
-
-
-def run(monkeypatch: pytest.MonkeyPatch, folder: Path, text: Path, *overrides: str) -> dict[str, Any]:
-    """Runs train.py in this process. Returns what it wrote to results.json."""
-    logging = ("hydra/job_logging=none", "hydra/hydra_logging=none")
-    arguments = ["train.py", *SMALL, f"data.dir={text}", f"hydra.run.dir={folder}", *logging, *overrides]
-    monkeypatch.setattr(sys, "argv", arguments)
-    runpy.run_path(str(TRAIN), run_name="__main__")
-    return json.loads((folder / "results.json").read_text())
 
 
 def test_a_plan_is_printed_and_nothing_trained(
@@ -205,12 +177,10 @@ def test_a_checkpoint_of_another_run_is_refused(
 
 
 def test_several_runs_have_a_folder_each(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path) -> None:
-    arguments = ["train.py", "-m", *SMALL, f"data.dir={text}", f"hydra.sweep.dir={tmp_path}/sweep"]
-    logging = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
-    monkeypatch.setattr(sys, "argv", [*arguments, *logging, "trainer.max_steps=2", "seed=1,2"])
-    runpy.run_path(str(TRAIN), run_name="__main__")
-    found = sorted(path.parent.name for path in (tmp_path / "sweep").glob("*/results.json"))
-    assert found == ["0-eager", "1-eager"]
+    folder = tmp_path / "sweep"
+    values = (f"data.dir={text}", f"hydra.sweep.dir={folder}", "trainer.max_steps=2", "seed=1,2")
+    start(monkeypatch, "hydra.mode=MULTIRUN", *values)
+    assert sorted(path.parent.name for path in folder.glob("*/results.json")) == ["0-eager", "1-eager"]
 
 
 @pytest.mark.parametrize(
@@ -238,8 +208,7 @@ def test_unusable_values_end_with_one_message(
     values = [value for value in SMALL if value.partition("=")[0] != override.partition("=")[0]]
     if not override.startswith("data.dir"):
         values.append(f"data.dir={text}")
-    logging = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
-    monkeypatch.setattr(sys, "argv", ["train.py", *values, *logging, f"hydra.run.dir={tmp_path}/run", override])
+    monkeypatch.setattr(sys, "argv", ["train.py", *values, *QUIET, f"hydra.run.dir={tmp_path}/run", override])
     with pytest.raises(SystemExit, match=message):
         runpy.run_path(str(TRAIN), run_name="__main__")
     assert not (tmp_path / "run" / "results.json").exists()

@@ -1,0 +1,50 @@
+"""train.py with hparams_search=optuna: each trial is a run, whose value is a figure of its last validation."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from tests.tasks.commands.small import start
+
+pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    # Optuna 2 and SQLAlchemy 2.
+    pytest.mark.filterwarnings("ignore:The ``declarative_base"),
+]
+
+
+def search(monkeypatch: pytest.MonkeyPatch, folder: Path, text: Path, *overrides: str) -> list[float | None]:
+    """Runs a search. Returns each trial's val/ppl; None where it has no results."""
+    values = ("trainer.max_epochs=1", "hparams_search=optuna", f"data.dir={text}", f"hydra.sweep.dir={folder}")
+    start(monkeypatch, *values, *overrides)
+    trials = [path / "results.json" for path in sorted(folder.glob("*-eager"))]
+    return [json.loads(path.read_text())["metrics"]["val/ppl"] if path.is_file() else None for path in trials]
+
+
+def test_a_search_finds_the_trial_with_the_smallest_figure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path
+) -> None:
+    values = search(monkeypatch, tmp_path / "search", text, "hydra.sweeper.n_trials=2")
+    best = OmegaConf.load(tmp_path / "search" / "optimization_results.yaml")
+    assert len(values) == 2
+    assert best.best_value == min(value for value in values if value is not None)
+    # The command line of the small model fixes the dropout.
+    assert set(best.best_params) == {"optimizer.lr"}
+
+
+def test_a_trial_whose_loss_is_not_finite_fails_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wild = ("optimizer=sgd", "trainer.gradient_clip_val=null", "optimizer.lr=choice(1e-2,1e30)")
+    values = search(monkeypatch, tmp_path / "search", text, *wild, "hydra.sweeper.n_trials=4", "seed=1")
+    best = OmegaConf.load(tmp_path / "search" / "optimization_results.yaml")
+    assert None in values
+    assert best.best_params["optimizer.lr"] == 1e-2
+    assert math.isfinite(best.best_value)
+    assert "error: the training loss is" in capsys.readouterr().err
