@@ -1,0 +1,80 @@
+"""report.md: the table of a comparison, and what is needed to repeat it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from lit_ort_tasks.commands.program import command_line
+from lit_ort_tasks.comparison.outcome import Outcome
+from lit_ort_tasks.comparison.table import markdown_table
+
+# Packages whose versions the report has.
+PACKAGES = ("torch", "lightning", "onnxruntime-training-cpu", "onnxruntime-training", "onnx")
+
+
+def write_report(folder: Path, outcomes: Sequence[Outcome], overrides: Sequence[str], note: str) -> Path:
+    """Writes report.md: the table, the picture, the command, the machine and the versions. Returns its path."""
+    command = " ".join([command_line("compare"), f"strategies=[{','.join(o.strategy for o in outcomes)}]", *overrides])
+    first = outcomes[0].strategy
+    lines = [
+        f"# {', '.join(outcome.strategy for outcome in outcomes)}",
+        "",
+        f"    {command}",
+        "",
+        markdown_table(outcomes),
+        "",
+        "ms/batch and the rate are medians over all training batches but the first, without validation and data "
+        "loading. peak MiB is the highest resident memory of the process during fit, added MiB the part above the "
+        f"memory at the start of fit. val is of the last validation, test of {tested(outcomes)}. x {first}: how many "
+        f"times as fast as {first} a batch is.",
+        "",
+        "![Loss, step time and memory](report.png)",
+        "",
+        f"{machine()}. Python {platform.python_version()}, {', '.join(versions())}. {note}".rstrip(),
+        "",
+    ]
+    report = folder / "report.md"
+    report.write_text("\n".join(lines), encoding="utf-8")
+    return report
+
+
+def tested(outcomes: Sequence[Outcome]) -> str:
+    """The checkpoints that were tested."""
+    names = {o.strategy: Path(o.results["checkpoint"]).name for o in outcomes if o.results is not None}
+    if len(set(names.values())) == 1:
+        return f"checkpoints/{next(iter(names.values()))}"
+    return ", ".join(f"checkpoints/{name} for {strategy}" for strategy, name in names.items()) or "no checkpoint"
+
+
+def busy() -> str:
+    """A sentence if other programs use the cores as the comparison starts; empty if not, or if that isn't known."""
+    cores = os.cpu_count() or 1
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if load < cores / 4:
+        return ""
+    return f"Other programs were running (load {load:.1f} on {cores} cores): the times are not reliable."
+
+
+def machine() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    model = next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine()
+    )
+    return f"{model}, {torch.get_num_threads()} threads, {platform.system()}"
+
+
+def versions() -> list[str]:
+    installed = []
+    for package in PACKAGES:
+        try:
+            installed.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            continue
+    return installed
