@@ -64,9 +64,15 @@ KINDS = frozenset((*_KNOWN, *_CALLS, *_NO_NEWS, *_ASKED_FOR))
 # A function's name in torch's explanations, such as "builtin operator `print`" or "function `<function A.f at 0x7f>`".
 _NAME = re.compile(r"(?:builtin operator|builtin|function) `?(?:<unknown module>\.)?(?:<function )?(?P<name>[\w.]*\w)")
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
-_AT_A_BREAK = re.compile(r"___stack\d+")
-# Hints about torch's own settings and its issue tracker.
-_NO_REMEDY = ("torch._dynamo", "issue", "fullgraph", "TORCH")
+# What guards are about, as the user writes it.
+_NAMES = (
+    (re.compile(r"___stack\d+"), "(value at the graph break)"),
+    (re.compile(r"self\._trainer\.fit_loop\.epoch_loop\.\w+_optimization\.[\w.]*completed"), "self.global_step"),
+    (re.compile(r"self\._trainer\.fit_loop\.epoch_progress\.[\w.]*(completed|processed)"), "self.current_epoch"),
+)
+_NUMBER = re.compile(r"[\w.\[\]'\"]+ == -?\d[\d.e+-]*")
+# Words of hints that are no remedy: about torch's settings and issue tracker, or of a general kind.
+_NO_REMEDY = ("torch._dynamo", "issue", "fullgraph", "TORCH", "is fundamental", "running in eager")
 _CONTAINS = re.compile(r"(?P<no>not )?___dict_contains\((?P<key>'[^']*'), (?P<owner>.+)\)")
 
 
@@ -90,7 +96,7 @@ def eager_function_of(step: str, obstacle: Obstacle, function: Function) -> Eage
         return None
     place = place_of(obstacle.stack) or f"{function.file}:{function.line}"
     reason, remedy = _explained(obstacle)
-    return EagerFunction(step, _name(function), place, reason, remedy)
+    return EagerFunction(step, _name(function), place, reason, remedy, is_rest=function.continues)
 
 
 def recompile_of(step: str, function: Function, reason: str, stack: Stack) -> Recompile | None:
@@ -101,13 +107,17 @@ def recompile_of(step: str, function: Function, reason: str, stack: Stack) -> Re
     # A guard comes with the line of code that it is for; a comparison of tensors is text.
     guard, _, line = reason.partition("  #")
     if not line:
-        text = _AT_A_BREAK.sub("(value at the graph break)", reason).replace(". expected", ": expected")
+        text = _readable(reason).replace(". expected", ": expected")
         return Recompile(step, _name(function), place, _sentence(text), None)
-    return Recompile(step, _name(function), place, f"the guard `{_readable(guard.strip())}` failed.", _KEEP_OUT)
+    guard = guard.strip()
+    # Dynamo's next graph serves any number.
+    remedy = None if _NUMBER.fullmatch(guard) else _KEEP_OUT
+    return Recompile(step, _name(function), place, f"the guard `{_readable(guard)}` failed.", remedy)
 
 
 def _readable(guard: str) -> str:
-    guard = _AT_A_BREAK.sub("(value at the graph break)", guard)
+    for pattern, name in _NAMES:
+        guard = pattern.sub(name, guard)
     match = _CONTAINS.fullmatch(guard)
     return guard if match is None else f"{match['key']} {match['no'] or ''}in {match['owner']}"
 

@@ -38,6 +38,16 @@ class Explanation:
         return tuple(graph for graph in self.graphs if graph.fallback is not None)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing was compiled, or could not be."""
+        return not (self.graphs or self.eager_functions or self.breaks)
+
+    @property
+    def is_partly_eager(self) -> bool:
+        """Whether code of a step runs in eager PyTorch, between graphs or in place of one."""
+        return bool(self.fallbacks or self.eager_functions or self.breaks)
+
+    @property
     def counts(self) -> str:
         """Graphs by kind, fallbacks and graph breaks, in a line."""
         kinds = collections.Counter(graph.kind for graph in self.graphs)
@@ -62,7 +72,7 @@ class Explanation:
     @property
     def summary(self) -> str:
         """Two lines: graphs, fallbacks and graph breaks, and where the time of runs went."""
-        if not self.graphs and not self.eager_functions and not self.breaks:
+        if self.is_empty:
             return "lit_ort: nothing compiled yet. Graphs are compiled at their first run."
         return f"lit_ort: {self.counts}\n{self.times}"
 
@@ -140,10 +150,15 @@ class CompileLog:
                 self.watch.listener.note(str(graph_break))
 
     def note_eager_function(self, function: EagerFunction) -> bool:
-        """Records a function that runs in eager, the first of a step for each reason. Returns whether it is new."""
+        """Records a function that runs in eager, the first of a step for each reason. Returns whether it is new.
+
+        The rest of a function is reported in a line, as a graph break is.
+        """
         is_new = self.is_new(f"{function.step} in eager: {function.reason}")
         if is_new:
             self.eager_functions.append(function)
+            if function.is_rest:
+                self.watch.listener.note(str(function))
         return is_new
 
     def note_recompile(self, recompile: Recompile) -> None:

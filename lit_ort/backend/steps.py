@@ -131,7 +131,9 @@ class _StepListener:
         eager_function = eager_function_of(self._step, obstacle, function)
         if eager_function is None:
             return
-        if self._compile_log is None or self._compile_log.note_eager_function(eager_function):
+        is_new = self._compile_log is None or self._compile_log.note_eager_function(eager_function)
+        # The rest of a function may be no more than a print, and its graph break is reported.
+        if is_new and not eager_function.is_rest:
             self._report(eager_function.place, eager_function.message)
 
     def limit_reached(self) -> None:

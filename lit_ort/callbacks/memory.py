@@ -5,7 +5,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import psutil
+
 MIB = 2**20
+
+
+def rss_bytes() -> int:
+    """The resident memory of this process."""
+    return psutil.Process().memory_info().rss
 
 
 def peak_rss_bytes() -> int | None:

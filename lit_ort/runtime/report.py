@@ -136,6 +136,7 @@ class EagerFunction:
         place: `file:line` of the obstacle, or of the function.
         reason: why Dynamo can't trace it, a sentence.
         remedy: what to change, a sentence, or None.
+        is_rest: whether it is the rest of a function, after a graph break.
     """
 
     step: str
@@ -143,6 +144,7 @@ class EagerFunction:
     place: str
     reason: str
     remedy: str | None = None
+    is_rest: bool = False
 
     @property
     def message(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -27,13 +28,14 @@ from lit_ort.runtime.random import draw_from
 from lit_ort.runtime.updates import Updates
 from lit_ort.strategies.progress import ProgressListener
 from lit_ort.strategies.steps import CompiledSteps
+from lit_ort.strategies.summary import FitSummary, show
 from lit_ort.strategies.updates import clipping_of, is_from_lightning, reason_against_updates
 
 # Stands before a strategy of either package in the bases of a strategy.
 _Base: Any = object
 
 # What of a strategy stays with it: sessions, their memory and compiled code.
-_OF_THIS_PROCESS = frozenset({"_backends", "_pool", "_updates", "_steps"})
+_OF_THIS_PROCESS = frozenset({"_backends", "_fit", "_pool", "_updates", "_steps"})
 
 # What Lightning's plugins call the precisions that options have.
 PRECISIONS = {"32-true": FLOAT32, "32": FLOAT32, 32: FLOAT32, "bf16-mixed": BF16_MIXED}
@@ -140,6 +142,7 @@ class ORTMixin(CompiledMixin):
     compile_log: CompileLog
     _generator: torch.Generator | None = None
     _resumed_state: torch.Tensor | None = None
+    _fit: FitSummary | None = None
 
     def __init__(self, options: ORTOptions, **arguments: Any) -> None:
         self.options = options
@@ -174,6 +177,16 @@ class ORTMixin(CompiledMixin):
             self.options = dataclasses.replace(self.options, precision=precision)
             self._backends.clear()
 
+    def setup(self, trainer: Any) -> None:
+        self._fit = FitSummary(self.compile_log) if trainer.state.fn == "fit" else None
+        super().setup(trainer)
+
+    def on_train_end(self) -> None:
+        super().on_train_end()
+        if self._fit is not None:
+            trainer = self.lightning_module.trainer
+            show(trainer, self._fit.lines(trainer.callbacks))
+
     # Randomness: seeds of sessions come from a generator apart from torch's default one, which data loaders draw from.
     # It is the same in every process, and each rank takes a stream of its own.
 
@@ -190,10 +203,14 @@ class ORTMixin(CompiledMixin):
             self._resumed_state = None
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
         self._free_old_gradients()
         # A loop of somebody's own may take steps before on_train_start().
         with nullcontext() if self._generator is None else draw_from(self._generator, self.rank):
-            return super().training_step(*args, **kwargs)
+            output = super().training_step(*args, **kwargs)
+        if self._fit is not None and not self.lightning_module.automatic_optimization:
+            self._fit.add(start)
+        return output
 
     @property
     def rank(self) -> int:
@@ -217,6 +234,14 @@ class ORTMixin(CompiledMixin):
                         parameter.grad = None
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        loss = self._optimizer_step(optimizer, closure, *args, **kwargs)
+        # With manual optimization it is a part of the training step.
+        if self._fit is not None and self.lightning_module.automatic_optimization:
+            self._fit.add(start)
+        return loss
+
+    def _optimizer_step(self, optimizer: Any, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
         trainer = self.lightning_module.trainer
         if not self.options.optimizer_in_graph or self._warns_of_updates(trainer, optimizer):
             return super().optimizer_step(optimizer, closure, *args, **kwargs)
@@ -259,7 +284,7 @@ class ORTMixin(CompiledMixin):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._backends, self._pool, self._steps = {}, BufferPool(), None
+        self._backends, self._pool, self._steps, self._fit = {}, BufferPool(), None, None
         self._updates = Updates(self._pool)
 
     # Refusals. Lightning's connector sets these on every strategy when a Trainer is created.

@@ -169,6 +169,23 @@ def test_a_function_in_eager_is_warned_of_once_at_its_line() -> None:
     assert line(looping, 3) in str(function)
 
 
+def test_the_rest_of_a_function_in_eager_is_a_line() -> None:
+    def opening(x: Tensor) -> Tensor:
+        y = x.exp().sum()
+        with open(HERE):
+            return y * 2
+
+    engine, notes = watched()
+    compiled = torch.compile(opening, backend=engine)
+    with step_of(engine):
+        for rows in (2, 3):
+            compiled(torch.zeros(rows))
+    (function,) = engine.compile_log.eager_functions
+    assert function.name == f"opening from line {opening.__code__.co_firstlineno + 2} on"
+    assert notes.lines.count(str(function)) == 1
+    assert explain(engine).counts == "2 graphs (2 forward), 1 function in eager PyTorch, 1 graph break"
+
+
 def test_code_that_cannot_continue_after_a_break() -> None:
     def guarded(x: Tensor) -> Tensor:
         total = x.exp().sum()
@@ -203,6 +220,16 @@ def test_a_recompile_is_reported_once_and_counted() -> None:
     assert recompile.count == 3
     assert "was compiled again 3 times, the last time at" in str(recompile)
     assert "'ccc'" in recompile.reason
+
+
+def test_a_number_is_compiled_again_once() -> None:
+    engine, notes = watched()
+    compiled = torch.compile(lambda x, scale: x.exp().sum() * scale, backend=engine)
+    with step_of(engine):
+        for scale in (1.5, 2.5, 3.5):
+            compiled(torch.ones(2), scale)
+    (noted,) = notes.lines
+    assert noted.endswith("the guard `scale == 1.5` failed.")
 
 
 def test_other_sizes_are_reported_once() -> None:
@@ -265,6 +292,11 @@ def test_torchs_words_are_made_readable() -> None:
     recompile = recompile_of("training_step", function, guard, ((HERE, 4),))
     assert recompile is not None
     assert recompile.reason == "the guard `'w' not in (value at the graph break)` failed."
+    step = "self._trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total.completed"
+    counter = recompile_of("training_step", function, f"{step} == 0   # if self.global_step", ())
+    assert counter is not None
+    assert counter.reason == "the guard `self.global_step == 0` failed."
+    assert counter.remedy is None
     assert str(recompile).startswith(f"training_step from line 3 on was compiled again at {HERE}:4: ")
     assert recompile_of("training_step", Function("forward", torch.__file__, 3, False), guard, ()) is None
 

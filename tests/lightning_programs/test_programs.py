@@ -1,4 +1,4 @@
-"""Programs as Lightning's tutorials write them, unchanged but for the strategy: the same weights after 20 steps."""
+"""Programs in the style of Lightning's tutorials, changed only in the strategy: the same weights after 20 steps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 class Program(LightningModule):
-    """With Adam over all parameters."""
+    """A module that trains all parameters with Adam."""
 
     def configure_optimizers(self) -> Any:
         return torch.optim.Adam(self.parameters(), 1e-3)
@@ -84,7 +84,7 @@ class AutoEncoder(Program):
 
 
 class Gan(LightningModule):
-    """By manual optimization, with running means in Python."""
+    """A GAN with manual optimization and a running mean in Python."""
 
     automatic_optimization = False  # pyright: ignore[reportAssignmentType,reportIncompatibleMethodOverride]
 
@@ -124,7 +124,7 @@ class Gan(LightningModule):
 
 
 class PenalizedGan(Gan):
-    """The critic's gradient is part of its loss."""
+    """A GAN with a gradient penalty: the critic's loss has the norm of its gradient."""
 
     def training_step(self, batch: Batch) -> None:
         x, _ = batch
@@ -169,7 +169,7 @@ class Transformer(Program):
 
 
 class GraphNetwork(Program):
-    """Messages along the edges of a ring, by index_add, and their mean by scatter_reduce."""
+    """Messages along the edges of a ring, summed with index_add and averaged with scatter_reduce."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -220,13 +220,13 @@ class SimClr(Program):
         similar = similar / 0.07
         loss = (-similar[positive] + torch.logsumexp(similar, -1)).mean()
         joined = torch.cat([similar[positive][:, None], similar.masked_fill(positive, -9e15)], -1)
-        place = joined.argsort(-1, descending=True).argmin(-1)
-        self.log("acc_top1", (place == 0).float().mean())
+        rank = joined.argsort(-1, descending=True).argmin(-1)
+        self.log("acc_top1", (rank == 0).float().mean())
         return loss
 
 
 class Byol(Program):
-    """With a teacher that follows by an exponential moving average, annealed over the steps."""
+    """BYOL with a target network that is an exponential moving average, with an annealed decay."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -236,10 +236,10 @@ class Byol(Program):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         x = batch[0]
         with torch.no_grad():
-            wanted = F.normalize(self.target(x.flip(1)), dim=-1)
-        found = F.normalize(self.predictor(self.online(x)), dim=-1)
-        self.log("cosine", (found * wanted).sum(-1).mean())
-        return 2 - 2 * (found * wanted).sum(-1).mean()
+            target = F.normalize(self.target(x.flip(1)), dim=-1)
+        prediction = F.normalize(self.predictor(self.online(x)), dim=-1)
+        self.log("cosine", (prediction * target).sum(-1).mean())
+        return 2 - 2 * (prediction * target).sum(-1).mean()
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         decay = 1 - (1 - 0.99) * (math.cos(math.pi * self.global_step / 40) + 1) / 2
@@ -249,7 +249,9 @@ class Byol(Program):
 
 
 class Dqn(Program):
-    """Learns from a replay buffer in Python that it fills itself; the target network is copied now and then."""
+    """A deep Q-network with a replay buffer in Python, which it fills itself, and a target network copied every 5
+    steps.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -275,7 +277,7 @@ class Dqn(Program):
 
 
 class Vae(Program):
-    """Its divergence's weight grows with the steps; it prints what it sees."""
+    """A variational autoencoder with an annealed weight of the divergence; it prints the loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -294,7 +296,7 @@ class Vae(Program):
 
 
 class LowRank(nn.Module):
-    """A frozen linear layer with a trained correction of low rank."""
+    """A frozen linear layer with a trained low-rank update."""
 
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()
@@ -306,7 +308,7 @@ class LowRank(nn.Module):
 
 
 class Adapted(Program):
-    """Attention of which query and value alone have adapters."""
+    """Attention with low-rank adapters of query and value only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -325,7 +327,7 @@ class Adapted(Program):
         return torch.optim.Adam([p for p in self.parameters() if p.requires_grad], 1e-3)
 
 
-# The training graphs of each, by kind.
+# The number of training graphs of each program, by kind.
 PROGRAMS: dict[Callable[[], LightningModule], dict[str, int]] = {
     ImageClassifier: {"fused": 1},
     AutoEncoder: {"fused": 1},
@@ -334,10 +336,10 @@ PROGRAMS: dict[Callable[[], LightningModule], dict[str, int]] = {
     Transformer: {"fused": 1},
     GraphNetwork: {"fused": 1},
     BarlowTwins: {"fused": 1},
-    # Its boolean masks select as many elements as the data say, at which Dynamo cuts graphs.
+    # Dynamo breaks the graph at boolean masks, which select a data-dependent number of elements.
     SimClr: {"fused": 1, "split": 1, "forward": 1},
     Byol: {"fused": 1},
-    # A branch on the step's number, and a value that becomes a Python number.
+    # It branches on the step's number, and converts a tensor to a Python number.
     Dqn: {"fused": 3, "forward": 2},
     Vae: {"fused": 2},
     Adapted: {"fused": 1},
@@ -347,30 +349,31 @@ PROGRAMS: dict[Callable[[], LightningModule], dict[str, int]] = {
 def fit(make: Callable[[], LightningModule], strategy: Any) -> tuple[LightningModule, dict[str, Tensor]]:
     seed_everything(1, verbose=False)
     module = make()
-    data = torch.Generator().manual_seed(2)
-    x = torch.randn(80, 64, generator=data)
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(80, 64, generator=generator)
     loader = DataLoader(TensorDataset(x, torch.arange(80) % CLASSES), 8)
-    own = trainer(strategy, max_epochs=2, limit_val_batches=2)
-    own.fit(module, loader, loader)
-    return module, dict(own.callback_metrics)
+    runner = trainer(strategy, max_epochs=2, limit_val_batches=2)
+    runner.fit(module, loader, loader)
+    return module, dict(runner.callback_metrics)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
 def test_the_same_weights_as_eager(make: Callable[[], LightningModule]) -> None:
-    expected, logged = fit(make, "auto")
+    expected, expected_metrics = fit(make, "auto")
     strategy = ORTStrategy()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", LitOrtWarning)
-        found, also_logged = fit(make, strategy)
+        actual, metrics = fit(make, strategy)
     for name, value in expected.state_dict().items():
-        torch.testing.assert_close(found.state_dict()[name], value, rtol=1e-4, atol=1e-5, msg=name)
-    assert also_logged.keys() == logged.keys()
-    for name, value in logged.items():
-        torch.testing.assert_close(also_logged[name], value, rtol=1e-4, atol=1e-5, msg=name)
+        torch.testing.assert_close(actual.state_dict()[name], value, rtol=1e-4, atol=1e-5, msg=name)
+    assert metrics.keys() == expected_metrics.keys()
+    for name, value in expected_metrics.items():
+        torch.testing.assert_close(metrics[name], value, rtol=1e-4, atol=1e-5, msg=name)
     for name in ("running", "total", "epsilon"):
-        assert getattr(found, name, None) == pytest.approx(getattr(expected, name, None), rel=1e-5)
+        assert getattr(actual, name, None) == pytest.approx(getattr(expected, name, None), rel=1e-5)
     graphs = [graph for graph in explain(strategy).graphs if graph.name.startswith("training")]
     assert Counter(graph.kind for graph in graphs) == PROGRAMS[make]
-    said = [warning for warning in caught if warning.category is LitOrtWarning]
-    assert len(said) == PROGRAMS[make].get("eager", 0)
+    ort_warnings = [warning for warning in caught if warning.category is LitOrtWarning]
+    assert len(ort_warnings) == PROGRAMS[make].get("eager", 0)
+    assert all(function.is_rest for function in explanation.eager_functions)

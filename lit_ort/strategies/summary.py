@@ -1,0 +1,83 @@
+"""The lines at the end of a fit: time per batch, memory, what ran where."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections import deque
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from lit_ort.backend.inspect import CompileLog, Explanation
+from lit_ort.callbacks import MIB, StepStatistics, peak_rss_bytes, rss_bytes
+
+# Batches behind the median: those at the end of a long fit.
+WINDOW = 10_000
+
+
+class FitSummary:
+    """Measures one fit.
+
+    Args:
+        compile_log: the strategy's.
+    """
+
+    def __init__(self, compile_log: CompileLog) -> None:
+        self._compile_log = compile_log
+        self._seconds: deque[float] = deque(maxlen=WINDOW)
+        self._rss, self._peak_before = rss_bytes(), peak_rss_bytes()
+
+    def add(self, start: float) -> None:
+        """Counts a batch that has just ended.
+
+        Args:
+            start: when it began, of `time.perf_counter`, in seconds.
+        """
+        self._seconds.append(time.perf_counter() - start)
+
+    def lines(self, callbacks: Sequence[Any]) -> list[str]:
+        """The summary; empty where no training batch ran or nothing was compiled.
+
+        Args:
+            callbacks: the Trainer's. With StepStatistics among them, which has its own report of time and memory, only
+                fallbacks and graph breaks are reported.
+        """
+        explanation = self._compile_log.explanation()
+        if not self._seconds or explanation.is_empty:
+            return []
+        graphs = self._graphs(explanation)
+        if any(isinstance(callback, StepStatistics) for callback in callbacks):
+            return [graphs] if explanation.is_partly_eager else []
+        costs = self.costs()
+        return [*([costs] if costs else []), graphs, explanation.times]
+
+    def _graphs(self, explanation: Explanation) -> str:
+        seconds = sum(graph.seconds for graph in explanation.graphs)
+        more = "; lit_ort.explain(trainer) shows where and why" if explanation.is_partly_eager else ""
+        return f"{explanation.counts}, compiled in {seconds:.1f} s{more}"
+
+    def costs(self) -> str:
+        """Time per batch and memory; empty where neither is known."""
+        parts = []
+        # The first batch has the compilation in it.
+        if timed := list(self._seconds)[1:]:
+            parts.append(f"{median(timed) * 1e3:.1f} ms per batch (median of {len(timed)})")
+        peak = peak_rss_bytes()
+        if peak is not None and self._peak_before is not None:
+            # The system has one peak for the whole life of the process.
+            bound = "" if peak > self._peak_before else "at most "
+            parts.append(f"peak memory {bound}{(peak - self._rss) / MIB:.0f} MiB above the start")
+        return ", ".join(parts)
+
+
+def show(trainer: Any, lines: Sequence[str]) -> None:
+    """Logs lines as Lightning does, on rank zero.
+
+    Args:
+        trainer: of either of Lightning's packages.
+    """
+    package = type(trainer).__module__.partition(".trainer")[0]
+    rank_zero = importlib.import_module(f"{package}.utilities.rank_zero")
+    for line in lines:
+        rank_zero.rank_zero_info(f"lit_ort: {line}")
