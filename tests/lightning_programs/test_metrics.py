@@ -1,4 +1,4 @@
-"""Every metric of torchmetrics' classification and regression packages in a step: eager's values, one graph a step."""
+"""Metrics of torchmetrics' classification and regression packages: the same values as in eager, one graph per step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lit_ort import LitOrtWarning, ORTStrategy, explain
 from tests.lightning_models import trainer
 
 pytestmark = [
-    # Metrics warn of classes without samples and the like, as in eager.
+    # Metrics warn of classes without samples and similar, as in eager.
     pytest.mark.filterwarnings("ignore::UserWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.usefixtures("one_thread"),
@@ -43,7 +43,7 @@ DISTRIBUTIONS = ("KLDivergence", "JensenShannonDivergence")
 
 
 def names_of(package: Any, groups: tuple[str, ...]) -> list[str]:
-    """The metrics of a package; those without a group's name only choose one that has it."""
+    """The metrics of a package whose names start with a group; others only dispatch to them."""
     return [name for name in package.__all__ if name.startswith(groups)]
 
 
@@ -58,27 +58,27 @@ def metric_of(name: str) -> Metric:
     return getattr(package, name)(**arguments)
 
 
-def given_to(name: str, logits: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-    """What a metric is called with, from logits[batch, CLASSES] and labels[batch]."""
-    hot = F.one_hot(labels, CLASSES)
+def arguments_of(name: str, logits: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+    """The arguments of a metric, from logits[batch, CLASSES] and labels[batch]."""
+    one_hot = F.one_hot(labels, CLASSES)
     if name.startswith("Multiclass"):
         return (logits.argmax(-1) if "ExactMatch" in name else logits, labels)
     if name.startswith("Multilabel"):
-        return logits.sigmoid(), hot
+        return logits.sigmoid(), one_hot
     if name.startswith("Binary"):
         groups = (labels % 2,) if name.endswith(("Fairness", "GroupStatRates")) else ()
         return logits[:, 0].sigmoid(), (labels > 1).long(), *groups
     if name in DISTRIBUTIONS:
-        return logits.softmax(-1), (hot + 0.1).softmax(-1)
+        return logits.softmax(-1), (one_hot + 0.1).softmax(-1)
     if name == "ContinuousRankedProbabilityScore":
         return logits, labels.float()
     if name == "CosineSimilarity":
-        return logits, hot.float()
+        return logits, one_hot.float()
     return logits[:, 0].exp(), labels.float() + 1
 
 
-class Measured(LightningModule):
-    """Classifies, and calls a metric in training and updates one in validation."""
+class WithMetric(LightningModule):
+    """A classifier that calls a metric in training and updates one in validation."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Measured(LightningModule):
         x, labels = batch
         logits = self.body(x)
         loss = F.cross_entropy(logits, labels)
-        value = self.train_metric(*given_to(self.name, logits, labels))
+        value = self.train_metric(*arguments_of(self.name, logits, labels))
         if isinstance(value, Tensor) and value.numel() == 1:
             self.log("train", self.train_metric, on_step=True, on_epoch=True)
         self.log("loss", loss, prog_bar=True)
@@ -99,7 +99,7 @@ class Measured(LightningModule):
 
     def validation_step(self, batch: tuple[Tensor, Tensor]) -> None:
         x, labels = batch
-        self.val_metric.update(*given_to(self.name, self.body(x), labels))
+        self.val_metric.update(*arguments_of(self.name, self.body(x), labels))
 
     def on_validation_epoch_end(self) -> None:
         self.values.append(self.val_metric.compute())
@@ -109,8 +109,8 @@ class Measured(LightningModule):
         return torch.optim.Adam(self.parameters(), 0.01)
 
 
-class Collected(Measured):
-    """The same with collections, one of them logged as a dictionary and one by its update."""
+class WithCollections(WithMetric):
+    """The same with metric collections, which log the results of a call or themselves after an update."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -133,64 +133,64 @@ class Collected(Measured):
     def validation_step(self, batch: tuple[Tensor, Tensor]) -> None:
         x, labels = batch
         self.val_metrics.update(self.body(x), labels)
-        self.log_dict(self.val_metrics)  # pyright: ignore[reportArgumentType] - Lightning takes a collection
+        self.log_dict(self.val_metrics)  # pyright: ignore[reportArgumentType] - Lightning accepts a collection
 
     def on_validation_epoch_end(self) -> None:
         pass
 
 
 def fit(strategy: Any, module: LightningModule) -> dict[str, Tensor]:
-    """Trains, and returns what was logged."""
-    data = torch.Generator().manual_seed(1)
-    x = torch.randn(30, 6, generator=data)
+    """Trains the module and returns the logged metrics."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(30, 6, generator=generator)
     loader = DataLoader(TensorDataset(x, torch.arange(30) % CLASSES), 10)
-    own = trainer(strategy, max_epochs=2, limit_val_batches=2, num_sanity_val_steps=1)
-    own.fit(module, loader, loader)
-    return dict(own.callback_metrics)
+    runner = trainer(strategy, max_epochs=2, limit_val_batches=2, num_sanity_val_steps=1)
+    runner.fit(module, loader, loader)
+    return dict(runner.callback_metrics)
 
 
-def assert_as_eager(make: type[Measured], name: str) -> None:
+def assert_same_as_eager(make: type[WithMetric], name: str) -> None:
     outcomes = []
     strategy = ORTStrategy(fallback="error")
-    for chosen in ("auto", strategy):
+    for own_strategy in ("auto", strategy):
         seed_everything(2, verbose=False)
         module = make(name)
         with warnings.catch_warnings():
             warnings.simplefilter("error", LitOrtWarning)
-            logged = fit(chosen, module)
-        outcomes.append((module, logged))
-    (eager, expected), (module, found) = outcomes
-    assert_close(found, expected)
+            metrics = fit(own_strategy, module)
+        outcomes.append((module, metrics))
+    (eager, expected), (module, actual) = outcomes
+    assert_close(actual, expected)
     assert_close(module.values, eager.values)
     assert_close(dict(module.state_dict()), dict(eager.state_dict()))
     counts = Counter(graph.name.rpartition("_")[0] for graph in explain(strategy).graphs)
     assert counts == {"training_step": 1, "validation_step": 1}
 
 
-def assert_close(found: Any, expected: Any) -> None:
+def assert_close(actual: Any, expected: Any) -> None:
     if isinstance(expected, Mapping):
-        assert found.keys() == expected.keys()
+        assert actual.keys() == expected.keys()
         for key in expected:
-            assert_close(found[key], expected[key])
+            assert_close(actual[key], expected[key])
     elif isinstance(expected, (list, tuple)):
-        assert len(found) == len(expected)
-        for own, reference in zip(found, expected, strict=True):
-            assert_close(own, reference)
+        assert len(actual) == len(expected)
+        for value, reference in zip(actual, expected, strict=True):
+            assert_close(value, reference)
     else:
-        torch.testing.assert_close(found, expected, equal_nan=True)
+        torch.testing.assert_close(actual, expected, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", ["MulticlassAccuracy", "BinaryAUROC", "MultilabelF1Score", "MeanSquaredError"])
 def test_metrics(name: str) -> None:
-    assert_as_eager(Measured, name)
+    assert_same_as_eager(WithMetric, name)
 
 
-# Every second: most come in a binary, a multiclass and a multilabel form.
+# Every second one, since most metrics have a binary, a multiclass and a multilabel form.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*CLASSIFICATION, *REGRESSION][::2])
 def test_all_metrics(name: str) -> None:
-    assert_as_eager(Measured, name)
+    assert_same_as_eager(WithMetric, name)
 
 
 def test_collections_and_means() -> None:
-    assert_as_eager(Collected, "MulticlassAccuracy")
+    assert_same_as_eager(WithCollections, "MulticlassAccuracy")

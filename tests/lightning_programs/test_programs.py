@@ -372,7 +372,8 @@ def test_the_same_weights_as_eager(make: Callable[[], LightningModule]) -> None:
         torch.testing.assert_close(metrics[name], value, rtol=1e-4, atol=1e-5, msg=name)
     for name in ("running", "total", "epsilon"):
         assert getattr(actual, name, None) == pytest.approx(getattr(expected, name, None), rel=1e-5)
-    graphs = [graph for graph in explain(strategy).graphs if graph.name.startswith("training")]
+    explanation = explain(strategy)
+    graphs = [graph for graph in explanation.graphs if graph.name.startswith("training")]
     assert Counter(graph.kind for graph in graphs) == PROGRAMS[make]
     ort_warnings = [warning for warning in caught if warning.category is LitOrtWarning]
     assert len(ort_warnings) == PROGRAMS[make].get("eager", 0)

@@ -1,4 +1,4 @@
-"""What a case of the zoo is: a tiny random model, a batch, and a loss."""
+"""The definition of a case of the zoo: a tiny model with random weights, a batch, and a loss."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-Made = tuple[nn.Module, dict[str, Any]]
+ModuleAndBatch = tuple[nn.Module, dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,24 +17,24 @@ class Case:
     """One model.
 
     Args:
-        make: from a dropout probability to the module and the batch that it is called with.
-        loss: from the module's output to a scalar.
-        tolerance: largest relative error of a gradient.
-        breaks: whether its own code looks at values, at which a graph ends.
+        make: returns, for a dropout probability, the module and the batch with which it is called.
+        loss: returns a scalar loss from the module's output.
+        tolerance: the largest allowed relative error of a gradient.
+        breaks: whether its code reads values of tensors, which breaks the graph.
     """
 
-    make: Callable[[float], Made]
+    make: Callable[[float], ModuleAndBatch]
     loss: Callable[[Any], Tensor]
     tolerance: float = 1e-4
     breaks: bool = False
 
 
-def own_loss(output: Any) -> Tensor:
-    """Of transformers' models that are given labels."""
+def loss_of_output(output: Any) -> Tensor:
+    """The loss of transformers' models, which compute it from labels."""
     return output.loss
 
 
 def weighted_mean(output: Tensor) -> Tensor:
-    """A scalar to which every element adds in another way, so that errors can't cancel."""
+    """A scalar in which every element has a different weight, so that errors can't cancel."""
     weights = torch.linspace(0.5, 1.5, output.numel()).reshape(output.shape)
     return (output * weights).mean() + output.square().mean()

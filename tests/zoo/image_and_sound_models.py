@@ -1,4 +1,4 @@
-"""Models of the transformers library for images and sound."""
+"""Models of transformers for images and sound."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import torch
 import transformers
 
-from tests.zoo.cases import Case, Made, own_loss
-from tests.zoo.text_models import WIDTH, configured, dropouts
+from tests.zoo.cases import Case, ModuleAndBatch, loss_of_output
+from tests.zoo.text_models import WIDTH, random_model, with_dropout
 
 BATCH, SIZE, LABELS = 2, 16, 5
 
@@ -17,18 +17,18 @@ def images(size: int = SIZE) -> torch.Tensor:
     return torch.randn(BATCH, 3, size, size)
 
 
-def classifying(kind: str, **figures: Any) -> Case:
-    """A model that tells what an image shows."""
+def image_classifier(kind: str, **settings: Any) -> Case:
+    """A model that classifies images."""
 
-    def make(dropout: float) -> Made:
+    def make(dropout: float) -> ModuleAndBatch:
         head = "ForImageClassification"
-        model = configured(kind, head, dropout, image_size=SIZE, num_labels=LABELS, **figures)
+        model = random_model(kind, head, dropout, image_size=SIZE, num_labels=LABELS, **settings)
         return model, {"pixel_values": images(), "labels": torch.randint(LABELS, (BATCH,))}
 
-    return Case(make, own_loss)
+    return Case(make, loss_of_output)
 
 
-def clip(dropout: float) -> Made:
+def clip(dropout: float) -> ModuleAndBatch:
     text = dict(WIDTH, vocab_size=64, max_position_embeddings=16, projection_dim=16, attention_dropout=dropout)
     vision = dict(WIDTH, image_size=SIZE, patch_size=4, projection_dim=16, attention_dropout=dropout)
     config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
@@ -36,7 +36,7 @@ def clip(dropout: float) -> Made:
     return transformers.CLIPModel(config), batch
 
 
-def whisper(dropout: float) -> Made:
+def whisper(dropout: float) -> ModuleAndBatch:
     config = transformers.WhisperConfig(
         vocab_size=64,
         num_mel_bins=8,
@@ -57,26 +57,26 @@ def whisper(dropout: float) -> Made:
         begin_suppress_tokens=[],
         use_cache=False,
     )
-    model = transformers.WhisperForConditionalGeneration(dropouts(config, dropout))
+    model = transformers.WhisperForConditionalGeneration(with_dropout(config, dropout))
     return model, {"input_features": torch.randn(BATCH, 8, 40), "labels": torch.randint(3, 60, (BATCH, 6))}
 
 
-def wav2vec2(dropout: float) -> Made:
-    """Trained to write down speech, with parts of it masked."""
-    figures: dict[str, Any] = dict(WIDTH, conv_dim=(16, 16), conv_kernel=(10, 3), conv_stride=(5, 2))
-    figures |= dict(num_feat_extract_layers=2, num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=2)
-    figures |= dict(mask_time_length=2, mask_time_prob=0.2, layerdrop=0.0, ctc_zero_infinity=True)
-    config = transformers.Wav2Vec2Config(vocab_size=32, pad_token_id=0, **figures)
+def wav2vec2(dropout: float) -> ModuleAndBatch:
+    """A model for speech recognition, trained with masked frames."""
+    settings: dict[str, Any] = dict(WIDTH, conv_dim=(16, 16), conv_kernel=(10, 3), conv_stride=(5, 2))
+    settings |= dict(num_feat_extract_layers=2, num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=2)
+    settings |= dict(mask_time_length=2, mask_time_prob=0.2, layerdrop=0.0, ctc_zero_infinity=True)
+    config = transformers.Wav2Vec2Config(vocab_size=32, pad_token_id=0, **settings)
     mask = torch.ones(BATCH, 400, dtype=torch.int64)
     mask[1, 300:] = 0
     labels = torch.randint(1, 32, (BATCH, 5))
     labels[1, 3:] = -100
     batch = {"input_values": torch.randn(BATCH, 400), "attention_mask": mask, "labels": labels}
-    return transformers.Wav2Vec2ForCTC(dropouts(config, dropout)), batch
+    return transformers.Wav2Vec2ForCTC(with_dropout(config, dropout)), batch
 
 
-def segformer(dropout: float) -> Made:
-    """Tells of each pixel what it belongs to."""
+def segformer(dropout: float) -> ModuleAndBatch:
+    """A model for semantic segmentation."""
     config = transformers.SegformerConfig(
         num_encoder_blocks=2,
         depths=[1, 1],
@@ -89,16 +89,16 @@ def segformer(dropout: float) -> Made:
         decoder_hidden_size=16,
         id2label={k: str(k) for k in range(LABELS)},
     )
-    model = transformers.SegformerForSemanticSegmentation(dropouts(config, dropout))
+    model = transformers.SegformerForSemanticSegmentation(with_dropout(config, dropout))
     return model, {"pixel_values": images(32), "labels": torch.randint(LABELS, (BATCH, 32, 32))}
 
 
 CASES: dict[str, Case] = {
-    "ViT": classifying("ViT", **WIDTH, patch_size=4),
-    "Swin": classifying("Swin", embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=2, patch_size=2),
-    "ConvNeXt": classifying("ConvNext", hidden_sizes=[8, 16], depths=[1, 2], num_stages=2, patch_size=2),
-    "CLIP": Case(clip, own_loss),
-    "Whisper": Case(whisper, own_loss),
-    "Wav2Vec2 with CTC": Case(wav2vec2, own_loss, breaks=True),
-    "SegFormer": Case(segformer, own_loss),
+    "ViT": image_classifier("ViT", **WIDTH, patch_size=4),
+    "Swin": image_classifier("Swin", embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=2, patch_size=2),
+    "ConvNeXt": image_classifier("ConvNext", hidden_sizes=[8, 16], depths=[1, 2], num_stages=2, patch_size=2),
+    "CLIP": Case(clip, loss_of_output),
+    "Whisper": Case(whisper, loss_of_output),
+    "Wav2Vec2 with CTC": Case(wav2vec2, loss_of_output, breaks=True),
+    "SegFormer": Case(segformer, loss_of_output),
 }

@@ -1,4 +1,4 @@
-"""Everything in torch.nn, and operators that models use beside it, in groups that make one graph each."""
+"""Modules and functions of torch.nn, and other operators of models, in groups; each group is one graph."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ CLASSES, LABELS = 4, torch.tensor([1, 3, 0])
 
 
 class Operations(nn.Module):
-    """Each operation on an input of its own, which is a parameter, so that a wrong gradient has a name.
+    """Applies each operation to a separate input, which is a parameter, so that a wrong gradient names its operation.
 
     Args:
-        shape: of each input. positive: whether they lie between 0.1 and 0.9, or around zero.
+        operations: the operations by name.
+        shape: the shape of each input.
+        positive: whether inputs are between 0.1 and 0.9 instead of normally distributed.
     """
 
     def __init__(self, operations: dict[str, Operation], shape: tuple[int, ...], positive: bool) -> None:
@@ -38,8 +40,8 @@ class Operations(nn.Module):
         return total
 
 
-def group(make: Callable[[], dict[str, Operation]], *shape: int, positive: bool = False) -> Case:
-    return Case(lambda dropout: (Operations(make(), shape, positive), {}), lambda loss: loss)
+def group(make: Callable[[], dict[str, Operation]], *shape: int, positive: bool = False, breaks: bool = False) -> Case:
+    return Case(lambda dropout: (Operations(make(), shape, positive), {}), lambda loss: loss, breaks=breaks)
 
 
 def activations() -> dict[str, Operation]:
@@ -76,14 +78,14 @@ def activations() -> dict[str, Operation]:
     }
 
 
-def normalisations() -> dict[str, Operation]:
+def normalizations() -> dict[str, Operation]:
     fixed = nn.BatchNorm2d(4).eval()
     return {
         "BatchNorm1d": nn.Sequential(nn.Flatten(2), nn.BatchNorm1d(4)),
         "BatchNorm2d": nn.BatchNorm2d(4),
-        "BatchNorm2d of one's own statistics": nn.BatchNorm2d(4, momentum=0.3, affine=False),
+        "BatchNorm2d without weights": nn.BatchNorm2d(4, momentum=0.3, affine=False),
         "BatchNorm2d without statistics": nn.BatchNorm2d(4, track_running_stats=False),
-        "BatchNorm2d that is fixed": lambda x: F.batch_norm(
+        "BatchNorm2d in evaluation": lambda x: F.batch_norm(
             x, fixed.running_mean, fixed.running_var, fixed.weight, fixed.bias
         ),
         "BatchNorm3d": nn.Sequential(nn.Unflatten(2, (2, 3)), nn.BatchNorm3d(4)),
@@ -91,7 +93,7 @@ def normalisations() -> dict[str, Operation]:
         "InstanceNorm2d": nn.InstanceNorm2d(4, affine=True),
         "InstanceNorm2d with statistics": nn.InstanceNorm2d(4, track_running_stats=True),
         "LayerNorm": nn.LayerNorm([6, 6]),
-        "LayerNorm of the last": nn.LayerNorm(6, bias=False),
+        "LayerNorm of the last dimension": nn.LayerNorm(6, bias=False),
         "RMSNorm": nn.RMSNorm(6),
         "LocalResponseNorm": nn.LocalResponseNorm(2),
         "normalize": lambda x: F.normalize(x, dim=1),
@@ -103,7 +105,7 @@ def pooling() -> dict[str, Operation]:
     return {
         "MaxPool1d": lambda x: F.max_pool1d(x.flatten(2), 3, 2, 1),
         "MaxPool2d": nn.MaxPool2d(3, 2, 1, ceil_mode=True),
-        "MaxPool2d with places": lambda x: F.max_pool2d(x, 2, return_indices=True)[0],
+        "MaxPool2d with indices": lambda x: F.max_pool2d(x, 2, return_indices=True)[0],
         "MaxPool3d": lambda x: F.max_pool3d(x, 2),
         "AvgPool1d": lambda x: F.avg_pool1d(x.flatten(2), 3),
         "AvgPool2d": nn.AvgPool2d(3, 2, 1, count_include_pad=False),
@@ -147,13 +149,13 @@ def convolutions() -> dict[str, Operation]:
     return {
         "Conv1d": nn.Sequential(nn.Flatten(2), nn.Conv1d(4, 6, 5, 2, 2)),
         "Conv2d": nn.Conv2d(4, 6, 3, 2, 1),
-        "Conv2d of groups": nn.Conv2d(4, 8, 3, groups=4, bias=False),
-        "Conv2d with holes": nn.Conv2d(4, 2, 2, dilation=2),
-        "Conv2d that keeps the size": nn.Conv2d(4, 2, 3, padding="same", padding_mode="reflect"),
+        "Conv2d with groups": nn.Conv2d(4, 8, 3, groups=4, bias=False),
+        "Conv2d with dilation": nn.Conv2d(4, 2, 2, dilation=2),
+        "Conv2d with same padding": nn.Conv2d(4, 2, 3, padding="same", padding_mode="reflect"),
         "Conv3d": nn.Sequential(nn.Unflatten(1, (2, 2)), nn.Conv3d(2, 3, 2)),
         "ConvTranspose1d": nn.Sequential(nn.Flatten(2), nn.ConvTranspose1d(4, 2, 3, 2)),
         "ConvTranspose2d": nn.ConvTranspose2d(4, 6, 3, 2, 1, output_padding=1),
-        "ConvTranspose2d of groups": nn.ConvTranspose2d(4, 4, 2, groups=2, bias=False),
+        "ConvTranspose2d with groups": nn.ConvTranspose2d(4, 4, 2, groups=2, bias=False),
         "ConvTranspose3d": nn.Sequential(nn.Unflatten(1, (2, 2)), nn.ConvTranspose3d(2, 3, 2)),
         "Bilinear": lambda x: F.bilinear(x, x.flip(0), torch.linspace(-1, 1, 108).reshape(3, 6, 6)),
     }
@@ -196,8 +198,8 @@ def losses() -> dict[str, Operation]:
     }
 
 
-def looking_losses() -> dict[str, Operation]:
-    """They look at values, at which a graph ends."""
+def losses_that_read_values() -> dict[str, Operation]:
+    """Losses that read values of tensors, which breaks the graph."""
     lengths = torch.tensor([3]), torch.tensor([1])
     return {
         "GaussianNLL": lambda x: F.gaussian_nll_loss(x, x.detach() * 2, x.square() + 0.1),
@@ -206,20 +208,20 @@ def looking_losses() -> dict[str, Operation]:
 
 
 def indexing() -> dict[str, Operation]:
-    where = torch.tensor([2, 0])
+    index = torch.tensor([2, 0])
     return {
         "gather": lambda x: x.gather(1, INDEX),
         "scatter": lambda x: x.scatter(1, INDEX[:, :1], x[:, 1:2] * 2),
         "scatter_add": lambda x: x.scatter_add(1, INDEX, x[:, :2]),
         "scatter_reduce": lambda x: x.scatter_reduce(1, INDEX, x[:, :2], "amax"),
-        "index_select": lambda x: x.index_select(0, where),
-        "index_add": lambda x: x.index_add(0, where, x[:2]),
-        "index_copy": lambda x: x.index_copy(0, where, x[:2] * 3),
-        "index_put": lambda x: x.index_put((where, where), torch.tensor(0.5)),
-        "an assignment": lambda x: assigned(x),
+        "index_select": lambda x: x.index_select(0, index),
+        "index_add": lambda x: x.index_add(0, index, x[:2]),
+        "index_copy": lambda x: x.index_copy(0, index, x[:2] * 3),
+        "index_put": lambda x: x.index_put((index, index), torch.tensor(0.5)),
+        "assignment": lambda x: with_assignments(x),
         "take_along_dim": lambda x: torch.take_along_dim(x, INDEX, 1),
-        "an index of tensors": lambda x: x[where, where + 1],
-        "an index in the middle": lambda x: x.reshape(3, 2, 2)[:, where.clamp(max=1)],
+        "an index of tensors": lambda x: x[index, index + 1],
+        "an index in the middle": lambda x: x.reshape(3, 2, 2)[:, index.clamp(max=1)],
         "masked_fill": lambda x: x.masked_fill(x > 0.5, 0.0),
         "where": lambda x: torch.where(x > 0.5, x[:1], x * 2),
         "embedding": lambda x: F.embedding(INDEX, x, padding_idx=1),
@@ -246,7 +248,7 @@ def indexing() -> dict[str, Operation]:
     }
 
 
-def assigned(x: Tensor) -> Tensor:
+def with_assignments(x: Tensor) -> Tensor:
     copy = x.clone()
     copy[:, 1] = copy[:, 2] * 2
     copy[0] += 1
@@ -299,10 +301,10 @@ def arithmetic() -> dict[str, Operation]:
     }
 
 
-LOOKING = group(looking_losses, 3, 4, positive=True)
+READING = group(losses_that_read_values, 3, 4, positive=True, breaks=True)
 GROUPS: dict[str, Case] = {
     "activations": group(activations, 3, 4, 4),
-    "normalisations": group(normalisations, 3, 4, 6, 6),
+    "normalizations": group(normalizations, 3, 4, 6, 6),
     "pooling": group(pooling, 3, 4, 6, 6),
     "padding and resizing": group(padding_and_resizing, 3, 4, 6, 6),
     "convolutions": group(convolutions, 3, 4, 6, 6),

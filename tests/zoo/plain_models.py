@@ -1,4 +1,4 @@
-"""Models written with torch.nn alone."""
+"""Models written with torch.nn only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tests.zoo import text_models
-from tests.zoo.cases import Case, Made, own_loss, weighted_mean
+from tests.zoo.cases import Case, ModuleAndBatch, loss_of_output, weighted_mean
 
 
 class Translator(nn.Module):
@@ -27,33 +27,33 @@ class Translator(nn.Module):
 
     def forward(self, source: Tensor, target: Tensor, padding: Tensor) -> Tensor:
         causal = nn.Transformer.generate_square_subsequent_mask(target.size(1))
-        seen = self.transformer(
+        hidden = self.transformer(
             self.words(source),
             self.words(target),
             tgt_mask=causal,
             src_key_padding_mask=padding,
             memory_key_padding_mask=padding,
         )
-        return self.head(seen)
+        return self.head(hidden)
 
 
 class Recurrent(nn.Module):
-    """A recurrent network with its last state read as well."""
+    """A recurrent network whose last state is used too."""
 
-    def __init__(self, kind: type[nn.RNNBase], dropout: float, **figures: Any) -> None:
+    def __init__(self, kind: type[nn.RNNBase], dropout: float, **settings: Any) -> None:
         super().__init__()
         cells: Any = kind
-        self.cells: nn.Module = cells(6, 8, batch_first=True, dropout=dropout, **figures)
-        self.head = nn.Linear(16 if figures.get("bidirectional") else 8, 3)
+        self.cells: nn.Module = cells(6, 8, batch_first=True, dropout=dropout, **settings)
+        self.head = nn.Linear(16 if settings.get("bidirectional") else 8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        seen, state = self.cells(x)
+        output, state = self.cells(x)
         last = state[0] if isinstance(state, tuple) else state
-        return self.head(seen) + last.mean()
+        return self.head(output) + last.mean()
 
 
 class Residual(nn.Module):
-    """A block of ResNet."""
+    """A residual block of ResNet."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Residual(nn.Module):
 
 
 class Inverted(nn.Module):
-    """A block of MobileNet v3: widen, filter each channel, squeeze and excite, narrow."""
+    """An inverted residual block of MobileNet v3 with squeeze and excitation."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -86,20 +86,20 @@ class Inverted(nn.Module):
         return x + self.narrow(inside * self.gate(inside))
 
 
-def resnet(dropout: float) -> Made:
+def resnet(dropout: float) -> ModuleAndBatch:
     body = [nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(3, 2, 1), Residual(8, 16, 2)]
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(dropout), nn.Linear(16, 4)]
     return nn.Sequential(*body, *head), {"input": torch.randn(4, 3, 24, 24)}
 
 
-def mobilenet(dropout: float) -> Made:
+def mobilenet(dropout: float) -> ModuleAndBatch:
     body = [nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.Hardswish(), Inverted(8), Inverted(8)]
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(dropout), nn.Linear(8, 4)]
     return nn.Sequential(*body, *head), {"input": torch.randn(4, 3, 16, 16)}
 
 
 class UNet(nn.Module):
-    """Two levels with group normalisation, pooling down, a transposed convolution and interpolation up."""
+    """A U-Net of two levels with group normalization, pooling, a transposed convolution and interpolation."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class UNet(nn.Module):
 
 
 class Autoencoder(nn.Module):
-    """A variational autoencoder with a transposed convolution; noise only where dropout asks for randomness."""
+    """A variational autoencoder with a transposed convolution; it draws noise only if `noise` is not zero."""
 
     def __init__(self, noise: float) -> None:
         super().__init__()
@@ -132,15 +132,15 @@ class Autoencoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         mean, log_variance = self.encoder(x).chunk(2, 1)
-        drawn = torch.randn_like(mean) if self.noise else torch.ones_like(mean)
-        code = mean + drawn * (log_variance / 2).exp()
+        noise = torch.randn_like(mean) if self.noise else torch.ones_like(mean)
+        code = mean + noise * (log_variance / 2).exp()
         divergence = -(1 + log_variance - mean.square() - log_variance.exp()).mean() / 2
-        rebuilt = nn.functional.binary_cross_entropy(self.decoder(code), x.sigmoid())
-        return rebuilt + divergence
+        reconstruction = nn.functional.binary_cross_entropy(self.decoder(code), x.sigmoid())
+        return reconstruction + divergence
 
 
 class PackedRecurrent(nn.Module):
-    """An LSTM over sequences of their own lengths."""
+    """An LSTM over packed sequences of different lengths."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -149,13 +149,13 @@ class PackedRecurrent(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-        seen, (state, _) = self.cells(packed)
-        padded, _ = pad_packed_sequence(seen, batch_first=True)
+        output, (state, _) = self.cells(packed)
+        padded, _ = pad_packed_sequence(output, batch_first=True)
         return self.head(padded).mean(1) + self.head(torch.cat([state[-2], state[-1]], 1))
 
 
 class MessagePassing(nn.Module):
-    """Two layers of a graph network: means and maxima of messages over edges, sums over each graph's nodes."""
+    """A graph network of two layers: means and maxima of messages, and sums over each graph's nodes."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -166,16 +166,16 @@ class MessagePassing(nn.Module):
     def forward(self, nodes: Tensor, edges: Tensor, graph: Tensor) -> Tensor:
         source, target = edges
         for message, update in zip(self.messages, self.updates, strict=True):
-            sent = self.drop(message(torch.cat([nodes[source], nodes[target]], 1)).relu())
-            place = target[:, None].expand_as(sent)
-            means = torch.zeros_like(nodes).scatter_reduce(0, place, sent, "mean", include_self=False)
-            largest = torch.full_like(nodes, -1.0).scatter_reduce(0, place, sent, "amax")
-            nodes = nodes + update(torch.cat([nodes, means, largest], 1)).tanh()
+            messages = self.drop(message(torch.cat([nodes[source], nodes[target]], 1)).relu())
+            index = target[:, None].expand_as(messages)
+            means = torch.zeros_like(nodes).scatter_reduce(0, index, messages, "mean", include_self=False)
+            maxima = torch.full_like(nodes, -1.0).scatter_reduce(0, index, messages, "amax")
+            nodes = nodes + update(torch.cat([nodes, means, maxima], 1)).tanh()
         return self.head(torch.zeros(3, 8).index_add(0, graph, nodes))
 
 
 class SetPrediction(nn.Module):
-    """Queries that find objects by attention, and a loss on the best matching of both, as DETR's."""
+    """Set prediction as in DETR: queries attend to the input, and the loss uses the best matching of predictions."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -184,23 +184,23 @@ class SetPrediction(nn.Module):
         self.classes, self.boxes = nn.Linear(16, 4), nn.Linear(16, 4)
 
     def forward(self, x: Tensor, labels: Tensor, boxes: Tensor) -> Tensor:
-        seen = self.decoder(self.queries.expand(len(x), -1, -1), x)
-        scores, found = self.classes(seen), self.boxes(seen).sigmoid()
+        hidden = self.decoder(self.queries.expand(len(x), -1, -1), x)
+        scores, predicted = self.classes(hidden), self.boxes(hidden).sigmoid()
         total = x.new_zeros(())
         for k in range(len(x)):
-            wanted = labels[k][labels[k] >= 0]
-            targets = boxes[k][: len(wanted)]
-            cost = torch.cdist(found[k], targets, p=1) - scores[k].softmax(-1)[:, wanted]
+            objects = labels[k][labels[k] >= 0]
+            targets = boxes[k][: len(objects)]
+            cost = torch.cdist(predicted[k], targets, p=1) - scores[k].softmax(-1)[:, objects]
             rows, columns = linear_sum_assignment(cost.detach().numpy())
             classes = torch.full((5,), 3)
-            classes[torch.as_tensor(rows)] = wanted[torch.as_tensor(columns)]
+            classes[torch.as_tensor(rows)] = objects[torch.as_tensor(columns)]
             total = total + F.cross_entropy(scores[k], classes)
-            total = total + F.l1_loss(found[k][torch.as_tensor(rows)], targets[torch.as_tensor(columns)])
+            total = total + F.l1_loss(predicted[k][torch.as_tensor(rows)], targets[torch.as_tensor(columns)])
         return total
 
 
 class Adapter(nn.Module):
-    """A linear layer that is fixed, and a trained product of low rank beside it."""
+    """A frozen linear layer with a trained low-rank update (LoRA)."""
 
     def __init__(self, base: nn.Linear, dropout: float) -> None:
         super().__init__()
@@ -212,8 +212,8 @@ class Adapter(nn.Module):
         return self.base(x) + self.up(self.down(self.drop(x))) * 2.0
 
 
-def adapted(dropout: float) -> Made:
-    """Llama with adapters on two of its products, all else fixed."""
+def llama_with_adapters(dropout: float) -> ModuleAndBatch:
+    """Llama with adapters on two linear layers of each attention; all other parameters are frozen."""
     module, batch = text_models.CASES["Llama"].make(dropout)
     module.requires_grad_(False)
     for layer in module.get_submodule("model.layers").children():
@@ -222,7 +222,7 @@ def adapted(dropout: float) -> Made:
     return module, batch
 
 
-def set_batch(dropout: float) -> Made:
+def set_batch(dropout: float) -> ModuleAndBatch:
     labels = torch.tensor([[0, 2, 1], [1, -1, -1], [2, 2, -1]])
     return SetPrediction(dropout), {"x": torch.randn(3, 7, 16), "labels": labels, "boxes": torch.rand(3, 3, 4)}
 
@@ -231,8 +231,8 @@ def plain(make: Callable[[float], nn.Module], **batch: Callable[[], Tensor]) -> 
     return Case(lambda dropout: (make(dropout), {name: value() for name, value in batch.items()}), weighted_mean)
 
 
-def recurrent(kind: type[nn.RNNBase], **figures: Any) -> Case:
-    layers = {"num_layers": 2, **figures}
+def recurrent(kind: type[nn.RNNBase], **settings: Any) -> Case:
+    layers = {"num_layers": 2, **settings}
     return plain(lambda dropout: Recurrent(kind, dropout, **layers), x=lambda: torch.randn(3, 7, 6))
 
 
@@ -265,7 +265,7 @@ CASES: dict[str, Case] = {
         graph=lambda: torch.arange(9) % 3,
     ),
     "set prediction, as DETR's": Case(set_batch, weighted_mean, breaks=True),
-    "LoRA on Llama": Case(adapted, own_loss),
+    "LoRA on Llama": Case(llama_with_adapters, loss_of_output),
     "ResNet": Case(resnet, weighted_mean),
     "MobileNet": Case(mobilenet, weighted_mean),
     "U-Net": plain(UNet, x=lambda: torch.randn(2, 3, 16, 16)),

@@ -1,4 +1,4 @@
-"""Writes docs/support.md from the lowering table and what the zoo's models compile to.
+"""Writes docs/support.md from the lowering table and the graphs of the zoo's models.
 
 python -m tests.zoo.report
 """
@@ -16,64 +16,65 @@ from tests.operators import known
 PATH = Path(__file__).parents[2] / "docs" / "support.md"
 _HEAD = """# What runs where
 
-A graph's gradient is torch's: AOTAutograd traces forward and backward into one graph of ATen operators, so that no
-operator has to be on a list. Each of them then runs in the session
+The gradients of a graph are torch's: AOTAutograd traces forward and backward into one graph of ATen operators, so every
+operator that torch can differentiate is supported. Each operator then runs in the session
 
-1. as a kernel of ONNX Runtime's: the operators of the lowering table below, in the types that it names, where enough of
-   them follow each other to pay for handing values over;
-2. as torch's own operator, or one of this project's, in a torch node: everything else.
+1. as a kernel of ONNX Runtime: the operators of the lowering table below, for the dtypes of the table, if enough of
+   them follow each other to outweigh the cost of passing values between torch and ONNX Runtime;
+2. as torch's operator, or as one of lit_ort's, in a torch node: all others.
 
-A graph runs in eager PyTorch, with one warning that gives the reason (`fallback="warn"`), or raises
-(`fallback="error"`), where it
+A graph runs in eager PyTorch, with one warning that states the reason (`fallback="warn"`), or raises an error
+(`fallback="error"`), if it
 
-- can't be traced: it chooses between graphs (`torch.cond`), a gradient's size depends on values, an input is no plain
-  dense tensor on the CPU;
-- changes in place what shares memory with another input, or an input's shape;
-- gives sparse gradients, or returns what is no view of a contiguous result.
+- can't be traced: it chooses between graphs (`torch.cond`), the size of a gradient depends on values, or an input is
+  not a plain dense tensor on the CPU;
+- changes an input in place that shares memory with another input, or changes the shape of an input;
+- has sparse gradients, or returns a tensor that is not a view of a contiguous result.
 
-A gradient that is differentiated again (`create_graph=True`) is eager's: that graph runs in eager from then on. Where
-eager could not repeat the session's run (random draws, inputs changed in place), it raises.
+Gradients that are differentiated again (`create_graph=True`) are computed in eager: the graph runs in eager from then
+on. If eager can't repeat the session's run (random numbers, inputs changed in place), an error is raised.
 
-`lit_ort.explain(trainer)` says which graphs and operators went which way. This page is written by
-`python -m tests.zoo.report`, and the tests hold each of its lines.
+`lit_ort.explain(trainer)` shows where each graph and operator ran. This page is written by
+`python -m tests.zoo.report`, and tests check each of its lines.
 
-## Operators of ONNX Runtime, and rewrites
+## Operators of ONNX Runtime, fusions and passes
 
 """
 _OPERATORS = """
 
-## torch's operators
+## Operators of torch
 
-Every operator of torch's own database (`torch.testing`), with its first five samples in float32 and float64, is
-compared with eager, results and gradients: none is wrong, none raises. These run in eager with some of their samples,
-all others in sessions:
+For every operator of torch's database of tests (`torch.testing`), results and gradients of its first five samples in
+float32 and float64 are compared with eager: all are the same, and none raises an error. The following operators run in
+eager for some of their samples, all others in sessions:
 
 """
 _MODELS = """
 
 ## Models
 
-Each is tested small, with random weights: loss and every gradient within 1e-4 of eager, buffers as eager leaves them,
-and dropout drawn again at each step. A step is one graph, but for models whose own code looks at values.
+Each model is tested at a small size with random weights: the relative errors of loss, gradients and buffers compared
+with eager are at most 1e-4, and dropout masks differ at each step. A step is one graph, except for models whose code
+reads values of tensors.
 
-| model | a step runs as | operators of ONNX Runtime | operators of torch |
+| model | graphs of a step | operators of ONNX Runtime | operators of torch |
 |---|---|---|---|
 """
 
 
 def operators() -> str:
-    """The operators that may run as ONNX Runtime's own kernels, and the names of fusions and passes."""
+    """The operators that can run as kernels of ONNX Runtime, and the names of fusions and passes."""
     lowered = sorted({str(target).rpartition(".")[0] for target in LOWERINGS})
     parts = {"Operators": lowered, "Fusions": fusions.names(), "Passes": passes.names()}
     return "\n".join(f"- {title}: {', '.join(f'`{name}`' for name in names)}" for title, names in parts.items())
 
 
 def row(name: str, graphs: tuple[GraphReport, ...]) -> str:
-    """A model's line."""
-    runs = f"one {graphs[0].kind} graph" if len(graphs) == 1 else f"{len(graphs)} graphs"
-    native = sum(count for graph in graphs for name, count in graph.operators_after.items() if name != "ATen")
-    called = sum(count for graph in graphs for count in graph.torch_operators.values())
-    return f"| {name} | {runs} | {native} | {called} |"
+    """The row of a model."""
+    kinds = f"one {graphs[0].kind} graph" if len(graphs) == 1 else f"{len(graphs)} graphs"
+    onnx_count = sum(count for graph in graphs for name, count in graph.operators_after.items() if name != "ATen")
+    torch_count = sum(count for graph in graphs for count in graph.torch_operators.values())
+    return f"| {name} | {kinds} | {onnx_count} | {torch_count} |"
 
 
 def main() -> None:
@@ -82,11 +83,11 @@ def main() -> None:
     from tests.zoo.run import compare_steps
     from tests.zoo.test_models import CASES
 
-    # As in the tests: with two threads torch may choose other convolutions, and with them other memory formats.
+    # As in the tests: with more threads, torch can choose other convolutions and other memory formats.
     torch.set_num_threads(1)
     rows = []
     for name, case in CASES.items():
-        # Else Dynamo takes the models' batches for one batch of changing sizes.
+        # Otherwise Dynamo treats the batches of different models as one batch with dynamic sizes.
         torch._dynamo.reset()
         rows.append(row(name, compare_steps(case, steps=1).graphs))
     PATH.write_text(f"{_HEAD}{operators()}{_OPERATORS}{known.page()}{_MODELS}{chr(10).join(rows)}\n")

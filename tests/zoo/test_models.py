@@ -1,4 +1,4 @@
-"""Whole models beside eager: one graph a step, the same loss, gradients and statistics; dropout that drops."""
+"""Complete models compared with eager: one graph per step, the same loss, gradients and buffers, and random dropout."""
 
 from __future__ import annotations
 
@@ -8,53 +8,53 @@ import pytest
 
 from tests.operators import known
 from tests.zoo import image_and_sound_models, operators, plain_models, report, text_models
-from tests.zoo.run import compare_steps, dropped_losses
+from tests.zoo.run import compare_steps, losses_with_dropout
 
 CASES = {**text_models.CASES, **image_and_sound_models.CASES, **plain_models.CASES}
 pytestmark = pytest.mark.usefixtures("one_thread")
-# They have no dropout of any kind.
+# Models that have no dropout.
 WITHOUT_DROPOUT = {"ConvNeXt", "Mamba"}
 QUICK = ("Llama", "BERT", "T5", "ViT", "ResNet", "LSTM", "graph network")
 
 
-# One of each kind is fast.
+# The tests of one model of each kind are not marked slow.
 @pytest.mark.parametrize(
     "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in CASES if name not in QUICK)]
 )
 @pytest.mark.usefixtures("every_thread")
-def test_the_numbers_of_eager(name: str) -> None:
+def test_same_as_eager(name: str) -> None:
     outcome = compare_steps(CASES[name])
     kinds = [graph.kind for graph in outcome.graphs]
     assert "eager" not in kinds
     assert CASES[name].breaks or kinds == ["fused"]
     worst, where = outcome.worst
     assert worst <= CASES[name].tolerance, where
-    assert report.row(name, outcome.graphs) in report.PATH.read_text(), "python -m tests.zoo.report writes it anew"
+    assert report.row(name, outcome.graphs) in report.PATH.read_text(), "run python -m tests.zoo.report"
 
 
-def test_the_page_on_support_has_operators_fusions_and_passes() -> None:
+def test_the_support_page_lists_operators_fusions_and_passes() -> None:
     for part in (report.operators(), known.page()):
-        assert part in report.PATH.read_text(), "python -m tests.zoo.report writes it anew"
+        assert part in report.PATH.read_text(), "run python -m tests.zoo.report"
 
 
 @pytest.mark.parametrize("name", operators.GROUPS)
-def test_operators_have_the_numbers_of_eager(name: str) -> None:
+def test_operators_are_the_same_as_in_eager(name: str) -> None:
     outcome = compare_steps(operators.GROUPS[name])
     assert [graph.kind for graph in outcome.graphs] == ["fused"]
     wrong = {where: error for where, error in outcome.errors.items() if error > 1e-4}
     assert not wrong
 
 
-def test_losses_that_look_at_values_run_in_several_graphs() -> None:
-    outcome = compare_steps(operators.LOOKING)
+def test_losses_that_read_values_run_in_several_graphs() -> None:
+    outcome = compare_steps(operators.READING)
     assert "eager" not in {graph.kind for graph in outcome.graphs}
     assert outcome.worst[0] <= 1e-4
 
 
-# Every third, since dropout is the same fusion everywhere.
+# Every third model, since all use the same dropout fusion.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(CASES.keys() - WITHOUT_DROPOUT)[::3])
-def test_dropout_is_drawn_anew_at_every_step(name: str) -> None:
-    losses = dropped_losses(CASES[name])
+def test_dropout_differs_at_every_step(name: str) -> None:
+    losses = losses_with_dropout(CASES[name])
     assert all(map(math.isfinite, losses))
     assert len(set(losses)) == len(losses)

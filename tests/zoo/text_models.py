@@ -1,4 +1,4 @@
-"""Language models of the transformers library."""
+"""Language models of transformers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from tests.zoo.cases import Case, Made, own_loss
+from tests.zoo.cases import Case, ModuleAndBatch, loss_of_output
 
 WORDS, BATCH, LENGTH = 64, 2, 10
 WIDTH: dict[str, Any] = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
@@ -20,66 +20,66 @@ def words(low: int = 3) -> Tensor:
 
 
 def padding() -> Tensor:
-    """Attention to all words of the first text, and to some of the second."""
+    """An attention mask with all tokens of the first text and some of the second."""
     mask = torch.ones(BATCH, LENGTH, dtype=torch.int64)
     mask[1, 7:] = 0
     return mask
 
 
-def dropouts(config: Any, probability: float) -> Any:
-    """A configuration in which every dropout has one probability."""
+def with_dropout(config: Any, probability: float) -> Any:
+    """Set every dropout probability of a configuration."""
     for name in vars(config):
         if "dropout" in name or name.endswith(("pdrop", "drop_prob", "dropout_prob", "path_rate")):
             setattr(config, name, probability)
     return config
 
 
-def configured(kind: str, head: str, dropout: float, **figures: Any) -> nn.Module:
-    """A random model of a kind and head, such as `Bert` and `ForMaskedLM`."""
+def random_model(kind: str, head: str, dropout: float, **settings: Any) -> nn.Module:
+    """A model with random weights of a kind and a head, such as `Bert` and `ForMaskedLM`."""
     text = "Text" if kind == "Gemma3" else ""
-    config = getattr(transformers, f"{kind}{text}Config")(**figures)
-    return getattr(transformers, f"{kind}{head}")(dropouts(config, dropout))
+    config = getattr(transformers, f"{kind}{text}Config")(**settings)
+    return getattr(transformers, f"{kind}{head}")(with_dropout(config, dropout))
 
 
-def causal(kind: str, **figures: Any) -> Case:
-    """A model that predicts the next word."""
+def causal(kind: str, **settings: Any) -> Case:
+    """A causal language model."""
 
-    def make(dropout: float) -> Made:
+    def make(dropout: float) -> ModuleAndBatch:
         head = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
-        model = configured(kind, head, dropout, vocab_size=WORDS, use_cache=False, **figures)
+        model = random_model(kind, head, dropout, vocab_size=WORDS, use_cache=False, **settings)
         ids = words()
         return model, {"input_ids": ids, "attention_mask": padding(), "labels": ids}
 
-    return Case(make, own_loss)
+    return Case(make, loss_of_output)
 
 
-def masked(kind: str, **figures: Any) -> Case:
-    """A model that predicts masked words."""
+def masked(kind: str, **settings: Any) -> Case:
+    """A masked language model."""
 
-    def make(dropout: float) -> Made:
-        model = configured(kind, "ForMaskedLM", dropout, **(dict(vocab_size=WORDS) | WIDTH | figures))
+    def make(dropout: float) -> ModuleAndBatch:
+        model = random_model(kind, "ForMaskedLM", dropout, **(dict(vocab_size=WORDS) | WIDTH | settings))
         ids = words()
         labels = torch.where(torch.arange(LENGTH) % 3 == 0, ids, -100)
         return model, {"input_ids": ids, "attention_mask": padding(), "labels": labels}
 
-    return Case(make, own_loss)
+    return Case(make, loss_of_output)
 
 
-def translating(kind: str, **figures: Any) -> Case:
-    """A model that reads one text and writes another."""
+def sequence_to_sequence(kind: str, **settings: Any) -> Case:
+    """A sequence-to-sequence model."""
 
-    def make(dropout: float) -> Made:
+    def make(dropout: float) -> ModuleAndBatch:
         head = "ForConditionalGeneration"
-        model = configured(kind, head, dropout, vocab_size=WORDS, use_cache=False, **figures)
+        model = random_model(kind, head, dropout, vocab_size=WORDS, use_cache=False, **settings)
         return model, {"input_ids": words(), "attention_mask": padding(), "labels": words()}
 
-    return Case(make, own_loss)
+    return Case(make, loss_of_output)
 
 
 LLAMA: dict[str, Any] = dict(WIDTH, num_key_value_heads=2, max_position_embeddings=32, head_dim=8)
 MIXTRAL: dict[str, Any] = dict(LLAMA, num_local_experts=4, num_experts_per_tok=2)
-# Words with a meaning of their own, within the few that there are.
-MARKS: dict[str, Any] = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2)
+# Ids of special tokens, within the small vocabulary.
+SPECIAL_TOKENS: dict[str, Any] = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2)
 BART: dict[str, Any] = dict(
     d_model=32,
     encoder_layers=2,
@@ -115,7 +115,7 @@ CASES: dict[str, Case] = {
     "ALBERT": masked("Albert", embedding_size=16),
     "ELECTRA": masked("Electra", embedding_size=16),
     "DeBERTa-v2": masked("DebertaV2", relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=8),
-    "ModernBERT": masked("ModernBert", max_position_embeddings=32, local_attention=4, **MARKS),
-    "T5": translating("T5", d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=0),
-    "BART": translating("Bart", **BART),
+    "ModernBERT": masked("ModernBert", max_position_embeddings=32, local_attention=4, **SPECIAL_TOKENS),
+    "T5": sequence_to_sequence("T5", d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=0),
+    "BART": sequence_to_sequence("Bart", **BART),
 }
