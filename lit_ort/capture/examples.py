@@ -61,7 +61,7 @@ def _example(tensor: torch.Tensor, size: Any, stride: Any, differentiable: bool)
     example.requires_grad_()
     if tensor.is_leaf:
         return example
-    # A computed tensor can be modified in place; a leaf that requires grad, or a view of it, can not.
+    # A computed tensor can be modified in place; a leaf that requires grad, or a view of it, cannot.
     computed = example.clone()
     return computed if computed.stride() == example.stride() else example.view_as(example)
 

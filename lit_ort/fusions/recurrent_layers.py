@@ -56,7 +56,7 @@ def separate_recurrent_layers(graph: FusionGraph) -> PassReport:
         call = _Call.of(node)
         obstacle = call.obstacle(graph)
         if obstacle is None or call.drops:
-            _replace(graph, call, whole=obstacle is not None)
+            _replace(graph, call, by_torch=obstacle is not None)
             fired += 1
         if obstacle is not None:
             declined.append(f"{node.name}: {obstacle}")
@@ -161,13 +161,13 @@ def _names(dtypes: set[torch.dtype]) -> str:
     return ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
 
 
-def _replace(graph: FusionGraph, call: _Call, whole: bool) -> None:
-    """Replaces a call by one call for each layer: torch's operator if `whole`, or an operator for each direction."""
+def _replace(graph: FusionGraph, call: _Call, by_torch: bool) -> None:
+    """Replaces a call by one call for each layer: torch's operator if `by_torch`, or an operator for each direction."""
     finals: list[list[fx.Node]] = []
-    converted = not whole and graph.low_precision(call.node) and call.types <= _AUTOCAST_TYPES
+    converted = not by_torch and graph.low_precision(call.node) and call.types <= _AUTOCAST_TYPES
     with graph.graph.inserting_before(call.node):
         original, call = call, call.in_float32(graph) if converted else call
-        batch_first = not whole and bool(call.rest[0])
+        batch_first = not by_torch and bool(call.rest[0])
         value = _transposed(graph.graph, call.data[0]) if batch_first else call.data[0]
         for position in range(call.layers):
             if position > 0 and call.drops:
@@ -175,7 +175,7 @@ def _replace(graph: FusionGraph, call: _Call, whole: bool) -> None:
                 value = _element(graph.graph, torch.ops.lit_ort.dropout.default, arguments, 0)
             rows = (0, position * call.directions, (position + 1) * call.directions)
             states = [graph.graph.call_function(aten.slice.Tensor, (state, *rows)) for state in call.states]
-            layer = _torch_layer if whole else _layer
+            layer = _torch_layer if by_torch else _layer
             value, *final = layer(graph.graph, call, position, value, states)
             finals.append(final)
         last_states = [_concatenated(graph.graph, parts, 0) for parts in zip(*finals, strict=True)]

@@ -1,4 +1,4 @@
-"""Operators of ours, and torch's for which we have a better kernel. Importing this registers `torch.ops.lit_ort`."""
+"""lit_ort's operators, and kernels for some of torch's operators. The import registers `torch.ops.lit_ort`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OPERATORS: Mapping[OpOverload, Operator] = MappingProxyType({op.target: op for o
 
 
 def operator_of(target: object) -> Operator | None:
-    """The operator with a kernel of ours that a node calls, if it does."""
+    """The lit_ort operator that a node calls, or None."""
     return OPERATORS.get(target) if isinstance(target, OpOverload) else None
 
 

@@ -1,14 +1,15 @@
-"""Scaled dot-product attention with dropout, a piece at a time, and its gradient by computing the scores again.
+"""Scaled dot-product attention with dropout, computed piece by piece, and its gradient, which recomputes the scores.
 
-Nothing of the size of the scores lives longer than its piece: the gradient computes scores and masks again, the masks
-from the same seed. Results lie in memory as [batch, length, heads, width], as torch's own do, so that a model joins its
-heads without a copy.
+No tensor of the size of all scores exists: each piece of scores is freed before the next. The gradient recomputes
+scores and dropout masks, the latter from the same seed. Results have the memory layout [batch, length, heads, width],
+like torch's, so that a model can join its heads without a copy.
 
-Without dropout and mask the forward is torch's flash kernel, which is faster in float32 (4 x 128 tokens, 4 heads of 64:
-0.63 ms and 1.4; 2 x 1024 tokens, 8 heads: 28 and 35), while its backward with the forward that it needs first is not
-(1.9 and 1.7; 100 and 88), and in bfloat16 neither is (forward at 1024 tokens 29 and 15, backward at 128 3.2 and 0.9).
+Without dropout and mask, the forward uses torch's flash kernel, which is faster in float32: 0.63 ms instead of 1.4 ms
+for 4 x 128 tokens and 4 heads of 64, and 28 ms instead of 35 ms for 2 x 1024 tokens and 8 heads. Its backward, which
+first needs its forward, is slower: 1.9 ms instead of 1.7 ms, and 100 ms instead of 88 ms. In bfloat16, both are slower:
+29 ms instead of 15 ms for the forward at 1024 tokens, and 3.2 ms instead of 0.9 ms for the backward at 128.
 
-Source: Vaswani et al. 2017; computing again in the backward, FlashAttention (Dao et al. 2022).
+Source: Vaswani et al. 2017; FlashAttention (Dao et al. 2022) for recomputation in the backward.
 """
 
 from __future__ import annotations
@@ -40,22 +41,26 @@ def attention(
     scale: float,
     stream: int,
 ) -> torch.Tensor:
-    """softmax(q k^T scale + mask), dropout, times v.
+    """Computes dropout(softmax(q @ k.T * scale + mask)) @ v.
 
     Args:
+        memory: allocates the result and the workspace.
         q: float[batch, heads, length, width]. k: float[batch, heads, keys, width].
         v: float[batch, heads, keys, value width].
-        mask: bool (True takes part) or float (added), broadcastable to [batch, heads, length, keys]; no gradient.
-        seed: int64[], of the step; -1 and None switch dropout off.
-        p: share of the weights to drop, from 0 to 1.
-        causal: hides each query's later keys, counted from the first.
-        stream: distinguishes the dropouts of a step.
+        mask: bool (True for keys that are attended to) or float (added to the scores), broadcastable to [batch, heads,
+            length, keys]; it has no gradient.
+        seed: int64[], the seed of the step; -1 and None disable dropout.
+        p: dropout probability, from 0 to 1.
+        causal: hides the keys at later positions than the query; positions are counted from the first key.
+        scale: the factor of the scores.
+        stream: the number of the random stream.
 
     Returns:
-        float[batch, heads, length, value width] in q's dtype; the softmax is float32 (float64 for float64).
+        float[batch, heads, length, value width] in the dtype of q. The softmax is computed in float32, or in float64
+        for float64.
 
     Raises:
-        ValueError: p is no probability.
+        ValueError: p is not between 0 and 1.
     """
     share = share_to_drop(seed, p)
     result = _empty(memory, q, v.shape[3])
@@ -87,7 +92,7 @@ def attention_backward(
     scale: float,
     stream: int,
 ) -> Gradients:
-    """The gradients of q, k and v in their dtypes, from that of the result and what `attention` was given."""
+    """The gradients of q, k and v in their dtypes, from the gradient of the result and the arguments of `attention`."""
     share = share_to_drop(seed, p)
     of_q, of_k, of_v = (_empty(memory, tensor, tensor.shape[3]) for tensor in (q, k, v))
     if not q.shape[2]:
@@ -98,16 +103,16 @@ def attention_backward(
         keys, values = group.of(k), group.of(v)
         key_sum, value_sum = (_Sum(memory, tensor, len(group.blocks) > 1) for tensor in (keys, values))
         for block in group.blocks:
-            given, queries = group.of(grad, block.queries), group.of(q, block.queries)
+            of_result, queries = group.of(grad, block.queries), group.of(q, block.queries)
             weights = pieces.weights(group, block, queries, keys)
             of_weights = pieces.like(weights, 1)
-            pieces.multiply(given, values[:, : block.keys].mT, of_weights, dropout.scale)
-            kept = weights
+            pieces.multiply(of_result, values[:, : block.keys].mT, of_weights, dropout.scale)
+            dropped = weights
             if share > 0:
-                drawn = dropout.draw(pieces.like(weights, 2))
-                of_weights.mul_(drawn)
-                kept = drawn.mul_(weights)
-            value_sum.add(_product(memory, pieces.rounded(kept).mT, given, dropout.scale))
+                dropout_mask = dropout.draw(pieces.like(weights, 2))
+                of_weights.mul_(dropout_mask)
+                dropped = dropout_mask.mul_(weights)
+            value_sum.add(_product(memory, pieces.rounded(dropped).mT, of_result, dropout.scale))
             aten._softmax_backward_data.out(of_weights, weights, -1, weights.dtype, grad_input=of_weights)
             of_scores = pieces.rounded(of_weights)
             group.put(of_q, _product(memory, of_scores, keys[:, : block.keys], scale), block.queries)
@@ -118,10 +123,10 @@ def attention_backward(
 
 
 class _Pieces:
-    """Memory for the pieces of a call, which one after the other use, and how their weights are computed.
+    """The memory of a call's pieces, which is reused from piece to piece, and the computation of their weights.
 
     Args:
-        pieces: how many of a piece's size there are in the dtype of the softmax.
+        pieces: the number of buffers of the size of a piece in the dtype of the softmax.
     """
 
     def __init__(
@@ -146,7 +151,7 @@ class _Pieces:
         return groups_of(*self._sizes, self.mask)
 
     def weights(self, group: Group, block: Block, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """softmax(queries keys^T scale + mask), before dropout: float[rows heads, queries, keys]."""
+        """softmax(queries @ keys.T * scale + mask) before dropout, float[rows * heads, queries, keys]."""
         size = queries.shape[0] * queries.shape[1] * block.keys
         weights = self._exact[0][:size].view(*queries.shape[:2], block.keys)
         self.multiply(queries, keys[:, : block.keys].mT, weights, self._scale)
@@ -158,23 +163,23 @@ class _Pieces:
         return weights
 
     def like(self, weights: torch.Tensor, number: int) -> torch.Tensor:
-        """Other memory of the same shape and dtype."""
+        """Another buffer, with the shape and dtype of the weights."""
         return self._exact[number][: weights.numel()].view(weights.shape)
 
     def multiply(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, scale: float) -> None:
-        """a b scale of stacked matrices, rounded as a is."""
-        into = out if self._narrow is None else self._narrow[: out.numel()].view(out.shape)
-        torch.baddbmm(into, a, b, beta=0, alpha=scale, out=into)
-        if into is not out:
-            out.copy_(into)
+        """Computes scale * a @ b for batches of matrices in the dtype of a, and stores it in `out`."""
+        result = out if self._narrow is None else self._narrow[: out.numel()].view(out.shape)
+        torch.baddbmm(result, a, b, beta=0, alpha=scale, out=result)
+        if result is not out:
+            out.copy_(result)
 
     def rounded(self, weights: torch.Tensor) -> torch.Tensor:
-        """In the dtype of the products."""
+        """The weights in the dtype of the products."""
         return weights if self._narrow is None else self._narrow[: weights.numel()].view(weights.shape).copy_(weights)
 
 
 class _Dropout:
-    """The masks of consecutive pieces, the same ones in both directions."""
+    """The dropout masks of consecutive pieces, the same in the forward and the backward."""
 
     def __init__(self, share: float, seed: torch.Tensor | None, stream: int) -> None:
         self.scale = scale_of(share)
@@ -182,17 +187,18 @@ class _Dropout:
         self._draws = None if seed is None else Draws(int(seed), stream)
 
     def draw(self, out: torch.Tensor) -> torch.Tensor:
-        """1 where a weight is kept and 0 elsewhere."""
+        """Fills `out` with 1 for weights that are kept and 0 for those that are dropped."""
         assert self._draws is not None
         return out.copy_(self._draws.take(out.numel()).view(out.shape)).ge_(self._smallest)
 
 
 class _Sum:
-    """The gradient of some heads' keys or values, over blocks of queries that read the first of them.
+    """The gradient of the keys or values of some heads, summed over blocks of queries that read the first keys.
 
     Args:
-        tensor: float[rows heads, keys, width], the keys or values.
-        several: whether there are several blocks, which add up in float32 (float64).
+        memory: allocates the sum.
+        tensor: float[rows * heads, keys, width], the keys or values.
+        several: whether there are several blocks; their sum is in float32, or in float64 for float64.
     """
 
     def __init__(self, memory: Memory, tensor: torch.Tensor, several: bool) -> None:
@@ -209,7 +215,7 @@ def _product(memory: Memory, a: torch.Tensor, b: torch.Tensor, scale: float) -> 
 
 
 def _empty(memory: Memory, tensor: torch.Tensor, width: int) -> torch.Tensor:
-    """[batch, heads, length, width] in memory that lies as [batch, length, heads, width]."""
+    """An uninitialized tensor [batch, heads, length, width] with the memory layout [batch, length, heads, width]."""
     batch, heads, length, _ = tensor.shape
     return memory.empty(batch, length, heads, width, dtype=tensor.dtype).transpose(1, 2)
 
@@ -250,7 +256,7 @@ def _pieces_bytes(
     elements = piece_elements(batch, heads, length, keys)
     hidden = (length * keys if causal else 0) + (0 if mask is None else mask.numel())
     narrow = 0 if q.dtype.itemsize == exact else q.dtype.itemsize
-    # A group's keys, values, queries and results, and in the gradient as much again.
+    # The keys, values, queries and results of a group, and twice as much in the gradient.
     group = group_heads(batch, heads, length, keys) * (length + keys) * (width + v.shape[3]) * exact
     return elements * (pieces * exact + narrow) + hidden * (exact + 2) + group * (1 if pieces < 2 else 2)
 
@@ -279,7 +285,7 @@ torch.library.register_autograd(f"{NAMESPACE}::attention", _gradient, setup_cont
 
 @register_flop_formula(torch.ops.lit_ort.attention)
 def _operations(q: Sequence[int], k: Sequence[int], v: Sequence[int], *_: Any, **__: Any) -> int:
-    """Of the products, from shapes."""
+    """The FLOPs of the products, from shapes."""
     return 2 * math.prod(q[:3]) * k[2] * (q[3] + v[3])
 
 

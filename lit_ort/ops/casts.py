@@ -1,4 +1,4 @@
-"""Changes of type into memory that is kept."""
+"""Casts into memory that is reused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ aten = torch.ops.aten
 
 def _kernel(memory: Memory, x: torch.Tensor, dtype: torch.dtype | None = None, **kwargs: Any) -> torch.Tensor:
     if not x.is_contiguous():
-        # In the order of memory of what is given, which torch keeps.
+        # Torch's operator keeps the memory format of the input.
         return aten._to_copy.default(x, dtype=dtype, **kwargs)
     return memory.empty(*x.shape, dtype=dtype or x.dtype).copy_(x)
 

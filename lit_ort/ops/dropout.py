@@ -1,4 +1,4 @@
-"""Dropout, whose mask follows from a seed, and its gradient.
+"""Dropout, whose mask is determined by a seed, and its gradient.
 
 Source: Srivastava et al. 2014.
 """
@@ -16,19 +16,20 @@ from lit_ort.ops.operator import NAMESPACE, Memory, Operator, define
 def dropout(
     memory: Memory, x: torch.Tensor, seed: torch.Tensor, p: float, stream: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sets elements to zero with probability `p` and scales the others so that the mean stays.
+    """Sets elements to zero with probability `p`, and scales the others so that the expected value is unchanged.
 
     Args:
+        memory: allocates the results.
         x: float[...].
-        seed: int64[], of the step; -1 keeps every element as it is.
-        p: from 0 to 1, rounded to 16 bits.
-        stream: distinguishes the dropouts of a step.
+        seed: int64[], the seed of the step; -1 disables dropout.
+        p: dropout probability, from 0 to 1, rounded to 16 bits.
+        stream: the number of the random stream.
 
     Returns:
-        float[...] in x's dtype, and the mask, bool[...], True where an element was kept.
+        float[...] in the dtype of x, and the mask, bool[...], True for elements that were kept.
 
     Raises:
-        ValueError: p is no probability.
+        ValueError: p is not between 0 and 1.
     """
     share = share_to_drop(seed, p)
     mask = memory.empty(*x.shape, dtype=torch.bool)
@@ -39,15 +40,15 @@ def dropout(
 def dropout_backward(
     memory: Memory, grad: torch.Tensor, mask: torch.Tensor, seed: torch.Tensor, p: float
 ) -> torch.Tensor:
-    """The gradient of dropout's x, float[...], from that of its result and from its mask, seed and p."""
+    """The gradient of x, float[...], from the gradient of the result and from the mask, the seed and p."""
     return _masked(memory, grad, mask, share_to_drop(seed, p))
 
 
 def _masked(memory: Memory, data: torch.Tensor, mask: torch.Tensor, share: float) -> torch.Tensor:
-    # A product of two types would make this copy itself, in fresh memory.
-    kept = memory.empty(*data.shape, dtype=data.dtype).copy_(mask).mul_(data)
+    # A product of two dtypes would allocate a copy of the mask.
+    result = memory.empty(*data.shape, dtype=data.dtype).copy_(mask).mul_(data)
     scale = scale_of(share)
-    return kept if scale == 1.0 else kept.mul_(scale)
+    return result if scale == 1.0 else result.mul_(scale)
 
 
 def _fake(x: torch.Tensor, seed: torch.Tensor, p: float, stream: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -75,7 +76,7 @@ def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> 
 
 
 def _workspace_bytes(x: torch.Tensor, *_: object) -> int:
-    # Numbers of 2 bytes.
+    # Random numbers of 2 bytes.
     return 2 * min(x.numel(), CHUNK_ELEMENTS)
 
 
@@ -84,7 +85,7 @@ _BACKWARD = define(
     "dropout_backward(Tensor grad, Tensor mask, Tensor seed, float p) -> Tensor", dropout_backward, _fake_backward
 )
 torch.library.register_autograd(f"{NAMESPACE}::dropout", _gradient, setup_context=_setup)
-# It is linear, with a diagonal matrix: its gradient is itself.
+# The operator is linear, with a diagonal matrix, so it is its own gradient.
 torch.library.register_autograd(f"{NAMESPACE}::dropout_backward", _gradient, setup_context=_setup_backward)
 
 OPERATORS = (

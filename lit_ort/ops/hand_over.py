@@ -1,6 +1,6 @@
-"""A gradient that the optimizer may take as soon as it is there.
+"""An operator that passes a gradient to the optimizer as soon as it is computed.
 
-Outside of a run with an optimizer the gradient is handed on; a strategy binds the operator to the optimizer of a step.
+A strategy binds the operator to the optimizer of a step. Without an optimizer, the operator returns the gradient.
 
 Source: Lv et al. 2023, LOMO, and PyTorch's tutorial on the optimizer step in the backward.
 """

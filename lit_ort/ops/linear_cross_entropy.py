@@ -1,9 +1,9 @@
-"""Output layer and cross entropy together, a chunk of rows at a time: loss and every gradient in one visit.
+"""Output layer and cross entropy in one operator, which computes the loss and all gradients chunk by chunk.
 
-Only one chunk of logits exists at any time, rows whose label is ignored are never computed, and each logit is written
-once by the product and once by the softmax. The gradients are those of a loss gradient of one.
+Only one chunk of logits exists at any time, rows with an ignored label are not computed, and each logit is written once
+by the product and once by the softmax. The gradients are those for a loss gradient of one.
 
-Source: the idea of taking gradients in the forward, chunk by chunk, is that of Liger Kernel (Hsu et al. 2024).
+Source: Liger Kernel (Hsu et al. 2024) for computing gradients in the forward, chunk by chunk.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lit_ort.ops.operator import NAMESPACE, Memory, Operator, accumulation_dtype
 from lit_ort.ops.product import product, workspace_bytes
 from lit_ort.ops.row_losses import compute_logits, losses_of, subtract_one
 
-# The weight's gradient is read and written once a chunk, which few and large chunks keep cheap.
+# The weight's gradient is read and written once for each chunk, so a few large chunks are faster than many small ones.
 CHUNK_BYTES = 80_000_000
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -36,22 +36,23 @@ def linear_cross_entropy(
     low_precision: bool,
     wanted: Sequence[bool],
 ) -> Results:
-    """cross_entropy(hidden @ weight.T + bias, labels) and its gradients.
+    """Computes cross_entropy(hidden @ weight.T + bias, labels) and its gradients.
 
     Args:
+        memory: allocates the gradients and the workspace.
         hidden: float[N, H]. weight: float[C, H]. bias, class_weight: float[C]. labels: int64[N].
-        ignore_index: the label of rows that don't count.
-        mean: whether the loss is the rows' mean, weighted by class, rather than their sum.
-        low_precision: rounds factors and results of products to bfloat16, logits and their softmax among them, as
-            autocast does; otherwise they have hidden's dtype. Losses and sums are float32 (float64) in any case.
-        wanted: which gradients to compute: of hidden, of weight, of bias.
+        ignore_index: the label of rows that are ignored.
+        mean: whether the loss is the mean over rows, weighted by class, instead of the sum.
+        low_precision: whether factors and results of products, and the softmax, are rounded to bfloat16, as autocast
+            does. Otherwise they have the dtype of hidden. Losses and sums are always float32, or float64 for float64.
+        wanted: flags for the gradients to compute: of hidden, weight and bias.
 
     Returns:
-        the loss, float[] in hidden's dtype, float32 with low_precision; and the gradients of hidden, weight and bias
-        in their dtypes, empty where not wanted.
+        The loss, float[] in the dtype of hidden, or float32 with low_precision; and the gradients of hidden, weight and
+        bias in their dtypes. Gradients that are not computed are empty tensors.
 
     Raises:
-        IndexError: a label outside of 0..C-1 that is not ignored.
+        IndexError: a label is not in 0..C-1 and is not ignored.
     """
     products = torch.bfloat16 if low_precision else hidden.dtype
     exact = accumulation_dtype(products)
@@ -63,14 +64,18 @@ def linear_cross_entropy(
     share = _share(labels, class_weight, exact)
     total = share.sum() if mean else torch.ones((), dtype=exact)
     gradients = _Gradients(memory, factors, wanted, of_hidden=hidden.dtype)
-    losses = _visit(memory, factors, labels, share / total, gradients if any(wanted) else None)
+    losses = _compute(memory, factors, labels, share / total, gradients if any(wanted) else None)
     loss = torch.dot(losses, share) / total
     results = gradients.results(hidden, weight, bias, rows)
     return (loss.to(torch.float32 if low_precision else hidden.dtype), *results)
 
 
 class _Factors:
-    """The layer, in the dtype of products. hidden: float[N, H], weight: float[C, H], bias: float[C] or None."""
+    """The factors of the layer, in the dtype of products.
+
+    Args:
+        hidden: float[N, H]. weight: float[C, H]. bias: float[C] or None.
+    """
 
     def __init__(self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.hidden, self.weight, self.bias = hidden, weight, bias
@@ -80,10 +85,13 @@ class _Factors:
 
 
 class _Gradients:
-    """The gradients of a chunked pass; those not wanted stay empty.
+    """The gradients while they are accumulated over chunks; those that are not wanted are empty.
 
     Args:
-        of_hidden: the dtype of hidden's gradient; what sums over chunks does so in float32 (float64).
+        memory: allocates the gradients.
+        factors: the factors of the layer.
+        wanted: flags for the gradients of hidden, weight and bias.
+        of_hidden: the dtype of hidden's gradient; sums over chunks are in float32, or in float64 for float64.
     """
 
     def __init__(self, memory: Memory, factors: _Factors, wanted: Sequence[bool], of_hidden: torch.dtype) -> None:
@@ -97,8 +105,14 @@ class _Gradients:
         self._of_bias = memory.empty(classes if wanted[2] else 0, dtype=sums)
 
     def add(self, chunk: slice, difference: torch.Tensor, scale: torch.Tensor) -> None:
-        """One chunk: `difference` is probabilities less one at the label, `scale` each row's part of the loss."""
-        # The scale goes on the narrow factor of each product rather than on the wide difference.
+        """Adds the gradients of one chunk.
+
+        Args:
+            chunk: its rows.
+            difference: float[rows, C], the probabilities minus one at the label.
+            scale: float[rows], the factor of each row in the loss.
+        """
+        # The scale is applied to the smaller factor of each product instead of the difference.
         add = self._add_rounded if difference.dtype == torch.bfloat16 else self._add_exact
         add(chunk, difference, scale)
         self._started = True
@@ -106,18 +120,18 @@ class _Gradients:
     def results(
         self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, rows: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The gradients in their inputs' dtypes. Without any row that counts they are zero."""
+        """The gradients in the dtypes of their inputs; zero if all rows are ignored."""
         if not self._started:
             for gradient in (self._of_hidden, self._of_weight, self._of_bias):
                 gradient.zero_()
         of_hidden = self._of_hidden
         if rows is not None and self._wanted[0]:
             of_hidden = self._memory.empty(*hidden.shape, dtype=hidden.dtype).zero_().index_copy_(0, rows, of_hidden)
-        kinds = (hidden.dtype, weight.dtype, hidden.dtype if bias is None else bias.dtype)
-        whole = (of_hidden, self._of_weight, self._of_bias)
+        dtypes = (hidden.dtype, weight.dtype, hidden.dtype if bias is None else bias.dtype)
+        gradients = (of_hidden, self._of_weight, self._of_bias)
         first, second, third = (
             cast(self._memory, gradient, dtype) if is_wanted else torch.empty(0, dtype=dtype)
-            for gradient, dtype, is_wanted in zip(whole, kinds, self._wanted, strict=True)
+            for gradient, dtype, is_wanted in zip(gradients, dtypes, self._wanted, strict=True)
         )
         return first, second, third
 
@@ -129,8 +143,8 @@ class _Gradients:
             scaled = self._factors.hidden[chunk] * scale[:, None]
             product(difference.t(), scaled, self._of_weight, accumulate=self._started)
         if of_bias:
-            kept = float(self._started)
-            torch.addmv(self._of_bias, difference.t(), scale, beta=kept, out=self._of_bias)
+            beta = float(self._started)
+            torch.addmv(self._of_bias, difference.t(), scale, beta=beta, out=self._of_bias)
 
     def _add_rounded(self, chunk: slice, difference: torch.Tensor, scale: torch.Tensor) -> None:
         of_hidden, of_weight, of_bias = self._wanted
@@ -140,29 +154,34 @@ class _Gradients:
             torch.mm(difference, self._factors.weight, out=of_rows)
             torch.mul(of_rows, scale[:, None], out=self._of_hidden[chunk])
         if of_weight:
-            into = self._memory.empty(*self._of_weight.shape, dtype=dtype)
+            out = self._memory.empty(*self._of_weight.shape, dtype=dtype)
             scaled = (self._factors.hidden[chunk] * scale[:, None]).to(dtype)
-            self._accumulate(self._of_weight, torch.mm(difference.t(), scaled, out=into))
+            self._accumulate(self._of_weight, torch.mm(difference.t(), scaled, out=out))
         if of_bias:
-            # Equal scales, the usual ones, are one after this and round to nothing else.
+            # Usually all scales are equal; they become one and have no rounding error.
             largest = scale.max().clamp_min(torch.finfo(scale.dtype).tiny)
             scaled = (scale / largest).to(dtype)[:, None]
             self._accumulate(self._of_bias, (difference.t() @ scaled).squeeze(1).float().mul_(largest))
 
     def _accumulate(self, total: torch.Tensor, part: torch.Tensor) -> None:
         if self._started:
-            # Two visits of one type each take half the time of one that mixes them.
+            # A cast and a sum of one dtype take half the time of a sum of two dtypes.
             total.add_(cast(self._memory, part, total.dtype))
         else:
             total.copy_(part)
 
 
-def _visit(
+def _compute(
     memory: Memory, factors: _Factors, labels: torch.Tensor, scale: torch.Tensor, gradients: _Gradients | None
 ) -> torch.Tensor:
-    """Goes over the rows once: adds to the gradients, and returns each row's loss, float[rows].
+    """Computes each row's loss, float[rows], and adds to the gradients.
 
-    scale: float[rows], the part of the loss that each row's is.
+    Args:
+        memory: allocates the logits.
+        factors: the factors of the layer.
+        labels: int64[rows].
+        scale: float[rows], the factor of each row in the loss.
+        gradients: receives the gradients, or None.
     """
     classes, dtype = len(factors.weight), factors.weight.dtype
     losses = torch.empty_like(scale)
@@ -180,7 +199,7 @@ def _visit(
 
 
 def chunk_rows(rows: int, classes: int, itemsize: int) -> int:
-    """Rows of a chunk: as few chunks as hold at most `CHUNK_BYTES` of logits each, all but the last one of a size."""
+    """The number of rows of a chunk, for the fewest equal chunks whose logits have at most `CHUNK_BYTES`."""
     chunks = max(1, math.ceil(rows * classes * itemsize / CHUNK_BYTES))
     return max(1, math.ceil(rows / chunks))
 
@@ -195,7 +214,7 @@ def _selected(tensor: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
 
 
 def _share(labels: torch.Tensor, class_weight: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """What each row counts, float[rows]."""
+    """The weight of each row in the loss, float[rows]."""
     if class_weight is None:
         return torch.ones(len(labels), dtype=dtype)
     return class_weight.index_select(0, labels).to(dtype)
@@ -205,7 +224,7 @@ def _require_classes(labels: torch.Tensor, counted: torch.Tensor, classes: int) 
     outside = counted & ((labels < 0) | (labels >= classes))
     if bool(outside.any()):
         raise IndexError(
-            f"label {int(labels[outside][0])} is out of range: the loss has {classes} classes, so labels are 0 to "
+            f"label {int(labels[outside][0])} is out of range: the loss has {classes} classes, so labels must be 0 to "
             f"{classes - 1}, or the ignore_index of cross_entropy"
         )
 
@@ -259,15 +278,15 @@ def _workspace_bytes(
     products = torch.bfloat16 if low_precision else hidden.dtype
     (rows, width), classes = hidden.shape, len(weight)
     size = chunk_rows(rows, classes, products.itemsize)
-    # A chunk of logits, its rows scaled, and with labels to ignore the rows that count and their gradient.
-    taken = size * (classes + width) * products.itemsize + 2 * hidden.numel() * hidden.element_size()
+    # A chunk of logits, its scaled rows, and, with ignored labels, the other rows and their gradient.
+    chunk_bytes = size * (classes + width) * products.itemsize + 2 * hidden.numel() * hidden.element_size()
     if products == torch.bfloat16:
         rounded = sum(factor.numel() for factor in (hidden, weight) if factor.dtype != products)
-        # The weight's gradient of one chunk, in both types, and where the weight is rounded the sum.
-        summed = (products.itemsize + 8) * weight.numel() if wanted[1] else 0
-        return taken + rounded * products.itemsize + summed
+        # The weight's gradient of one chunk in both dtypes, and the sum if the weight is rounded.
+        sum_bytes = (products.itemsize + 8) * weight.numel() if wanted[1] else 0
+        return chunk_bytes + rounded * products.itemsize + sum_bytes
     logits = hidden.new_empty(size, classes)
-    return taken + workspace_bytes(logits.t(), hidden[:size]) if wanted[1] else taken
+    return chunk_bytes + workspace_bytes(logits.t(), hidden[:size]) if wanted[1] else chunk_bytes
 
 
 _SCHEMA = (
@@ -281,7 +300,7 @@ torch.library.register_autograd(f"{NAMESPACE}::linear_cross_entropy", _gradient,
 
 @register_flop_formula(torch.ops.lit_ort.linear_cross_entropy)
 def _operations(hidden: Sequence[int], weight: Sequence[int], *rest: Any, **_: Any) -> int:
-    """Of the products, from shapes: logits, and the gradients that are wanted."""
+    """The FLOPs of the products, from shapes: logits, and the gradients that are computed."""
     wanted = rest[-1]
     return 2 * hidden[0] * hidden[1] * weight[0] * (1 + sum(wanted[:2]))
 

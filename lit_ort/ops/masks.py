@@ -1,8 +1,8 @@
-"""Random masks: numbers of 16 bits, four from each draw of a fast generator, compared with the share to drop.
+"""Random dropout masks: 16-bit numbers, four from each draw of a fast generator, are compared with a threshold.
 
-A mask takes a tenth of the time of as many Bernoulli draws of torch's, and follows from its seed and stream alone.
+A mask takes a tenth of the time of torch's Bernoulli draws, and is determined by its seed and stream.
 
-Source: the generator is SFC64 (Doty-Humphrey, PractRand), seeded through SeedSequence (O'Neill 2015); both NumPy's.
+Source: NumPy's SFC64 generator (Doty-Humphrey, PractRand) and its SeedSequence (O'Neill 2015).
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import numpy as np
 import torch
 
 LEVELS = 2**16
-# The seed of a run without dropout, as verification compares it.
+# The seed that disables dropout, for comparison with eager.
 OFF = -1
-# Elements whose numbers are drawn at a time: 1 MB.
+# The number of elements for which numbers are drawn at a time: 1 MB.
 CHUNK_ELEMENTS = 2**19
 _UNSIGNED = 2**64 - 1
 
 
 class Draws:
-    """Independent numbers, uniform over int16, the same ones for the same seed and stream."""
+    """Independent random numbers, uniform over int16, determined by a seed and a stream."""
 
     def __init__(self, seed: int, stream: int) -> None:
-        # Seeds and streams that are next to each other give unrelated states.
+        # SeedSequence produces unrelated states for consecutive seeds and streams.
         sequence = np.random.SeedSequence(seed & _UNSIGNED, spawn_key=(stream & _UNSIGNED,))
         self._generator = np.random.Generator(np.random.SFC64(sequence))
 
@@ -33,18 +33,18 @@ class Draws:
 
 
 def share_to_drop(seed: torch.Tensor | None, p: float) -> float:
-    """`p`, or 0 where the seed, int64[], says that dropout is off, as None does.
+    """The dropout probability `p`, or 0 if the seed, int64[], is `OFF` or None.
 
     Raises:
-        ValueError: p is no probability.
+        ValueError: p is not between 0 and 1.
     """
     if not 0 <= p <= 1:
-        raise ValueError(f"dropout probability is {p}, but has to be between 0 and 1: check the p of the module")
+        raise ValueError(f"dropout probability is {p}, but must be between 0 and 1: check the p of the module")
     return 0.0 if seed is None or int(seed) == OFF else p
 
 
 def draw_mask(mask: torch.Tensor, share: float, seed: int, stream: int) -> None:
-    """Fills `mask`, bool[n], with False at random with probability `share`, and with True elsewhere."""
+    """Fills `mask`, bool[n], with False with probability `share`, and with True otherwise."""
     dropped = dropped_levels(share)
     if dropped in (0, LEVELS):
         mask.fill_(dropped == 0)
@@ -55,16 +55,16 @@ def draw_mask(mask: torch.Tensor, share: float, seed: int, stream: int) -> None:
 
 
 def smallest_kept(share: float) -> int:
-    """Of numbers uniform over int16, those from this one on are kept where `share`, rounded to `LEVELS`, is dropped."""
+    """The threshold of numbers that are uniform over int16: elements with a smaller number are dropped."""
     return dropped_levels(share) - LEVELS // 2
 
 
 def scale_of(share: float) -> float:
-    """What the kept elements are multiplied by, so that the expected result is the data."""
-    kept = LEVELS - dropped_levels(share)
-    return LEVELS / kept if kept else 1.0
+    """The factor of elements that are kept, so that the expected value is unchanged."""
+    kept_levels = LEVELS - dropped_levels(share)
+    return LEVELS / kept_levels if kept_levels else 1.0
 
 
 def dropped_levels(share: float) -> int:
-    """How many of the `LEVELS` numbers mean that an element is dropped."""
+    """The number of the `LEVELS` 16-bit numbers for which an element is dropped."""
     return round(share * LEVELS)

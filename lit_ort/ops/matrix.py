@@ -1,4 +1,4 @@
-"""Matrix products of torch's into given memory; factors may be transposed views, which are never copied."""
+"""Kernels for torch's matrix products into given memory. Factors can be transposed views, which are not copied."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ aten = torch.ops.aten
 
 
 def mm(memory: Memory, self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
-    """self @ mat2. self: [M, K], mat2: [K, N]; returns [M, N], contiguous."""
+    """self @ mat2. self: [M, K], mat2: [K, N]. Returns [M, N], contiguous."""
     return product(self, mat2, memory.empty(len(self), mat2.shape[1], dtype=self.dtype))
 
 
 def addmm(
     memory: Memory, self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: float = 1, alpha: float = 1
 ) -> torch.Tensor:
-    """beta self + alpha mat1 @ mat2. mat1: [M, K], mat2: [K, N], self broadcasts to [M, N]."""
+    """beta * self + alpha * mat1 @ mat2. mat1: [M, K], mat2: [K, N]; self is broadcast to [M, N]."""
     out = memory.empty(len(mat1), mat2.shape[1], dtype=mat1.dtype)
     if beta == 1 and alpha == 1:
         return product(mat1, mat2, out, self)
@@ -26,14 +26,14 @@ def addmm(
 
 
 def bmm(memory: Memory, self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
-    """self @ mat2 of stacked matrices. self: [B, M, K], mat2: [B, K, N]; returns [B, M, N]."""
+    """self @ mat2 for batches of matrices. self: [B, M, K], mat2: [B, K, N]. Returns [B, M, N]."""
     return torch.bmm(self, mat2, out=memory.empty(*self.shape[:2], mat2.shape[2], dtype=self.dtype))
 
 
 def baddbmm(
     memory: Memory, self: torch.Tensor, batch1: torch.Tensor, batch2: torch.Tensor, *, beta: float = 1, alpha: float = 1
 ) -> torch.Tensor:
-    """beta self + alpha batch1 @ batch2. batch1: [B, M, K], batch2: [B, K, N], self broadcasts to [B, M, N]."""
+    """beta * self + alpha * batch1 @ batch2. batch1: [B, M, K], batch2: [B, K, N]; self is broadcast to [B, M, N]."""
     out = memory.empty(*batch1.shape[:2], batch2.shape[2], dtype=batch1.dtype)
     return torch.baddbmm(self, batch1, batch2, beta=beta, alpha=alpha, out=out)
 

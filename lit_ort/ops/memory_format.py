@@ -1,4 +1,4 @@
-"""A value in another order of memory: channels behind the places of an image, or in front of them."""
+"""An operator that converts a value to channels last or to contiguous memory."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from lit_ort.ops.operator import Memory, Operator, define
 
 
 def in_memory_format(memory: Memory, x: torch.Tensor, channels_last: bool) -> torch.Tensor:
-    """x, float[batch, channels, height, width], in `torch.channels_last`; or float[...] in `torch.contiguous_format`.
+    """Converts a tensor to `torch.channels_last` or `torch.contiguous_format`; returns x itself if it has this format.
 
-    The value itself where it is in that order already.
+    Args:
+        memory: allocates the result.
+        x: float[batch, channels, height, width] for channels last, otherwise float[...].
+        channels_last: the format.
     """
-    wanted = _format(channels_last)
-    if x.is_contiguous(memory_format=wanted):
+    memory_format = _format(channels_last)
+    if x.is_contiguous(memory_format=memory_format):
         return x
     if not channels_last:
         return memory.empty(*x.shape, dtype=x.dtype).copy_(x)

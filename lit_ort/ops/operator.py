@@ -1,4 +1,4 @@
-"""What an operator is to the rest of lit_ort: a torch operator, and a kernel that computes it into given memory."""
+"""The description of an operator for the rest of lit_ort: a torch operator and a kernel that uses given memory."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ NAMESPACE = "lit_ort"
 
 
 class Memory(Protocol):
-    """Where a kernel's results and its workspace come from."""
+    """Allocates the results and the workspace of a kernel."""
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """An uninitialised contiguous tensor."""
+        """Return an uninitialized contiguous tensor."""
         ...
 
 
 class TorchMemory:
-    """torch's own allocator: the memory of operators that run in eager."""
+    """Torch's allocator, for operators that run in eager."""
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype)
@@ -32,16 +32,17 @@ class TorchMemory:
 
 @dataclass(frozen=True)
 class Operator:
-    """A torch operator with a kernel of ours.
+    """A torch operator with a kernel of lit_ort's.
 
     Args:
         target: `torch.ops.lit_ort.<name>.default`, or an aten overload.
-        kernel: `kernel(memory, *args, **kwargs)` with the arguments of the target's schema; results like the target's,
-            large ones in memory of `memory`.
-        workspace_bytes: what it takes beside its results while it runs, from its arguments, which may be fake.
-        recomputable: whether it is cheap and pure enough to be computed again in the backward.
-        writes_into: position of the argument whose memory the first result is, or None.
-        supports: whether the kernel computes this call, from its actual arguments; None where it computes all.
+        kernel: called as `kernel(memory, *args, **kwargs)` with the arguments of the target's schema. Returns the same
+            results as the target; large ones are allocated from `memory`.
+        workspace_bytes: returns the memory that the kernel needs besides its results, from its arguments, which can be
+            fake tensors.
+        recomputable: whether the operator is cheap and pure enough to be recomputed in the backward.
+        writes_into: the position of the argument whose memory the first result uses, or None.
+        supports: returns whether the kernel supports a call, from its actual arguments; None if it supports all calls.
     """
 
     target: OpOverload
@@ -53,12 +54,12 @@ class Operator:
 
 
 def cast(memory: Memory, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """`tensor` in another type; itself where it has it."""
+    """Cast a tensor to a dtype; the tensor itself if it already has this dtype."""
     return tensor if tensor.dtype == dtype else memory.empty(*tensor.shape, dtype=dtype).copy_(tensor)
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type that sums over values of `dtype` are kept in: float64 for float64, else float32."""
+    """The dtype of sums over values of `dtype`: float64 for float64, otherwise float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -68,13 +69,13 @@ def define(
     fake: Callable[..., Any],
     eager: Callable[..., Any] | None = None,
 ) -> OpOverload:
-    """Defines a functional operator of ours for the CPU.
+    """Defines a functional lit_ort operator for the CPU.
 
     Args:
-        schema: such as `dropout(Tensor x, float p) -> Tensor`.
-        kernel: computes it, from a memory and its arguments.
-        fake: its results' shapes, dtypes and strides, from its arguments.
-        eager: what computes it in eager; by default the kernel with torch's own memory.
+        schema: the schema, such as `dropout(Tensor x, float p) -> Tensor`.
+        kernel: computes the results from a memory and the arguments.
+        fake: returns results with the correct shapes, dtypes and strides from the arguments.
+        eager: the implementation in eager; by default, the kernel with torch's allocator.
     """
     name, _, signature = schema.partition("(")
     qualified = f"{NAMESPACE}::{name}"

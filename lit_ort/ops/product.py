@@ -1,14 +1,14 @@
-"""A float32 matrix product by whichever of torch's libraries is the faster one at it.
+"""Float32 matrix products with the faster of torch's two libraries, MKL and oneDNN.
 
-torch gives float32 products to MKL, which on CPUs that are not Intel's runs below the speed of their vector units:
-180 GFLOP/s on two cores of an AMD EPYC of family 26 (Zen 5) where oneDNN has 280 to 410. With vector units of half that
-width (family 25) MKL takes 1.05 to 1.25 times oneDNN's time with a left factor that is not transposed (64 to 4,096
-rows, factors of 256 x 256 to 3,072 x 768), and with a transposed one where the result is wide. oneDNN returns memory of
-its own, so that it works on parts whose results stay in a cache until they are copied. Two things it is slow at:
+Torch uses MKL for float32 products. On CPUs not made by Intel, MKL does not reach the speed of the vector units: 180
+GFLOP/s on two cores of an AMD EPYC of family 26 (Zen 5), where oneDNN reaches 280 to 410. With vector units of half
+that width (family 25), MKL takes 1.05 to 1.25 times oneDNN's time if the left factor is not transposed (64 to 4,096
+rows, factors of 256 x 256 to 3,072 x 768), and also if it is transposed and the result is wide. oneDNN allocates its
+results, so it computes parts whose results stay in the cache until they are copied. It is slow in two cases:
 
-- a transposed left factor with a tall result, such as a weight's gradient g^T x (28,782 x 700 times 700 x 200: 115
-  GFLOP/s; MKL 170). (x^T g)^T is the same at 270, with its copy.
-- parts of a transposed factor whose rows don't follow each other in memory: below 1 GFLOP/s, so it never gets them.
+- A transposed left factor with a tall result, such as a weight's gradient g^T x (28,782 x 700 times 700 x 200: 115
+  GFLOP/s; MKL 170). (x^T g)^T is the same product at 270, including its copy.
+- Parts of a transposed factor whose rows are not adjacent in memory: below 1 GFLOP/s. oneDNN is not used for them.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ import torch
 
 from lit_ort._compat.torch_ops import onednn_linear
 
-# Elements of a part's result: 4 MB.
+# Elements of the result of a part: 4 MB.
 PART_ELEMENTS = 2**20
-# Rows of a part from which oneDNN has its speed.
+# The number of rows of a part from which oneDNN reaches its full speed.
 PART_ROWS = 64
-# Where oneDNN is much faster: operations from which this shows, and for a transposed left factor, which is one part,
-# the inner size and the elements of the result up to which copying it costs less than is gained.
+# If oneDNN is much faster, it is used from this number of FLOPs. For a transposed left factor, which is not divided
+# into parts, it is used from this inner size and up to this number of elements of the result, which has to be copied.
 FAST_PRODUCT = 1.6e7
 FAST_INNER, FAST_RESULT = 64, 2**21
 TALL_INNER, TALL_RESULT = 128, 2**23
-# Where it is a little faster: operations from which this shows, and for a transposed left factor, how many columns the
-# result has for each row.
+# If oneDNN is a little faster, it is used from this number of FLOPs; for a transposed left factor, only if the result
+# has this many columns for each row.
 LITTLE_PRODUCT, LITTLE_WIDTH = 1.5e8, 3
 
 
@@ -43,8 +43,8 @@ class Gain(enum.Enum):
     MUCH = enum.auto()
 
 
-class Way(enum.Enum):
-    """How a product is computed: by MKL, by oneDNN, or by oneDNN as the transposed product of transposed factors."""
+class Method(enum.Enum):
+    """How a product is computed: with MKL, with oneDNN, or with oneDNN as the transpose of the transposed product."""
 
     MKL = enum.auto()
     DIRECT = enum.auto()
@@ -59,58 +59,58 @@ def product(
     *,
     accumulate: bool = False,
 ) -> torch.Tensor:
-    """left @ right (+ added) in `out`.
+    """Computes left @ right, optionally plus `added`, into `out`, and returns `out`.
 
     Args:
-        left: float[M, K]. right: float[K, N]. out: float[M, N], of any strides.
-        added: what broadcasts to [M, N].
-        accumulate: adds to what `out` holds; not together with `added`.
+        left: float[M, K]. right: float[K, N]. out: float[M, N], with any strides.
+        added: a tensor that can be broadcast to [M, N].
+        accumulate: whether the product is added to `out`; not together with `added`.
     """
     assert added is None or not accumulate
-    way = way_of(left, right)
-    if way is Way.DIRECT and (added is None or added.shape == right.shape[1:]):
+    method = method_of(left, right)
+    if method is Method.DIRECT and (added is None or added.shape == right.shape[1:]):
         return _direct(left, right, out, added, accumulate)
-    if way is Way.TRANSPOSED and added is None:
+    if method is Method.TRANSPOSED and added is None:
         return _put(out, onednn_linear(right.t(), left, None).t(), accumulate)
     if accumulate:
         return torch.addmm(out, left, right, out=out)
     return torch.mm(left, right, out=out) if added is None else torch.addmm(added, left, right, out=out)
 
 
-def way_of(left: torch.Tensor, right: torch.Tensor) -> Way:
-    """The fastest way for factors of these shapes and strides."""
+def method_of(left: torch.Tensor, right: torch.Tensor) -> Method:
+    """The fastest method for factors with these shapes and strides."""
     gain = onednn_gain()
     if gain is Gain.NONE or left.dtype != torch.float32 or not (_dense(left) and _dense(right)):
-        return Way.MKL
+        return Method.MKL
     (rows, inner), columns = left.shape, right.shape[1]
     operations, elements = 2.0 * rows * inner * columns, rows * columns
     if operations < (LITTLE_PRODUCT if gain is Gain.LITTLE else FAST_PRODUCT):
-        return Way.MKL
+        return Method.MKL
     if left.is_contiguous():
-        return Way.DIRECT if _divisible(right, rows) else Way.MKL
+        return Method.DIRECT if _divisible(right, rows) else Method.MKL
     if gain is Gain.LITTLE and columns < LITTLE_WIDTH * rows:
-        return Way.MKL
+        return Method.MKL
     if rows > columns and inner >= TALL_INNER and elements <= TALL_RESULT:
-        return Way.TRANSPOSED
-    return Way.DIRECT if inner >= FAST_INNER and elements <= FAST_RESULT else Way.MKL
+        return Method.TRANSPOSED
+    return Method.DIRECT if inner >= FAST_INNER and elements <= FAST_RESULT else Method.MKL
 
 
 def workspace_bytes(left: torch.Tensor, right: torch.Tensor) -> int:
-    """What a product takes beside its result."""
-    way, elements = way_of(left, right), left.shape[0] * right.shape[1]
-    if way is Way.MKL:
+    """The memory that a product needs besides its result."""
+    method, elements = method_of(left, right), left.shape[0] * right.shape[1]
+    if method is Method.MKL:
         return 0
-    divided = way is Way.DIRECT and left.is_contiguous()
-    return 4 * (min(elements, PART_ELEMENTS) if divided else elements)
+    is_divided = method is Method.DIRECT and left.is_contiguous()
+    return 4 * (min(elements, PART_ELEMENTS) if is_divided else elements)
 
 
 @functools.cache
 def onednn_gain() -> Gain:
-    """What oneDNN gains over MKL on this CPU, from its maker and its vector units."""
+    """How much faster than MKL oneDNN is on this CPU, from the CPU's vendor and its vector units."""
     features = torch.cpu.get_capabilities()
     if not torch.backends.mkldnn.is_available() or "Intel" in features.get("cpu_name", "Intel"):
         return Gain.NONE
-    # AMD's family 26 is the first one with AVX-VNNI, and the first one with vector units of the full 512 bits.
+    # AMD's family 26 is the first with AVX-VNNI, and the first with 512-bit vector units.
     return Gain.MUCH if features.get("avx512_f") and features.get("avx_vnni") else Gain.LITTLE
 
 
@@ -135,7 +135,7 @@ def _put(out: torch.Tensor, part: torch.Tensor, accumulate: bool) -> torch.Tenso
 
 
 def _parts(whole: int, most: int) -> Iterator[slice]:
-    """As few parts as have at most `most` each, all but the last one of a size."""
+    """Divides `whole` into the fewest equal parts with at most `most` each; the last part can be smaller."""
     count = -(-whole // max(1, most))
     size = -(-whole // max(1, count))
     return (slice(start, min(start + size, whole)) for start in range(0, whole, max(1, size)))
@@ -146,7 +146,7 @@ def _dense(factor: torch.Tensor) -> bool:
 
 
 def _divisible(right: torch.Tensor, rows: int) -> bool:
-    """Whether parts of the result have enough rows, or columns where these can be divided."""
+    """Whether the result can be divided into parts that have enough rows, or enough columns if it is wide."""
     if right.shape[1] > rows and right.t().is_contiguous():
         return rows <= PART_ELEMENTS // PART_ROWS
     return min(rows, PART_ELEMENTS // max(1, right.shape[1])) >= min(rows, PART_ROWS)

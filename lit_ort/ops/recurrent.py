@@ -1,9 +1,9 @@
-"""Recurrent layers: gated recurrent units and plain ones in one direction, and oneDNN's LSTM layer.
+"""Recurrent layers in one direction: GRUs, plain RNNs, and oneDNN's LSTM layer.
 
-A layer's products with its input are one product for all steps in time; what is left of a step is the product with the
-state and the cell. The gradient computes all factors that don't depend on later steps at once.
+The products with the input are one product for all time steps. Each time step only computes the product with the state
+and the cell. The gradient computes all factors that don't depend on later steps in one operation.
 
-Source: Cho et al. 2014 (GRU, in torch's form: the reset gate is applied behind the product); Elman 1990.
+Source: Cho et al. 2014 (GRU, in torch's form, where the reset gate is applied after the product); Elman 1990.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lit_ort.ops.operator import NAMESPACE, Memory, Operator, define
 
 aten = torch.ops.aten
 Gradients = tuple[torch.Tensor, ...]
-# Blocks of rows in a layer's weights, by mode.
+# The number of blocks of rows in a layer's weights, by mode.
 _BLOCKS = {"gru": 3, "tanh": 1, "relu": 1}
 
 
@@ -34,20 +34,22 @@ def recurrent_layer(
     mode: str,
     reverse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One layer of a GRU or plain recurrent network over all steps in time.
+    """Computes one layer of a GRU or plain RNN over all time steps.
 
     Args:
-        x: float[length, batch, width], length at least 1.
-        state: float[1, batch, hidden], before the first step.
-        input_weight, state_weight: float[blocks hidden, width] and float[blocks hidden, hidden], 3 blocks (reset,
-            update, new) for "gru" and one otherwise.
-        input_bias, state_bias: float[blocks hidden], or None.
+        memory: allocates the results and the workspace.
+        x: float[length, batch, width]; the length is at least 1.
+        state: float[1, batch, hidden], the state before the first step.
+        input_weight, state_weight: float[blocks * hidden, width] and float[blocks * hidden, hidden], with 3 blocks
+            (reset, update, new) for "gru" and one block otherwise.
+        input_bias, state_bias: float[blocks * hidden], or None.
         mode: "gru", "tanh" or "relu".
-        reverse: from the last step to the first.
+        reverse: whether the steps run from the last to the first.
 
     Returns:
-        Every step's state, float[length, batch, hidden]; and for "gru" each step's reset gate, update gate, the state's
-        part of the new gate, and new gate, float[length, batch, 4 hidden], otherwise an empty tensor.
+        The state of every step, float[length, batch, hidden]. For "gru", also the gates of every step, float[length,
+        batch, 4 * hidden]: the reset gate, the update gate, the state's part of the new gate, and the new gate.
+        Otherwise an empty tensor.
     """
     length, batch, hidden = len(x), x.shape[1], state.shape[2]
     output = memory.empty(length, batch, hidden, dtype=x.dtype)
@@ -76,7 +78,7 @@ def _gru_cell(
     gates: torch.Tensor,
     after: torch.Tensor,
 ) -> None:
-    """One step: `gates` becomes (reset, update, state's part of new, new), and `after` the state."""
+    """Computes one step, and stores (reset, update, state's part of new, new) in `gates` and the state in `after`."""
     hidden = before.shape[1]
     products = gates[:, : 3 * hidden]
     _linear(before, weight.t(), bias, products)
@@ -99,13 +101,13 @@ def recurrent_layer_backward(
     reverse: bool,
     wants_x: bool,
 ) -> Gradients:
-    """The gradients of x (empty where not wanted), state, both weights and both biases, from that of the output."""
+    """The gradients of x (empty unless `wants_x`), the state, both weights and both biases, from that of the output."""
     length, batch, hidden = output.shape
     earlier = output[1:] if reverse else output[:-1]
     before = memory.empty(length, batch, hidden, dtype=x.dtype)
     torch.cat((earlier, state) if reverse else (state, earlier), out=before)
     carried = memory.empty(batch, hidden, dtype=x.dtype).zero_()
-    # Of the products with the input and, for a GRU, with the state.
+    # The gradients of the products with the input and, for a GRU, with the state.
     of_inputs = memory.empty(length, batch, _BLOCKS[mode] * hidden, dtype=x.dtype)
     of_products = memory.empty(*of_inputs.shape, dtype=x.dtype) if mode == "gru" else of_inputs
     if mode == "gru":
@@ -115,7 +117,7 @@ def recurrent_layer_backward(
     for step in _order(length, not reverse):
         carried.add_(grad[step])
         if mode == "gru":
-            # Each factor becomes the gradient of its gate; the way around the gates is what the update gate keeps.
+            # Each factor becomes the gradient of its gate; the update gate also passes the gradient of the state on.
             of_inputs[step].view(batch, 3, hidden).mul_(carried.unsqueeze(1))
             of_products[step].view(batch, 3, hidden).mul_(carried.unsqueeze(1))
             carried.mul_(gates[step][:, hidden : 2 * hidden])
@@ -137,13 +139,13 @@ def recurrent_layer_backward(
 def _gru_factors(
     memory: Memory, before: torch.Tensor, gates: torch.Tensor, of_inputs: torch.Tensor, of_products: torch.Tensor
 ) -> None:
-    """Writes what a state's gradient is multiplied with for those of a GRU's products, all steps at once."""
+    """Computes, for all steps, the factors from the gradient of a state to the gradients of a GRU's products."""
     reset, update, part, new = gates.chunk(4, 2)
     of_reset, of_update, of_new = of_inputs.chunk(3, 2)
-    passed = memory.empty(*update.shape, dtype=update.dtype)
-    torch.sub(1, update, out=passed)
-    torch.mul(torch.mul(new, new, out=of_new).neg_().add_(1), passed, out=of_new)
-    torch.sub(before, new, out=of_update).mul_(update).mul_(passed)
+    one_minus_update = memory.empty(*update.shape, dtype=update.dtype)
+    torch.sub(1, update, out=one_minus_update)
+    torch.mul(torch.mul(new, new, out=of_new).neg_().add_(1), one_minus_update, out=of_new)
+    torch.sub(before, new, out=of_update).mul_(update).mul_(one_minus_update)
     torch.sub(1, reset, out=of_reset).mul_(reset).mul_(part).mul_(of_new)
     hidden = new.shape[2]
     of_products[..., : 2 * hidden].copy_(of_inputs[..., : 2 * hidden])
@@ -151,7 +153,7 @@ def _gru_factors(
 
 
 def _plain_factors(output: torch.Tensor, mode: str, out: torch.Tensor) -> None:
-    """Writes the derivative of a plain cell's activation, from its result."""
+    """Computes the derivative of a plain cell's activation from the cell's output."""
     if mode == "tanh":
         torch.mul(output, output, out=out).neg_().add_(1)
     else:
@@ -171,8 +173,8 @@ def _order(length: int, reverse: bool) -> Sequence[int]:
 
 def _fake(x: torch.Tensor, state: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
     length, batch, hidden = x.shape[0], x.shape[1], state.shape[2]
-    gated = rest[-2] == "gru"
-    return x.new_empty(length, batch, hidden), x.new_empty(length if gated else 0, batch, 4 * hidden)
+    is_gru = rest[-2] == "gru"
+    return x.new_empty(length, batch, hidden), x.new_empty(length if is_gru else 0, batch, 4 * hidden)
 
 
 def _fake_backward(
@@ -199,7 +201,8 @@ def _gradient(ctx: Any, grad: torch.Tensor, *_: object) -> tuple[torch.Tensor | 
     wants_x = ctx.needs_input_grad[0]
     arguments = (*ctx.saved_tensors, *ctx.constants, wants_x)
     of_x, *others, of_input_bias, of_state_bias = torch.ops.lit_ort.recurrent_layer_backward(grad, *arguments)
-    biases = [of if has else None for of, has in zip((of_input_bias, of_state_bias), ctx.biases, strict=True)]
+    pairs = zip((of_input_bias, of_state_bias), ctx.biases, strict=True)
+    biases = [gradient if has_bias else None for gradient, has_bias in pairs]
     return of_x if wants_x else None, *others, *biases, None, None
 
 
@@ -213,13 +216,16 @@ def _backward_bytes(grad: torch.Tensor, *rest: Any) -> int:
 
 
 def _onednn_kernel(target: Callable[..., Any]) -> Callable[..., Any]:
-    """oneDNN reads its arguments as if contiguous, and keeps what its backward needs only where gradients are on."""
+    """A kernel that calls an operator of oneDNN.
+
+    oneDNN needs contiguous arguments, and saves tensors for its backward only if gradients are enabled.
+    """
 
     def kernel(memory: Memory, *args: Any) -> Any:
-        plain = [value.detach().contiguous() if isinstance(value, torch.Tensor) else value for value in args]
-        # The operator asks for grad mode, and sessions run without.
+        contiguous = [value.detach().contiguous() if isinstance(value, torch.Tensor) else value for value in args]
+        # Sessions run without gradients.
         with torch.enable_grad():
-            return target(*plain)
+            return target(*contiguous)
 
     return kernel
 
@@ -243,7 +249,7 @@ torch.library.register_autograd(f"{NAMESPACE}::recurrent_layer", _gradient, setu
 def _operations(
     x: Sequence[int], state: Sequence[int], input_weight: Sequence[int], state_weight: Sequence[int], *_: Any, **__: Any
 ) -> int:
-    """Of the products, from shapes."""
+    """The FLOPs of the products, from shapes."""
     return 2 * x[0] * x[1] * (math.prod(input_weight) + math.prod(state_weight))
 
 

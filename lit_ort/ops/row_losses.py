@@ -1,4 +1,4 @@
-"""The loss of each row from its probabilities, exact also where these have lost their digits."""
+"""The loss of each row from its probabilities, without loss of precision for very small or large probabilities."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch.nn import functional
 from lit_ort.ops.operator import accumulation_dtype
 from lit_ort.ops.product import product
 
-# BLAS keeps a copy of a product's second factor, which parts of it keep small at no cost.
+# BLAS copies the second factor of a product. Products with parts of it need a smaller copy and are as fast.
 CLASSES_AT_A_TIME = 4096
-# Probabilities below this have lost digits to underflow; their loss is computed from the logits again.
+# Smaller probabilities have lost precision by underflow; their loss is computed from the logits again.
 SMALLEST_PROBABILITY = 1e-30
-# Above it, one less a probability in bfloat16 has lost digits; it is computed from the other classes.
+# For larger probabilities p in bfloat16, 1 - p has lost precision; it is computed as the sum of the other classes.
 SURE = 0.5
 
 
@@ -43,12 +43,12 @@ def losses_of(
         float32[N], float64 for float64.
     """
     exact = accumulation_dtype(probabilities.dtype)
-    picked = probabilities.gather(1, labels[:, None]).squeeze(1).to(exact)
-    losses = picked.clamp(max=1).log_().neg_()
+    label_probabilities = probabilities.gather(1, labels[:, None]).squeeze(1).to(exact)
+    losses = label_probabilities.clamp(max=1).log_().neg_()
     if probabilities.dtype != exact:
-        sure = (picked > SURE).nonzero().squeeze(1)
+        sure = (label_probabilities > SURE).nonzero().squeeze(1)
         losses[sure] = torch.log1p(-_others(probabilities, labels[:, None], sure)).neg_()
-    tiny = picked < SMALLEST_PROBABILITY
+    tiny = label_probabilities < SMALLEST_PROBABILITY
     if bool(tiny.any()):
         logits = compute_logits(hidden[tiny], weight, bias, out=hidden.new_empty(int(tiny.sum()), len(weight)))
         losses[tiny] = functional.cross_entropy(logits.to(exact), labels[tiny], reduction="none")
@@ -56,7 +56,7 @@ def losses_of(
 
 
 def subtract_one(probabilities: torch.Tensor, labels: torch.Tensor) -> None:
-    """Takes one from each row's probability at its label, labels: int64[N, 1], in place."""
+    """Subtracts one from each row's probability at its label, in place. labels: int64[N, 1]."""
     exact = accumulation_dtype(probabilities.dtype)
     differences = probabilities.gather(1, labels).to(exact).sub_(1)
     if probabilities.dtype != exact:
@@ -66,14 +66,17 @@ def subtract_one(probabilities: torch.Tensor, labels: torch.Tensor) -> None:
 
 
 def _put(matrix: torch.Tensor, columns: torch.Tensor, values: torch.Tensor) -> None:
-    """One value a row; in bfloat16 scatter_ would copy the matrix twice."""
+    """Writes one value into each row. In bfloat16, `scatter_` would copy the matrix twice."""
     matrix.index_put_((torch.arange(len(matrix)), columns.squeeze(1)), values.squeeze(1))
 
 
 def _others(probabilities: torch.Tensor, labels: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Of some rows, one less the label's probability: the sum of the others keeps the digits that rounding takes."""
+    """One minus the probability of the label, for some rows, as the sum of the other classes.
+
+    The sum has the precision that one minus a rounded probability has lost.
+    """
     if not len(rows):
         return torch.zeros(0)
-    chosen = probabilities.index_select(0, rows)
-    _put(chosen, labels.index_select(0, rows), chosen.new_zeros(len(rows), 1))
-    return chosen.sum(1, dtype=torch.float32).clamp_(max=1 - SURE)
+    selected = probabilities.index_select(0, rows)
+    _put(selected, labels.index_select(0, rows), selected.new_zeros(len(rows), 1))
+    return selected.sum(1, dtype=torch.float32).clamp_(max=1 - SURE)

@@ -1,6 +1,7 @@
-"""The sum of values that lie in slices of a larger one, each zero elsewhere, as the gradient of what is read by slices.
+"""An operator that adds values to slices of a tensor, as in the gradient of a tensor that is read by slices.
 
-At 4 x 256 x 512 with two halves: 0.08 ms; two tensors of zeros with a slice each and their sum 0.12.
+For two halves of a tensor of 4 x 256 x 512, it takes 0.08 ms. The sum of two tensors of zeros that contain one slice
+each takes 0.12 ms.
 """
 
 from __future__ import annotations
@@ -25,51 +26,53 @@ def add_slices(
     ends: Sequence[int],
     steps: Sequence[int],
 ) -> torch.Tensor:
-    """Adds parts to slices of a value.
+    """Adds parts to slices of a tensor.
 
     Args:
+        memory: allocates the result.
         base: float[sizes]; None for zeros.
-        parts: the k-th of the shape of `aten.slice(base, dims[k], starts[k], ends[k], steps[k])`.
-        sizes: of the result.
+        parts: the k-th part has the shape of `aten.slice(base, dims[k], starts[k], ends[k], steps[k])`.
+        sizes: the shape of the result.
+        dims, starts, ends, steps: the slices.
 
     Returns:
         float[sizes], contiguous.
     """
     out = memory.empty(*sizes, dtype=parts[0].dtype)
-    views = [aten.slice.Tensor(out, *given) for given in zip(dims, starts, ends, steps, strict=True)]
+    views = [aten.slice.Tensor(out, *bounds) for bounds in zip(dims, starts, ends, steps, strict=True)]
     if base is not None:
         out.copy_(base)
         for view, part in zip(views, parts, strict=True):
             view.add_(part)
         return out
-    places = _places(sizes, dims, starts, ends, steps)
-    if not _fill(places, sizes, dims):
+    ranges = _ranges(sizes, dims, starts, ends, steps)
+    if not _cover(ranges, sizes, dims):
         out.zero_()
     for k, (view, part) in enumerate(zip(views, parts, strict=True)):
-        apart = all(dims[j] == dims[k] and _are_apart(places[j], places[k]) for j in range(k))
-        view.copy_(part) if apart else view.add_(part)
+        is_disjoint = all(dims[j] == dims[k] and _are_disjoint(ranges[j], ranges[k]) for j in range(k))
+        view.copy_(part) if is_disjoint else view.add_(part)
     return out
 
 
-def _places(
+def _ranges(
     sizes: Sequence[int], dims: Sequence[int], starts: Sequence[int], ends: Sequence[int], steps: Sequence[int]
 ) -> list[range]:
-    given = zip(dims, starts, ends, steps, strict=True)
-    return [range(sizes[dim])[slice(start, end, step)] for dim, start, end, step in given]
+    slices = zip(dims, starts, ends, steps, strict=True)
+    return [range(sizes[dim])[slice(start, end, step)] for dim, start, end, step in slices]
 
 
-def _are_apart(a: range, b: range) -> bool:
-    """Whether two slices surely share no place."""
+def _are_disjoint(a: range, b: range) -> bool:
+    """Whether two slices are known to share no index."""
     if not a or not b:
         return True
     return a[-1] < b[0] or b[-1] < a[0] or (a.step == b.step and (a.start - b.start) % a.step != 0)
 
 
-def _fill(places: Sequence[range], sizes: Sequence[int], dims: Sequence[int]) -> bool:
-    """Whether slices of one dimension are apart and leave no place out."""
-    if len(set(dims)) != 1 or sum(map(len, places)) != sizes[dims[0]]:
+def _cover(ranges: Sequence[range], sizes: Sequence[int], dims: Sequence[int]) -> bool:
+    """Whether slices of one dimension are disjoint and cover all of its indices."""
+    if len(set(dims)) != 1 or sum(map(len, ranges)) != sizes[dims[0]]:
         return False
-    return all(_are_apart(a, b) for k, a in enumerate(places) for b in places[:k])
+    return all(_are_disjoint(a, b) for k, a in enumerate(ranges) for b in ranges[:k])
 
 
 def _fake(base: torch.Tensor | None, parts: Sequence[torch.Tensor], sizes: Sequence[int], *_: Any) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Zeros that have memory.
 
-torch writes a derivative that is zero everywhere as a tensor without memory, which only its own operators understand.
+Torch represents a gradient that is zero everywhere by a tensor without memory, which only its own operators support.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from lit_ort.ops.operator import Memory, Operator
 
 
 def zeros(memory: Memory, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
-    """Zeros of a shape, float32 by default."""
+    """A tensor of zeros, float32 by default."""
     return memory.empty(*size, dtype=dtype or torch.float32).zero_()
 
 

@@ -232,7 +232,7 @@ def test_recurrent_layers_share_one_graph_for_all_lengths_and_batches(
 
 def test_a_graph_for_fixed_sizes_reports_why(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(program: Any) -> Any:
-        raise CaptureError("the sizes decide", remedy="Each size is compiled by itself.")
+        raise CaptureError("the sizes decide", remedy="Each size is compiled separately.")
 
     monkeypatch.setattr(build, "conditions_of", refuse)
     engine = backend()

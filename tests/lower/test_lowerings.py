@@ -16,7 +16,7 @@ from tests.compare import backend
 
 aten = torch.ops.aten
 Function = Callable[[Tensor, Tensor], Tensor]
-# Torch operators around a run: views without an entry, and copies of views that ONNX Runtime reads or that are returned.
+# Torch operators around a run: views without an entry, and copies of views for ONNX Runtime or the caller.
 VIEWS = {"aten.clone.default", "aten.slice.Tensor", "aten.select.int", "aten.permute.default"}
 
 

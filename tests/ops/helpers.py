@@ -1,4 +1,4 @@
-"""Shared by the tests of operators."""
+"""Helpers for the tests of operators."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ import torch
 
 
 class RecordingMemory:
-    """Remembers the storages that it handed out."""
+    """Records the tensors that it has allocated."""
 
     def __init__(self) -> None:
         self._tensors: list[torch.Tensor] = []
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        # What a kernel forgets to write shows.
+        # Makes elements that a kernel doesn't write visible.
         tensor = torch.empty(shape, dtype=dtype).fill_(torch.nan if dtype.is_floating_point else 1)
         self._tensors.append(tensor)
         return tensor
 
-    def holds(self, tensor: torch.Tensor) -> bool:
-        storages = {own.untyped_storage().data_ptr() for own in self._tensors}
+    def contains(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor uses memory that was allocated here."""
+        storages = {allocated.untyped_storage().data_ptr() for allocated in self._tensors}
         return tensor.untyped_storage().data_ptr() in storages
 
 
@@ -29,7 +30,7 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def closeness(actual: torch.Tensor, baseline: torch.Tensor, exact: torch.Tensor) -> float:
-    """Error beside that of torch's own computation in the same precision."""
+    """The error relative to that of torch's computation in the same precision."""
     return relative_error(actual.double(), exact) / max(relative_error(baseline.double(), exact), 1e-12)
 
 
@@ -38,7 +39,7 @@ def seed_of(number: int) -> torch.Tensor:
 
 
 class MeasuringMemory:
-    """Counts the bytes that are in use at most."""
+    """Measures the largest number of bytes in use at the same time."""
 
     def __init__(self) -> None:
         self.peak = self._used = 0
@@ -48,8 +49,8 @@ class MeasuringMemory:
         size = tensor.numel() * dtype.itemsize
         self._used += size
         self.peak = max(self.peak, self._used)
-        weakref.finalize(tensor.untyped_storage(), self._give_back, size)
+        weakref.finalize(tensor.untyped_storage(), self._free, size)
         return tensor
 
-    def _give_back(self, size: int) -> None:
+    def _free(self, size: int) -> None:
         self._used -= size

@@ -1,4 +1,4 @@
-"""Attention beside torch's, with every kind of mask, and with dropout."""
+"""Attention compared with torch's, with every kind of mask and with dropout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCALE = 0.5
 
 @dataclasses.dataclass
 class Case:
-    """Attention over 3 x 5 heads of 6 x 7 places."""
+    """Attention of 3 x 5 heads with 6 queries and 7 keys."""
 
     mask: Tensor | None = None
     causal: bool = False
@@ -44,12 +44,12 @@ class Case:
     def constants(self) -> tuple[Any, ...]:
         return (self.mask, seed_of(self.seed), self.p, self.causal, SCALE, 2)
 
-    def ours(self, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    def results(self, dtype: torch.dtype = torch.float32) -> list[Tensor]:
         leaves = [t.requires_grad_() for t in self.inputs(dtype)]
         result = attention(*leaves, *self.constants())
         return [result.detach(), *torch.autograd.grad(result, leaves, self.grad().to(dtype))]
 
-    def torchs(self, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    def torch_results(self, dtype: torch.dtype = torch.float64) -> list[Tensor]:
         leaves = [t.to(dtype).requires_grad_() for t in self.inputs()]
         mask = self.mask
         if mask is not None and mask.is_floating_point():
@@ -58,14 +58,14 @@ class Case:
         return [result.detach(), *torch.autograd.grad(result, leaves, self.grad().to(dtype))]
 
 
-def hides(*shape: int) -> Tensor:
+def random_mask(*shape: int) -> Tensor:
     mask = torch.rand(*shape, generator=torch.Generator().manual_seed(2)) > 0.5
     mask[..., 0] = True
     return mask
 
 
-def nothing_seen() -> Tensor:
-    mask = hides(3, 1, 6, 7)
+def mask_with_hidden_query() -> Tensor:
+    mask = random_mask(3, 1, 6, 7)
     mask[1, 0, 2] = False
     return mask
 
@@ -76,22 +76,22 @@ CASES = {
     "values of another width": Case(value_width=3),
     "causal": Case(causal=True),
     "causal, fewer keys": Case(causal=True, keys=4),
-    "rows": Case(hides(3, 1, 6, 7)),
-    "permuted rows": Case(hides(3, 1, 6, 7), permuted=True),
-    "heads": Case(hides(1, 5, 6, 7)),
-    "keys": Case(hides(3, 1, 1, 7)),
-    "shared": Case(hides(6, 7)),
-    "expanded": Case(hides(3, 1, 1, 7).expand(3, 5, 6, 7)),
+    "rows": Case(random_mask(3, 1, 6, 7)),
+    "permuted rows": Case(random_mask(3, 1, 6, 7), permuted=True),
+    "heads": Case(random_mask(1, 5, 6, 7)),
+    "keys": Case(random_mask(3, 1, 1, 7)),
+    "shared": Case(random_mask(6, 7)),
+    "expanded": Case(random_mask(3, 1, 1, 7).expand(3, 5, 6, 7)),
     "added": Case(torch.randn(3, 5, 6, 7, generator=torch.Generator().manual_seed(3))),
     "added by query": Case(torch.randn(6, 1, generator=torch.Generator().manual_seed(4))),
-    "nothing seen": Case(nothing_seen()),
-    "nothing seen, added": Case(torch.zeros(3, 1, 6, 7).masked_fill(~nothing_seen(), float("-inf"))),
+    "query without keys": Case(mask_with_hidden_query()),
+    "query without keys, added": Case(torch.zeros(3, 1, 6, 7).masked_fill(~mask_with_hidden_query(), float("-inf"))),
 }
 
 
 @pytest.fixture(params=[(1, 2), (2, 128), (100, 2), (1000, 128)], ids=str)
 def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How many heads, and how many queries, a piece has."""
+    """Sets the number of heads and of queries in a piece."""
     heads, block = request.param
     monkeypatch.setattr("lit_ort.ops.attention_scores.CHUNK_ELEMENTS", heads * 6 * 7)
     monkeypatch.setattr("lit_ort.ops.attention_scores.BLOCK", block)
@@ -99,16 +99,16 @@ def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.usefixtures("pieces")
 @pytest.mark.parametrize("name", list(CASES))
-def test_as_torch(name: str) -> None:
-    for actual, expected in zip(CASES[name].ours(), CASES[name].torchs(), strict=True):
+def test_matches_torch(name: str) -> None:
+    for actual, expected in zip(CASES[name].results(), CASES[name].torch_results(), strict=True):
         assert relative_error(actual.double(), expected) < 1e-6
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_in_bf16_as_close_as_torch(name: str) -> None:
+def test_bf16_is_as_close_as_torch(name: str) -> None:
     case = CASES[name]
     for actual, baseline, exact in zip(
-        case.ours(torch.bfloat16), case.torchs(torch.bfloat16), case.torchs(), strict=True
+        case.results(torch.bfloat16), case.torch_results(torch.bfloat16), case.torch_results(), strict=True
     ):
         assert actual.dtype == torch.bfloat16
         assert closeness(actual, baseline, exact) < 1.5
@@ -116,19 +116,21 @@ def test_in_bf16_as_close_as_torch(name: str) -> None:
 
 @pytest.mark.usefixtures("pieces")
 def test_a_mask_and_causal_together() -> None:
-    mask = hides(3, 1, 6, 7)
-    both = Case(mask, causal=True).ours()
-    for actual, expected in zip(both, Case(mask & torch.ones(6, 7, dtype=torch.bool).tril()).torchs(), strict=True):
+    mask = random_mask(3, 1, 6, 7)
+    both = Case(mask, causal=True).results()
+    for actual, expected in zip(
+        both, Case(mask & torch.ones(6, 7, dtype=torch.bool).tril()).torch_results(), strict=True
+    ):
         assert relative_error(actual.double(), expected) < 1e-6
 
 
 @pytest.mark.usefixtures("pieces")
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_same_weights_are_dropped_in_both_directions(causal: bool) -> None:
-    """The result is linear in the values, so its product with a gradient equals that of values and their gradient."""
+    """The result is linear in v, so the inner product of result and gradient equals that of v and its gradient."""
     case = Case(causal=causal, p=0.4)
-    result, _, _, of_value = case.ours()
-    assert not torch.allclose(result, Case(causal=causal).ours()[0], atol=1e-2)
+    result, _, _, of_value = case.results()
+    assert not torch.allclose(result, Case(causal=causal).results()[0], atol=1e-2)
     torch.testing.assert_close((result * case.grad()).sum(), (of_value * case.inputs()[2]).sum())
 
 
@@ -137,13 +139,13 @@ def test_the_same_weights_are_dropped_in_both_directions(causal: bool) -> None:
 @pytest.mark.parametrize("p", [0.0, 0.4])
 @pytest.mark.parametrize("kind", ["plain", "mask", "causal"])
 def test_gradcheck(kind: str, p: float) -> None:
-    mask = hides(2, 1, 3, 4) if kind == "mask" else None
+    mask = random_mask(2, 1, 3, 4) if kind == "mask" else None
     inputs = [torch.randn(2, 2, n, 3, dtype=torch.float64, requires_grad=True) for n in (3, 4, 4)]
     constants = (mask, seed_of(5), p, kind == "causal", 0.7, 0)
     assert torch.autograd.gradcheck(lambda q, k, v: attention(q, k, v, *constants), inputs)
 
 
-def test_seed_off_drops_nothing_and_other_seeds_and_streams_differ() -> None:
+def test_masks_depend_on_seed_and_stream_and_off_disables_dropout() -> None:
     inputs = Case().inputs()
 
     def result(seed: int, stream: int) -> Tensor:
@@ -155,19 +157,19 @@ def test_seed_off_drops_nothing_and_other_seeds_and_streams_differ() -> None:
     assert not torch.equal(result(1, 0), result(2, 0))
 
 
-def test_the_mean_stays_under_dropout() -> None:
+def test_dropout_preserves_the_mean() -> None:
     ones = torch.ones(2, 4, 50, 60)
     result = attention(ones, ones, ones, None, seed_of(3), 0.2, False, 1.0, 0)
     assert abs(float(result.mean()) - 1) < 0.02
     assert float(result.std()) > 0.01
 
 
-def test_everything_dropped_is_zero() -> None:
-    result, *gradients = Case(p=1.0).ours()
+def test_probability_one_drops_everything() -> None:
+    result, *gradients = Case(p=1.0).results()
     assert not any(tensor.any() for tensor in (result, *gradients))
 
 
-def test_keys_that_no_query_of_a_block_sees_are_left_out() -> None:
+def test_blocks_omit_hidden_keys() -> None:
     causal, length = torch.ones(512, 512, dtype=torch.bool).tril_(), 512
     blocks = blocks_of_seen(causal, length)
     assert [block.keys for block in blocks] == [512, 384, 256, 128]
@@ -180,16 +182,16 @@ def test_keys_that_no_query_of_a_block_sees_are_left_out() -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("shape", [(4, 4, 128, 128), (2, 3, 1024, 1024), (1, 2, 300, 9000), (40, 1, 7, 5)])
-def test_pieces_stay_within_what_was_said_and_cover_everything(shape: tuple[int, int, int, int], causal: bool) -> None:
+def test_pieces_cover_all_queries_within_the_promised_size(shape: tuple[int, int, int, int], causal: bool) -> None:
     batch, heads, length, keys = shape
     mask = mask_of(None, causal, length, keys, torch.float32)
-    places = torch.zeros(batch, heads, length, dtype=torch.int64)
+    counts = torch.zeros(batch, heads, length, dtype=torch.int64)
     for group in groups_of(*shape, mask):
         for block in group.blocks:
-            part = places[group.rows, group.heads, block.queries]
+            part = counts[group.rows, group.heads, block.queries]
             part += 1
             assert part.numel() * block.keys <= piece_elements(*shape)
-    assert bool((places == 1).all())
+    assert bool((counts == 1).all())
     assert piece_elements(*shape) <= max(CHUNK_ELEMENTS, 128 * keys)
 
 
@@ -210,18 +212,18 @@ def test_results_lie_in_the_given_memory(name: str, p: float) -> None:
     case, memory = dataclasses.replace(CASES[name], p=p), RecordingMemory()
     result = OPERATORS[attention.default].kernel(memory, *case.inputs(), *case.constants())
     gradients = OPERATORS[attention_backward.default].kernel(memory, case.grad(), *case.inputs(), *case.constants())
-    for actual, expected in zip((result, *gradients), case.ours(), strict=True):
-        assert memory.holds(actual)
+    for actual, expected in zip((result, *gradients), case.results(), strict=True):
+        assert memory.contains(actual)
         torch.testing.assert_close(actual, expected)
 
 
 def test_heads_are_joined_without_a_copy() -> None:
-    result, *gradients = Case(permuted=True).ours()
+    result, *gradients = Case(permuted=True).results()
     for tensor in (result, *gradients):
         assert tensor.transpose(1, 2).is_contiguous()
 
 
-def test_p_has_to_be_a_probability() -> None:
+def test_p_must_be_a_probability() -> None:
     with pytest.raises(ValueError, match="dropout probability is 1.5"):
         attention(*Case().inputs(), None, seed_of(1), 1.5, False, SCALE, 0)
 
@@ -238,15 +240,15 @@ def test_empty_batches(length: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["dropout", "causal", "mask"])
 @pytest.mark.parametrize("shape", [(4, 4, 128, 64), (2, 4, 600, 32)])
-def test_takes_the_memory_that_it_says(shape: tuple[int, ...], kind: str, dtype: torch.dtype) -> None:
+def test_needs_no_more_than_the_declared_workspace(shape: tuple[int, ...], kind: str, dtype: torch.dtype) -> None:
     mask = torch.rand(shape[0], 1, 1, shape[2]) > 0.1 if kind == "mask" else None
     constants = (mask, seed_of(1), 0.1, kind == "causal", SCALE, 0)
     q, k, v = (torch.randn(shape).to(dtype) for _ in range(3))
     for target, arguments, results in ((attention, (q, k, v), 1), (attention_backward, (q, q, k, v), 3)):
         operator, memory = OPERATORS[target.default], MeasuringMemory()
-        kept = operator.kernel(memory, *arguments, *constants)
+        outputs = operator.kernel(memory, *arguments, *constants)
         assert operator.workspace_bytes is not None
-        said = operator.workspace_bytes(*arguments, *constants)
-        assert memory.peak - results * q.numel() * dtype.itemsize <= said
-        assert said < 20 * 2**20
-        del kept
+        workspace = operator.workspace_bytes(*arguments, *constants)
+        assert memory.peak - results * q.numel() * dtype.itemsize <= workspace
+        assert workspace < 20 * 2**20
+        del outputs

@@ -1,4 +1,4 @@
-"""Dropout: statistics of its masks, its gradient and its types."""
+"""Dropout: statistics of its masks, its gradient and its dtypes."""
 
 from __future__ import annotations
 
@@ -23,46 +23,46 @@ def correlation(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 0.5, 0.9, 1.0])
-def test_a_mask_drops_its_share_independently(share: float) -> None:
+def test_elements_are_dropped_independently(share: float) -> None:
     mask = mask_of(share, seed=1, stream=0)
     elements = len(mask)
-    spread = (share * (1 - share) / elements) ** 0.5
-    assert abs(float(mask.float().mean()) - (1 - share)) <= 5 * spread + 1e-5
-    # Four elements share one draw: neighbours at every distance must not know of each other.
-    centred = mask.float() - mask.float().mean()
+    deviation = (share * (1 - share) / elements) ** 0.5
+    assert abs(float(mask.float().mean()) - (1 - share)) <= 5 * deviation + 1e-5
+    # Four elements share one draw, but neighbors at every distance must be independent.
+    centered = mask.float() - mask.float().mean()
     for distance in (1, 2, 3, 4, 8):
-        covariance = float((centred[distance:] * centred[:-distance]).mean())
+        covariance = float((centered[distance:] * centered[:-distance]).mean())
         assert abs(covariance) <= 5 * share * (1 - share) / elements**0.5 + 1e-6
 
 
-def test_masks_follow_from_seed_and_stream() -> None:
+def test_masks_are_determined_by_seed_and_stream() -> None:
     assert torch.equal(mask_of(0.3, 5, 7), mask_of(0.3, 5, 7))
     pairs = [(5, 7), (5, 8), (6, 7), (6, 8), (7, 5), (2**40 + 5, 7), (5, 2**40 + 7)]
     masks = [mask_of(0.3, *pair) for pair in pairs]
     for k, mask in enumerate(masks):
         for other in masks[k + 1 :]:
-            # Of 21 pairs of independent masks the largest correlation is some 3 standard deviations.
+            # For 21 pairs of independent masks, the largest correlation is about 3 standard deviations.
             assert abs(correlation(mask, other)) < 5 / len(mask) ** 0.5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_dropout_scales_what_it_keeps(dtype: torch.dtype) -> None:
+def test_kept_elements_are_scaled(dtype: torch.dtype) -> None:
     x = torch.randn(100, 51, dtype=dtype)
     result, mask = dropout(x, seed_of(3), 0.1, 2)
     assert (result.dtype, mask.dtype) == (dtype, torch.bool)
     torch.testing.assert_close(result, torch.where(mask, x * scale_of(0.1), 0))
     grad = torch.randn_like(x)
-    found = dropout_backward(grad, mask, seed_of(3), 0.1)
-    torch.testing.assert_close(found, torch.where(mask, grad * scale_of(0.1), 0))
+    actual = dropout_backward(grad, mask, seed_of(3), 0.1)
+    torch.testing.assert_close(actual, torch.where(mask, grad * scale_of(0.1), 0))
 
 
-def test_dropout_keeps_the_mean() -> None:
+def test_dropout_preserves_the_mean() -> None:
     result, _ = dropout(torch.ones(1000, 501), seed_of(11), 0.1, 0)
     assert abs(float(result.mean()) - 1) < 3e-3
 
 
 @pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
-def test_seed_off_keeps_everything(p: float) -> None:
+def test_seed_off_disables_dropout(p: float) -> None:
     x = torch.randn(50, 3, requires_grad=True)
     result, mask = dropout(x, seed_of(OFF), p, 0)
     assert torch.equal(result, x)
@@ -71,14 +71,14 @@ def test_seed_off_keeps_everything(p: float) -> None:
     assert torch.equal(gradient, torch.ones_like(x))
 
 
-def test_everything_dropped_is_zero() -> None:
+def test_probability_one_drops_everything() -> None:
     result, mask = dropout(torch.randn(50), seed_of(1), 1.0, 0)
     assert not result.any()
     assert not mask.any()
 
 
 @pytest.mark.parametrize("p", [-0.1, 1.1])
-def test_p_has_to_be_a_probability(p: float) -> None:
+def test_p_must_be_a_probability(p: float) -> None:
     with pytest.raises(ValueError, match=f"dropout probability is {p}"):
         dropout(torch.ones(3), seed_of(1), p, 0)
 
@@ -105,11 +105,11 @@ def test_permuted_arguments() -> None:
     torch.library.opcheck(dropout.default, (x, seed_of(3), 0.4, 1))
 
 
-def test_results_lie_in_the_given_memory() -> None:
+def test_results_use_the_given_memory() -> None:
     memory, x = RecordingMemory(), torch.randn(40, 50)
     result, mask = OPERATORS[dropout.default].kernel(memory, x, seed_of(3), 0.4, stream=1)
-    back = OPERATORS[dropout_backward.default].kernel(memory, x, mask, seed_of(3), 0.4)
-    assert all(memory.holds(tensor) for tensor in (result, mask, back))
+    gradient = OPERATORS[dropout_backward.default].kernel(memory, x, mask, seed_of(3), 0.4)
+    assert all(memory.contains(tensor) for tensor in (result, mask, gradient))
     expected = dropout(x, seed_of(3), 0.4, 1)
     assert torch.equal(result, expected[0])
     assert torch.equal(mask, expected[1])

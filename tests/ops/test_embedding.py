@@ -1,4 +1,4 @@
-"""The gradient of an embedding table beside torch's."""
+"""Embedding lookup and the gradient of the table, compared with torch."""
 
 from __future__ import annotations
 
@@ -18,30 +18,31 @@ gradient_of, gradient_onto = torch.ops.lit_ort.embedding_gradient, torch.ops.lit
 @pytest.mark.parametrize("shape", [(50,), (5, 10), (0,), ()])
 @pytest.mark.parametrize("indices", [torch.int64, torch.int32])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_rows_as_torch(dtype: torch.dtype, indices: torch.dtype, shape: tuple[int, ...]) -> None:
-    weight, chosen = torch.randn(20, 6, dtype=dtype), torch.randint(20, shape, dtype=indices)
+def test_lookup_matches_torch(dtype: torch.dtype, indices: torch.dtype, shape: tuple[int, ...]) -> None:
+    weight, index = torch.randn(20, 6, dtype=dtype), torch.randint(20, shape, dtype=indices)
     memory = RecordingMemory()
-    actual = OPERATORS[torch.ops.aten.embedding.default].kernel(memory, weight, chosen, -1, False, False)
-    assert torch.equal(actual, torch.embedding(weight, chosen))
-    assert memory.holds(actual)
+    actual = OPERATORS[torch.ops.aten.embedding.default].kernel(memory, weight, index, -1, False, False)
+    assert torch.equal(actual, torch.embedding(weight, index))
+    assert memory.contains(actual)
 
 
 @pytest.mark.parametrize("index", [-1, -100, 20, 2**40])
 @pytest.mark.parametrize("fallback", ["warn", "error"])
-def test_an_index_outside_of_the_table_is_named(index: int, fallback: Any) -> None:
+def test_an_index_out_of_range_is_reported(index: int, fallback: Any) -> None:
     table = torch.nn.Embedding(20, 6)
     step = torch.compile(lambda table, x: table(x).sum(), backend=backend(fallback=fallback))
     step(table, torch.tensor([1, 19])).backward()
     with pytest.raises((IndexError, SessionError)) as caught:
         step(table, torch.tensor([1, index]))
-    assert f"index {index} is outside of an embedding of 20 rows, which has 0 to 19" in str(caught.value)
+    message = f"index {index} is out of range: the embedding has 20 rows, so indices must be 0 to 19"
+    assert message in str(caught.value)
     assert isinstance(caught.value, IndexError) == (fallback == "warn")
 
 
 @pytest.mark.parametrize("padding_idx", [-1, 0, 7])
 @pytest.mark.parametrize("shape", [(50,), (5, 10), (0,)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_as_torch(dtype: torch.dtype, shape: tuple[int, ...], padding_idx: int) -> None:
+def test_gradient_matches_torch(dtype: torch.dtype, shape: tuple[int, ...], padding_idx: int) -> None:
     indices, grad = torch.randint(20, shape), torch.randn(*shape, 6, dtype=dtype)
     expected = torch.ops.aten.embedding_dense_backward(grad.double(), indices, 20, padding_idx, False)
     tolerance = 5e-2 if dtype == torch.bfloat16 else 1e-5
@@ -59,7 +60,7 @@ def test_as_torch(dtype: torch.dtype, shape: tuple[int, ...], padding_idx: int) 
     assert torch.equal(table, before)
 
 
-def test_a_padding_row_gets_nothing_even_of_nan() -> None:
+def test_a_padding_row_has_no_gradient_even_for_nan() -> None:
     indices = torch.tensor([1, 2, 1])
     grad = torch.tensor([[torch.nan], [1.0], [torch.inf]])
     assert torch.equal(gradient_of(grad, indices, 3, 1), torch.tensor([[0.0], [0.0], [1.0]]))
@@ -75,13 +76,13 @@ def test_the_kernel_adds_in_place() -> None:
     torch.testing.assert_close(actual, expected)
 
 
-def test_results_lie_in_the_given_memory() -> None:
+def test_results_use_the_given_memory() -> None:
     memory = RecordingMemory()
     result = OPERATORS[gradient_of.default].kernel(memory, torch.randn(5, 6), torch.randint(20, (5,)), 20, -1)
-    assert memory.holds(result)
+    assert memory.contains(result)
 
 
-def test_an_index_beyond_the_table_is_refused() -> None:
+def test_the_gradient_of_an_index_out_of_range_raises() -> None:
     with pytest.raises(RuntimeError, match="index 20 is out of bounds"):
         gradient_of(torch.randn(2, 6), torch.tensor([1, 20]), 20, -1)
 

@@ -1,4 +1,4 @@
-"""Output layer and cross entropy together, beside torch's two."""
+"""Output layer and cross entropy in one operator, compared with torch's two."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lit_ort.ops import OPERATORS
-from lit_ort.ops.linear_cross_entropy import _chunks
+from lit_ort.ops.linear_cross_entropy import chunk_rows
 from tests.ops.helpers import MeasuringMemory, RecordingMemory, closeness, relative_error
 
 operator = torch.ops.lit_ort.linear_cross_entropy
@@ -21,7 +21,7 @@ ROWS, WIDTH, CLASSES = 300, 40, 90
 
 
 class Case:
-    """An output layer whose rows make three chunks, the last one short."""
+    """An output layer whose rows are three chunks; the last one is smaller."""
 
     def __init__(self, ignored: float = 0.3, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> None:
         self.hidden = (torch.randn(ROWS, WIDTH) * scale).to(dtype)
@@ -36,10 +36,10 @@ class Case:
             list(options.wanted),
         )
 
-    def ours(self, options: Options) -> tuple[Tensor, ...]:
+    def results(self, options: Options) -> tuple[Tensor, ...]:
         return operator(*self.arguments(options))
 
-    def torchs(self, options: Options, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
+    def torch_results(self, options: Options, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
         leaves = [t.detach().to(dtype).requires_grad_() for t in (self.hidden, self.weight, self.bias)]
         with torch.autocast("cpu", torch.bfloat16, enabled=options.low_precision):
             scores = functional.linear(leaves[0], leaves[1], leaves[2] if options.bias else None)
@@ -71,53 +71,53 @@ def chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("mean", [False, True])
-def test_as_torch(mean: bool, bias: bool, weighted: bool, ignored: float, dtype: torch.dtype) -> None:
+def test_matches_torch(mean: bool, bias: bool, weighted: bool, ignored: float, dtype: torch.dtype) -> None:
     case, options = Case(ignored, dtype=dtype), Options(mean, bias, weighted, wanted=(True, True, bias))
-    expected = case.torchs(options)
-    for actual, reference in zip(case.ours(options), expected, strict=False):
+    expected = case.torch_results(options)
+    for actual, reference in zip(case.results(options), expected, strict=False):
         assert actual.dtype == dtype
         assert relative_error(actual.double(), reference) < (1e-6 if dtype == torch.float32 else 1e-13)
 
 
-def test_a_loss_beyond_the_range_of_its_probability_is_exact() -> None:
+def test_a_loss_whose_probability_underflows_is_exact() -> None:
     case = Case(scale=30.0)
-    loss, *_ = case.ours(Options())
+    loss, *_ = case.results(Options())
     assert loss > 200
-    assert relative_error(loss.double(), case.torchs(Options())[0]) < 1e-6
+    assert relative_error(loss.double(), case.torch_results(Options())[0]) < 1e-6
 
 
 @pytest.mark.parametrize("position", [0, 1, 2])
-def test_what_is_not_wanted_is_empty(position: int) -> None:
+def test_gradients_that_are_not_wanted_are_empty(position: int) -> None:
     case = Case()
-    expected = case.ours(Options())
+    expected = case.results(Options())
     first, second, third = (k == position for k in range(3))
-    actual = case.ours(Options(wanted=(first, second, third)))
+    actual = case.results(Options(wanted=(first, second, third)))
     assert torch.equal(actual[0], expected[0])
     assert [gradient.numel() for k, gradient in enumerate(actual[1:]) if k != position] == [0, 0]
     assert torch.equal(actual[1 + position], expected[1 + position])
 
 
 @pytest.mark.parametrize("mean", [False, True])
-def test_without_a_label_that_counts(mean: bool) -> None:
+def test_all_labels_are_ignored(mean: bool) -> None:
     case, options = Case(ignored=1.0), Options(mean)
-    actual = case.ours(options)
-    for found, reference in zip(actual, case.torchs(options, torch.float32), strict=True):
-        torch.testing.assert_close(found, reference, equal_nan=True)
+    actual = case.results(options)
+    for value, reference in zip(actual, case.torch_results(options, torch.float32), strict=True):
+        torch.testing.assert_close(value, reference, equal_nan=True)
     assert bool(actual[0].isnan()) == mean
 
 
-def test_nan_in_the_activations_reaches_the_loss() -> None:
+def test_nan_in_the_activations_is_propagated() -> None:
     case = Case(ignored=0.0)
     case.hidden[7] = float("nan")
-    assert case.ours(Options())[0].isnan()
+    assert case.results(Options())[0].isnan()
 
 
 @pytest.mark.parametrize("label", [CLASSES, -1])
-def test_a_label_out_of_range_is_named(label: int) -> None:
+def test_a_label_out_of_range_is_reported(label: int) -> None:
     case = Case()
     case.labels[17] = label
     with pytest.raises(IndexError, match=f"label {label} is out of range: the loss has {CLASSES} classes"):
-        case.ours(Options())
+        case.results(Options())
 
 
 @pytest.mark.usefixtures("chunks")
@@ -125,36 +125,36 @@ def test_a_label_out_of_range_is_named(label: int) -> None:
 @pytest.mark.parametrize("scale", [0.1, 1.0])
 def test_low_precision_is_as_close_as_autocast(scale: float, weighted: bool) -> None:
     case, options = Case(scale=scale), Options(weighted=weighted, low_precision=True)
-    exact = case.torchs(Options(weighted=weighted))
-    baseline = case.torchs(options, torch.float32)
-    actual = case.ours(options)
+    exact = case.torch_results(Options(weighted=weighted))
+    baseline = case.torch_results(options, torch.float32)
+    actual = case.results(options)
     assert relative_error(actual[0].double(), exact[0]) < 1e-3
-    for found, eager, reference in zip(actual[1:], baseline[1:], exact[1:], strict=True):
-        assert found.dtype == torch.float32
-        assert closeness(found, eager, reference) < 1.5
+    for gradient, eager, reference in zip(actual[1:], baseline[1:], exact[1:], strict=True):
+        assert gradient.dtype == torch.float32
+        assert closeness(gradient, eager, reference) < 1.5
 
 
 @pytest.mark.usefixtures("chunks")
 @pytest.mark.parametrize("low_precision", [False, True])
 def test_bf16_inputs_are_as_close_as_torch(low_precision: bool) -> None:
     case, options = Case(scale=0.3, dtype=torch.bfloat16), Options(low_precision=low_precision)
-    exact, baseline = case.torchs(Options()), case.torchs(options, torch.bfloat16)
-    actual = case.ours(options)
+    exact, baseline = case.torch_results(Options()), case.torch_results(options, torch.bfloat16)
+    actual = case.results(options)
     assert actual[0].dtype == baseline[0].dtype
     assert relative_error(actual[0].double(), exact[0]) < 1e-2
-    for found, eager, reference in zip(actual[1:], baseline[1:], exact[1:], strict=True):
-        assert found.dtype == torch.bfloat16
-        assert closeness(found, eager, reference) < 1.5
+    for gradient, eager, reference in zip(actual[1:], baseline[1:], exact[1:], strict=True):
+        assert gradient.dtype == torch.bfloat16
+        assert closeness(gradient, eager, reference) < 1.5
 
 
-def test_a_sure_prediction_keeps_its_loss_and_gradient_in_bf16() -> None:
-    """The label's probability is 1 in bfloat16; what it lacks is the loss."""
-    given = (torch.eye(4), torch.eye(4) * 9, None, torch.arange(4), None, IGNORED, True)
-    actual = operator(*given, True, [True, True, False])
-    expected = operator(*given, False, [True, True, False])
+def test_a_confident_prediction_has_an_exact_loss_and_gradient_in_bf16() -> None:
+    """The label's probability is rounded to 1 in bfloat16, but the loss is not 0."""
+    arguments = (torch.eye(4), torch.eye(4) * 9, None, torch.arange(4), None, IGNORED, True)
+    actual = operator(*arguments, True, [True, True, False])
+    expected = operator(*arguments, False, [True, True, False])
     assert expected[0] < 1e-3
-    for found, reference in zip(actual[:3], expected[:3], strict=True):
-        assert relative_error(found, reference) < 1e-2
+    for value, reference in zip(actual[:3], expected[:3], strict=True):
+        assert relative_error(value, reference) < 1e-2
 
 
 @pytest.mark.parametrize("options", [Options(), Options(mean=False), Options(weighted=True), Options(bias=False)])
@@ -167,7 +167,7 @@ def test_gradcheck(options: Options) -> None:
         added = bias if options.bias else None
         wanted = [True, True, options.bias]
         results = operator(hidden, weight, added, labels, class_weight, IGNORED, options.mean, False, wanted)
-        # A gradient that isn't one.
+        # The gradient of the loss is not one.
         return results[0].square()
 
     if options.bias:
@@ -191,11 +191,10 @@ def test_opcheck(options: Options, dtype: torch.dtype) -> None:
     case = Case(dtype=dtype)
     for tensor in (case.hidden, case.weight, case.bias):
         tensor.requires_grad_()
-    # Its gradients are NaN nowhere, and the same in every run.
     torch.library.opcheck(operator.default, case.arguments(options))
 
 
-def test_opcheck_of_frozen_inputs() -> None:
+def test_opcheck_with_frozen_inputs() -> None:
     case = Case()
     case.hidden.requires_grad_()
     torch.library.opcheck(operator.default, case.arguments(Options(wanted=(True, False, False))))
@@ -205,29 +204,30 @@ def test_opcheck_of_frozen_inputs() -> None:
 @pytest.mark.usefixtures("chunks")
 @pytest.mark.parametrize("ignored", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("options", [Options(), Options(low_precision=True)])
-def test_results_lie_in_the_given_memory(options: Options, ignored: float) -> None:
+def test_results_use_the_given_memory(options: Options, ignored: float) -> None:
     case, memory = Case(ignored), RecordingMemory()
     results = OPERATORS[operator.default].kernel(memory, *case.arguments(options))
-    assert all(memory.holds(gradient) for gradient in results[1:])
-    for actual, expected in zip(results, case.ours(options), strict=True):
+    assert all(memory.contains(gradient) for gradient in results[1:])
+    for actual, expected in zip(results, case.results(options), strict=True):
         torch.testing.assert_close(actual, expected, equal_nan=True)
 
 
 @pytest.mark.parametrize(("rows", "sizes"), [(0, []), (1, [1]), (100, [100]), (101, [51, 50]), (301, [76, 76, 76, 73])])
 def test_chunks_are_few_and_even(rows: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lit_ort.ops.linear_cross_entropy.CHUNK_BYTES", 100 * CLASSES * 4)
-    assert [piece.stop - piece.start for piece in _chunks(rows, CLASSES, 4)] == sizes
+    size = chunk_rows(rows, CLASSES, 4)
+    assert [min(size, rows - start) for start in range(0, rows, size)] == sizes
 
 
 @pytest.mark.usefixtures("chunks")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("low_precision", [False, True])
-def test_takes_the_memory_that_it_says(low_precision: bool, dtype: torch.dtype) -> None:
+def test_needs_no_more_than_the_declared_workspace(low_precision: bool, dtype: torch.dtype) -> None:
     entry, memory = OPERATORS[operator.default], MeasuringMemory()
     arguments = Case(dtype=dtype).arguments(Options(low_precision=low_precision))
     results = entry.kernel(memory, *arguments)
     assert entry.workspace_bytes is not None
-    said = entry.workspace_bytes(*arguments)
-    assert memory.peak - sum(result.numel() * result.element_size() for result in results) <= said
+    workspace = entry.workspace_bytes(*arguments)
+    assert memory.peak - sum(result.numel() * result.element_size() for result in results) <= workspace
     # Less than the logits of two chunks.
-    assert said < 2 * 110 * CLASSES * 4 + 6 * 4 * (ROWS + CLASSES) * WIDTH
+    assert workspace < 2 * 110 * CLASSES * 4 + 6 * 4 * (ROWS + CLASSES) * WIDTH

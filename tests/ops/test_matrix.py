@@ -1,4 +1,4 @@
-"""Matrix products by either library: the same figures, whichever factor is transposed, in the given memory."""
+"""Matrix products with both libraries and any transposed factor: correct results in the given memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_ort.ops import OPERATORS
 from lit_ort.ops import product as module
-from lit_ort.ops.product import Gain, Way, product, way_of
+from lit_ort.ops.product import Gain, Method, method_of, product
 from tests.ops.helpers import RecordingMemory
 
 aten = torch.ops.aten
@@ -19,7 +19,7 @@ ROWS, INNER, COLUMNS = 300, 512, 700
 
 @pytest.fixture(params=list(Gain), ids=lambda gain: gain.name)
 def gain(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Gain:
-    """What oneDNN gains on the CPU that is supposed."""
+    """The gain of oneDNN that is simulated."""
     if request.param is not Gain.NONE and not torch.backends.mkldnn.is_available():
         pytest.skip("this torch has no oneDNN")
     monkeypatch.setattr(module, "onednn_gain", lambda: request.param)
@@ -29,14 +29,14 @@ def gain(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Gai
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """The shapes of oneDNN's results."""
-    own, shapes = torch.ops.mkldnn._linear_pointwise, list[tuple[int, int]]()
+    """The shapes of the results that oneDNN computes."""
+    linear, shapes = module.onednn_linear, list[tuple[int, int]]()
 
-    def noted(left: Tensor, right: Tensor, *others: object) -> Tensor:
+    def recorded(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
         shapes.append((len(left), len(right)))
-        return own(left, right, *others)
+        return linear(left, right, bias)
 
-    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", noted)
+    monkeypatch.setattr(module, "onednn_linear", recorded)
     return shapes
 
 
@@ -52,7 +52,7 @@ def factors(transposed: str, rows: int = ROWS, inner: int = INNER, columns: int 
 @pytest.mark.parametrize("kind", ["", "bias", "matrix", "number", "accumulate"])
 @pytest.mark.parametrize("transposed", ["", "left", "right", "left right"])
 @pytest.mark.parametrize("shape", [(300, 512, 700), (700, 512, 300)])
-def test_equals_float64(
+def test_matches_float64(
     shape: tuple[int, int, int],
     transposed: str,
     kind: str,
@@ -81,24 +81,24 @@ def test_equals_float64(
 
 
 @pytest.mark.parametrize("gain", [Gain.MUCH, Gain.LITTLE], indirect=True)
-def test_mkl_has_what_onednn_is_slow_at(gain: Gain) -> None:
+def test_mkl_computes_products_that_are_slow_with_onednn(gain: Gain) -> None:
     left, right = factors("right")
-    assert way_of(left, right) is Way.DIRECT
-    assert way_of(left.double(), right.double()) is Way.MKL
-    assert way_of(left, torch.randn(INNER, 8)) is Way.MKL
-    # Parts of transposed factors don't follow each other in memory.
-    assert way_of(left, torch.randn(COLUMNS, 2 * INNER)[:, :INNER].t()) is Way.MKL
-    assert way_of(torch.randn(ROWS, 2 * INNER)[:, :INNER], right) is Way.MKL
-    assert way_of(torch.randn(0, INNER), right) is Way.MKL
+    assert method_of(left, right) is Method.DIRECT
+    assert method_of(left.double(), right.double()) is Method.MKL
+    assert method_of(left, torch.randn(INNER, 8)) is Method.MKL
+    # Rows of these factors are not adjacent in memory.
+    assert method_of(left, torch.randn(COLUMNS, 2 * INNER)[:, :INNER].t()) is Method.MKL
+    assert method_of(torch.randn(ROWS, 2 * INNER)[:, :INNER], right) is Method.MKL
+    assert method_of(torch.randn(0, INNER), right) is Method.MKL
 
 
 @pytest.mark.parametrize("gain", [Gain.MUCH], indirect=True)
 def test_a_tall_gradient_of_a_weight_is_transposed(gain: Gain) -> None:
     grad, x = torch.randn(INNER, 3000), torch.randn(INNER, 200)
-    assert way_of(grad.t(), x) is Way.TRANSPOSED
-    assert way_of(x.t(), grad) is Way.DIRECT
-    # Few rows go into it: the copy costs more than is gained.
-    assert way_of(torch.randn(16, 4096).t(), torch.randn(16, 4096)) is Way.MKL
+    assert method_of(grad.t(), x) is Method.TRANSPOSED
+    assert method_of(x.t(), grad) is Method.DIRECT
+    # The inner size is small, so the copy takes longer than the product saves.
+    assert method_of(torch.randn(16, 4096).t(), torch.randn(16, 4096)) is Method.MKL
     workspace = OPERATORS[aten.mm.default].workspace_bytes
     assert workspace is not None
     assert workspace(grad.t(), x) == 4 * 3000 * 200
@@ -106,22 +106,22 @@ def test_a_tall_gradient_of_a_weight_is_transposed(gain: Gain) -> None:
 
 
 @pytest.mark.parametrize("gain", [Gain.LITTLE], indirect=True)
-def test_with_little_gained_a_gradient_of_a_weight_is_onednns_where_it_is_wide(gain: Gain) -> None:
+def test_with_a_little_gain_onednn_computes_wide_gradients_of_weights(gain: Gain) -> None:
     grad, x = torch.randn(INNER, 200), torch.randn(INNER, 800)
-    assert way_of(grad.t(), x) is Way.DIRECT
-    assert way_of(x.t(), grad) is Way.MKL
-    assert way_of(grad[:, :100].t().contiguous().t(), x[:, :100].contiguous()) is Way.MKL
+    assert method_of(grad.t(), x) is Method.DIRECT
+    assert method_of(x.t(), grad) is Method.MKL
+    assert method_of(grad[:, :100].t().contiguous().t(), x[:, :100].contiguous()) is Method.MKL
 
 
 def kernel_and_torch(target: torch._ops.OpOverload, *args: object, **kwargs: object) -> tuple[Tensor, Tensor, bool]:
     memory = RecordingMemory()
     result = OPERATORS[target].kernel(memory, *args, **kwargs)
-    return result, target(*args, **kwargs), memory.holds(result)
+    return result, target(*args, **kwargs), memory.contains(result)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("transposed", ["", "left", "right"])
-def test_kernels_as_torch_in_given_memory(transposed: str, dtype: torch.dtype) -> None:
+def test_kernels_match_torch_in_the_given_memory(transposed: str, dtype: torch.dtype) -> None:
     left, right = (t.to(dtype) for t in factors(transposed))
     stacked = left.expand(3, -1, -1), right.expand(3, -1, -1)
     bias, matrix = torch.randn(COLUMNS, dtype=dtype), torch.randn(ROWS, COLUMNS, dtype=dtype)
@@ -133,8 +133,8 @@ def test_kernels_as_torch_in_given_memory(transposed: str, dtype: torch.dtype) -
         kernel_and_torch(aten.baddbmm.default, bias, *stacked, beta=0.5, alpha=2),
     )
     relative, absolute = (2e-2, 2e-1) if dtype == torch.bfloat16 else (1e-4, 1e-3)
-    for actual, expected, held in checks:
-        assert held
+    for actual, expected, is_in_memory in checks:
+        assert is_in_memory
         assert actual.stride() == expected.stride()
         torch.testing.assert_close(actual, expected, rtol=relative, atol=absolute)
 
@@ -155,9 +155,7 @@ def test_empty_factors(shape: tuple[int, int, int]) -> None:
         ({}, Gain.NONE),
     ],
 )
-def test_what_is_gained_follows_from_the_cpu(
-    cpu: dict[str, object], expected: Gain, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_gain_depends_on_the_cpu(cpu: dict[str, object], expected: Gain, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: cpu)
     uncached: Callable[[], Gain] = module.onednn_gain.__wrapped__
     assert uncached() is (expected if torch.backends.mkldnn.is_available() else Gain.NONE)

@@ -1,4 +1,4 @@
-"""Zeros with memory, and what holds for all operators."""
+"""Zeros with memory, and properties of all operators."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.ops.helpers import RecordingMemory
 aten = torch.ops.aten
 
 
-def assert_as_torch(target: torch._ops.OpOverload, *args: Any, held: bool = True, **kwargs: Any) -> None:
+def assert_matches_torch(target: torch._ops.OpOverload, *args: Any, in_memory: bool = True, **kwargs: Any) -> None:
     memory = RecordingMemory()
-    found, expected = OPERATORS[target].kernel(memory, *args, **kwargs), target(*args, **kwargs)
-    pairs = ((found, expected),) if isinstance(found, torch.Tensor) else zip(found, expected, strict=True)
+    results, expected = OPERATORS[target].kernel(memory, *args, **kwargs), target(*args, **kwargs)
+    pairs = ((results, expected),) if isinstance(results, torch.Tensor) else zip(results, expected, strict=True)
     for actual, reference in pairs:
-        assert memory.holds(actual) == held
+        assert memory.contains(actual) == in_memory
         assert (actual.dtype, actual.stride()) == (reference.dtype, reference.stride())
         assert torch.equal(actual, reference)
 
@@ -28,9 +28,9 @@ def assert_as_torch(target: torch._ops.OpOverload, *args: Any, held: bool = True
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.int64])
 def test_zeros_have_memory(dtype: torch.dtype) -> None:
     assert aten._efficientzerotensor((2, 3), dtype=dtype).data_ptr() == 0
-    assert_as_torch(aten._efficientzerotensor.default, (2, 3), dtype=dtype)
-    found = OPERATORS[aten._efficientzerotensor.default].kernel(RecordingMemory(), (2, 3), dtype=dtype)
-    assert found.data_ptr() != 0
+    assert_matches_torch(aten._efficientzerotensor.default, (2, 3), dtype=dtype)
+    result = OPERATORS[aten._efficientzerotensor.default].kernel(RecordingMemory(), (2, 3), dtype=dtype)
+    assert result.data_ptr() != 0
 
 
 def test_operators_are_listed_by_target() -> None:
@@ -38,8 +38,8 @@ def test_operators_are_listed_by_target() -> None:
 
 
 @pytest.mark.slow
-def test_the_room_needs_only_torch() -> None:
-    """Loads the package's files without the package's own `__init__`."""
+def test_ops_depend_on_torch_only() -> None:
+    """Imports lit_ort.ops without `lit_ort/__init__.py`."""
     program = """
 import pathlib, sys, types
 package = types.ModuleType("lit_ort")
@@ -47,8 +47,8 @@ package.__path__ = [str(pathlib.Path(sys.argv[1]) / "lit_ort")]
 sys.modules["lit_ort"] = package
 import lit_ort.ops
 assert not {"onnx", "onnxruntime", "lightning", "torch._inductor"} & set(sys.modules)
-own = {name for name in sys.modules if name.startswith("lit_ort.")}
-assert all(name.startswith(("lit_ort.ops", "lit_ort.errors", "lit_ort._compat")) for name in own), own
+modules = {name for name in sys.modules if name.startswith("lit_ort.")}
+assert all(name.startswith(("lit_ort.ops", "lit_ort.errors", "lit_ort._compat")) for name in modules), modules
 """
     root = __file__.split("/tests/ops/")[0]
     subprocess.run([sys.executable, "-c", program, root], check=True)

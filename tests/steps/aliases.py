@@ -141,7 +141,7 @@ def strided_views_of_the_batch() -> Case:
         return m.first(x.as_strided((4, 8), (8, 1), 8)).pow(2).mean()
 
     # Dynamo doesn't guard on the second batch's storage offset.
-    return Case(Net(step), [(rows(),), (torch.randn(7, 8)[1:],)], falls_back="by strides")
+    return Case(Net(step), [(rows(),), (torch.randn(7, 8)[1:],)], falls_back="depends on the strides")
 
 
 @case
