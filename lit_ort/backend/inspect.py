@@ -82,7 +82,7 @@ class Explanation:
         reasons = collections.Counter(graph.fallback for graph in self.fallbacks)
         sizes = {graph.fixed_sizes: graph.name for graph in reversed(self.graphs) if graph.fixed_sizes is not None}
         return (
-            *(f"fallback, {_count(count, 'time')}: {reason}" for reason, count in reasons.items()),
+            *(f"fallback{'' if count == 1 else f', {count} times'}: {reason}" for reason, count in reasons.items()),
             *map(str, (*self.eager_functions, *self.breaks, *self.recompiles)),
             *(f"{name} is compiled for each size separately: {reason}" for reason, name in sizes.items()),
         )

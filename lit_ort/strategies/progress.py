@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeGuard
 
 from lit_ort._compat.lightning import beside_bars, describe_bar
 from lit_ort.backend.watch import LogListener
@@ -20,8 +23,7 @@ class ProgressListener:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        package = type(trainer).__module__.partition(".trainer")[0]
-        self._log = LogListener(package)
+        self._log = LogListener(package_of(trainer))
         self._restore: Callable[[], None] | None = None
 
     def compiling(self, step: str, seconds: float) -> None:
@@ -45,5 +47,32 @@ class ProgressListener:
 
     def note(self, line: str) -> None:
         if self._trainer.is_global_zero:
-            with beside_bars(self._trainer.progress_bar_callback):
+            with above_bars(self._trainer):
                 self._log.note(line)
+
+
+def package_of(trainer: Any) -> str:
+    """The package that a Trainer is from, `lightning.pytorch` or `pytorch_lightning`; its logger has the same name."""
+    return type(trainer).__module__.partition(".trainer")[0]
+
+
+@contextmanager
+def above_bars(trainer: Any) -> Iterator[None]:
+    """Writes what Lightning logs above a Trainer's bars instead of into their line.
+
+    tqdm clears its bars meanwhile. Rich prints what is written to `sys.stderr`, which it replaces after Lightning's
+    logger has kept the original.
+    """
+    handlers = [handler for handler in logging.getLogger(package_of(trainer)).handlers if _is_for_stderr(handler)]
+    for handler in handlers:
+        handler.setStream(sys.stderr)
+    try:
+        with beside_bars(trainer.progress_bar_callback):
+            yield
+    finally:
+        for handler in handlers:
+            handler.setStream(sys.__stderr__)
+
+
+def _is_for_stderr(handler: logging.Handler) -> TypeGuard[logging.StreamHandler[Any]]:
+    return isinstance(handler, logging.StreamHandler) and handler.stream is sys.__stderr__

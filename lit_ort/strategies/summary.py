@@ -11,6 +11,7 @@ from typing import Any
 
 from lit_ort.backend.inspect import CompileLog, Explanation
 from lit_ort.callbacks import MIB, StepStatistics, peak_rss_bytes, rss_bytes
+from lit_ort.strategies.progress import above_bars, package_of
 
 # Batches behind the median: those at the end of a long fit.
 WINDOW = 10_000
@@ -77,7 +78,7 @@ def show(trainer: Any, lines: Sequence[str]) -> None:
     Args:
         trainer: of either of Lightning's packages.
     """
-    package = type(trainer).__module__.partition(".trainer")[0]
-    rank_zero = importlib.import_module(f"{package}.utilities.rank_zero")
-    for line in lines:
-        rank_zero.rank_zero_info(f"lit_ort: {line}")
+    rank_zero = importlib.import_module(f"{package_of(trainer)}.utilities.rank_zero")
+    with above_bars(trainer):
+        for line in lines:
+            rank_zero.rank_zero_info(f"lit_ort: {line}")

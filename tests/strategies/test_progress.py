@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +17,7 @@ from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 from lit_ort._compat.lightning import describe_bar
 from lit_ort.backend import watch
 from lit_ort.callbacks import OneLineProgressBar
-from lit_ort.strategies.progress import ProgressListener
+from lit_ort.strategies.progress import ProgressListener, above_bars
 from tests.lightning_models import Net, loader, trainer
 
 TEXT = "compiling training_step"
@@ -134,3 +136,20 @@ def test_a_graph_break_is_a_line_of_lightnings(
     assert breaks[0].startswith(f"lit_ort: graph break in training_step at {__file__}:")
     assert breaks[0].endswith("Print in a hook such as on_train_batch_end, or log the value with self.log.")
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_lines_go_to_the_stream_that_a_bar_puts_in_place_of_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, original, replacement = trainer("auto"), io.StringIO(), io.StringIO()
+    monkeypatch.setattr(sys, "__stderr__", original)
+    monkeypatch.setattr(sys, "stderr", replacement)
+    handler = logging.StreamHandler(original)
+    logger = logging.getLogger("lightning.pytorch")
+    logger.addHandler(handler)
+    try:
+        with above_bars(own):
+            logger.info("a line")
+        logger.info("another line")
+    finally:
+        logger.removeHandler(handler)
+    assert replacement.getvalue() == "a line\n"
+    assert original.getvalue() == "another line\n"
