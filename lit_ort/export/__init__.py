@@ -1,4 +1,4 @@
-"""Trained modules as ONNX files: of standard operators for inference, or with what training on a device needs."""
+"""Exports trained modules as ONNX files, for inference or for training on a device."""
 
 from lit_ort.export.export import export
 from lit_ort.export.result import Checked, Exported

@@ -1,4 +1,4 @@
-"""Keys and values that a decoder keeps between calls (transformers' caches) as tensors in tuples, and back."""
+"""Converts transformers' key-value caches to tuples of tensors, and back."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 
 
 class Layers(NamedTuple):
-    """A cache as its tensors.
+    """A cache as tensors.
 
     Args:
-        tensors: keys and values of each layer.
-        cache: what they were taken from.
+        tensors: the keys and values of each layer.
+        cache: the original cache.
     """
 
     tensors: tuple[tuple[Tensor, Tensor], ...]
@@ -22,7 +22,7 @@ class Layers(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """The two caches of a decoder that attends to an encoder as well."""
+    """The self-attention and cross-attention caches of a decoder that attends to an encoder."""
 
     own: Layers
     cross: Layers
@@ -37,22 +37,22 @@ def is_pair(value: Any) -> bool:
     return hasattr(value, "self_attention_cache") and hasattr(value, "cross_attention_cache")
 
 
-def opened(value: Any) -> Any:
-    """A value with `Layers` and `Pair` in place of the caches in it."""
+def unpack_caches(value: Any) -> Any:
+    """Replace the caches in a value by `Layers` and `Pair`."""
     if is_pair(value):
-        return Pair(opened(value.self_attention_cache), opened(value.cross_attention_cache), value)
+        return Pair(unpack_caches(value.self_attention_cache), unpack_caches(value.cross_attention_cache), value)
     if is_cache(value):
         return Layers(tuple((layer.keys, layer.values) for layer in value.layers), value)
     if isinstance(value, Mapping):
-        return {key: opened(part) for key, part in value.items()}
-    return type(value)(map(opened, value)) if type(value) in (tuple, list) else value
+        return {key: unpack_caches(part) for key, part in value.items()}
+    return type(value)(map(unpack_caches, value)) if type(value) in (tuple, list) else value
 
 
-def closed(value: Any) -> Any:
-    """A value with caches again in place of `Layers` and `Pair`, which the call may fill."""
+def pack_caches(value: Any) -> Any:
+    """Replace `Layers` and `Pair` in a value by copies of the caches, which a call can update."""
     if isinstance(value, Pair):
         pair = copy.copy(value.cache)
-        pair.self_attention_cache, pair.cross_attention_cache = closed(value.own), closed(value.cross)
+        pair.self_attention_cache, pair.cross_attention_cache = pack_caches(value.own), pack_caches(value.cross)
         return pair
     if isinstance(value, Layers):
         cache = copy.copy(value.cache)
@@ -61,5 +61,5 @@ def closed(value: Any) -> Any:
             layer.keys, layer.values = keys, values
         return cache
     if isinstance(value, dict):
-        return {key: closed(part) for key, part in value.items()}
-    return type(value)(map(closed, value)) if type(value) in (tuple, list) else value
+        return {key: pack_caches(part) for key, part in value.items()}
+    return type(value)(map(pack_caches, value)) if type(value) in (tuple, list) else value

@@ -1,4 +1,4 @@
-"""A module's call as a function of named tensors, which is what an ONNX model is."""
+"""A module's call as a function of named tensors, like an ONNX model."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from lit_ort._compat.torch_fx import tree_flatten, tree_leaves, tree_unflatten
 from lit_ort.errors import ExportError
-from lit_ort.export.caches import Layers, Pair, closed, is_cache, is_pair, opened
+from lit_ort.export.caches import Layers, Pair, is_cache, is_pair, pack_caches, unpack_caches
 
 FORWARD, PREDICT_STEP = STEPS = ("forward", "predict_step")
 TRAINING_STEP = "training_step"
-# What a result is called that has no name of its own.
+# The name of a result without a name.
 OUTPUT = "output"
 
 
@@ -26,9 +26,9 @@ class Call:
     """One call of a module's step.
 
     Args:
-        function: takes the tensors in order, and returns the tensors of the result.
-        names, tensors: of its inputs.
-        output_names: of its results.
+        function: maps the input tensors, in order, to the tensors of the result.
+        names, tensors: the inputs.
+        output_names: the names of the results.
     """
 
     function: nn.Module
@@ -40,67 +40,74 @@ class Call:
 def call_of(
     module: nn.Module, batch: Any, step: str, input_names: Sequence[str] | None, output_names: Sequence[str] | None
 ) -> Call:
-    """The call of a step with a batch. The module has to be in eval mode.
+    """The call of a step with a batch. The module must be in eval mode.
 
     Args:
-        batch: of `forward` a dictionary of keyword arguments, a tuple of arguments, or the only one; of `predict_step`
-            what a loader gives.
+        module: the module.
+        batch: for `forward` a dictionary of keyword arguments, a tuple of arguments, or the only argument; for
+            `predict_step` a batch of the dataloader.
         step: `forward` or `predict_step`.
-        input_names, output_names: instead of those of the signature and the result.
+        input_names, output_names: names that replace those of the signature and of the result.
 
     Raises:
-        ExportError: no such step, a batch without tensors or that the step refuses, or names that don't fit.
+        ExportError: the module has no such step, the batch has no tensors or the step rejects it, or the number of
+            names is wrong.
     """
     if step not in STEPS or not hasattr(module, step):
-        raise ExportError(f"step={step!r} is none that {type(module).__name__} has. Use one of {' and '.join(STEPS)}.")
-    function, names, tensors = filled(module, batch, step, input_names)
+        raise ExportError(f"{type(module).__name__} has no step={step!r}. Use {' or '.join(STEPS)}.")
+    function, names, tensors = function_of(module, batch, step, input_names)
     result = result_of(function, tensors)
-    own = tuple(f"{name}_out" if name in names else name for name in names_of(result))
-    wanted = own if output_names is None else tuple(output_names)
-    if not own:
-        raise ExportError(f"{type(module).__name__}.{step} returns a {type(result).__name__} without tensors.")
-    _require_count("output_names", wanted, len(own))
-    return Call(function, names, tensors, wanted)
+    default_names = tuple(f"{name}_out" if name in names else name for name in names_of(result))
+    result_names = default_names if output_names is None else tuple(output_names)
+    if not default_names:
+        raise ExportError(
+            f"{type(module).__name__}.{step} returns a {type(result).__name__} without tensors. Return a tensor, or a "
+            "tuple or dictionary of tensors."
+        )
+    _require_count("output_names", result_names, len(default_names))
+    return Call(function, names, tensors, result_names)
 
 
-def filled(
+def function_of(
     module: nn.Module, batch: Any, step: str, input_names: Sequence[str] | None = None
 ) -> tuple[Function, tuple[str, ...], tuple[Tensor, ...]]:
-    """A step with everything of a batch filled in but its tensors, with their names and themselves.
+    """A step as a function of the batch's tensors, the names of the tensors, and the tensors.
 
     Raises:
-        ExportError: a batch without tensors, or names that don't fit.
+        ExportError: the batch has no tensors, or the number of names is wrong.
     """
     arguments, keywords = _arguments(batch, step)
     leaves, spec = tree_flatten((arguments, keywords))
-    places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    if not places:
-        raise ExportError(f"The batch, a {type(batch).__name__}, has no tensor. Pass what the step is called with.")
+    positions = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    if not positions:
+        raise ExportError(
+            f"The batch, a {type(batch).__name__}, has no tensor. Pass a batch with which the step is called."
+        )
     names = _input_names(module, step, arguments, keywords) if input_names is None else tuple(input_names)
-    _require_count("input_names", names, len(places))
-    return Function(module, step, leaves, spec, places), names, tuple(leaves[k].detach() for k in places)
+    _require_count("input_names", names, len(positions))
+    return Function(module, step, leaves, spec, positions), names, tuple(leaves[k].detach() for k in positions)
 
 
 def result_of(function: Function, tensors: Sequence[Tensor]) -> Any:
-    """What a step returns.
+    """Runs a step and returns its result.
 
     Raises:
-        ExportError: it refuses the batch.
+        ExportError: the step rejects the batch.
     """
     try:
         with torch.no_grad():
             return function.result(tensors)
-    # Whatever it raises is what the module says of the batch.
+    # User code can raise any exception.
     except Exception as error:
         raise ExportError(
-            f"{type(function.module).__name__}.{function.step} refuses the batch: {type(error).__name__}: {error}. "
-            "Pass a batch that it takes."
+            f"{type(function.module).__name__}.{function.step} rejects the batch: {type(error).__name__}: {error}. "
+            "Pass a batch that it accepts."
         ) from error
 
 
 @contextlib.contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Puts a module and all its parts in eval mode, and each back into its own afterwards."""
+    """Sets a module and all its submodules to eval mode, and restores their modes afterwards."""
     with keeping_modes(module):
         module.eval()
         yield
@@ -108,7 +115,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def keeping_modes(module: nn.Module) -> Iterator[None]:
-    """Puts a module and all its parts back into the mode that each is in."""
+    """Restores the modes of a module and all its submodules afterwards."""
     modes = [(part, part.training) for part in module.modules()]
     try:
         yield
@@ -118,20 +125,20 @@ def keeping_modes(module: nn.Module) -> Iterator[None]:
 
 
 class Function(nn.Module):
-    """A step with everything but tensors filled in."""
+    """A step as a function of a batch's tensors; all other values of the batch are constants."""
 
-    def __init__(self, module: nn.Module, step: str, leaves: list[Any], spec: Any, places: list[int]) -> None:
+    def __init__(self, module: nn.Module, step: str, leaves: list[Any], spec: Any, positions: list[int]) -> None:
         super().__init__()
         self.module, self.step = module, step
-        self._leaves, self._spec, self._places = leaves, spec, places
+        self._leaves, self._spec, self._positions = leaves, spec, positions
         self.training = module.training
 
     def result(self, tensors: Sequence[Tensor]) -> Any:
-        """What the step returns."""
+        """Runs the step and returns its result."""
         leaves = list(self._leaves)
-        for place, tensor in zip(self._places, tensors, strict=True):
-            leaves[place] = tensor
-        arguments, keywords = closed(tree_unflatten(leaves, self._spec))
+        for position, tensor in zip(self._positions, tensors, strict=True):
+            leaves[position] = tensor
+        arguments, keywords = pack_caches(tree_unflatten(leaves, self._spec))
         return getattr(self.module, self.step)(*arguments, **keywords)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -144,7 +151,7 @@ def tensors_of(value: Any) -> tuple[Tensor, ...]:
 
 
 def _arguments(batch: Any, step: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    batch = opened(batch)
+    batch = unpack_caches(batch)
     if step != FORWARD:
         return (batch, 0), {}
     if isinstance(batch, Mapping):
@@ -155,13 +162,13 @@ def _arguments(batch: Any, step: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def _input_names(
     module: nn.Module, step: str, arguments: Sequence[Any], keywords: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """Names of the tensors: the parameters' or a batch's keys and, of several in one argument, their places in it."""
+    """The names of the tensors: the step's parameters or the batch's keys, with an index for nested tensors."""
     parameters = list(inspect.signature(getattr(module, step)).parameters.values())
     named = [(_parameter_name(parameters, k), value) for k, value in enumerate(arguments)]
     if step != FORWARD and isinstance(arguments[0], Mapping):
         named[0] = ("", arguments[0])
-    found = [name for part, value in [*named, *keywords.items()] for name in names_of(value, part)]
-    return _unique(found)
+    names = [name for part, value in [*named, *keywords.items()] for name in names_of(value, part)]
+    return _unique(names)
 
 
 def _parameter_name(parameters: Sequence[inspect.Parameter], k: int) -> str:
@@ -173,7 +180,7 @@ def _parameter_name(parameters: Sequence[inspect.Parameter], k: int) -> str:
 
 
 def names_of(value: Any, name: str = "") -> list[str]:
-    """A name for each tensor in a value."""
+    """The names of the tensors in a value."""
     value = _plain(value)
     if isinstance(value, Tensor):
         return [name or OUTPUT]
@@ -181,23 +188,23 @@ def names_of(value: Any, name: str = "") -> list[str]:
         parts: list[tuple[str, Any]] = [(str(key), part) for key, part in value.items()]
     elif isinstance(value, (tuple, list)):
         parts = [(f"{name or OUTPUT}_{k}", part) for k, part in enumerate(value)]
-        return [found for own, part in parts for found in names_of(part, own)]
+        return [nested for part_name, part in parts for nested in names_of(part, part_name)]
     else:
         return []
     prefix = f"{name}_" if name else ""
-    return [found for own, part in parts for found in names_of(part, f"{prefix}{own}")]
+    return [nested for part_name, part in parts for nested in names_of(part, f"{prefix}{part_name}")]
 
 
 def _plain(value: Any) -> Any:
-    """A result of a class of its own, as transformers' are, as a dictionary; caches as their tensors."""
+    """A value as dictionaries and lists: dataclasses, such as transformers' outputs, and caches become dictionaries."""
     if isinstance(value, Mapping):
         return {key: _plain(part) for key, part in value.items()}
     if is_pair(value) or is_cache(value):
-        value = opened(value)
+        value = unpack_caches(value)
     if isinstance(value, Pair):
         return {"self": _plain(value.own), "cross": _plain(value.cross)}
     if isinstance(value, Layers):
-        return {f"{k}": {"key": key, "value": kept} for k, (key, kept) in enumerate(value.tensors)}
+        return {f"{k}": {"key": keys, "value": values} for k, (keys, values) in enumerate(value.tensors)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     return [_plain(part) for part in value] if isinstance(value, (tuple, list)) else value
@@ -205,13 +212,13 @@ def _plain(value: Any) -> Any:
 
 def _unique(names: Sequence[str]) -> tuple[str, ...]:
     counts: dict[str, int] = {}
-    found = []
+    unique = []
     for name in names:
         counts[name] = counts.get(name, 0) + 1
-        found.append(name if counts[name] == 1 else f"{name}_{counts[name] - 1}")
-    return tuple(found)
+        unique.append(name if counts[name] == 1 else f"{name}_{counts[name] - 1}")
+    return tuple(unique)
 
 
-def _require_count(what: str, names: Sequence[str], count: int) -> None:
+def _require_count(argument: str, names: Sequence[str], count: int) -> None:
     if len(names) != count or len(set(names)) != count:
-        raise ExportError(f"{what}={list(names)}, and the call has {count} tensors. Give each a name of its own.")
+        raise ExportError(f"{argument}={list(names)}, but the call has {count} tensors. Pass a unique name for each.")

@@ -1,4 +1,4 @@
-"""Losses, results and gradients of training files beside those of their module."""
+"""Compares losses, results and gradients of training files with those of the module."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from torch import Tensor, nn
 
 from lit_ort.export.artifacts import CHECKPOINT, EVALUATION_MODEL, OPTIMIZER_MODEL, TRAINING_MODEL
 from lit_ort.export.call import Call, evaluating
-from lit_ort.export.check import cases_of, compared, ran
-from lit_ort.export.graph import changing_of
+from lit_ort.export.check import cases_of, compare, run_cases
+from lit_ort.export.graph import dynamic_dimensions
 from lit_ort.export.loss import LossCall
 from lit_ort.export.result import Checked
 
-# With onnxruntime and NumPy alone, as on a device.
+# With onnxruntime and NumPy only, as on a device.
 _RUN = f"""
 import sys
 import numpy
 from onnxruntime.training.api import CheckpointState, Module, Optimizer
-folder, given, taken = sys.argv[1:]
-inputs = numpy.load(given)
+folder, inputs_path, results_path = sys.argv[1:]
+inputs = numpy.load(inputs_path)
 state = CheckpointState.load_checkpoint(folder + "/{CHECKPOINT}")
 module = Module(folder + "/{TRAINING_MODEL}", state, folder + "/{EVALUATION_MODEL}")
 optimizer = Optimizer(folder + "/{OPTIMIZER_MODEL}", module)
-found = {{}}
+arrays = {{}}
 for case in sorted({{key.split("/")[0] for key in inputs.files}}):
     feeds = {{key.split("/", 1)[1]: inputs[key] for key in inputs.files if key.split("/")[0] == case}}
     module.eval()
     results = module(*(feeds[name] for name in module.input_names()))
     results = results if isinstance(results, tuple) else (results,)
-    found.update({{f"{{case}}/{{name}}": value for name, value in zip(module.output_names(), results)}})
+    arrays.update({{f"{{case}}/{{name}}": value for name, value in zip(module.output_names(), results)}})
     module.train()
     module(*(feeds[name] for name in module.input_names()))
-    gradients = {{name: one.grad.copy() for name, one in state.parameters if one.requires_grad}}
-    found.update({{f"gradients {{case}}/{{name}}": value for name, value in gradients.items()}})
+    gradients = {{name: parameter.grad.copy() for name, parameter in state.parameters if parameter.requires_grad}}
+    arrays.update({{f"gradients {{case}}/{{name}}": value for name, value in gradients.items()}})
     module.lazy_reset_grad()
-numpy.savez(taken, **found)
+numpy.savez(results_path, **arrays)
 """
 _RANDOM = frozenset({"Dropout", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli"})
 
@@ -47,33 +47,36 @@ _RANDOM = frozenset({"Dropout", "RandomNormal", "RandomNormalLike", "RandomUnifo
 def check_training(
     model: onnx.ModelProto, folder: Path, loss: LossCall, trainable: Sequence[str]
 ) -> tuple[Checked, ...]:
-    """Runs the files at the batch's sizes, at half of them and at one, as far as they may change.
+    """Runs the files at the batch's sizes, at half of them and at one, as far as they are dynamic.
 
     Args:
-        model: that the files were made of.
+        model: the model from which the files were generated.
+        folder: the folder of the files.
+        loss: the loss.
+        trainable: the names of the trainable parameters.
 
     Raises:
-        ExportError: a session refuses a model, or gives results of another shape.
+        ExportError: a session rejects a model, or results have another shape.
     """
     batch = Call(_WithOwnParameters(loss), loss.batch_names, loss.batch, loss.call.output_names)
     with evaluating(batch.function):
-        cases = list(cases_of(batch, {name: changing_of(model)[name] for name in batch.names}))
-    values = ran(_RUN, folder, [tensors for tensors, _ in cases], batch.names)
+        cases = list(cases_of(batch, {name: dynamic_dimensions(model)[name] for name in batch.names}))
+    results = run_cases(_RUN, folder, [tensors for tensors, _ in cases], batch.names)
     producers = {name: node.op_type for node in model.graph.node for name in node.output}
-    found = [
-        compared(batch, tensors, expected, values[str(k)], producers) for k, (tensors, expected) in enumerate(cases)
+    checks = [
+        compare(batch, tensors, expected, results[str(k)], producers) for k, (tensors, expected) in enumerate(cases)
     ]
     if any(node.op_type in _RANDOM for node in model.graph.node):
-        return tuple(found)
+        return tuple(checks)
     for k, (tensors, _) in enumerate(cases):
         expected = _gradients(loss, tensors, trainable)
         if expected is not None:
-            found.append(_gradients_compared(loss, tensors, expected, values[f"gradients {k}"]))
-    return tuple(found)
+            checks.append(_compare_gradients(loss, tensors, expected, results[f"gradients {k}"]))
+    return tuple(checks)
 
 
 class _WithOwnParameters(nn.Module):
-    """A loss of a batch, with the parameters that the module has."""
+    """A loss as a function of a batch only, with the module's parameters."""
 
     def __init__(self, loss: LossCall) -> None:
         super().__init__()
@@ -83,13 +86,13 @@ class _WithOwnParameters(nn.Module):
         return self.loss(*batch, *self._own)
 
 
-def _gradients_compared(
-    loss: LossCall, batch: Sequence[Tensor], expected: Mapping[str, Tensor], found: Mapping[str, np.ndarray]
+def _compare_gradients(
+    loss: LossCall, batch: Sequence[Tensor], expected: Mapping[str, Tensor], actual: Mapping[str, np.ndarray]
 ) -> Checked:
-    """Each error is of the largest gradient of all: some are zero but for rounding."""
+    """Compares gradients. Errors are relative to the largest value of all gradients: some are zero up to rounding."""
     largest = max((float(gradient.abs().max()) for gradient in expected.values()), default=0.0)
     errors = {
-        name: float((torch.from_numpy(found[name]) - gradient).abs().max()) / max(largest, 1e-12)
+        name: float((torch.from_numpy(actual[name]) - gradient).abs().max()) / max(largest, 1e-12)
         for name, gradient in expected.items()
     }
     worst = max(errors, key=lambda name: errors[name])
@@ -98,7 +101,7 @@ def _gradients_compared(
 
 
 def _gradients(loss: LossCall, batch: Sequence[Tensor], trainable: Sequence[str]) -> dict[str, Tensor] | None:
-    """Of the loss in training mode, which leaves the module's buffers as they are; None where it can't compute."""
+    """The gradients of the loss in training mode, which keeps the module's buffers; None if it can't be computed."""
     function = loss.call.function
     buffers = {name: buffer.clone() for name, buffer in function.named_buffers()}
     own = loss.call.tensors[len(loss.batch) :]
@@ -108,11 +111,11 @@ def _gradients(loss: LossCall, batch: Sequence[Tensor], trainable: Sequence[str]
     with torch.enable_grad():
         try:
             value, *_ = torch.func.functional_call(function, buffers, (*batch, *parameters))
-        # Such as batch normalization of one value.
+        # For example, batch normalization of a single value.
         except (RuntimeError, ValueError, IndexError):
             return None
     if value.isnan():
         return None
-    wanted = [parameter for parameter in parameters if parameter.requires_grad]
-    gradients = torch.autograd.grad(value, wanted, allow_unused=True, materialize_grads=True)
+    differentiated = [parameter for parameter in parameters if parameter.requires_grad]
+    gradients = torch.autograd.grad(value, differentiated, allow_unused=True, materialize_grads=True)
     return dict(zip((name for name in loss.parameters if name in trainable), gradients, strict=True))

@@ -1,8 +1,8 @@
-"""Functions in forms whose gradients ONNX Runtime's builder computes as torch does.
+"""Replaces functions by forms for which ONNX Runtime's gradient builder computes the same gradients as torch.
 
-It has none for some operators (softplus, hardswish, hardsigmoid, instance and group normalization), and for two
-another one: batch normalization by running statistics, whose gradient it computes as if the batch's own had been taken,
-and an embedding's padding, which torch gives no gradient.
+The builder has no gradients for some operators (softplus, hardswish, hardsigmoid, instance and group normalization).
+For two others its gradients differ from torch's: it differentiates batch normalization with running statistics as if it
+used the batch's statistics, and it computes a gradient for an embedding's padding row.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch.overrides import TorchFunctionMode
 
 @contextlib.contextmanager
 def derivable_forms(module: nn.Module) -> Iterator[None]:
-    """While a module is traced, its functions take such forms. Padding rows are constants of the values they have."""
+    """Replaces the functions of a module while it is traced. Padding rows become constants."""
     padded = [part for part in module.modules() if isinstance(part, nn.Embedding) and part.padding_idx is not None]
-    handles = [part.register_forward_hook(_PaddingKept(part)) for part in padded]
+    handles = [part.register_forward_hook(_ConstantPadding(part)) for part in padded]
     try:
         with _Forms():
             yield
@@ -30,17 +30,17 @@ def derivable_forms(module: nn.Module) -> Iterator[None]:
             handle.remove()
 
 
-class _PaddingKept:
-    """A hook that puts a constant in the places of an embedding's padding."""
+class _ConstantPadding:
+    """A forward hook that replaces an embedding's rows of padding by a constant."""
 
     def __init__(self, embedding: nn.Embedding) -> None:
         assert embedding.padding_idx is not None
         self._index = embedding.padding_idx
         self._row = embedding.weight[self._index].detach().clone()
 
-    def __call__(self, _module: nn.Module, given: tuple[Tensor], result: Tensor) -> Tensor:
-        kept = (given[0] != self._index).unsqueeze(-1)
-        return torch.where(kept, result, self._row)
+    def __call__(self, _module: nn.Module, inputs: tuple[Tensor], result: Tensor) -> Tensor:
+        is_word = (inputs[0] != self._index).unsqueeze(-1)
+        return torch.where(is_word, result, self._row)
 
 
 class _Forms(TorchFunctionMode):
@@ -104,18 +104,18 @@ def _layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    # The gradient's builder asks for both.
+    # The gradient builder needs both weight and bias.
     if weight is not None and bias is not None:
         return F.layer_norm(input, normalized_shape, weight, bias, eps)
-    places = list(range(-len(normalized_shape), 0))
-    result = _normalized(input, places, eps)
+    dimensions = list(range(-len(normalized_shape), 0))
+    result = _normalized(input, dimensions, eps)
     result = result if weight is None else result * weight
     return result if bias is None else result + bias
 
 
-def _normalized(input: Tensor, places: list[int], eps: float) -> Tensor:
-    centered = input - input.mean(places, keepdim=True)
-    return centered * torch.rsqrt((centered * centered).mean(places, keepdim=True) + eps)
+def _normalized(input: Tensor, dimensions: list[int], eps: float) -> Tensor:
+    centered = input - input.mean(dimensions, keepdim=True)
+    return centered * torch.rsqrt((centered * centered).mean(dimensions, keepdim=True) + eps)
 
 
 def _softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:

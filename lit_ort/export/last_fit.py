@@ -1,4 +1,4 @@
-"""What a module was last called with: a batch for `export` where none is passed."""
+"""The batch of `export` if none is passed: a batch of the module's last fit."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ def batch_of_last_fit(module: nn.Module, step: str) -> Any:
     """A batch of the training data of the trainer that the module is attached to.
 
     Args:
-        step: of `forward` the arguments that `training_step` calls it with, of `predict_step` the batch itself.
+        module: the module.
+        step: for `forward`, the arguments with which `training_step` calls it are returned; for `predict_step`, the
+            batch itself.
 
     Returns:
-        The batch, as `lit_ort.export` takes it, or None where no trainer with training data is attached.
+        The batch in a form that `lit_ort.export` accepts, or None if no trainer with training data is attached.
 
     Raises:
-        ExportError: `training_step` refuses the batch, or doesn't call the module itself.
+        ExportError: `training_step` rejects the batch, or doesn't call the module itself.
     """
     loader = getattr(trainer_of(module), "train_dataloader", None)
     if loader is None:
@@ -42,18 +44,18 @@ def _arguments_of_forward(module: nn.Module, batch: Any) -> Any:
     try:
         with evaluating(module), without_trainer(module), torch.no_grad():
             getattr(module, TRAINING_STEP)(batch, 0)
-    # Whatever it raises is what the module says of the batch.
+    # User code can raise any exception.
     except Exception as error:
         raise ExportError(
-            f"{type(module).__name__}.{TRAINING_STEP} refuses a batch of the last fit outside of it: "
-            f"{type(error).__name__}: {error}. Pass the batch that forward is called with."
+            f"{type(module).__name__}.{TRAINING_STEP} rejects a batch of the last fit: "
+            f"{type(error).__name__}: {error}. Pass a batch with which forward is called."
         ) from error
     finally:
         handle.remove()
     if not calls:
         raise ExportError(
-            f"{type(module).__name__}.{TRAINING_STEP} doesn't call the module itself, so that nothing tells what "
-            "forward takes. Pass the batch that forward is called with."
+            f"{type(module).__name__}.{TRAINING_STEP} doesn't call the module itself, so the arguments of forward are "
+            "unknown. Pass a batch with which forward is called."
         )
-    bound = calls[0]
-    return bound.args if not bound.kwargs else dict(bound.arguments)
+    call = calls[0]
+    return call.args if not call.kwargs else dict(call.arguments)

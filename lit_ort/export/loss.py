@@ -1,4 +1,4 @@
-"""A module's loss as a function of named tensors and parameters, which is what a training model is built from."""
+"""A module's loss as a function of named tensors and parameters, from which a training model is built."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from lit_ort.export.call import (
     Call,
     Function,
     evaluating,
-    filled,
+    function_of,
     names_of,
     result_of,
     tensors_of,
 )
 
 LOSS = "loss"
-# Of Lightning itself: modules without a training step inherit one that does nothing.
+# Lightning's own packages: modules without a training step inherit one that does nothing.
 _LIGHTNING = ("lightning.", "pytorch_lightning.")
 
 
@@ -35,9 +35,9 @@ class LossCall:
     """One call of a module's loss.
 
     Args:
-        call: takes a batch's tensors and then the parameters, and returns the loss and then the results that an
-            inference model gives.
-        parameters: names of the parameters, as the module has them; a shared one is there once.
+        call: maps a batch's tensors, followed by the parameters, to the loss, followed by the results of an inference
+            model.
+        parameters: the names of the module's parameters; a shared parameter is listed once.
     """
 
     call: Call
@@ -53,56 +53,64 @@ class LossCall:
 
 
 def loss_call_of(module: nn.Module, batch: Any, result: str | None) -> LossCall:
-    """The call of a module's loss with a batch: of `training_step`, where it has one, or else of `forward`.
+    """The call of a module's loss with a batch: of `training_step` if it has one, otherwise of `forward`.
 
     Args:
-        result: the part of the module whose results an inference model gives; None takes the module itself where its
-            step calls it, and otherwise what `forward` returns beside the loss.
+        module: the module.
+        batch: the batch.
+        result: the submodule whose results an inference model returns. None selects the module itself if its step calls
+            it, and otherwise the outputs of `forward` other than the loss.
 
     Raises:
-        ExportError: no loss, no such part, a batch that the step refuses, or one without tensors.
+        ExportError: there is no loss or no such submodule, the step rejects the batch, or the batch has no tensors.
     """
     step = _step_of(module)
     parts = dict(module.named_modules())
     if result is not None and result not in parts:
         raise ExportError(
-            f"result={result!r} is no part of {type(module).__name__}. Use one of its named_modules(), such as "
-            f"{next(filter(None, parts), '')!r}."
+            f"result={result!r} is not a submodule of {type(module).__name__}. Use a name from named_modules(), such "
+            f"as {next(filter(None, parts), '')!r}."
         )
-    function, names, tensors = filled(module, batch, step)
-    with _watching(module, result or "") as seen, evaluating(module):
+    function, names, tensors = function_of(module, batch, step)
+    with _recording(module, result or "") as outputs, evaluating(module):
         value = result_of(function, tensors)
     _loss_in(value, function)
-    if result is not None and not seen:
-        raise ExportError(f"result={result!r} is not called by {step}. Name a part that is.")
-    both = _WithParameters(function, tuple(dict(module.named_parameters())), (result or "") if seen else None)
+    if result is not None and not outputs:
+        raise ExportError(f"result={result!r} is not called by {step}. Use a submodule that it calls.")
+    loss = _WithParameters(function, tuple(dict(module.named_parameters())), (result or "") if outputs else None)
     parameters = dict(module.named_parameters())
-    inputs = (*names, *parameters)
-    own = names_of(seen[-1] if seen else _besides_loss(value))
-    outputs = tuple(f"{name}_out" if name in (*inputs, LOSS) else name for name in own)
-    given = (*tensors, *(parameter.detach() for parameter in parameters.values()))
-    return LossCall(Call(both, inputs, given, (LOSS, *outputs)), tuple(parameters))
+    input_names = (*names, *parameters)
+    result_names = names_of(outputs[-1] if outputs else _without_loss(value))
+    output_names = tuple(f"{name}_out" if name in (*input_names, LOSS) else name for name in result_names)
+    inputs = (*tensors, *(parameter.detach() for parameter in parameters.values()))
+    return LossCall(Call(loss, input_names, inputs, (LOSS, *output_names)), tuple(parameters))
 
 
-def hold_parameters(model: onnx.ModelProto, loss: LossCall) -> None:
-    """Makes a model's inputs that are parameters initializers of its own, in place.
+def make_initializers(model: onnx.ModelProto, loss: LossCall) -> None:
+    """Converts a model's inputs for parameters to initializers, in place.
 
-    They are inputs while the model is written, since the exporter would compute with the values of initializers.
+    They are inputs during the export, since the exporter would fold the values of initializers.
     """
     values = dict(zip(loss.call.names, loss.call.tensors, strict=True))
-    kept = [value for value in model.graph.input if value.name not in loss.parameters]
+    inputs = [value for value in model.graph.input if value.name not in loss.parameters]
     del model.graph.input[:]
-    model.graph.input.extend(kept)
-    held = [numpy_helper.from_array(values[name].numpy(), name) for name in loss.parameters]
-    model.graph.initializer.extend(held)
+    model.graph.input.extend(inputs)
+    initializers = [numpy_helper.from_array(values[name].numpy(), name) for name in loss.parameters]
+    model.graph.initializer.extend(initializers)
 
 
 class _WithParameters(nn.Module):
-    """A step that takes the parameters as arguments, behind the batch's tensors."""
+    """A step with the parameters as arguments, after the batch's tensors.
 
-    def __init__(self, function: Function, parameters: Sequence[str], watched: str | None) -> None:
+    Args:
+        function: the step.
+        parameters: the names of the parameters.
+        recorded: the submodule whose outputs are results, or None for the outputs other than the loss.
+    """
+
+    def __init__(self, function: Function, parameters: Sequence[str], recorded: str | None) -> None:
         super().__init__()
-        self._raw, self._watched = _Raw(function), watched
+        self._raw, self._recorded = _Raw(function), recorded
         self._parameter_names = tuple(f"function.module.{name}" for name in parameters)
         self.training = function.training
 
@@ -113,14 +121,14 @@ class _WithParameters(nn.Module):
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         count = len(tensors) - len(self._parameter_names)
         replaced = dict(zip(self._parameter_names, tensors[count:], strict=True))
-        with _watching(self.module, self._watched) as seen:
+        with _recording(self.module, self._recorded) as outputs:
             value = torch.func.functional_call(self._raw, replaced, tensors[:count])
-        besides = seen[-1] if seen else _besides_loss(value)
-        return (_loss_in(value, self._raw.function), *tensors_of(besides))
+        results = outputs[-1] if outputs else _without_loss(value)
+        return (_loss_in(value, self._raw.function), *tensors_of(results))
 
 
 class _Raw(nn.Module):
-    """A step that returns what it returns, which need not be tensors."""
+    """A step that returns its original result, not only tensors."""
 
     def __init__(self, function: Function) -> None:
         super().__init__()
@@ -132,27 +140,29 @@ class _Raw(nn.Module):
 
 
 @contextlib.contextmanager
-def _watching(module: nn.Module, part: str | None) -> Iterator[list[Any]]:
-    """Collects what a part of a module returns."""
-    seen: list[Any] = []
-    if part is None:
-        yield seen
+def _recording(module: nn.Module, submodule: str | None) -> Iterator[list[Any]]:
+    """Collects the outputs of a submodule."""
+    outputs: list[Any] = []
+    if submodule is None:
+        yield outputs
         return
-    handle = module.get_submodule(part).register_forward_hook(lambda _module, _given, result: seen.append(result))
+    handle = module.get_submodule(submodule).register_forward_hook(
+        lambda _module, _args, output: outputs.append(output)
+    )
     try:
-        yield seen
+        yield outputs
     finally:
         handle.remove()
 
 
 def _step_of(module: nn.Module) -> str:
-    own = getattr(type(module), TRAINING_STEP, None)
-    if own is None or own.__module__.startswith(_LIGHTNING):
+    training_step = getattr(type(module), TRAINING_STEP, None)
+    if training_step is None or training_step.__module__.startswith(_LIGHTNING):
         return FORWARD
     if not getattr(module, "automatic_optimization", True):
         raise ExportError(
-            f"{type(module).__name__} has automatic_optimization=False, so its training step has no one loss. Export a "
-            "module that returns it."
+            f"{type(module).__name__} has automatic_optimization=False, so its training step has no single loss. "
+            "Export a module that returns its loss."
         )
     return TRAINING_STEP
 
@@ -162,14 +172,14 @@ def _loss_in(value: Any, function: Function) -> Tensor:
     loss = loss[0] if isinstance(loss, (tuple, list)) and loss else loss
     if isinstance(loss, Tensor) and loss.numel() == 1 and loss.is_floating_point():
         return loss.reshape(())
-    found = f"{list(loss.shape)} of {loss.dtype}" if isinstance(loss, Tensor) else type(loss).__name__
+    description = f"{list(loss.shape)} of {loss.dtype}" if isinstance(loss, Tensor) else type(loss).__name__
     raise ExportError(
-        f"{type(function.module).__name__}.{function.step} returns {found}, and a loss is one number. Return it alone, "
-        "first, or under the name 'loss'."
+        f"{type(function.module).__name__}.{function.step} returns {description}, but a loss is a scalar. Return it "
+        "alone, first, or under the name 'loss'."
     )
 
 
-def _besides_loss(value: Any) -> Any:
+def _without_loss(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: part for name, part in value.items() if name != LOSS}
     return value[1:] if isinstance(value, (tuple, list)) else ()

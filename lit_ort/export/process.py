@@ -1,4 +1,4 @@
-"""Work with onnxruntime's Python module in a process of its own: in this one it may be a second copy of the library."""
+"""Runs programs with onnxruntime's Python module in a separate process, since this one can use another copy of it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import sys
 
 from lit_ort.errors import ExportError
 
-# An error of an object that goes at the end would stand behind the one that matters.
+# Errors at interpreter shutdown would be printed after the relevant one.
 _QUIET_END = "import sys\nsys.unraisablehook = lambda _: None\n"
-# Where in ONNX Runtime's own source an error was raised.
+# Locations in ONNX Runtime's source in error messages.
 _ORIGIN = re.compile(r"/onnxruntime_src/\S+ .*?(?=\[ONNXRuntimeError\])|/onnxruntime_src/\S+ .*? was false\. ")
 
 
@@ -18,13 +18,15 @@ def run_python(source: str, *arguments: str, problem: str, remedy: str) -> None:
     """Runs a program.
 
     Args:
-        problem, remedy: of the error, where the program fails.
+        source: the source of the program.
+        arguments: its command line arguments.
+        problem, remedy: the text of the error if the program fails.
 
     Raises:
-        ExportError: with the last line of what the program said.
+        ExportError: the program failed; the error has the last line of its stderr.
     """
     command = [sys.executable, "-c", f"{_QUIET_END}{source}", *arguments]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    if ended.returncode:
-        said = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"]
-        raise ExportError(f"{problem}: {_ORIGIN.sub('', said[-1]).rstrip('. ')}. {remedy}")
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        lines = result.stderr.strip().splitlines() or [f"exit code {result.returncode}"]
+        raise ExportError(f"{problem}: {_ORIGIN.sub('', lines[-1]).rstrip('. ')}. {remedy}")

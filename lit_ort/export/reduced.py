@@ -1,4 +1,4 @@
-"""Smaller forms of a model: weights in 16 bits, or products in 8."""
+"""Smaller forms of a model: weights in 16 bits, or matrix products in 8 bits."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _TYPES = {
     FLOAT16: (TensorProto.FLOAT16, np.dtype(np.float16)),
     BFLOAT16: (TensorProto.BFLOAT16, np.dtype(ml_dtypes.bfloat16)),
 }
-# Of fewer values it saves nothing.
-_LEAST_VALUES = 64
-# ONNX Runtime's own tool.
+# Smaller weights are not worth a conversion.
+_MIN_VALUES = 64
+# ONNX Runtime's quantization tool.
 _QUANTIZE = """
 import sys
 import onnx
 from onnxruntime.quantization import QuantType, quantize_dynamic
 source, target, external = sys.argv[1:]
 model = onnx.load(source, load_external_data=False)
-# The tool transposes weights, and keeps the shapes that were inferred of them.
+# The tool transposes weights but keeps their inferred shapes, so these are removed.
 del model.graph.value_info[:]
 onnx.save_model(model, source)
 products = ["MatMul", "Gemm", "Gather", "LSTM"]
@@ -37,18 +37,21 @@ quantize_dynamic(
 
 
 def halve(model: onnx.ModelProto, half: str) -> None:
-    """Keeps a model's float32 weights in 16 bits, in place: half the file, and the same products in float32.
+    """Stores a model's float32 weights in 16 bits, in place, for half the file size; operators still run in float32.
 
-    A plain session on the CPU has few kernels in 16 bits. It widens the weights once, when it is made.
+    ONNX Runtime has few CPU kernels for 16 bits. A session converts the weights once, when it is created.
+
+    Raises:
+        ExportError: a weight exceeds the range of float16.
     """
     element, dtype = _TYPES[half]
     casts = []
     for tensor in model.graph.initializer:
-        if tensor.data_type != TensorProto.FLOAT or np.prod(tensor.dims) < _LEAST_VALUES:
+        if tensor.data_type != TensorProto.FLOAT or np.prod(tensor.dims) < _MIN_VALUES:
             continue
         values = numpy_helper.to_array(tensor)
         if half == FLOAT16 and np.abs(values[np.isfinite(values)]).max(initial=0) > np.finfo(np.float16).max:
-            raise ExportError(f"{tensor.name} has values beyond float16's 65504. Use half='bfloat16'.")
+            raise ExportError(f"{tensor.name} has values beyond 65504, the largest of float16. Use half='bfloat16'.")
         name, narrow = tensor.name, f"{tensor.name}_{half}"
         tensor.CopyFrom(helper.make_tensor(narrow, element, values.shape, values.astype(dtype).tobytes(), raw=True))
         casts.append(helper.make_node("Cast", [narrow], [name], to=TensorProto.FLOAT))
@@ -58,16 +61,21 @@ def halve(model: onnx.ModelProto, half: str) -> None:
 
 
 def quantize(source: Path, target: Path, external: bool) -> None:
-    """Writes a model whose products of weights are in int8, with scales of activations taken at each run.
+    """Writes a model whose matrix products with weights are in int8; activations are scaled dynamically at each run.
 
-    `onnxruntime.quantization.quantize_dynamic` does it.
+    Uses `onnxruntime.quantization.quantize_dynamic`.
+
+    Args:
+        source: the path of the model; the file is changed.
+        target: the path of the new model.
+        external: whether weights are in a separate file.
 
     Raises:
-        ExportError: it can't.
+        ExportError: the tool fails.
     """
     run_python(
         _QUANTIZE,
         *(str(source), str(target), str(int(external))),
         problem="ONNX Runtime can't quantize the model",
-        remedy="Leave quantize out.",
+        remedy="Omit quantize.",
     )

@@ -1,4 +1,4 @@
-"""What exporting a module tells."""
+"""The results of an export."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ MIB = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class Checked:
-    """How far a model is from its module at one size.
+    """The error of a model, compared with its module at one size.
 
     Args:
-        shapes: of the inputs, by name.
-        error: the largest absolute difference of any result, over the result's largest value.
-        output: the result that it is of, with the operator that gives it.
+        shapes: the shapes of the inputs, by name.
+        error: the largest absolute difference of any result, relative to the result's largest value.
+        output: the result with this error, and the operator that computes it.
     """
 
     shapes: dict[str, tuple[int, ...]]
@@ -25,7 +25,7 @@ class Checked:
 
     def __str__(self) -> str:
         shapes = ", ".join(f"{name}{list(shape)}" for name, shape in self.shapes.items())
-        return f"largest error to eager {self.error:.1e} in {self.output} at {shapes}"
+        return f"largest error compared with eager: {self.error:.1e} in {self.output} at {shapes}"
 
 
 def inputs_as_text(inputs: Mapping[str, tuple[int | str, ...]]) -> str:
@@ -34,17 +34,18 @@ def inputs_as_text(inputs: Mapping[str, tuple[int | str, ...]]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """A file that `export` wrote, readable when printed.
+    """The result of `export`; prints as a summary.
 
     Args:
-        path: of the model; weights beyond 2 GiB lie beside it in a file with `.data` behind its name.
-        inputs: for each input, its sizes; those that may change by name.
-        outputs: names of the results.
-        checked: how far the model is from the module, at each size that was compared; empty with `verify=False`.
+        path: the path of the model; weights of more than 2 GiB are stored next to it, in a file with the suffix
+            `.data`.
+        inputs: the sizes of each input; dynamic sizes are names.
+        outputs: the names of the results.
+        checked: the error of the model at each size that was compared; empty with `verify=False`.
         form: `float16`, `bfloat16` or `int8`, or None for float32.
-        size_bytes: of the file, weights included.
-        float32_bytes: of the float32 form.
-        was_training: whether the module was in training mode; the file has its eval mode.
+        size_bytes: the size of the file, including weights.
+        float32_bytes: the size of the float32 form.
+        was_training: whether the module was in training mode; it is exported in eval mode.
     """
 
     path: Path
@@ -58,8 +59,8 @@ class Exported:
 
     @property
     def error(self) -> float | None:
-        """The largest of all that were compared; None where nothing was."""
-        return max((one.error for one in self.checked), default=None)
+        """The largest error of all sizes; None if nothing was compared."""
+        return max((check.error for check in self.checked), default=None)
 
     def __str__(self) -> str:
         inputs = inputs_as_text(self.inputs)
@@ -67,4 +68,4 @@ class Exported:
         lines = [f"{self.path}: {self.size_bytes / MIB:.1f} MiB{form}; {inputs} -> {', '.join(self.outputs)}"]
         if self.was_training:
             lines.append("  exported in eval mode; the module is still in training mode")
-        return "\n".join([*lines, *(f"  {one}" for one in self.checked)])
+        return "\n".join([*lines, *(f"  {check}" for check in self.checked)])

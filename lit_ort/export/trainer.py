@@ -1,4 +1,4 @@
-"""The trainer that a module is attached to, which stays with it after fit."""
+"""The trainer that a module is attached to; a module stays attached after fit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 def trainer_of(module: nn.Module) -> Any | None:
     """The trainer of a LightningModule, or None."""
-    # What a module without a trainer raises, and what one that is none of Lightning's does.
+    # A LightningModule without a trainer raises RuntimeError, any other module AttributeError.
     with contextlib.suppress(RuntimeError, AttributeError):
         return module.trainer
     return None
@@ -20,10 +20,10 @@ def trainer_of(module: nn.Module) -> Any | None:
 
 @contextlib.contextmanager
 def without_trainer(module: nn.Module) -> Iterator[None]:
-    """Lets a module's step log, which it may only in a trainer's loop or without a trainer."""
+    """Detaches a module from its trainer, so that its step can call `self.log` outside of a trainer's loop."""
     attached = trainer_of(module)
     if attached is not None:
-        setattr(module, "trainer", None)  # noqa: B010 - a property of Lightning's
+        setattr(module, "trainer", None)  # noqa: B010 - a property of LightningModule
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=r"You are trying to `self\.log\(\)`")

@@ -1,4 +1,4 @@
-"""`lit_ort.export_training`: a module's own loss becomes the files that train it on a device."""
+"""`lit_ort.export_training`: exports a module and its loss as the files that train it on a device."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from lit_ort.export.call import keeping_modes
 from lit_ort.export.result import MIB, Checked, inputs_as_text
 
 ADAMW, SGD = OPTIMIZERS = ("adamw", "sgd")
-# What the exporter writes without converting, and the training build reads.
+# The opset that the exporter writes without conversion and the training build can read.
 OPSET = 18
 TOLERANCE = 1e-4
 
 
 @dataclasses.dataclass(frozen=True)
 class ExportedTraining:
-    """A folder that `export_training` wrote, readable when printed.
+    """The result of `export_training`; prints as a summary.
 
     Args:
-        folder: with training_model.onnx, eval_model.onnx, optimizer_model.onnx and checkpoint.
-        inputs: of both models in their order, with their sizes; those that may change by name.
-        outputs: of both models: the loss, and then what an inference model gives.
-        trainable, frozen: names of the parameters.
-        checked: how far the evaluation model is from the module at each size that was compared, and the gradients at
-            the batch's own; empty with `verify=False`.
-        size_bytes: of all files.
+        folder: the folder with training_model.onnx, eval_model.onnx, optimizer_model.onnx and checkpoint.
+        inputs: the inputs of both models in order, with their sizes; dynamic sizes are names.
+        outputs: the outputs of both models: the loss, and then the outputs of an inference model.
+        trainable, frozen: the names of the parameters.
+        checked: the errors of the evaluation model's results and of the gradients, compared with the module, at each
+            size; empty with `verify=False`.
+        size_bytes: the size of all files.
     """
 
     folder: Path
@@ -55,8 +55,8 @@ class ExportedTraining:
         return "\n".join(
             [
                 f"{self.folder}: {self.size_bytes / MIB:.1f} MiB; {inputs} -> {', '.join(self.outputs)}; "
-                f"{len(self.trainable)} parameters train, {len(self.frozen)} are frozen",
-                *(f"  {one}" for one in self.checked),
+                f"{len(self.trainable)} parameters are trainable, {len(self.frozen)} are frozen",
+                *(f"  {check}" for check in self.checked),
             ]
         )
 
@@ -77,67 +77,71 @@ def export_training(
     verify: bool = True,
     tolerance: float = TOLERANCE,
 ) -> ExportedTraining:
-    """Writes a module as `onnxruntime.training.api` trains it: training, evaluation and optimizer model, checkpoint.
+    """Exports a module for `onnxruntime.training.api`: training, evaluation and optimizer models and a checkpoint.
 
-    The training model is the module in training mode, with its own loss inside; parts that are in eval mode while the
-    module itself is in training mode stay so. Running statistics of batch normalization and padding rows of embeddings
-    keep their values on a device.
-    The files are those of `onnxruntime.training.artifacts.generate_artifacts`, which the training build has.
+    The training model is the module in training mode with its loss. Submodules that are in eval mode while the module
+    is in training mode stay in eval mode. Running statistics of batch normalization and padding rows of embeddings are
+    constant on the device. The files are written by `onnxruntime.training.artifacts.generate_artifacts`, which is part
+    of the training build.
 
     Args:
-        module: with a `training_step` of one loss, or whose `forward` returns a loss (alone, first, or as `loss`).
-        folder: is made; files of these names in it are replaced when the new ones are whole and have been compared.
-        batch: that the step is called with. Its tensors become inputs.
-        trainable: names or patterns (`*.lora_*`) of parameters; None takes those that require a gradient. The others
+        module: a module with a `training_step` that returns one loss, or whose `forward` returns a loss (alone, first,
+            or as `loss`).
+        folder: the folder of the files; it is created. Existing files with the same names are replaced only after the
+            new ones have been written and compared.
+        batch: a batch with which the step is called. Its tensors become inputs.
+        trainable: names or patterns (`*.lora_*`) of parameters; None selects those that require a gradient. All others
             are frozen.
         optimizer: `adamw` or `sgd`. The learning rate is set on the device.
         betas, eps, weight_decay: of AdamW, with torch's defaults.
-        gradient_clip_val: the norm to which all gradients together are clipped.
-        dynamic: as `lit_ort.export` takes it.
-        result: name of the part of the module whose results `export_model_for_inferencing` gives; None takes the
-            module itself where its step calls it, and otherwise what `forward` returns beside the loss.
-        verify: runs the files in a process of their own: the loss and the results of the evaluation model at the
-            batch's sizes, at half of them and at one, and, without dropout, every gradient.
-        tolerance: the largest error that verification accepts, as a part of the largest value.
+        gradient_clip_val: the maximum norm of all gradients, or None.
+        dynamic: as in `lit_ort.export`.
+        result: the name of the submodule whose results `export_model_for_inferencing` returns. None selects the module
+            itself if its step calls it, and otherwise the outputs of `forward` other than the loss.
+        verify: whether to run the files in a separate process, at the batch's sizes, at half of them and at one.
+        Compares
+            the loss and the results of the evaluation model and, for modules without dropout, every gradient.
+        tolerance: the largest error that verification accepts, relative to the largest value.
 
     Raises:
-        ExportError: a value outside its rule, a batch that doesn't fit, an operator without a gradient, or results
-            that are not the module's. No file is left then.
+        ExportError: an argument is invalid, the step rejects the batch, an operator has no gradient, or results differ
+            from the module's. No file is written then.
     """
-    # What follows imports onnx, which training doesn't need.
+    # These imports load onnx, which training doesn't need.
     from lit_ort.export.artifacts import CHECKPOINT, generate, operator_with_fixed_sizes, require_training_build
     from lit_ort.export.check_training import check_training
-    from lit_ort.export.loss import hold_parameters, loss_call_of
+    from lit_ort.export.loss import loss_call_of, make_initializers
     from lit_ort.export.trainer import without_trainer
     from lit_ort.export.write import bytes_of, require_close, sizes_of, unfinished_files
 
     if optimizer not in OPTIMIZERS:
         raise ExportError(f"optimizer={optimizer!r} is unknown. Use one of {' and '.join(OPTIMIZERS)}.")
     require_training_build()
-    trained, frozen = _parameters(module, trainable)
+    trainable_names, frozen_names = _parameters(module, trainable)
     target = Path(folder)
     settings = {"betas": betas, "eps": eps, "weight_decay": weight_decay, "gradient_clip_val": gradient_clip_val}
     with without_trainer(module), _in_training(module):
         loss = loss_call_of(module, batch, result)
         model = _model_of(module, loss, dynamic)
-        sized = operator_with_fixed_sizes(model)
-        if sized and dynamic is not True:
-            raise ExportError(f"{_fixed(sized)} Pass dynamic=False.")
-        if sized:
-            warnings.warn(f"{_fixed(sized)} All sizes are fixed.", LitOrtWarning, stacklevel=2)
+        fixed_operator = operator_with_fixed_sizes(model)
+        if fixed_operator and dynamic is not True:
+            raise ExportError(f"{_fixed(fixed_operator)} Pass dynamic=False.")
+        if fixed_operator:
+            warnings.warn(f"{_fixed(fixed_operator)} All sizes are fixed.", LitOrtWarning, stacklevel=2)
             model = _model_of(module, loss, False)
         inputs = sizes_of(model, loss.batch_names)
-        hold_parameters(model, loss)
+        make_initializers(model, loss)
         with unfinished_files(target, CHECKPOINT) as unfinished:
-            generate(model, unfinished, trained, frozen, optimizer, settings)
-            checked = check_training(model, unfinished, loss, trained) if verify else ()
+            generate(model, unfinished, trainable_names, frozen_names, optimizer, settings)
+            checked = check_training(model, unfinished, loss, trainable_names) if verify else ()
             require_close(checked, tolerance)
             size = bytes_of(unfinished)
-    return ExportedTraining(target, inputs, loss.call.output_names, trained, frozen, checked, size)
+    outputs = loss.call.output_names
+    return ExportedTraining(target, inputs, outputs, trainable_names, frozen_names, checked, size)
 
 
 def _model_of(module: nn.Module, loss: LossCall, dynamic: bool | Mapping[str, Mapping[int, str]]) -> onnx.ModelProto:
-    """The loss as a model, in forms that have a gradient where there are such."""
+    """The loss as a model, with functions replaced by forms that have correct gradients."""
     from lit_ort.export.derivable import derivable_forms
     from lit_ort.export.graph import model_of
 
@@ -146,14 +150,14 @@ def _model_of(module: nn.Module, loss: LossCall, dynamic: bool | Mapping[str, Ma
 
 
 def _fixed(operator: str) -> str:
-    return f"ONNX Runtime computes the gradient of {operator} for the sizes of the batch alone."
+    return f"ONNX Runtime supports the gradient of {operator} for fixed sizes only."
 
 
 def _parameters(module: nn.Module, patterns: Sequence[str] | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of the parameters that train, and of the frozen ones."""
+    """The names of the trainable and of the frozen parameters."""
     parameters = dict(module.named_parameters())
     if patterns is None:
-        trained = [name for name, parameter in parameters.items() if parameter.requires_grad]
+        selected = [name for name, parameter in parameters.items() if parameter.requires_grad]
     else:
         patterns = [patterns] if isinstance(patterns, str) else patterns
         for pattern in patterns:
@@ -162,15 +166,15 @@ def _parameters(module: nn.Module, patterns: Sequence[str] | None) -> tuple[tupl
                     f"trainable={pattern!r} matches no parameter of {type(module).__name__}. Use names of its "
                     f"named_parameters() or patterns of them, such as {next(iter(parameters), '')!r}."
                 )
-        trained = [name for name in parameters if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
-    if not trained:
-        raise ExportError(f"No parameter of {type(module).__name__} requires a gradient. Name some by trainable=.")
-    return tuple(trained), tuple(name for name in parameters if name not in trained)
+        selected = [name for name in parameters if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
+    if not selected:
+        raise ExportError(f"No parameter of {type(module).__name__} requires a gradient. Select some with trainable=.")
+    return tuple(selected), tuple(name for name in parameters if name not in selected)
 
 
 @contextlib.contextmanager
 def _in_training(module: nn.Module) -> Iterator[None]:
-    """Puts a module that is in eval mode in training mode, and back afterwards."""
+    """Sets a module that is in eval mode to training mode, and restores the modes afterwards."""
     with keeping_modes(module):
         if not module.training:
             module.train()

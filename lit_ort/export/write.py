@@ -1,4 +1,4 @@
-"""A model into its file, once it was compared with its module."""
+"""Writes a model to its file after comparing it with its module."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from lit_ort.errors import ExportError
 from lit_ort.export.call import Call
 from lit_ort.export.check import FIX_SIZE, check
 from lit_ort.export.export import INT8
-from lit_ort.export.graph import changing_of
+from lit_ort.export.graph import dynamic_dimensions
 from lit_ort.export.reduced import halve, quantize
 from lit_ort.export.result import Checked, Exported
 from lit_ort.version import __version__
 
-# Protocol buffers end at 2 GiB; weights go into a file of their own from here on.
+# Protocol buffers are limited to 2 GiB; larger weights are stored in a separate file.
 EXTERNAL_BYTES = 2**31 - 2**24
 
 
 def describe(model: onnx.ModelProto, module: nn.Module, step: str, more: Mapping[str, str]) -> None:
-    facts = {
+    """Sets the metadata of a model."""
+    metadata = {
         "class": f"{type(module).__module__}.{type(module).__qualname__}",
         "step": step,
         "torch": torch.__version__,
@@ -36,14 +37,18 @@ def describe(model: onnx.ModelProto, module: nn.Module, step: str, more: Mapping
         **more,
     }
     del model.metadata_props[:]
-    onnx.helper.set_model_props(model, facts)
+    onnx.helper.set_model_props(model, metadata)
     model.producer_name = "lit_ort"
 
 
 def write(
     model: onnx.ModelProto, target: Path, call: Call, form: str | None, verify: bool, tolerance: float
 ) -> Exported:
-    """Writes and compares a model beside its place, and then puts it there."""
+    """Writes a model to a temporary folder, compares it with its module, and then moves it to its path.
+
+    Raises:
+        ExportError: results differ from the module's, or the file can't be written.
+    """
     with unfinished_files(target.parent, target.name) as folder:
         unfinished = folder / target.name
         external = _save(model, unfinished)
@@ -68,20 +73,21 @@ def write(
 
 @contextlib.contextmanager
 def unfinished_files(folder: Path, last: str) -> Iterator[Path]:
-    """A folder whose files move into another one at the end; after an error none of them does.
+    """A temporary folder whose files are moved to another folder at the end; after an error, none is moved.
 
     Args:
-        last: the file that moves last, without which the others mean nothing.
+        folder: the other folder.
+        last: the file that is moved last, without which the others are not valid.
 
     Raises:
-        ExportError: they can't be written.
+        ExportError: the files can't be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=f".{last}.") as name:
             yield Path(name)
             for file in sorted(_files_of(Path(name)), key=lambda file: file.name == last):
-                # Tools write weights that only their owner can read.
+                # Some tools write files of weights that only their owner can read.
                 shutil.copymode(Path(name, last), file)
                 os.replace(file, folder / file.name)
     except OSError as error:
@@ -91,12 +97,12 @@ def unfinished_files(folder: Path, last: str) -> Iterator[Path]:
 
 
 def _save(model: onnx.ModelProto, path: Path) -> bool:
-    """Writes a model; returns whether its weights are in a file of their own."""
+    """Writes a model; returns whether its weights are in a separate file."""
     external = _weight_bytes(model) > EXTERNAL_BYTES
     if external:
         import onnx_ir  # comes with onnxscript, of the export extra
 
-        # onnx.save_model would move the weights out of the model that it is passed.
+        # onnx.save_model would remove the weights from the model in memory.
         onnx_ir.save(onnx_ir.from_proto(model), path, external_data=f"{path.name}.data")
     else:
         onnx.save_model(model, path)
@@ -104,7 +110,7 @@ def _save(model: onnx.ModelProto, path: Path) -> bool:
 
 
 def _weight_bytes(model: onnx.ModelProto) -> int:
-    """Bytes of all initializers. A protocol buffer beyond 2 GiB fails to compute its own size."""
+    """The bytes of all initializers. A protocol buffer of more than 2 GiB can't compute its own size."""
     return sum(
         math.prod(tensor.dims) * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
         for tensor in model.graph.initializer
@@ -120,19 +126,26 @@ def bytes_of(folder: Path) -> int:
 
 
 def sizes_of(model: onnx.ModelProto, names: Sequence[str]) -> dict[str, tuple[int | str, ...]]:
-    """The sizes of these inputs; those that may change by name."""
-    changing = changing_of(model)
+    """The sizes of the named inputs; dynamic sizes are names."""
+    dynamic = dynamic_dimensions(model)
     dims = {value.name: value.type.tensor_type.shape.dim for value in model.graph.input}
-    return {name: tuple(changing[name].get(k, dim.dim_value) for k, dim in enumerate(dims[name])) for name in names}
+    return {name: tuple(dynamic[name].get(k, dim.dim_value) for k, dim in enumerate(dims[name])) for name in names}
 
 
-def require_close(checked: Sequence[Checked], tolerance: float, what: str = "") -> None:
-    for one in checked:
-        # NaN is close to nothing.
-        if not one.error <= tolerance:
-            own = one.shapes == checked[0].shapes
-            remedy = "Choose another form or a larger tolerance" if own else FIX_SIZE
+def require_close(checked: Sequence[Checked], tolerance: float, form: str = "") -> None:
+    """Raises ExportError if an error exceeds the tolerance.
+
+    Args:
+        checked: the errors at each size, first at the batch's own.
+        tolerance: the largest error to accept.
+        form: the form of the model for the message, such as ` in int8`.
+    """
+    for comparison in checked:
+        # The negation also rejects NaN.
+        if not comparison.error <= tolerance:
+            is_batch_size = comparison.shapes == checked[0].shapes
+            remedy = "Use another form or a larger tolerance" if is_batch_size else FIX_SIZE
             raise ExportError(
-                f"The exported model{what} errs by {one.error:.1e} of the largest value in {one.output} at "
-                f"{one.shapes}, and tolerance={tolerance:g}. {remedy}."
+                f"The exported model{form} has an error of {comparison.error:.1e} of the largest value in "
+                f"{comparison.output} at {comparison.shapes}, but tolerance={tolerance:g}. {remedy}."
             )

@@ -63,7 +63,7 @@ def test_explain_runs_a_step(capsys: pytest.CaptureFixture[str]) -> None:
 def test_export_writes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "model.onnx"
     program.main(["export", HERE, str(path), "--fixed"])
-    assert "largest error to eager" in capsys.readouterr().out
+    assert "largest error compared with eager" in capsys.readouterr().out
     sizes = onnx.load(path).graph.input[0].type.tensor_type.shape.dim
     assert [size.dim_value for size in sizes] == [4, 6]
 

@@ -202,7 +202,7 @@ def test_what_is_left_in_the_folder(tmp_path: Path) -> None:
     assert not any(part.training for part in module.modules())
     assert exported.outputs == ("loss", "output")
     assert list(exported.inputs) == ["batch_0", "batch_1"]
-    assert "6 parameters train, 0 are frozen" in str(exported)
+    assert "6 parameters are trainable, 0 are frozen" in str(exported)
     # Eval mode: dropout and statistics of the batch belong to training.
     assert {one.output.split(" ")[0] for one in exported.checked} >= {"loss"}
 
@@ -277,7 +277,7 @@ def test_a_pool_of_changing_sizes(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2), nn.Flatten(), nn.LazyLinear(1), Mean())
     batch = torch.randn(2, 3, 8, 8)
     module(batch)
-    with pytest.warns(LitOrtWarning, match="the gradient of MaxPool for the sizes of the batch alone. All sizes are"):
+    with pytest.warns(LitOrtWarning, match="the gradient of MaxPool for fixed sizes only. All sizes are"):
         exported = lit_ort.export_training(module, tmp_path, batch)
     assert exported.inputs == {"input": (2, 3, 8, 8)}
     with pytest.raises(ExportError, match="Pass dynamic=False"):
@@ -312,7 +312,7 @@ class Manual(Classifier):
 @pytest.mark.parametrize(
     ("module", "batch", "settings", "message"),
     [
-        (Mean(), torch.randn(2), {}, "No parameter of Mean requires a gradient. Name some by trainable=."),
+        (Mean(), torch.randn(2), {}, "No parameter of Mean requires a gradient. Select some with trainable=."),
         (
             Softplus(),
             torch.randn(2, 6),
@@ -320,12 +320,12 @@ class Manual(Classifier):
             "optimizer='adam' is unknown. Use one of adamw",
         ),
         (Softplus(), torch.randn(2, 6), {"trainable": ["bias"]}, "trainable='bias' matches no parameter of Softplus."),
-        (Softplus(), torch.randn(2, 6), {"result": "net"}, "result='net' is no part of Softplus."),
+        (Softplus(), torch.randn(2, 6), {"result": "net"}, "result='net' is not a submodule of Softplus."),
         (Cumulative(), torch.randn(2, 6), {}, "ONNX Runtime has no gradient for CumSum at"),
-        (Softplus(), torch.randn(2, 7), {}, "Softplus.forward refuses the batch: RuntimeError"),
-        (nn.Linear(6, 2), torch.randn(2, 6), {}, "Linear.forward returns [2, 2] of torch.float32, and a loss is one"),
+        (Softplus(), torch.randn(2, 7), {}, "Softplus.forward rejects the batch: RuntimeError"),
+        (nn.Linear(6, 2), torch.randn(2, 6), {}, "Linear.forward returns [2, 2] of torch.float32, but a loss is"),
         (Manual(), (torch.randn(2, 3, 8, 8), torch.ones(2)), {}, "Manual has automatic_optimization=False"),
-        (Softplus(), torch.randn(2, 6), {"tolerance": -1.0, "trainable": "*"}, "and tolerance=-1."),
+        (Softplus(), torch.randn(2, 6), {"tolerance": -1.0, "trainable": "*"}, "but tolerance=-1."),
     ],
 )
 def test_what_is_refused_leaves_nothing(
@@ -340,14 +340,14 @@ def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
     batch = {"x": torch.randn(2, 6)}
     lit_ort.export_training(Softened(6), tmp_path, batch, dynamic=False)
     checkpoint = tmp_path / "checkpoint"
-    with pytest.raises(ExportError, match="has 'weight' of shape \\[6\\], and in Softened it is of \\[7\\]"):
+    with pytest.raises(ExportError, match="has 'weight' of shape \\[6\\], but in Softened its shape is \\[7\\]"):
         lit_ort.load_training_checkpoint(Softened(7), checkpoint)
-    with pytest.raises(ExportError, match="has a parameter 'weight', and Net has none. Give the checkpoint"):
+    with pytest.raises(ExportError, match="has a parameter 'weight', but Net has none. Pass the checkpoint"):
         lit_ort.load_training_checkpoint(Net(), checkpoint)
-    with pytest.raises(ExportError, match="nothing: there is no such file"):
+    with pytest.raises(ExportError, match="nothing does not exist"):
         lit_ort.load_training_checkpoint(Net(), tmp_path / "nothing")
     (tmp_path / "text").write_text("text")
-    with pytest.raises(ExportError, match="text is no checkpoint that ONNX Runtime can read"):
+    with pytest.raises(ExportError, match="text is not a checkpoint that ONNX Runtime can read"):
         lit_ort.load_training_checkpoint(Net(), tmp_path / "text")
 
 
@@ -364,5 +364,5 @@ def test_stock_onnxruntime_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     from lit_ort.export import artifacts
 
     monkeypatch.setattr(artifacts, "installed_kind", lambda: "stock")
-    with pytest.raises(ExportError, match="needs the training build of ONNX Runtime, and stock onnxruntime is"):
+    with pytest.raises(ExportError, match="needs the training build of ONNX Runtime, but stock onnxruntime is"):
         lit_ort.export_training(Softened(6), tmp_path, torch.randn(2, 6))
