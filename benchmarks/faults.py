@@ -1,7 +1,7 @@
 """Tests runs of train.py with faults: signals, failing disks, damaged files and clock jumps.
 
-    python -m benchmarks.faults                                                 # hundreds, with all tasks and
-    strategies python -m benchmarks.faults --runs 2 --strategies ort --tasks gpt2 --seed 7 # some of them
+    python -m benchmarks.faults                                     # hundreds, with all tasks and strategies
+    python -m benchmarks.faults --runs 2 --strategies ort --tasks gpt2 --seed 7
 
 Each run is resumed after its faults until it is complete. Prints a line of JSON for each strategy and task, and a
 table. Exits with 1 if anything went wrong: a loss or a weight differs from a run without faults, a step in a checkpoint

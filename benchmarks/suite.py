@@ -1,9 +1,9 @@
 """Measures training steps of many architectures in eager, inductor and ONNX Runtime.
 
-    python benchmarks/suite.py results.jsonl                     # all small models, in an hour; continues where it
-    stopped python benchmarks/suite.py results.jsonl --quick             # one model of each kind, in ten minutes python
-    benchmarks/suite.py results.jsonl --models Llama ViT --sizes small medium --precisions 32-true bf16-mixed python
-    benchmarks/suite.py results.jsonl --report            # the tables and the picture of the measurements so far
+    python benchmarks/suite.py results.jsonl                     # all small models, an hour; continues where it stopped
+    python benchmarks/suite.py results.jsonl --quick             # one model of each kind, in ten minutes
+    python benchmarks/suite.py results.jsonl --models Llama ViT --sizes small medium --precisions 32-true bf16-mixed
+    python benchmarks/suite.py results.jsonl --report            # the tables and the picture of the measurements so far
 
 A step consists of forward, loss, backward, clipping where it is usual, and fused AdamW, with dropout as configured.
 Each baseline runs in a separate process, and the processes take turns. In a turn, a process runs steps for a quarter of

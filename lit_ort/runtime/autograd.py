@@ -44,6 +44,8 @@ def bind_program(
     """Creates a program's sessions and wraps them for autograd.
 
     Args:
+        program: the compiled graph.
+        options: how its sessions run.
         forms: other forms of the graph.
         updates: the optimizer steps that consume gradients inside a fused run, or None.
     """
@@ -165,6 +167,8 @@ class SplitRunner:
         """The gradients of a forward that another form has run; runs the forward again with the same seed.
 
         Args:
+            tensors: the inputs of the graph.
+            seed: the seed of the first run.
             tangents: the gradient of each result, by its key in the signature.
         """
         output_gradients = [tangents.get(key) for key in self._signature.keys]

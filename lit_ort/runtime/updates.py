@@ -183,6 +183,7 @@ class Updates:
         """The gradient itself, or an empty tensor if the optimizer consumed it.
 
         Args:
+            state: the state of the run, which is not used.
             gradient: the gradient of the parameter.
             parameter: the parameter's value, in the parameter's memory.
         """

@@ -90,13 +90,13 @@ def test_a_tensor_outlives_its_pool() -> None:
 
 def test_tensors_never_overlap() -> None:
     draws = random.Random(1)
-    pool, held = BufferPool(small_bytes=0), []
+    pool, live = BufferPool(small_bytes=0), []
     for number in range(2000):
-        if len(held) > 20:
-            value, tensor = held.pop(draws.randrange(len(held)))
+        if len(live) > 20:
+            value, tensor = live.pop(draws.randrange(len(live)))
             assert bool((tensor == value).all())
-        held.append((number, pool.empty(draws.randrange(1, 3000)).fill_(number)))
-    assert pool.reserved_bytes < 2 * sum(tensor.nbytes for _, tensor in held)
+        live.append((number, pool.empty(draws.randrange(1, 3000)).fill_(number)))
+    assert pool.reserved_bytes < 2 * sum(tensor.nbytes for _, tensor in live)
 
 
 def test_several_threads() -> None:
@@ -119,7 +119,7 @@ def test_several_threads() -> None:
 @pytest.mark.skipif(not hasattr(mmap.mmap, "madvise"), reason="the system has no madvise")
 def test_trim_frees_unused_memory_only() -> None:
     pool, process = BufferPool(small_bytes=0), psutil.Process()
-    kept = pool.empty(1000).fill_(3.0)
+    live = pool.empty(1000).fill_(3.0)
     large = pool.empty(50_000_000).fill_(1.0)
     before = process.memory_info().rss
     pool.trim()
@@ -127,5 +127,5 @@ def test_trim_frees_unused_memory_only() -> None:
     del large
     pool.trim()
     assert process.memory_info().rss < before - 150e6
-    assert bool((kept == 3.0).all())
+    assert bool((live == 3.0).all())
     assert float(pool.empty(50_000_000).fill_(2.0).sum()) == 1e8

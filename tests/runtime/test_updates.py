@@ -226,5 +226,5 @@ def test_peak_memory_is_lower() -> None:
 
 
 def test_without_an_optimizer_the_option_is_rejected() -> None:
-    with pytest.raises(OptionsError, match="knows of no optimizer"):
+    with pytest.raises(OptionsError, match="needs an optimizer"):
         lit_ort.ORTBackend(ORTOptions(optimizer_in_graph=True))

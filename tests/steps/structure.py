@@ -136,8 +136,8 @@ def functional_transforms() -> Case:
     def step(m: Any, x: Tensor) -> Tensor:
         parameters = {name: value * 2 for name, value in m.first.named_parameters()}
         hidden = torch.func.functional_call(m.first, parameters, (x,))
-        each = torch.func.vmap(lambda row, weight: (row * weight).sum().exp())(hidden, x)
-        return each.log1p().mean()
+        products = torch.func.vmap(lambda row, weight: (row * weight).sum().exp())(hidden, x)
+        return products.log1p().mean()
 
     return Case(Net(step), [(rows(),)])
 
