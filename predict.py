@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-# It runs where this project isn't installed, with onnxruntime and tokenizers alone.
+# Works without an installation of this project, with onnxruntime and tokenizers alone.
 sys.path.insert(0, str(Path(__file__).with_name("tasks")))
 
 from lit_ort_tasks.commands.predict import main

@@ -1,4 +1,4 @@
-"""What of a task is exported for inference: tensors in, logits out, and the files beside the model."""
+"""The parts of a task that are exported for inference: a module from tensors to logits, a tokenizer, a description."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lit_ort import Exported, export
 from lit_ort.files import whole_file
+from lit_ort_tasks.commands.program import command_line
 from lit_ort_tasks.prediction.facts import MODEL, TOKENIZER, Facts, digest_of
 
 UNKNOWN = "<unk>"
@@ -31,9 +32,9 @@ class Inference:
     Args:
         module: returns logits.
         batch: the arguments of one call, int64[batch, length] each.
-        dynamic: names of the sizes that may change.
+        dynamic: names of the dynamic sizes.
         tokenizer: from texts to ids.
-        facts: what predicting with it needs to know.
+        facts: the description that predictions need.
     """
 
     module: nn.Module
@@ -44,12 +45,12 @@ class Inference:
 
 
 class Logits(nn.Module):
-    """A model's call by keywords, and of what it returns the logits alone.
+    """Calls a transformers model by keywords and returns its logits alone.
 
     Args:
-        model: a transformers model.
-        name: of the logits.
-        settings: arguments that are no tensors.
+        model: the model.
+        name: of the logits in the model's output.
+        settings: arguments other than tensors.
     """
 
     def __init__(self, model: nn.Module, name: str = "logits", **settings: Any) -> None:
@@ -61,7 +62,7 @@ class Logits(nn.Module):
 
 
 class BatchFirst(nn.Module):
-    """A language model of int64[length, batch] for int64[batch, length]."""
+    """Calls a language model of int64[length, batch] with int64[batch, length]."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -72,18 +73,18 @@ class BatchFirst(nn.Module):
 
 
 def changing(names: Sequence[str]) -> dict[str, dict[int, str]]:
-    """Batch and length of these inputs."""
+    """Return the names of the dynamic sizes, batch and length, for inputs."""
     return {name: {0: "batch", 1: "length"} for name in names}
 
 
 def example(vocabulary: int, length: int, *names: str) -> dict[str, Tensor]:
-    """Two rows of ids for each name."""
+    """Return two rows of ids for each name."""
     generator = torch.Generator().manual_seed(0)
     return {name: torch.randint(vocabulary, (2, length), generator=generator) for name in names}
 
 
 def bert_example(config: Any) -> dict[str, Tensor]:
-    """Two texts of BERT's, the second one shorter; int64[2, 16] each."""
+    """Return BERT's inputs for two texts, the second one shorter; int64[2, 16] each."""
     mask = torch.ones(2, 16, dtype=torch.int64)
     mask[1, 10:] = 0
     types = example(config.type_vocab_size, 16, "token_type_ids")
@@ -91,52 +92,53 @@ def bert_example(config: Any) -> dict[str, Tensor]:
 
 
 def word_tokenizer(vocabulary: Sequence[str]) -> Tokenizer:
-    """torchtext's basic_english and a vocabulary, as one tokenizer of the tokenizers library."""
+    """Return torchtext's basic_english with a vocabulary as a tokenizer of the tokenizers library."""
     tokenizer = Tokenizer(models.WordLevel({word: k for k, word in enumerate(vocabulary)}, unk_token=UNKNOWN))
-    replaced = [normalizers.Replace(old, new) for old, new in _BASIC_ENGLISH]
+    replacements = [normalizers.Replace(old, new) for old, new in _BASIC_ENGLISH]
     spaces = normalizers.Replace(Regex(r"\s+"), " ")
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *replaced, spaces])
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *replacements, spaces])
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return tokenizer
 
 
 def plain_tokenizer(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
-    """A copy without the lengths of its last use."""
-    copied: Tokenizer = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    copied.no_truncation()
-    copied.no_padding()
-    return copied
+    """Return a copy without truncation and padding, which a tokenizer keeps from its last call."""
+    plain: Tokenizer = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    plain.no_truncation()
+    plain.no_padding()
+    return plain
 
 
 def write_inference(inference: Inference, folder: Path, checkpoint: str, settings: Mapping[str, Any]) -> Exported:
-    """Leaves a model, its tokenizer and a page about them in a folder.
+    """Writes a model, its tokenizer and a README.md to a folder.
 
     Args:
-        checkpoint: where the weights came from.
+        checkpoint: the source of the weights.
         settings: of `lit_ort.export`.
 
     Raises:
-        ExportError: the model can't be exported. OSError: the folder can't be written to.
+        ExportError: the model can't be exported.
+        OSError: the folder can't be written to.
     """
-    kept = dataclasses.replace(inference.facts, vocabulary=digest_of(inference.tokenizer.get_vocab()))
-    facts = {"facts": kept.as_text(), "checkpoint": checkpoint, "tokenizer": TOKENIZER}
+    facts = dataclasses.replace(inference.facts, vocabulary=digest_of(inference.tokenizer.get_vocab()))
+    metadata = {"facts": facts.as_text(), "checkpoint": checkpoint, "tokenizer": TOKENIZER}
     exported = export(
         inference.module,
         folder / MODEL,
         dict(inference.batch),
         dynamic=inference.dynamic,
         output_names=["logits"],
-        metadata=facts,
+        metadata=metadata,
         **settings,
     )
     with whole_file(folder / TOKENIZER) as file:
         file.write(inference.tokenizer.to_str().encode())
     with whole_file(folder / "README.md") as file:
-        file.write(_page(exported, inference, checkpoint).encode())
+        file.write(_readme(exported, inference, checkpoint).encode())
     return exported
 
 
-def _page(exported: Exported, inference: Inference, checkpoint: str) -> str:
+def _readme(exported: Exported, inference: Inference, checkpoint: str) -> str:
     facts = inference.facts
     inputs = "; ".join(f"{name}: int64[{', '.join(map(str, sizes))}]" for name, sizes in exported.inputs.items())
     error = "not compared" if exported.error is None else f"{exported.error:.1e}"
@@ -150,5 +152,5 @@ A {facts.kind}, exported from {checkpoint}; {exported.size_bytes / 2**20:.1f} Mi
 - labels: {", ".join(facts.labels) or "none"}
 
     pip install onnxruntime tokenizers
-    python predict.py run=. text="..."
+    {command_line("predict")} run=FOLDER text="..."   (FOLDER: the folder of this file)
 """

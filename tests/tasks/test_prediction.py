@@ -1,4 +1,4 @@
-"""What exported models of the tasks predict, beside PyTorch."""
+"""Predictions of exported models of the tasks, compared with PyTorch."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Transformer
     return folder, model.eval(), vocabulary
 
 
-def test_the_folder(trained: tuple[Path, TransformerModel, list[str]]) -> None:
+def test_the_files_of_the_folder(trained: tuple[Path, TransformerModel, list[str]]) -> None:
     folder, _, _ = trained
     assert sorted(path.name for path in folder.iterdir()) == ["README.md", "model.onnx", "tokenizer.json"]
-    page = (folder / "README.md").read_text()
-    assert "input_ids: int64[batch, length], at most 8 tokens" in page
+    readme = (folder / "README.md").read_text()
+    assert "input_ids: int64[batch, length], at most 8 tokens" in readme
 
 
 def test_ids_are_torchtexts(trained: tuple[Path, TransformerModel, list[str]]) -> None:
@@ -50,25 +50,25 @@ def test_ids_are_torchtexts(trained: tuple[Path, TransformerModel, list[str]]) -
     assert Model(folder).encode([text]) == [encode(tokenize(text), vocabulary).tolist()]
 
 
-def test_likeliest_words_are_those_of_eager(trained: tuple[Path, TransformerModel, list[str]]) -> None:
+def test_the_most_probable_words_are_those_of_eager(trained: tuple[Path, TransformerModel, list[str]]) -> None:
     folder, module, vocabulary = trained
     texts = ["the list", "it has three items . is it sorted ? yes no"]
-    (*_, found) = continued(Model(folder), texts, Sampling(tokens=6, temperature=0))
-    for text, more in zip(texts, found, strict=True):
+    (*_, continuations) = continued(Model(folder), texts, Sampling(tokens=6, temperature=0))
+    for text, continuation in zip(texts, continuations, strict=True):
         ids = encode(tokenize(text), vocabulary).tolist()
         for _ in range(6):
             with torch.no_grad():
                 logits = module(torch.tensor(ids[-LENGTH:]).unsqueeze(1))
             ids.append(int(logits[-1, 0].argmax()))
-        assert more.split() == [vocabulary[k] for k in ids[-6:]]
+        assert continuation.split() == [vocabulary[k] for k in ids[-6:]]
 
 
 def test_draws_repeat_with_the_seed(trained: tuple[Path, TransformerModel, list[str]]) -> None:
     model = Model(trained[0])
-    drawn = [[*continued(model, ["the"], Sampling(tokens=9, seed=seed))][-1] for seed in (1, 1, 2)]
-    assert drawn[0] == drawn[1] != drawn[2]
-    likeliest = [*continued(model, ["the"], Sampling(tokens=9, temperature=0))][-1]
-    assert [*continued(model, ["the"], Sampling(tokens=9, temperature=5, top_k=1))][-1] == likeliest
+    draws = [[*continued(model, ["the"], Sampling(tokens=9, seed=seed))][-1] for seed in (1, 1, 2)]
+    assert draws[0] == draws[1] != draws[2]
+    most_probable = [*continued(model, ["the"], Sampling(tokens=9, temperature=0))][-1]
+    assert [*continued(model, ["the"], Sampling(tokens=9, temperature=5, top_k=1))][-1] == most_probable
 
 
 def test_perplexity_is_that_of_eager(trained: tuple[Path, TransformerModel, list[str]]) -> None:
@@ -79,12 +79,12 @@ def test_perplexity_is_that_of_eager(trained: tuple[Path, TransformerModel, list
         block = ids[start : start + LENGTH + 1]
         with torch.no_grad():
             total += float(functional.cross_entropy(module(block[:-1].unsqueeze(1))[:, 0], block[1:], reduction="sum"))
-    found = perplexity(Model(folder), TEXT)
-    assert found.tokens == len(ids) - 1
-    assert found.value == pytest.approx(math.exp(total / (len(ids) - 1)), rel=1e-5)
+    result = perplexity(Model(folder), TEXT)
+    assert result.tokens == len(ids) - 1
+    assert result.value == pytest.approx(math.exp(total / (len(ids) - 1)), rel=1e-5)
 
 
-def test_what_cannot_be_predicted(trained: tuple[Path, TransformerModel, list[str]], tmp_path: Path) -> None:
+def test_errors_of_predictions(trained: tuple[Path, TransformerModel, list[str]], tmp_path: Path) -> None:
     model = Model(trained[0])
     with pytest.raises(InputError, match="is a language model, which has no classes"):
         next(classified(model, ["a"]))

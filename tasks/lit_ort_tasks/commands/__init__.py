@@ -1,1 +1,1 @@
-"""What `lit-ort train` and `lit-ort compare` run, and the programs of the same names at the top of the repository."""
+"""The commands `lit-ort train` and `lit-ort compare`, which are also programs of a clone, and predict.py."""

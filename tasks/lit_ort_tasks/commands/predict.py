@@ -1,15 +1,4 @@
-"""Predicts with the exported model of a run, in an environment with onnxruntime and tokenizers alone.
-
-    python predict.py run=RUN_FOLDER text="The list"             continues a text, token by token
-    python predict.py run=RUN_FOLDER text="A" text="B" tokens=80 temperature=0 top_k=null seed=3
-    python predict.py run=RUN_FOLDER text="return the value"     classifies it, with a classifier's run
-    python predict.py run=RUN_FOLDER csv=FILE column=text        a line of JSON for each row
-    python predict.py run=RUN_FOLDER text="return [MASK] value"  fills the mask, with a run of BERT's pretraining
-    python predict.py run=RUN_FOLDER perplexity=FILE             of a file's text, with a language model's run
-
-RUN_FOLDER is one in which `python train.py export=onnx` left model.onnx and tokenizer.json. Decoded words of the
-transformer language model are lower case with punctuation apart, as it reads them.
-"""
+"""Predicts with the exported model of a run, in an environment with onnxruntime and tokenizers alone."""
 
 from __future__ import annotations
 
@@ -22,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lit_ort_tasks.commands.program import command_line
 from lit_ort_tasks.errors import InputError, require
 from lit_ort_tasks.prediction.classification import classified
 from lit_ort_tasks.prediction.facts import CLASSIFIER, MASKED_MODEL
@@ -30,19 +20,31 @@ from lit_ort_tasks.prediction.masked import unmasked
 from lit_ort_tasks.prediction.model import Model
 from lit_ort_tasks.prediction.perplexity import perplexity
 
+HELP = """Predicts with the exported model of a run.
+
+    {predict} run=RUN_FOLDER text="The list"             continues a text, token by token
+    {predict} run=RUN_FOLDER text="A" text="B" tokens=80 temperature=0 top_k=null seed=3
+    {predict} run=RUN_FOLDER text="return the value"     classifies it, with a classifier's run
+    {predict} run=RUN_FOLDER csv=FILE column=text        a line of JSON for each row
+    {predict} run=RUN_FOLDER text="return [MASK] value"  fills the mask, with a run of BERT's pretraining
+    {predict} run=RUN_FOLDER perplexity=FILE             of a file's text, with a language model's run
+
+RUN_FOLDER is the folder of a run with export=onnx, such as `{train} export=onnx`, with model.onnx and tokenizer.json.
+The transformer language model reads and writes words in lower case, with spaces around punctuation."""
+
 _NUMBERS = {"tokens": int, "temperature": float, "top_k": int, "seed": int, "threads": int}
 _NAMES = ("run", "text", "csv", "column", "perplexity", *_NUMBERS)
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
-    """The command line: values by name, texts in order."""
+class CommandLine:
+    """The arguments of a command line: values by name, and texts in order."""
 
     values: dict[str, str]
     texts: tuple[str, ...]
 
     @classmethod
-    def of(cls, arguments: Sequence[str]) -> Asked:
+    def parse(cls, arguments: Sequence[str]) -> CommandLine:
         values: dict[str, str] = {}
         texts: list[str] = []
         for argument in arguments:
@@ -58,74 +60,75 @@ class Asked:
         return cls(values, tuple(texts))
 
     def number(self, name: str, default: Any) -> float | None:
-        given = self.values.get(name)
-        if given is None:
+        value = self.values.get(name)
+        if value is None:
             return default
-        if given == "null":
+        if value == "null":
             return None
         try:
-            return _NUMBERS[name](given)
+            return _NUMBERS[name](value)
         except ValueError as error:
             kind = "whole number" if _NUMBERS[name] is int else "number"
-            raise InputError(f"{name}={given}: is no {kind}. Give one, or leave it out.") from error
+            raise InputError(f"{name}={value}: is no {kind}. Give one, or leave it out.") from error
 
     def sampling(self) -> Sampling:
-        given = {field.name: self.number(field.name, field.default) for field in dataclasses.fields(Sampling)}
+        values = {field.name: self.number(field.name, field.default) for field in dataclasses.fields(Sampling)}
         for name in ("tokens", "temperature", "seed"):
-            require(given[name] is not None, f"{name}=null: has to be a number. Give one, or leave it out.")
-        return Sampling(**given)  # pyright: ignore[reportArgumentType] - numbers by the fields' own kinds
+            require(values[name] is not None, f"{name}=null: has to be a number. Give one, or leave it out.")
+        return Sampling(**values)  # pyright: ignore[reportArgumentType] - each number has the type of its field
 
 
 def predict(arguments: Sequence[str]) -> None:
-    asked = Asked.of(arguments)
-    require("run" in asked.values, "run: is missing. Give the folder of a run that was exported: run=RUN_FOLDER.")
-    ways = [name for name in ("csv", "perplexity") if name in asked.values] + (["text"] if asked.texts else [])
+    line = CommandLine.parse(arguments)
+    require("run" in line.values, "run: is missing. Give the folder of a run that was exported: run=RUN_FOLDER.")
+    inputs = [name for name in ("csv", "perplexity") if name in line.values] + (["text"] if line.texts else [])
     require(
-        len(ways) == 1,
-        f"{' and '.join(ways) or 'nothing'} given: one of text, csv and perplexity is needed. Choose one.",
+        len(inputs) == 1,
+        f"{' and '.join(inputs) or 'nothing'} given: one of text, csv and perplexity is needed. Choose one.",
     )
-    threads = asked.number("threads", None)
-    model = Model(Path(asked.values["run"]), None if threads is None else int(threads))
-    if ways == ["perplexity"]:
-        found = perplexity(model, _read(Path(asked.values["perplexity"])))
-        print(f"perplexity {found.value:.2f}, loss {found.loss:.4f}, {found.tokens} tokens")
-    elif ways == ["csv"]:
-        for text, (label, share) in _with_labels(model, _column(asked)):
-            print(json.dumps({"text": text, "label": label, "probability": round(share, 4)}, ensure_ascii=False))
+    threads = line.number("threads", None)
+    model = Model(Path(line.values["run"]), None if threads is None else int(threads))
+    if inputs == ["perplexity"]:
+        result = perplexity(model, _read(Path(line.values["perplexity"])))
+        print(f"perplexity {result.value:.2f}, loss {result.loss:.4f}, {result.tokens} tokens")
+    elif inputs == ["csv"]:
+        for text, (label, probability) in _with_labels(model, _column(line)):
+            row = {"text": text, "label": label, "probability": round(probability, 4)}
+            print(json.dumps(row, ensure_ascii=False))
     elif model.facts.kind == CLASSIFIER:
-        for text, (label, share) in _with_labels(model, asked.texts):
-            print(f"{label} ({share:.1%}): {text}")
+        for text, (label, probability) in _with_labels(model, line.texts):
+            print(f"{label} ({probability:.1%}): {text}")
     elif model.facts.kind == MASKED_MODEL:
-        for text, places in zip(asked.texts, unmasked(model, asked.texts), strict=True):
+        for text, masks in zip(line.texts, unmasked(model, line.texts), strict=True):
             print(text)
-            for k, best in enumerate(places, start=1):
-                print(f"  [MASK] {k}: " + ", ".join(f"{token} ({share:.1%})" for token, share in best))
+            for number, tokens in enumerate(masks, start=1):
+                print(f"  [MASK] {number}: " + ", ".join(f"{token} ({share:.1%})" for token, share in tokens))
     else:
-        _continue(model, asked)
+        _continue(model, line)
 
 
 def _with_labels(model: Model, texts: Sequence[str]) -> zip[tuple[str, tuple[str, float]]]:
     return zip(texts, classified(model, texts), strict=True)
 
 
-def _continue(model: Model, asked: Asked) -> None:
-    """One text appears as it is drawn; several when all are done."""
-    sampling = asked.sampling()
-    shown, found = 0, [""]
-    alone = len(asked.texts) == 1
-    if alone:
-        print(f"{asked.texts[0]}{model.facts.separator}", end="", flush=True)
-    for found in continued(model, asked.texts, sampling):
-        if alone:
-            # A token may end within a letter, which stands for nothing yet.
-            ready = found[0].rstrip("\ufffd")
-            print(ready[shown:], end="", flush=True)
-            shown = max(shown, len(ready))
-    if alone:
+def _continue(model: Model, line: CommandLine) -> None:
+    """Prints a single text as its tokens are drawn, several texts when all are complete."""
+    sampling = line.sampling()
+    length, continuations = 0, [""]
+    is_single = len(line.texts) == 1
+    if is_single:
+        print(f"{line.texts[0]}{model.facts.separator}", end="", flush=True)
+    for continuations in continued(model, line.texts, sampling):
+        if is_single:
+            # A token can end within a character, whose bytes are decoded to this one until it is complete.
+            complete = continuations[0].rstrip("\ufffd")
+            print(complete[length:], end="", flush=True)
+            length = max(length, len(complete))
+    if is_single:
         print()
         return
-    for text, more in zip(asked.texts, found, strict=True):
-        print(f"{text}{model.facts.separator}{more}")
+    for text, continuation in zip(line.texts, continuations, strict=True):
+        print(f"{text}{model.facts.separator}{continuation}")
 
 
 def _read(path: Path) -> str:
@@ -135,8 +138,8 @@ def _read(path: Path) -> str:
         raise InputError(f"{path}: can't be read: {error}. Give a text file in UTF-8.") from error
 
 
-def _column(asked: Asked) -> list[str]:
-    path, name = Path(asked.values["csv"]), asked.values.get("column", "text")
+def _column(line: CommandLine) -> list[str]:
+    path, name = Path(line.values["csv"]), line.values.get("column", "text")
     rows = csv.DictReader(_read(path).splitlines(keepends=True))
     columns = rows.fieldnames or []
     require(name in columns, f"column={name}: {path} has {', '.join(columns) or 'no columns'}. Give one of them.")
@@ -146,7 +149,7 @@ def _column(asked: Asked) -> list[str]:
 def main() -> None:
     """Runs the command line of this process."""
     if sys.argv[1:] in ([], ["--help"], ["-h"]):
-        print(__doc__)
+        print(HELP.format(predict=command_line("predict"), train=command_line("train")))
         return
     try:
         predict(sys.argv[1:])
@@ -154,7 +157,7 @@ def main() -> None:
     except InputError as error:
         sys.exit(f"error: {error}")
     except BrokenPipeError:
-        # The reader, such as `head`, has what it wants. Python would flush to it once more at exit.
+        # The reader, such as `head`, has ended. At exit, Python would flush to it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 

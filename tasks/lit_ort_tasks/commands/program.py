@@ -1,4 +1,4 @@
-"""How a command was started, and where its configuration lies."""
+"""How a command was started, and where its configuration is."""
 
 from __future__ import annotations
 
@@ -9,21 +9,26 @@ from pathlib import Path
 import lit_ort_tasks
 
 _PACKAGE = Path(lit_ort_tasks.__file__).parent
+# Programs at the top of a clone.
+_PROGRAMS = ("train.py", "compare.py", "predict.py")
+# Commands of `lit-ort`.
+_COMMANDS = ("train", "compare")
 
 
 def configuration_folder() -> Path:
-    """The folder of the configuration groups: in the package or, of a clone, `conf/` at its top."""
+    """The folder of the configuration groups: in the package, or `conf/` at the top of a clone."""
     packaged = _PACKAGE / "conf"
     return packaged if packaged.is_dir() else _PACKAGE.parents[1] / "conf"
 
 
 def command_line(name: str) -> str:
-    """How to start a command such as "train" the way this process was started.
+    """How to start a command such as "train" in the way in which this process was started.
 
     Returns:
-        `lit-ort train`, or `python train.py` with the path to the program from the working directory.
+        `python train.py`, with the path from the working directory, in a process of such a program; elsewhere
+        `lit-ort train`, or `python -m lit_ort_tasks.commands.NAME` for a command that `lit-ort` lacks.
     """
     program = Path(sys.argv[0])
-    if program.name not in ("train.py", "compare.py") or _PACKAGE in program.absolute().parents:
-        return f"lit-ort {name}"
-    return f"python {os.path.relpath(program.with_name(f'{name}.py'))}"
+    if program.name in _PROGRAMS and _PACKAGE not in program.absolute().parents:
+        return f"python {os.path.relpath(program.with_name(f'{name}.py'))}"
+    return f"lit-ort {name}" if name in _COMMANDS else f"python -m lit_ort_tasks.commands.{name}"

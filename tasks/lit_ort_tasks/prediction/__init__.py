@@ -1,1 +1,1 @@
-"""What an exported model of a run predicts, with onnxruntime, tokenizers and NumPy alone: nothing here needs torch."""
+"""Predictions of exported models, with onnxruntime, tokenizers and NumPy alone: nothing here needs torch."""

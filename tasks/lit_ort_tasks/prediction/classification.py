@@ -14,10 +14,10 @@ BATCH = 32
 
 
 def classified(model: Model, texts: Sequence[str], batch: int = BATCH) -> Iterator[tuple[str, float]]:
-    """The likeliest label of each text, and its probability.
+    """Yields the most probable label of each text, and its probability.
 
     Args:
-        batch: texts of one run.
+        batch: texts per run of the model.
 
     Raises:
         InputError: the model is no classifier.
@@ -27,13 +27,13 @@ def classified(model: Model, texts: Sequence[str], batch: int = BATCH) -> Iterat
         f"The model is a {model.facts.kind}, which has no classes. Give the run of task=bert_finetune.",
     )
     for start in range(0, len(texts), batch):
-        for row in shares_of(model.run(encoded(model, texts[start : start + batch]))):
-            place = int(row.argmax())
-            yield model.facts.labels[place], float(row[place])
+        for row in probabilities(model.run(encoded(model, texts[start : start + batch]))):
+            index = int(row.argmax())
+            yield model.facts.labels[index], float(row[index])
 
 
 def encoded(model: Model, texts: Sequence[str]) -> dict[str, np.ndarray]:
-    """BERT's inputs, int64[texts, length] each, cut to the model's longest sequence."""
+    """BERT's inputs, int64[texts, length] each, truncated to the model's longest sequence."""
     model.tokenizer.enable_truncation(model.facts.max_length)
     model.tokenizer.enable_padding(pad_id=model.tokenizer.token_to_id("[PAD]") or 0, pad_token="[PAD]")
     encodings = model.tokenizer.encode_batch(list(texts))
@@ -44,7 +44,7 @@ def encoded(model: Model, texts: Sequence[str]) -> dict[str, np.ndarray]:
     }
 
 
-def shares_of(logits: np.ndarray) -> np.ndarray:
-    """Probabilities over the last dimension."""
+def probabilities(logits: np.ndarray) -> np.ndarray:
+    """The softmax over the last dimension, float64."""
     weights = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True)

@@ -1,4 +1,4 @@
-"""What is written down about an exported model of a run, and the names of its files."""
+"""The description of an exported model that predictions need, and the names of its files."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ LANGUAGE_MODEL, CLASSIFIER, MASKED_MODEL = "language model", "classifier", "mask
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What a run writes into its model, as text.
+    """The description that a run writes into its model, as text.
 
     Args:
         kind: `language model`, `classifier` or `masked language model`.
-        max_length: tokens that it takes at most.
+        max_length: the most tokens of a sequence.
         labels: of a classifier.
-        end: the id at which a text ends, or None.
-        separator: what stands between a text and the words behind it.
+        end: the id of the token that ends a text, or None.
+        separator: the characters between a text and its continuation.
         vocabulary: `digest_of` the tokenizer's tokens.
     """
 
@@ -37,8 +37,8 @@ class Facts:
 
     @classmethod
     def from_text(cls, text: str) -> Facts:
-        found: dict[str, Any] = json.loads(text)
-        return cls(**{**found, "labels": tuple(found["labels"])})
+        values: dict[str, Any] = json.loads(text)
+        return cls(**{**values, "labels": tuple(values["labels"])})
 
 
 def digest_of(vocabulary: Mapping[str, int]) -> str:

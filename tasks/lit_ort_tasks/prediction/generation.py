@@ -1,4 +1,4 @@
-"""Continues texts with a language model, a token of each at a time."""
+"""Continues texts with a language model, by one token of each text at a time."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Sampling:
     """How the next token is chosen.
 
     Args:
-        tokens: to add at most.
-        temperature: the logits are divided by it; 0 takes the likeliest token.
-        top_k: of the likeliest tokens, how many may be drawn; None for all.
+        tokens: the most tokens to add.
+        temperature: divides the logits; 0 chooses the most probable token.
+        top_k: the number of most probable tokens to draw from; None for all.
         seed: of the draws.
     """
 
@@ -32,7 +32,7 @@ class Sampling:
         require(self.tokens >= 1, f"tokens={self.tokens}: must be at least 1. Give more.")
         require(
             0 <= self.temperature < float("inf"),
-            f"temperature={self.temperature}: must be a number of at least 0. Give 0 for the likeliest tokens.",
+            f"temperature={self.temperature}: must be a number of at least 0. Give 0 for the most probable tokens.",
         )
         require(
             self.top_k is None or self.top_k >= 1,
@@ -41,7 +41,7 @@ class Sampling:
 
 
 def continued(model: Model, texts: Sequence[str], sampling: Sampling) -> Iterator[list[str]]:
-    """What comes behind each text so far, after every token.
+    """Yields the continuation of each text so far, after every token.
 
     Raises:
         InputError: the model is no language model, or a text has no token.
@@ -52,24 +52,24 @@ def continued(model: Model, texts: Sequence[str], sampling: Sampling) -> Iterato
     )
     prompts = model.encode(texts)
     for text, ids in zip(texts, prompts, strict=True):
-        require(len(ids) > 0, f"text={text!r}: has no token to go on from. Give at least a word.")
+        require(len(ids) > 0, f"text={text!r}: has no token to continue. Give at least a word.")
     random = np.random.default_rng(sampling.seed)
     added: list[list[int]] = [[] for _ in prompts]
-    open_ones = list(range(len(prompts)))
+    unfinished = list(range(len(prompts)))
     for _ in range(sampling.tokens):
-        rows = [(prompts[k] + added[k])[-model.facts.max_length :] for k in open_ones]
-        for k, logits in zip(open_ones, _last_logits(model, rows), strict=True):
-            added[k].append(_drawn(logits, sampling, random))
-        open_ones = [k for k in open_ones if added[k][-1] != model.facts.end]
+        rows = [(prompts[k] + added[k])[-model.facts.max_length :] for k in unfinished]
+        for k, logits in zip(unfinished, _last_logits(model, rows), strict=True):
+            added[k].append(_draw(logits, sampling, random))
+        unfinished = [k for k in unfinished if added[k][-1] != model.facts.end]
         yield [model.tokenizer.decode([i for i in ids if i != model.facts.end]) for ids in added]
-        if not open_ones:
+        if not unfinished:
             return
 
 
 def _last_logits(model: Model, rows: Sequence[Sequence[int]]) -> np.ndarray:
-    """Logits behind the last token of each row, float32[rows, vocabulary].
+    """Logits for the token after each row, float32[rows, vocabulary].
 
-    Attention is causal, so what fills a shorter row up behind its end changes nothing before it.
+    Attention is causal, so padding after the end of a shorter row changes nothing before it.
     """
     ids = np.zeros((len(rows), max(map(len, rows))), np.int64)
     for k, row in enumerate(rows):
@@ -78,7 +78,7 @@ def _last_logits(model: Model, rows: Sequence[Sequence[int]]) -> np.ndarray:
     return logits[np.arange(len(rows)), [len(row) - 1 for row in rows]]
 
 
-def _drawn(logits: np.ndarray, sampling: Sampling, random: np.random.Generator) -> int:
+def _draw(logits: np.ndarray, sampling: Sampling, random: np.random.Generator) -> int:
     if sampling.temperature == 0:
         return int(logits.argmax())
     scaled = logits.astype(np.float64) / sampling.temperature

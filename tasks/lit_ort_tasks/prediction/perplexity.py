@@ -1,4 +1,4 @@
-"""How well a language model knows a text: exp of the mean cross entropy of its tokens."""
+"""The perplexity of a text: exp of the mean cross entropy of its tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ BATCH = 8
 
 @dataclasses.dataclass(frozen=True)
 class Perplexity:
-    """Of a text: exp(loss), the mean loss of a token in nats, and how many were predicted."""
+    """The perplexity of a text.
+
+    Args:
+        value: exp(loss).
+        loss: the mean loss of a token in nats.
+        tokens: the number of predicted tokens.
+    """
 
     value: float
     loss: float
@@ -24,7 +30,7 @@ class Perplexity:
 
 
 def perplexity(model: Model, text: str) -> Perplexity:
-    """Each token is predicted once, from those before it in its block of the model's longest sequence.
+    """Predicts each token once, from those before it in its block, which has the length of the longest sequence.
 
     Raises:
         InputError: the model is no language model, or the text has fewer than two tokens.
@@ -39,16 +45,16 @@ def perplexity(model: Model, text: str) -> Perplexity:
     total, predicted = 0.0, 0
     rows = [ids[start : start + length + 1] for start in range(0, len(ids) - 1, length)]
     for start in range(0, len(rows), BATCH):
-        part = rows[start : start + BATCH]
-        given = np.zeros((len(part), max(len(row) for row in part) - 1), np.int64)
-        for k, row in enumerate(part):
-            given[k, : len(row) - 1] = row[:-1]
-        logits = model.run({"input_ids": given}).astype(np.float64)
-        for k, row in enumerate(part):
-            own = logits[k, : len(row) - 1]
-            largest = own.max(axis=-1)
-            normal = largest + np.log(np.exp(own - largest[:, None]).sum(axis=-1))
-            total += float((normal - own[np.arange(len(own)), row[1:]]).sum())
-            predicted += len(own)
+        batch = rows[start : start + BATCH]
+        inputs = np.zeros((len(batch), max(len(row) for row in batch) - 1), np.int64)
+        for k, row in enumerate(batch):
+            inputs[k, : len(row) - 1] = row[:-1]
+        logits = model.run({"input_ids": inputs}).astype(np.float64)
+        for k, row in enumerate(batch):
+            scores = logits[k, : len(row) - 1]
+            largest = scores.max(axis=-1)
+            normalizers = largest + np.log(np.exp(scores - largest[:, None]).sum(axis=-1))
+            total += float((normalizers - scores[np.arange(len(scores)), row[1:]]).sum())
+            predicted += len(scores)
     loss = total / predicted
     return Perplexity(math.exp(loss), loss, predicted)

@@ -1,4 +1,4 @@
-"""predict.py as a user runs it, in a process that can import neither torch nor what trains."""
+"""predict.py from the command line, in a process without torch and the packages for training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.tasks.test_prediction import trained as trained
 
 ROOT = Path(__file__).parents[3]
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"the list is empty sorted not".split()]
-# What an environment of `pip install onnxruntime tokenizers` doesn't have.
+# Removes the packages that an environment of `pip install onnxruntime tokenizers` lacks.
 WITHOUT = """
 import runpy, sys
 for name in ("torch", "lightning", "transformers", "onnx", "lit_ort"):
@@ -42,9 +42,9 @@ def berts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     tokenizer.post_processor = processors.TemplateProcessing("[CLS] $0 [SEP]", None, [("[CLS]", 2), ("[SEP]", 3)])
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     config = BertConfig(vocab_size=len(WORDS), max_position_embeddings=16, **sizes)  # pyright: ignore[reportArgumentType]
-    made = {CLASSIFIER: BertForSequenceClassification(config), MASKED_MODEL: BertForMaskedLM(config)}
+    tasks = {CLASSIFIER: BertForSequenceClassification(config), MASKED_MODEL: BertForMaskedLM(config)}
     folders = {}
-    for kind, model in made.items():
+    for kind, model in tasks.items():
         folders[kind] = tmp_path_factory.mktemp("run")
         batch = bert_example(config)
         facts = Facts(kind, 16, ("short", "long") if kind == CLASSIFIER else ())
@@ -53,7 +53,7 @@ def berts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return folders
 
 
-def test_a_text_goes_on(trained: tuple[Path, object, object]) -> None:
+def test_a_text_is_continued(trained: tuple[Path, object, object]) -> None:
     ended = predict(f"run={trained[0]}", "text=the list", "tokens=4", "temperature=0")
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("the list ")
@@ -85,10 +85,10 @@ def test_texts_and_columns_have_classes(berts: dict[str, Path], tmp_path: Path) 
 def test_masks_are_filled(berts: dict[str, Path]) -> None:
     ended = predict(f"run={berts[MASKED_MODEL]}", "text=the [MASK] is [MASK]")
     assert ended.returncode == 0, ended.stderr
-    first, *places = ended.stdout.splitlines()
+    first, *masks = ended.stdout.splitlines()
     assert first == "the [MASK] is [MASK]"
-    assert len(places) == 2
-    assert all(place.count("%") == 5 for place in places)
+    assert len(masks) == 2
+    assert all(mask.count("%") == 5 for mask in masks)
     assert "has no [MASK] to fill" in predict(f"run={berts[MASKED_MODEL]}", "text=the list").stderr
 
 
