@@ -1,4 +1,4 @@
-"""Every choice of every group composes and makes what it names; a misspelt one gets Hydra's own error."""
+"""Every choice of every group is composed and instantiated; Hydra reports a misspelled one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lit_ort import ORTOptions
 
 SHAPES = ("constant", "linear", "cosine", "polynomial")
 CONF = Path(__file__).parents[1] / "conf"
-# What a choice needs beyond the packages that train.py needs.
+# Choices that need a further package, and a module of it.
 EXTRA_MODULES = {"mlflow": "mlflow", "wandb": "wandb", "optuna": "hydra_plugins.hydra_optuna_sweeper"}
 # Overlays, which other tests compose.
 OVERLAYS = ("experiment", "debug", "hparams_search")
@@ -44,7 +44,7 @@ def hydra_session() -> Iterator[None]:
 
 
 def composed(folder: Path, *overrides: str, name: str = "train") -> DictConfig:
-    """The configuration as hydra.main hands it over, with `folder` as the run's folder."""
+    """Compose the configuration as hydra.main does, with `folder` as the folder of the run."""
     full = compose(name, [*overrides, f"hydra.runtime.output_dir='{folder}'"], return_hydra_config=True)
     HydraConfig.instance().set_config(full)
     config = full.copy()
@@ -54,7 +54,7 @@ def composed(folder: Path, *overrides: str, name: str = "train") -> DictConfig:
 
 
 def data_arguments(target: str) -> dict[str, Any]:
-    """What the data would decide about a task."""
+    """The arguments of a task that follow from the data."""
     words = {
         "lit_ort_tasks.transformer_lm.TransformerLM": {"vocabulary_size": 11},
         "lit_ort_tasks.pipeline_lm.PipelineLM": {"vocabulary_size": 11},
@@ -69,7 +69,7 @@ def data_arguments(target: str) -> dict[str, Any]:
 
 
 def make(config: DictConfig, group: str) -> Any:
-    """What the group's part of the configuration makes."""
+    """Instantiate the part of a group."""
     if group in ("logger", "callbacks"):
         return [instantiate(part) for part in config[group].values()]
     if group == "task":
@@ -99,7 +99,7 @@ def test_every_choice_composes_and_instantiates(
 ) -> None:
     if choice in EXTRA_MODULES:
         pytest.importorskip(EXTRA_MODULES[choice])
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # asked for at the first record only
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # not used before the first record
     # Further callbacks are added to the default ones, whose values a task sets.
     override = f"+callbacks={choice}" if group == "callbacks" and choice != "default" else f"{group}={choice}"
     assert make(composed(tmp_path, override), group)
@@ -107,10 +107,10 @@ def test_every_choice_composes_and_instantiates(
 
 @pytest.mark.parametrize("experiment", choices("experiment"))
 def test_every_experiment_composes_and_instantiates(experiment: str, tmp_path: Path) -> None:
-    # A model of the hub, or of its size, is for another test than this one.
-    smaller = {"transformer": [], "pipeline": ["task.layers=2", "task.width=32"]}
+    # Without the models of the hub and in small sizes.
+    sizes = {"transformer": [], "pipeline": ["task.layers=2", "task.width=32"]}
     others = ["model.pretrained=null", "model.layers=1", "model.width=32"]
-    config = composed(tmp_path, f"experiment={experiment}", *smaller.get(experiment.split("_")[0], others))
+    config = composed(tmp_path, f"experiment={experiment}", *sizes.get(experiment.split("_")[0], others))
     for group in ("task", "data", "optimizer", "trainer", "callbacks"):
         assert make(config, group)
 
@@ -171,14 +171,14 @@ def test_the_tutorials_experiment_does_not_depend_on_the_defaults(tmp_path: Path
     [("none", None), ("step", "StepLR"), *((shape, "LambdaLR") for shape in SHAPES)],
 )
 def test_a_scheduler_reaches_the_task(choice: str, expected: str | None, tmp_path: Path) -> None:
-    made = make(composed(tmp_path, f"scheduler={choice}"), "scheduler")
-    given = made["lr_scheduler"] if isinstance(made, dict) else None
-    schedule = given["scheduler"] if isinstance(given, dict) else given
+    optimizers = make(composed(tmp_path, f"scheduler={choice}"), "scheduler")
+    settings = optimizers["lr_scheduler"] if isinstance(optimizers, dict) else None
+    schedule = settings["scheduler"] if isinstance(settings, dict) else settings
     assert (type(schedule).__name__ if schedule is not None else None) == expected
-    assert (isinstance(given, dict) and given["interval"] == "step") == (choice in SHAPES)
+    assert (isinstance(settings, dict) and settings["interval"] == "step") == (choice in SHAPES)
 
 
-def test_values_reach_what_they_name(tmp_path: Path) -> None:
+def test_values_reach_their_objects(tmp_path: Path) -> None:
     overrides = ["trainer.max_steps=60", "optimizer.lr=0.5", "task.layers=1", f"data.dir={tmp_path}", "seed=7"]
     config = composed(tmp_path, *overrides)
     assert make(config, "trainer").max_steps == 60
@@ -188,7 +188,7 @@ def test_values_reach_what_they_name(tmp_path: Path) -> None:
     assert config.seed == 7
 
 
-def test_a_task_brings_its_data_and_optimizer_and_gives_way_to_what_is_set(tmp_path: Path) -> None:
+def test_a_task_selects_its_data_and_optimizer_unless_they_are_set(tmp_path: Path) -> None:
     config = composed(tmp_path, "task=gpt2")
     assert config.data["_target_"] == "lit_ort_tasks.data.text_blocks.TextBlocks"
     assert make_targets(config) == ("torch.optim.AdamW", "linear", "lit_ort_tasks.data.text_blocks.count_targets")
@@ -199,8 +199,8 @@ def test_a_task_brings_its_data_and_optimizer_and_gives_way_to_what_is_set(tmp_p
 
 
 def make_targets(config: DictConfig) -> tuple[str, str, str]:
-    counted = config.callbacks.statistics.count_items.path
-    return config.optimizer["_target_"], config.scheduler.shape, counted
+    counter = config.callbacks.statistics.count_items.path
+    return config.optimizer["_target_"], config.scheduler.shape, counter
 
 
 def test_the_recipes_are_those_of_their_sources(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_strategies_through_onnx_runtime_have_the_engines_options(choice: str, t
     config = composed(tmp_path, f"strategy={choice}")
     assert isinstance(engine, DictConfig)
     assert {name: config.strategy[name] for name in engine} == dict(engine)
-    # The Trainer's precision is the strategy's.
+    # The precision comes from the Trainer, and optimizer_in_graph is an option of ORTStrategy alone.
     single = {"precision", "optimizer_in_graph"}
     assert set(engine) == {field.name for field in dataclasses.fields(ORTOptions)} - single
     strategy = make(
@@ -255,11 +255,11 @@ def test_the_optimizer_steps_in_the_graph_of_a_single_process_only(choice: str) 
         compose("train", [f"strategy={choice}", "strategy.optimizer_in_graph=true"])
 
 
-def test_what_strategies_have_in_common_is_no_strategy() -> None:
+def test_the_common_options_of_strategies_are_no_strategy() -> None:
     assert GlobalHydra.instance().config_loader().get_group_options("strategy") == choices("strategy")
 
 
-def test_compare_takes_all_of_trains_values() -> None:
+def test_compare_has_all_values_of_train() -> None:
     config = compose("compare", ["trainer.max_steps=60", "data=wikitext2", "experiment=transformer_lm_wikitext2"])
     assert set(config) == {*compose("train"), "strategies"}
     assert list(config.strategies) == ["eager", "compile", "ort"]
@@ -267,12 +267,12 @@ def test_compare_takes_all_of_trains_values() -> None:
 
 
 @pytest.mark.parametrize("name", ["train", "compare"])
-def test_a_misspelt_choice_lists_the_choices(name: str) -> None:
+def test_a_misspelled_choice_lists_the_choices(name: str) -> None:
     with pytest.raises(MissingConfigException, match=r"Could not find 'data/wikitext3'(.|\n)*\twikitext2"):
         compose(name, ["data=wikitext3"])
 
 
 @pytest.mark.parametrize("override", ["trainer.max_stepz=3", "datas=wikitext2", "task.model.width=3"])
-def test_a_misspelt_name_is_refused(override: str) -> None:
+def test_a_misspelled_name_is_refused(override: str) -> None:
     with pytest.raises(ConfigCompositionException, match="Could not override"):
         compose("train", [override])

@@ -1,1 +1,1 @@
-"""The workloads: one file a task, and in `data` the files that read its data. Nothing in `lit_ort` imports them."""
+"""The tasks, one file each, with their data, commands and configurations. Nothing in `lit_ort` imports them."""

@@ -1,7 +1,7 @@
-"""What every task does alike: steps of tensor code alone, logging in the hooks, optimizer and schedule.
+"""The base class of the tasks: steps that are tensor code alone, logging in hooks, optimizer and schedule.
 
-A compiler captures a step as one graph when it is tensor code alone, so a step returns its figures and the hooks
-average and log them.
+A compiler captures a step as one graph if it is tensor code alone. So a step returns its figures, and the hooks average
+and log them.
 """
 
 from __future__ import annotations
@@ -24,16 +24,19 @@ Figures = dict[str, Tensor]
 
 
 class Task(LightningModule):
-    """A LightningModule with `figures`, the scalars of a batch; "loss" is the one that is trained on.
+    """A LightningModule with `figures`, the scalars of a batch. Training minimizes "loss".
 
-    headline: the figures by which runs are compared.
-    optimizer: makes the optimizer from the parameters.
-    schedule: makes the learning-rate schedule; None keeps the rate.
-    decay_all: weight decay reaches every parameter; otherwise none of those with fewer than two dimensions (biases,
-        norms), as the BERT and GPT-2 recipes have it.
+    Attributes:
+        headline: the names of the figures by which runs are compared.
 
-    Logs train/<name> (means over what was counted since the last logged step), and val/<name>, test/<name> (means over
-    the whole split), with what `derived` adds.
+    Args:
+        optimizer: creates the optimizer from the parameters.
+        schedule: creates the learning-rate schedule; None keeps the learning rate.
+        decay_all: weight decay applies to every parameter; otherwise to none with fewer than two dimensions (biases,
+            norms), as in the BERT and GPT-2 recipes.
+
+    Logs train/<name> (means over the items since the last logged step), and val/<name> and test/<name> (means over the
+    whole split), each with the figures of `derived`.
     """
 
     headline: tuple[str, ...] = ("loss",)
@@ -52,18 +55,18 @@ class Task(LightningModule):
 
     @abstractmethod
     def figures(self, batch: Any) -> Figures:
-        """The mean loss of a batch, and other means to log; tensor code alone."""
+        """Return the mean loss of a batch and other means to log; tensor code alone."""
 
     @abstractmethod
     def counts(self, batch: Any) -> Mapping[str, int]:
-        """For each figure of a batch, how many items it is the mean of."""
+        """Return, for each figure of a batch, the number of items of which it is the mean."""
 
     def loss(self, batch: Any) -> Tensor:
         """The mean loss of a batch, float32[]."""
         return self.figures(batch)["loss"]
 
     def derived(self, means: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Figures that follow from means, such as the perplexity from the loss."""
+        """Return figures that follow from means, such as the perplexity from the loss."""
         return {}
 
     def training_step(self, batch: Any, batch_idx: int) -> Figures:
@@ -76,16 +79,16 @@ class Task(LightningModule):
         return self.figures(batch)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        # Lightning hands the loss over divided by the batches that are accumulated.
+        # Lightning passes the loss divided by the number of accumulated batches.
         values = {**outputs, "loss": outputs["loss"] * self.trainer.accumulate_grad_batches}
         for name, count in self.counts(batch).items():
             self._window[name] = self._window.get(name, 0) + values[name].detach() * count
             self._window_counts[name] = self._window_counts.get(name, 0) + count
         means = {name: total / self._window_counts[name] for name, total in self._window.items()}
-        self._log("train", means, shown=True)
+        self._log("train", means, loss_in_bar=True)
         every = self.trainer.log_every_n_steps  # pyright: ignore[reportAttributeAccessIssue] (set by a connector)
         step = self.trainer.global_step
-        if step % every == 0 and step != self._written_step:  # Lightning writes this step's values
+        if step % every == 0 and step != self._written_step:  # Lightning logs this step's values
             self._window.clear()
             self._window_counts.clear()
             self._written_step = step
@@ -111,8 +114,8 @@ class Task(LightningModule):
             require_same_origin(self, self._optimizer_name(), checkpoint, is_whole=trainer.world_size == 1)
 
     def _optimizer_name(self) -> str:
-        made = self.optimizer_factory
-        return getattr(getattr(made, "func", made), "__name__", type(made).__name__)
+        factory = self.optimizer_factory
+        return getattr(getattr(factory, "func", factory), "__name__", type(factory).__name__)
 
     def configure_optimizers(self) -> Any:
         parameters = self.parameters() if self.decay_all else weight_decay_groups(self)
@@ -120,26 +123,26 @@ class Task(LightningModule):
 
     def _evaluate(self, outputs: Mapping[str, Tensor], batch: Any) -> None:
         for name, count in self.counts(batch).items():
-            # NaN takes the place of NaN: a mean over the rest would hide it, and "disable" leaves the weights out.
+            # Replaces NaN by NaN: other strategies leave NaN out of the mean, and "disable" ignores the weights.
             metric = self._evaluated.setdefault(name, MeanMetric(nan_strategy=math.nan).to(self.device))
             metric.update(outputs[name], weight=count)
 
     def _log_evaluation(self, split: str) -> None:
         means = {name: metric.compute() for name, metric in self._evaluated.items()}
         self._evaluated.clear()
-        self._log(split, means, shown=False)
+        self._log(split, means, loss_in_bar=False)
 
-    def _log(self, split: str, means: Mapping[str, Tensor], shown: bool) -> None:
+    def _log(self, split: str, means: Mapping[str, Tensor], loss_in_bar: bool) -> None:
         derived = self.derived(means)
         for name, value in means.items():
-            bar = shown or name != "loss"
-            self.log(f"{split}/{name}", value, prog_bar=bar, batch_size=1, sync_dist=split != "train")
+            in_bar = loss_in_bar or name != "loss"
+            self.log(f"{split}/{name}", value, prog_bar=in_bar, batch_size=1, sync_dist=split != "train")
         for name, value in derived.items():
             self.log(f"{split}/{name}", value, prog_bar=True, batch_size=1, sync_dist=split != "train")
 
 
 class LanguageModel(Task):
-    """A task whose loss is the mean cross entropy of tokens; logs the perplexity, exp(loss), as ppl beside it."""
+    """A task whose loss is the mean cross entropy of tokens. Also logs the perplexity, exp(loss), as ppl."""
 
     headline = ("ppl",)
 

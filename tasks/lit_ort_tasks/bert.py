@@ -1,4 +1,4 @@
-"""The BERT that its tasks train: one of the library's model classes, random or pre-trained."""
+"""The BERT models of the tasks: classes of the transformers library, with random or pre-trained weights."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ def make_bert(
     dropout: float,
     **settings: Any,
 ) -> Any:
-    """A model to train.
+    """Return a model to train.
 
-    kind: the model class.
-    pretrained: where weights and shape come from, as `load_model` takes it; None makes a random model of the figures,
-        with a feed-forward of 4 widths.
-    dropout: of embeddings, attention and layers, also of a pre-trained model.
-    settings: further values of the configuration.
+    Args:
+        kind: the model class.
+        pretrained: the source of weights and shape, as for `load_model`; None creates a random model with the sizes
+            below and a feed-forward of 4 widths.
+        dropout: of embeddings, attention and layers, also in a pre-trained model.
+        settings: further values of the configuration.
 
-    Raises InputError if `pretrained` can't be loaded.
+    Raises:
+        InputError: `pretrained` can't be loaded.
     """
-    # An encoder has nothing to cache, and with gradient checkpointing the library warns of it in every forward.
+    # An encoder has nothing to cache, and with gradient checkpointing the library warns in every forward.
     settings |= dict(hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout, use_cache=False)
     if pretrained is not None:
         return load_model(kind, pretrained, **settings)

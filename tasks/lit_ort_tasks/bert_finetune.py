@@ -17,7 +17,7 @@ from lit_ort_tasks.base import Figures, Task
 from lit_ort_tasks.bert import make_bert
 from lit_ort_tasks.data.batches import Batch
 from lit_ort_tasks.errors import require
-from lit_ort_tasks.huggingface import HuggingFaceTask, require_figures, require_vocabulary
+from lit_ort_tasks.huggingface import HuggingFaceTask, require_sizes, require_vocabulary
 from lit_ort_tasks.inference import Inference, Logits, bert_example, changing, plain_tokenizer
 from lit_ort_tasks.optimization import ScheduleFactory
 from lit_ort_tasks.prediction.facts import CLASSIFIER, Facts
@@ -26,16 +26,22 @@ ADAMW = partial(torch.optim.AdamW, lr=3e-5)
 
 
 class BertFinetune(HuggingFaceTask, Task):
-    """Trains `BertForSequenceClassification` to tell the class of a text, or of a pair of texts.
+    """Trains `BertForSequenceClassification` to classify texts or pairs of texts.
 
-    tokenizer, labels, max_length: come from the data; `labels` are the names of the classes.
-    pretrained: a checkpoint of task=bert_pretrain, a folder that `save_pretrained` wrote, or a name on the hub; None
-        makes a random model of `layers`, `heads` and `width`, with a feed-forward of 4 widths.
-    dropout: of embeddings, attention, layers and the classifier's input.
+    Args:
+        tokenizer: from the data.
+        labels: the names of the classes, from the data.
+        optimizer: creates the optimizer from the parameters.
+        scheduler: creates the learning-rate schedule; None keeps the learning rate.
+        max_length: the longest sequence, from the data.
+        pretrained: a checkpoint of task=bert_pretrain, a folder of `save_pretrained`, or a name on the hub; None
+            creates a random model of `layers`, `heads` and `width`, with a feed-forward of 4 widths.
+        dropout: of embeddings, attention, layers and the classifier's input.
 
-    Logs loss and accuracy, and for validation and test the macro F1 and the confusion matrix, as an image.
+    Logs loss and accuracy; for validation and test also the macro F1 and, as an image, the confusion matrix.
 
-    Raises InputError for a figure that no model can have, and for a tokenizer or length beyond the model's.
+    Raises:
+        InputError: a size is invalid, or the tokenizer or the length exceeds the model's.
     """
 
     headline = ("accuracy", "macro_f1")
@@ -55,9 +61,9 @@ class BertFinetune(HuggingFaceTask, Task):
         dropout: float = 0.1,
     ) -> None:
         super().__init__(optimizer, scheduler)
-        figures: dict[str, Any] = dict(layers=layers, heads=heads, width=width, dropout=dropout)
-        require_figures(**figures)
-        self.save_hyperparameters(dict(pretrained=pretrained, labels=list(labels), **figures), logger=False)
+        sizes: dict[str, Any] = dict(layers=layers, heads=heads, width=width, dropout=dropout)
+        require_sizes(**sizes)
+        self.save_hyperparameters(dict(pretrained=pretrained, labels=list(labels), **sizes), logger=False)
         self.tokenizer = tokenizer
         self.labels = [str(label) for label in labels]
         names: dict[str, Any] = dict(
@@ -68,30 +74,34 @@ class BertFinetune(HuggingFaceTask, Task):
             pretrained,
             vocabulary_size=len(tokenizer),
             positions=max_length,
-            **figures,
+            **sizes,
             **names,
         )
         require_vocabulary(max(tokenizer.get_vocab().values()), self.model.config.vocab_size, pretrained)
         longest = self.model.config.max_position_embeddings
         require(
             max_length <= longest,
-            f"data.max_length={max_length}: the model {pretrained} takes {longest} tokens at most. Give a shorter "
+            f"data.max_length={max_length}: the model {pretrained} has at most {longest} tokens. Give a shorter "
             "length.",
         )
         self.f1 = MulticlassF1Score(len(self.labels), average="macro")
         self.confusion = MulticlassConfusionMatrix(len(self.labels))
 
     def inference(self, data: Any) -> Inference:
-        """Logits, float32[batch, labels], of input_ids, token_type_ids and attention_mask, int64[batch, length]."""
+        """Return the model that computes logits, float32[batch, labels], from input_ids, token_type_ids and
+        attention_mask, int64[batch, length] each.
+        """
         shape = self.model.config
         batch = bert_example(shape)
         facts = Facts(CLASSIFIER, shape.max_position_embeddings, tuple(self.labels))
         return Inference(Logits(self.model), batch, changing(list(batch)), plain_tokenizer(self.tokenizer), facts)
 
     def figures(self, batch: Batch) -> Figures:
-        """batch: input_ids, token_type_ids, attention_mask, int64[batch, length], and labels, int64[batch].
+        """Return the mean loss and accuracy, float32[] each, and the predicted classes, int64[batch].
 
-        Returns beside the means the predicted classes, int64[batch]."""
+        Args:
+            batch: input_ids, token_type_ids, attention_mask, int64[batch, length], and labels, int64[batch].
+        """
         logits = self.model(
             input_ids=batch["input_ids"],
             token_type_ids=batch["token_type_ids"],

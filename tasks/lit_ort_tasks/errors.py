@@ -1,4 +1,4 @@
-"""The one error that a user can cause and that ends a run without a traceback."""
+"""The error of the user's values and files, which ends a run with its message and without a traceback."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from __future__ import annotations
 class InputError(ValueError):
     """A value or a file from the user that cannot be used.
 
-    The message is all that the user sees, so it names the offending value, the rule and the remedy.
+    Its message is all that the user sees: the offending value, the rule and the remedy.
     """
 
 
 def require(condition: bool, message: str) -> None:
-    """Raises `InputError(message)` unless `condition` holds."""
+    """Raises `InputError(message)` unless `condition` is true."""
     if not condition:
         raise InputError(message)
 
 
 def require_whole(group: str, least: int = 1, /, **options: object) -> None:
-    """Raises InputError for the first of these options of a group that is not a whole number of at least `least`."""
+    """Raises InputError for the first of a group's options that is not a whole number of at least `least`."""
     for name, value in options.items():
         require(
             isinstance(value, int) and not isinstance(value, bool) and value >= least,
@@ -26,9 +26,13 @@ def require_whole(group: str, least: int = 1, /, **options: object) -> None:
 
 
 def require_heads(group: str, width: int, heads: int) -> None:
-    """Refuses a width that attention's heads don't divide. group: of the configuration, such as "task"."""
+    """Raises InputError for a width that the number of heads doesn't divide.
+
+    Args:
+        group: of the configuration, such as "task".
+    """
     require(
         width % heads == 0,
-        f"{group}.width={width}: not divisible by {group}.heads={heads}. Each head takes an equal part of the width: "
+        f"{group}.width={width}: not divisible by {group}.heads={heads}. Each head has an equal part of the width: "
         f"try {group}.width={-(-width // heads) * heads}.",
     )

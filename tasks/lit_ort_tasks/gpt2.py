@@ -17,7 +17,7 @@ from lit_ort_tasks.base import Figures, LanguageModel
 from lit_ort_tasks.data.batches import IGNORED, Batch
 from lit_ort_tasks.data.text_blocks import count_targets
 from lit_ort_tasks.errors import require
-from lit_ort_tasks.huggingface import HuggingFaceTask, load_model, require_figures, require_vocabulary
+from lit_ort_tasks.huggingface import HuggingFaceTask, load_model, require_sizes, require_vocabulary
 from lit_ort_tasks.inference import Inference, Logits, changing, example, plain_tokenizer
 from lit_ort_tasks.optimization import ScheduleFactory
 from lit_ort_tasks.prediction.facts import LANGUAGE_MODEL, Facts
@@ -27,9 +27,10 @@ LOSS = partial(F.cross_entropy, ignore_index=IGNORED)
 
 
 def next_token_loss(model: Any, batch: Batch, cross_entropy: Callable[[Tensor, Tensor], Tensor] = LOSS) -> Tensor:
-    """The mean cross entropy of the targets, float32[].
+    """Return the mean cross entropy of the targets, float32[].
 
-    batch: input_ids and targets, int64[batch, block]; a target of -100 doesn't count.
+    Args:
+        batch: input_ids and targets, int64[batch, block]; targets of -100 are ignored.
     """
     logits = model(batch["input_ids"], use_cache=False).logits
     return cross_entropy(logits.flatten(0, 1), batch["targets"].flatten())
@@ -38,15 +39,20 @@ def next_token_loss(model: Any, batch: Batch, cross_entropy: Callable[[Tensor, T
 class GPT2(HuggingFaceTask, LanguageModel):
     """Trains `GPT2LMHeadModel` to predict the next token.
 
-    tokenizer: comes from the data.
-    max_length: the longest sequence, which comes from the data too.
-    pretrained: a folder that `save_pretrained` wrote, or a name on the hub; None makes a random model of `layers`,
-        `heads` and `width`.
-    dropout: of embeddings, attention and residuals; None keeps that of the pre-trained model (0.1 in a random one).
-    sample_prompt, sample_tokens: after each validation so many tokens are generated and logged as text, but for
-        `strategy=ort_tensor`.
+    Args:
+        tokenizer: from the data.
+        optimizer: creates the optimizer from the parameters.
+        scheduler: creates the learning-rate schedule; None keeps the learning rate.
+        max_length: the longest sequence, from the data.
+        pretrained: a folder of `save_pretrained`, or a name on the hub; None creates a random model of `layers`,
+            `heads` and `width`.
+        dropout: of embeddings, attention and residuals; None keeps that of the pre-trained model (0.1 in a random one).
+        sample_prompt: the start of a text that is generated and logged after each validation, except with
+            `strategy=ort_tensor`.
+        sample_tokens: the number of its generated tokens; 0 for no text.
 
-    Raises InputError for a figure that no model can have, and for a tokenizer or length beyond the pre-trained model's.
+    Raises:
+        InputError: a size is invalid, or the tokenizer or the length exceeds the pre-trained model's.
     """
 
     def __init__(
@@ -65,7 +71,7 @@ class GPT2(HuggingFaceTask, LanguageModel):
         sample_tokens: int = 40,
     ) -> None:
         super().__init__(optimizer, scheduler)
-        require_figures(layers=layers, heads=heads, width=width, dropout=dropout)
+        require_sizes(layers=layers, heads=heads, width=width, dropout=dropout)
         self.save_hyperparameters(
             dict(pretrained=pretrained, layers=layers, heads=heads, width=width, dropout=dropout), logger=False
         )
@@ -74,7 +80,7 @@ class GPT2(HuggingFaceTask, LanguageModel):
         self.sample_prompt = sample_prompt
         self.sample_tokens = sample_tokens
         names = () if dropout is None else ("resid_pdrop", "embd_pdrop", "attn_pdrop")
-        drops: dict[str, Any] = dict.fromkeys(names, dropout)
+        dropouts: dict[str, Any] = dict.fromkeys(names, dropout)
         end: Any = tokenizer.eos_token_id
         if pretrained is None:
             shape = GPT2Config(
@@ -85,20 +91,22 @@ class GPT2(HuggingFaceTask, LanguageModel):
                 n_head=heads,
                 bos_token_id=end,
                 eos_token_id=end,
-                **drops,
+                **dropouts,
             )
             self.model: Any = GPT2LMHeadModel(shape)
         else:
-            self.model = load_model(GPT2LMHeadModel, pretrained, **drops)
+            self.model = load_model(GPT2LMHeadModel, pretrained, **dropouts)
         require_vocabulary(max(tokenizer.get_vocab().values()), self.model.config.vocab_size, pretrained)
         require(
             max_length <= self.model.config.n_positions,
-            f"data.block={max_length}: the model {pretrained} takes {self.model.config.n_positions} tokens at most. "
+            f"data.block={max_length}: the model {pretrained} has at most {self.model.config.n_positions} tokens. "
             "Give a smaller block.",
         )
 
     def inference(self, data: Any) -> Inference:
-        """Logits, float32[batch, length, vocabulary], of input_ids, int64[batch, length]."""
+        """Return the model that computes logits, float32[batch, length, vocabulary], from input_ids,
+        int64[batch, length].
+        """
         shape = self.model.config
         batch = example(shape.vocab_size, min(16, shape.n_positions), "input_ids")
         facts = Facts(LANGUAGE_MODEL, shape.n_positions, end=self.tokenizer.eos_token_id)
@@ -109,7 +117,7 @@ class GPT2(HuggingFaceTask, LanguageModel):
         return {"loss": next_token_loss(self.model, batch, self.cross_entropy)}
 
     def tensor_plan(self) -> dict[str, str]:
-        """Which layers `strategy=ort_tensor` shares out, and how."""
+        """Return the kind of sharding of each layer that `strategy=ort_tensor` shards."""
         return {
             "model.transformer.wte": "embedding",
             "model.transformer.h.*.attn": "gpt2_attention",
@@ -124,7 +132,7 @@ class GPT2(HuggingFaceTask, LanguageModel):
 
     def on_validation_epoch_end(self) -> None:
         super().on_validation_epoch_end()
-        # Generation wants the logits of all words, and a process of several may have some of them.
+        # Generation needs the logits of all words, of which a process can have a part.
         if self.trainer.sanity_checking or self.sample_tokens < 1 or is_sharded(self):
             return
         text = self.sample(self.sample_prompt, self.sample_tokens, seed=self.trainer.current_epoch)
@@ -135,23 +143,26 @@ class GPT2(HuggingFaceTask, LanguageModel):
 
     @torch.no_grad()
     def sample(self, prompt: str, tokens: int, seed: int = 0) -> str:
-        """A continuation of a prompt, drawn from the 50 likeliest tokens at each place; torch's random state stays."""
-        given = self.tokenizer(prompt, return_tensors="pt").input_ids.to(self.device)
-        if given.shape[1] == 0:
-            given = torch.tensor([[self.tokenizer.eos_token_id]], device=self.device)
-        room = self.model.config.n_positions - given.shape[1]
+        """Return a prompt with a continuation, drawn from the 50 most probable tokens at each position.
+
+        The state of torch's random generator doesn't change.
+        """
+        ids = self.tokenizer(prompt, return_tensors="pt").input_ids.to(self.device)
+        if ids.shape[1] == 0:
+            ids = torch.tensor([[self.tokenizer.eos_token_id]], device=self.device)
+        longest = self.model.config.n_positions - ids.shape[1]
         training = self.model.training
         self.model.eval()
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            drawn = self.model.generate(
-                given,
-                attention_mask=torch.ones_like(given),
-                max_new_tokens=min(tokens, room),
+            text = self.model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=min(tokens, longest),
                 do_sample=True,
                 top_k=50,
                 pad_token_id=self.tokenizer.eos_token_id,
             )
         self.model.train(training)
-        assert isinstance(drawn, Tensor)
-        return str(self.tokenizer.decode(drawn[0]))
+        assert isinstance(text, Tensor)
+        return str(self.tokenizer.decode(text[0]))

@@ -1,4 +1,4 @@
-"""Models and tokenizers of the Hugging Face library: from folders, from the hub, and back into folders."""
+"""Models and tokenizers of the transformers library: loaded from folders or the hub, and saved to folders."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lit_ort.distributed.tensor_parallel import is_sharded
 from lit_ort.errors import CheckpointError
 from lit_ort_tasks.errors import InputError, require, require_heads, require_whole
 
-# What transformers and the libraries below it raise for files that are missing or damaged.
+# Errors of transformers and the libraries below it for missing or damaged files.
 _UNREADABLE = (
     OSError,
     ValueError,
@@ -35,7 +35,7 @@ _UNREADABLE = (
     pickle.UnpicklingError,
     SafetensorError,
 )
-# Where a Lightning checkpoint holds what belongs to the Hugging Face library.
+# The key of a Lightning checkpoint for the configuration and the tokenizer.
 CHECKPOINT_KEY = "huggingface"
 
 
@@ -46,21 +46,23 @@ def hub_answers(timeout_s: float = 5.0) -> bool:
         with urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=timeout_s):
             return True
     except urllib.error.HTTPError:
-        return True  # an answer, whatever it says
+        return True  # any answer
     except OSError:
         return False
 
 
 def load_dataset(path: str, name: str) -> Any:
-    """The splits of a dataset of the hub; a copy fetched earlier serves without a connection.
+    """Return the splits of a dataset of the hub. Without a connection, a copy in the cache is used.
 
-    Raises ImportError without the `datasets` library, OSError or ValueError if the dataset can't be had.
+    Raises:
+        ImportError: the `datasets` library isn't installed.
+        OSError, ValueError: the dataset can't be fetched.
     """
     import datasets
     from datasets import config
 
-    # Without an answer the library retries for half a minute. The variable HF_HUB_OFFLINE would come too late:
-    # transformers has made huggingface_hub read it already.
+    # Without an answer the library retries for half a minute. It is too late for the variable HF_HUB_OFFLINE, which
+    # huggingface_hub read when transformers imported it.
     was_offline = config.HF_HUB_OFFLINE
     config.HF_HUB_OFFLINE = was_offline or not hub_answers()
     try:
@@ -70,16 +72,19 @@ def load_dataset(path: str, name: str) -> Any:
 
 
 def load_model(kind: Any, name: str | os.PathLike[str], **settings: Any) -> Any:
-    """The model of a folder that `save_pretrained` wrote, of a checkpoint of this project's, or of the hub; to train.
+    """Return a model to train, from a folder of `save_pretrained`, a checkpoint of a task, or the hub.
 
-    kind: the model class; parts that the source lacks, such as a new head, start random.
-    settings: values of the configuration that differ from the source's.
+    Args:
+        kind: the model class; parts that the source lacks, such as a new head, are random.
+        name: the folder, the checkpoint or the name on the hub.
+        settings: values that replace those of the source's configuration.
 
-    Raises InputError if there is no such thing, or the hub can't be reached.
+    Raises:
+        InputError: the source doesn't exist or can't be read, or the hub can't be reached.
     """
     option = f"model.pretrained={name}"
     if not _is_checkpoint(name):
-        # The library hands models out in eval mode, in which Lightning would leave them.
+        # The library returns models in eval mode, which Lightning keeps.
         return _from_pretrained(kind, name, option, **settings).train()
     part = _read_checkpoint(name, option)
     config = kind.config_class.from_dict({**part[CHECKPOINT_KEY]["config"], **settings})
@@ -88,29 +93,30 @@ def load_model(kind: Any, name: str | os.PathLike[str], **settings: Any) -> Any:
 
 
 def load_tokenizer(name: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
-    """The tokenizer of such a source.
+    """Return the tokenizer of a folder, a checkpoint or a name on the hub.
 
-    Raises InputError if there is none, or the hub can't be reached.
+    Raises:
+        InputError: there is none, or the hub can't be reached.
     """
     option = f"model.tokenizer={name}"
     if _is_checkpoint(name):
         part = _read_checkpoint(name, option)[CHECKPOINT_KEY]["tokenizer"]
         require(
             part is not None,
-            f"{option}: holds no tokenizer, for its run was trained on ids alone. Set model.tokenizer to the one that "
-            "the ids were made with.",
+            f"{option}: contains no tokenizer, because its run was trained on ids alone. Set model.tokenizer to the "
+            "tokenizer of the ids.",
         )
         return _tokenizer_of(part)
     tokenizer = _from_pretrained(AutoTokenizer, name, option)
     require(
         isinstance(tokenizer, PreTrainedTokenizerFast),
-        f"{option}: has no tokenizer.json, which the `tokenizers` library needs. Give a model that has.",
+        f"{option}: has no tokenizer.json, which the `tokenizers` library needs. Give a model with that file.",
     )
     return tokenizer
 
 
 def checkpoint_part(model: Any, tokenizer: PreTrainedTokenizerFast | None) -> dict[str, Any]:
-    """What a checkpoint needs beyond the weights for `load_model` and `load_tokenizer`: plain values alone."""
+    """Return the plain values that `load_model` and `load_tokenizer` need in a checkpoint besides the weights."""
     if tokenizer is None:
         return {"config": model.config.to_dict(), "tokenizer": None}
     specials = {name: str(value) for name, value in tokenizer.special_tokens_map.items()}
@@ -156,28 +162,28 @@ def _from_pretrained(loader: Any, name: str | os.PathLike[str], option: str, **s
     looks_local = Path(name).is_absolute() or str(name).startswith(".") or Path(name).is_dir()
     require(
         not looks_local or Path(name).is_dir(),
-        f"{option}: no such folder. Give one that save_pretrained wrote, or the name of a model on the hub.",
+        f"{option}: no such folder. Give a folder of save_pretrained, or the name of a model on the hub.",
     )
-    # Without an answer the library retries for minutes; offline it still finds what was fetched before.
+    # Without an answer the library retries for minutes; offline it uses its cache.
     offline = not looks_local and not hub_answers()
     try:
         return loader.from_pretrained(
             name, local_files_only=looks_local or offline, trust_remote_code=False, **settings
         )
     except Exception as error:
-        if not isinstance(error, _UNREADABLE) and type(error) is not Exception:  # as tokenizers' own are
+        if not isinstance(error, _UNREADABLE) and type(error) is not Exception:  # the class of tokenizers' errors
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        place = "the folder lacks what is needed" if looks_local else "it cannot be fetched"
-        hint = "the hub does not answer, and it was not fetched before" if offline else reason
+        failure = "the folder lacks a file" if looks_local else "it cannot be fetched"
+        hint = "the hub does not answer, and the cache has no copy" if offline else reason
         raise InputError(
-            f"{option}: {place}: {hint}. Give a folder that save_pretrained wrote (config.json, model.safetensors, "
+            f"{option}: {failure}: {hint}. Give a folder of save_pretrained (config.json, model.safetensors, "
             "tokenizer.json), or the name of a model on a hub that can be reached."
         ) from error
 
 
 class HuggingFaceTask(LightningModule):
-    """A LightningModule around one model of the library, `model`, and its `tokenizer` (None where data has none)."""
+    """A LightningModule with one model of the library, `model`, and its `tokenizer` (None where data has none)."""
 
     model: Any
     tokenizer: Any
@@ -193,20 +199,22 @@ class HuggingFaceTask(LightningModule):
     def save_pretrained(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
         """Writes a folder from which `from_pretrained` loads model and tokenizer.
 
-        weights: of the task, where this process has a part of them only.
+        Args:
+            weights: of the whole task, where this process has a part of them.
         """
-        # Its bar for the one file of a small model would be all that is seen of it.
+        # The bar for the single file of a small model would stay in the terminal.
         logging.disable_progress_bar()
         prefix = "model."
-        given = {name.removeprefix(prefix): w for name, w in (weights or {}).items() if name.startswith(prefix)}
-        self.model.save_pretrained(folder, state_dict=given or None)
+        state = {name.removeprefix(prefix): w for name, w in (weights or {}).items() if name.startswith(prefix)}
+        self.model.save_pretrained(folder, state_dict=state or None)
         self.save_tokenizer(folder)
 
 
 class SavePretrained(Callback):
-    """Writes model and tokenizer as a folder that `from_pretrained` loads.
+    """Writes model and tokenizer to a folder that `from_pretrained` loads.
 
-    folder: the tokenizer is there from the start of fit on, and the model as it was tested.
+    Args:
+        folder: has the tokenizer from the start of fit, and the tested model after the test.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -217,7 +225,7 @@ class SavePretrained(Callback):
             _task(pl_module).save_tokenizer(self.folder)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Made by all processes together.
+        # All processes gather it together.
         weights = trainer.strategy.lightning_module_state_dict()
         if trainer.is_global_zero:
             _task(pl_module).save_pretrained(self.folder, weights if is_sharded(pl_module) else None)
@@ -225,32 +233,40 @@ class SavePretrained(Callback):
 
 def _task(pl_module: LightningModule) -> HuggingFaceTask:
     if not isinstance(pl_module, HuggingFaceTask):
-        raise TypeError(f"SavePretrained serves a HuggingFaceTask, and this is a {type(pl_module).__name__}.")
+        raise TypeError(f"SavePretrained needs a HuggingFaceTask, and the module is a {type(pl_module).__name__}.")
     return pl_module
 
 
-def require_figures(**figures: Any) -> None:
-    """Refuses shapes that no model can have: whole numbers of at least 1, a width that the heads divide, a dropout.
+def require_sizes(**sizes: Any) -> None:
+    """Checks the sizes of a model and its dropout probability.
 
-    Raises InputError.
+    Raises:
+        InputError: a size is no whole number of at least 1, the heads don't divide the width, or the dropout is not
+            from 0 to 1.
     """
-    dropout = figures.pop("dropout", None)
-    require_whole("model", **figures)
-    width, heads = figures["width"], figures["heads"]
+    dropout = sizes.pop("dropout", None)
+    require_whole("model", **sizes)
+    width, heads = sizes["width"], sizes["heads"]
     require_heads("model", width, heads)
     require(
         dropout is None or (isinstance(dropout, (int, float)) and 0 <= dropout < 1),
-        f"model.dropout={dropout!r}: must be at least 0 and below 1. Give such a share, 0 for none.",
+        f"model.dropout={dropout!r}: must be at least 0 and below 1. Give a probability, 0 for no dropout.",
     )
 
 
 def require_vocabulary(largest: int, limit: int, model: Any) -> None:
-    """Refuses ids that the model has no embedding for: `largest` is the data's, `limit` the size of the table.
+    """Checks that the model has an embedding for each id.
 
-    Raises InputError.
+    Args:
+        largest: the largest id of the data.
+        limit: the size of the embedding table.
+        model: for the message.
+
+    Raises:
+        InputError: `largest` is not below `limit`.
     """
     require(
         largest < limit,
-        f"The data's tokenizer has the id {largest}, and the model {model} knows ids up to {limit - 1}. Use the "
+        f"The data's tokenizer has the id {largest}, and the model {model} has ids up to {limit - 1}. Use the "
         "tokenizer that belongs to the model (model.tokenizer).",
     )

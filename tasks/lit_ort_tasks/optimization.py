@@ -1,4 +1,4 @@
-"""Parameter groups, optimizers and learning-rate schedules, the same for every task."""
+"""Parameter groups, optimizers and learning-rate schedules of all tasks."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from lit_ort_tasks.errors import require
 
 @dataclass(frozen=True)
 class Schedule:
-    """A learning rate that rises in a warm-up and then stays or falls, set anew at every optimizer step.
+    """A learning rate that increases in a warm-up and is then constant or decreases, with every optimizer step.
 
     Args:
         shape: `constant`, `linear` (to zero), `cosine` (half a cosine to zero) or `polynomial` (to `end_rate`).
-        warmup: below 1 the share of all steps in which the rate rises linearly from zero, otherwise their number.
-        total_steps: steps until the end of the fall; None is what the trainer will run.
+        warmup: the steps in which the rate increases linearly from zero: below 1 their share of all steps, otherwise
+            their number.
+        total_steps: the step at which the decrease ends; None for the number of steps of the trainer.
         power: of the polynomial.
-        end_rate: where the polynomial ends.
+        end_rate: the last rate of the polynomial.
 
     Raises:
-        InputError: an unknown shape, or a figure that no schedule can have.
+        InputError: the shape is unknown, or a number is out of range.
 
-    Source: the schedules of the transformers library; the polynomial with power 0.5 is that of BERT's LAMB recipe,
-    except that it falls from the end of the warm-up on rather than from where the whole curve would be then.
+    Source: the schedules of the transformers library. The polynomial with power 0.5 is that of BERT's LAMB recipe,
+    except that it starts at the full rate when the warm-up ends, where the recipe continues the curve from step 0.
     """
 
     shape: str
@@ -52,15 +53,15 @@ class Schedule:
         )
         require(
             self.total_steps is None or self.total_steps >= 1,
-            f"scheduler.total_steps={self.total_steps}: must be at least 1. Give the steps until the rate has fallen, "
-            "or null for those that the trainer runs.",
+            f"scheduler.total_steps={self.total_steps}: must be at least 1. Give the step at which the decrease ends, "
+            "or null for the number of steps of the trainer.",
         )
 
     def __call__(self, optimizer: Optimizer, trainer_steps: float) -> LRScheduler:
-        """The schedule for an optimizer that will make `trainer_steps` steps.
+        """Return the schedule for an optimizer with `trainer_steps` steps.
 
         Raises:
-            InputError: the length is needed, and neither the schedule nor the trainer has one.
+            InputError: the shape needs a number of steps, and neither the schedule nor the trainer has one.
         """
         steps = self.total_steps if self.total_steps is not None else trainer_steps
         needs_end = self.shape != "constant" or 0 < self.warmup < 1
@@ -98,16 +99,16 @@ _SHAPES: dict[str, Callable[[Optimizer, Schedule, int, float], LRScheduler]] = {
     "polynomial": _polynomial,
 }
 
-# Either a Schedule, which advances at every step, or one of torch's, which advances at every epoch.
+# A Schedule, which advances at every step, or a schedule of torch, which advances at every epoch.
 ScheduleFactory: TypeAlias = "Schedule | Callable[[Optimizer], LRScheduler]"
 
 
 def weight_decay_groups(module: nn.Module) -> list[dict[str, Any]]:
-    """Two groups of parameters: those that decay as the optimizer says, and biases and norms, which don't."""
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    """Return two parameter groups: with the optimizer's weight decay, and biases and norms without it."""
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     groups = [
-        {"params": [parameter for parameter in trained if parameter.ndim > 1]},
-        {"params": [parameter for parameter in trained if parameter.ndim <= 1], "weight_decay": 0.0},
+        {"params": [parameter for parameter in parameters if parameter.ndim > 1]},
+        {"params": [parameter for parameter in parameters if parameter.ndim <= 1], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
 
@@ -115,16 +116,16 @@ def weight_decay_groups(module: nn.Module) -> list[dict[str, Any]]:
 def configure_optimizers(
     module: LightningModule,
     parameters: Iterable[Any],
-    optimizer: Callable[..., Optimizer],
+    optimizer_factory: Callable[..., Optimizer],
     schedule: ScheduleFactory | None,
 ) -> Any:
-    """What Lightning's `configure_optimizers` returns."""
-    made = optimizer(parameters)
-    # Fused ones could take a loss scale themselves, for which Lightning's mixed precision refuses to clip gradients.
-    take_no_loss_scale(made)
+    """Return the value of Lightning's `configure_optimizers`."""
+    optimizer = optimizer_factory(parameters)
+    # A fused optimizer can apply a loss scale, and then Lightning's mixed precision refuses to clip gradients.
+    take_no_loss_scale(optimizer)
     if schedule is None:
-        return made
+        return optimizer
     if not isinstance(schedule, Schedule):
-        return {"optimizer": made, "lr_scheduler": schedule(made)}
-    steps = schedule(made, module.trainer.estimated_stepping_batches)
-    return {"optimizer": made, "lr_scheduler": {"scheduler": steps, "interval": "step"}}
+        return {"optimizer": optimizer, "lr_scheduler": schedule(optimizer)}
+    scheduler = schedule(optimizer, module.trainer.estimated_stepping_batches)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}

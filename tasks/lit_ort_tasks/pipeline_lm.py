@@ -1,4 +1,4 @@
-"""The transformer language model in stages: PyTorch's pipeline-parallelism tutorial, the whole of it in this file.
+"""The transformer language model in stages: the model of PyTorch's pipeline-parallelism tutorial.
 
 https://github.com/pytorch/tutorials/blob/v2.0.1-rc1/intermediate_source/pipeline_tutorial.py
 """
@@ -29,7 +29,7 @@ SGD = partial(torch.optim.SGD, lr=5.0)
 
 
 class Stage(nn.Module):
-    """Neighbouring encoder layers; the first stage embeds before them, the last one decodes after them."""
+    """Consecutive encoder layers, in the first stage with the embedding, in the last one with the decoder."""
 
     def __init__(
         self, layers: Sequence[nn.Module], before: nn.Module | None, after: nn.Module | None, max_length: int
@@ -43,8 +43,10 @@ class Stage(nn.Module):
         self.register_buffer("causal_mask", mask, persistent=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """hidden: float32[batch, seq, width], for the first stage tokens, int64[batch, seq]. Returns the same, from the
-        last stage logits, float32[batch, seq, vocabulary].
+        """Return float32[batch, seq, width], or in the last stage logits, float32[batch, seq, vocabulary].
+
+        Args:
+            hidden: float32[batch, seq, width], or in the first stage tokens, int64[batch, seq].
         """
         if self.before is not None:
             hidden = self.before(hidden)
@@ -62,7 +64,7 @@ class Stages(nn.Module):
         self.stages = pipeline.stages
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """input_ids: int64[batch, seq]. Returns logits, float32[batch, seq, vocabulary]."""
+        """Return logits, float32[batch, seq, vocabulary], of input_ids, int64[batch, seq]."""
         hidden = input_ids
         for stage in self.stages.values():
             hidden = stage(hidden)
@@ -83,23 +85,25 @@ class Embedding(nn.Module):
 
 
 def decoder(width: int, vocabulary_size: int) -> nn.Linear:
-    made = nn.Linear(width, vocabulary_size)
-    nn.init.uniform_(made.weight, -0.1, 0.1)
-    nn.init.zeros_(made.bias)
-    return made
+    linear = nn.Linear(width, vocabulary_size)
+    nn.init.uniform_(linear.weight, -0.1, 0.1)
+    nn.init.zeros_(linear.bias)
+    return linear
 
 
 class PipelineLM(LanguageModel):
-    """Trains an encoder in stages to predict the next token; under `strategy=ort_pipeline` each process has its own.
+    """Trains an encoder in stages to predict the next token. With `strategy=ort_pipeline` a process has some of them.
 
-    vocabulary_size: comes from the data.
-    optimizer: makes the optimizer from the parameters.
-    scheduler: the learning-rate schedule; None keeps the rate.
-    stages: parts of the model, each with as many layers; the first one embeds, the last one decodes.
-    layers, heads, width, feed_forward, dropout: the shape of the encoder; `width` is divisible by `heads`.
-    max_length: the longest sequence that the model takes, at least the data's bptt.
+    Args:
+        vocabulary_size: from the data.
+        optimizer: creates the optimizer from the parameters.
+        scheduler: creates the learning-rate schedule; None keeps the learning rate.
+        stages: the number of stages, which have equally many layers.
+        layers, heads, width, feed_forward, dropout: the sizes of the encoder; `heads` divides `width`.
+        max_length: the longest sequence, at least the data's bptt.
 
-    Raises InputError for a figure that no model can have, and for stages that layers don't divide into.
+    Raises:
+        InputError: a size is invalid, or the stages don't divide the layers.
     """
 
     def __init__(
@@ -117,18 +121,18 @@ class PipelineLM(LanguageModel):
         max_length: int = 512,
     ) -> None:
         super().__init__(optimizer, scheduler, decay_all=True)
-        figures = dict(
+        sizes = dict(
             stages=stages, layers=layers, heads=heads, width=width, feed_forward=feed_forward, max_length=max_length
         )
-        require_whole("task", **figures)
+        require_whole("task", **sizes)
         require_heads("task", width, heads)
         require(
             layers % stages == 0,
-            f"task.layers={layers}: not divisible by task.stages={stages}. Each stage has as many layers: try "
+            f"task.layers={layers}: not divisible by task.stages={stages}. Stages have equally many layers: try "
             f"task.layers={-(-layers // stages) * stages}.",
         )
         require(stages > 1, "task.stages=1: a pipeline has two or more. For one process use task=transformer_lm.")
-        self.save_hyperparameters(dict(vocabulary_size=vocabulary_size, dropout=dropout, **figures), logger=False)
+        self.save_hyperparameters(dict(vocabulary_size=vocabulary_size, dropout=dropout, **sizes), logger=False)
         self.pipeline: Pipeline | None = None
 
     def configure_model(self) -> None:
@@ -137,16 +141,18 @@ class PipelineLM(LanguageModel):
             self.pipeline = Pipeline(stages, _mean_cross_entropy)
 
     def _stage(self, number: int) -> Stage:
-        figures = self.hparams
-        width, dropout, words = figures["width"], figures["dropout"], figures["vocabulary_size"]
-        encoder = partial(nn.TransformerEncoderLayer, width, figures["heads"], figures["feed_forward"], dropout)
-        layers = [encoder(batch_first=True) for _ in range(figures["layers"] // figures["stages"])]
-        first, last = number == 0, number == figures["stages"] - 1
-        embedding = Embedding(words, width, dropout, figures["max_length"]) if first else None
-        return Stage(layers, embedding, decoder(width, words) if last else None, figures["max_length"])
+        sizes = self.hparams
+        width, dropout, words = sizes["width"], sizes["dropout"], sizes["vocabulary_size"]
+        encoder = partial(nn.TransformerEncoderLayer, width, sizes["heads"], sizes["feed_forward"], dropout)
+        layers = [encoder(batch_first=True) for _ in range(sizes["layers"] // sizes["stages"])]
+        first, last = number == 0, number == sizes["stages"] - 1
+        embedding = Embedding(words, width, dropout, sizes["max_length"]) if first else None
+        return Stage(layers, embedding, decoder(width, words) if last else None, sizes["max_length"])
 
     def inference(self, data: TextData) -> Inference:
-        """Logits, float32[batch, length, vocabulary], of input_ids, int64[batch, length]."""
+        """Return the model that computes logits, float32[batch, length, vocabulary], from input_ids,
+        int64[batch, length].
+        """
         assert self.pipeline is not None, "a model is exported after fit"
         words, length = data.streams.vocabulary, self.hparams["max_length"]
         batch = example(len(words), max(2, length // 2), "input_ids")
@@ -154,7 +160,11 @@ class PipelineLM(LanguageModel):
         return Inference(Stages(self.pipeline), batch, changing(["input_ids"]), word_tokenizer(words), facts)
 
     def figures(self, batch: Batch) -> Figures:
-        """batch: inputs and targets, int64[seq, batch] each. Returns the mean cross entropy, float32[], as "loss"."""
+        """Return the mean cross entropy, float32[], as "loss".
+
+        Args:
+            batch: inputs and targets, int64[seq, batch] each.
+        """
         assert self.pipeline is not None, "the Trainer calls configure_model() before any step"
         inputs, targets = batch
         return {"loss": self.pipeline(inputs.T.contiguous(), targets.T.contiguous())}

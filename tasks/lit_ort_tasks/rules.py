@@ -1,4 +1,4 @@
-"""What the values of a configuration have to be, where Lightning and torch would fail late or not at all."""
+"""Rules for values of a configuration, where Lightning and torch would fail late or not at all."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from omegaconf import DictConfig, OmegaConf
 
 from lit_ort_tasks.errors import require
 
-# What a random generator of numpy takes, which Lightning seeds as well.
+# The largest seed of NumPy's random generator, which Lightning seeds too.
 LARGEST_SEED = 2**32 - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """What one value has to be.
+    """A rule for one value. Values that a configuration lacks are not checked.
 
     Args:
-        key: in the configuration; values that a configuration lacks, or that are null where it may be, hold.
-        says: completes "must be ...".
-        holds: of the value.
+        key: in the configuration.
+        requirement: completes "must be ...".
+        is_valid: whether a value satisfies it.
         optional: whether null is allowed.
     """
 
     key: str
-    says: str
-    holds: Callable[[Any], bool]
+    requirement: str
+    is_valid: Callable[[Any], bool]
     optional: bool = True
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a finite number, and no truth value."""
+    """Whether a value is a finite number and no truth value."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -103,14 +103,14 @@ def require_rules(config: DictConfig) -> None:
         if value is _ABSENT or (value is None and rule.optional):
             continue
         shown = "null" if value is None else value
-        require(rule.holds(value), f"{rule.key}={shown}: must be {rule.says}.")
+        require(rule.is_valid(value), f"{rule.key}={shown}: must be {rule.requirement}.")
 
 
 def require_visible_gradients(config: DictConfig) -> None:
-    """Refuses to detect anomalies in gradients that autograd never has.
+    """Refuses to detect anomalies where autograd has no gradients.
 
     Raises:
-        InputError: the run of a step updates the parameters.
+        InputError: the optimizer is part of the graph.
     """
     require(
         not (config.trainer.detect_anomaly and OmegaConf.select(config, "strategy.optimizer_in_graph", default=False)),
@@ -120,14 +120,14 @@ def require_visible_gradients(config: DictConfig) -> None:
 
 
 def require_processes(config: DictConfig, environment: Mapping[str, str]) -> None:
-    """Checks that torchrun started as many processes as the configuration has.
+    """Checks that torchrun started the number of processes of the configuration.
 
     Args:
         config: composed.
-        environment: this process's variables, as torchrun sets them.
+        environment: the variables of this process, which torchrun sets.
 
     Raises:
-        InputError: it started another number.
+        InputError: torchrun started another number.
     """
     if "TORCHELASTIC_RUN_ID" not in environment:
         return

@@ -1,4 +1,4 @@
-"""Folders of runs: whose results they hold, which checkpoint a run goes on from, the command line for that."""
+"""Folders of runs: their use by a single run, their checkpoints, and the command line that resumes."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ RUNS = Path("runs")
 LAST = "last"
 _LAST_FILE = Path("checkpoints") / "last.ckpt"
 RESULTS = "results.json"
-_OF_A_RUN = ("checkpoints/*.ckpt", RESULTS, "report.md")
-_SETTINGS = "hydra.run.dir, of a multirun hydra.sweep.dir"
+_RUN_FILES = ("checkpoints/*.ckpt", RESULTS, "report.md")
+_OPTIONS = "hydra.run.dir, of a multirun hydra.sweep.dir"
 _CONFIG = Path(".hydra") / "config.yaml"
 
 
-# For names of folders in conf/.
+# For the names of folders in conf/.
 OmegaConf.register_new_resolver("process", os.getpid, replace=True)
-# For the help that conf/ holds.
+# For the help in conf/.
 OmegaConf.register_new_resolver("command", command_line, replace=True)
 
 
 class RunFolder(Callback):
-    """Refuses a folder with another run's results, or that can't be written to, before Hydra writes to it."""
+    """Refuses a folder with the results of another run, or without write permission, before Hydra writes to it."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         self._check(config, config.hydra.run.dir)
@@ -43,7 +43,7 @@ class RunFolder(Callback):
             self._check(config, str(Path(config.hydra.sweep.dir) / config.hydra.sweep.subdir))
 
     def _check(self, config: DictConfig, folder: str) -> None:
-        # Processes that Lightning starts share the folder of the first one.
+        # Processes that Lightning starts use the folder of the first one.
         if getattr(rank_zero_only, "rank", 0):
             return
         path = Path(folder).expanduser()
@@ -51,34 +51,34 @@ class RunFolder(Callback):
             require_unused(path, config.get("ckpt_path"))
             require_writable(path)
         except InputError as error:
-            # Hydra turns other errors of a callback into warnings.
+            # Hydra turns the exceptions of a callback into warnings.
             sys.exit(f"error: {error}")
 
 
 def require_unused(folder: Path, ckpt_path: str | None) -> None:
-    """Refuses a folder in which a run left something, unless it is that run that goes on.
+    """Refuses a folder with the files of a run, unless that run resumes.
 
     Raises:
         InputError: there are checkpoints or results in it.
     """
-    found = next((path for pattern in _OF_A_RUN for path in sorted(folder.glob(pattern))), None)
-    if found is None:
+    file = next((path for pattern in _RUN_FILES for path in sorted(folder.glob(pattern))), None)
+    if file is None:
         return
-    goes_on = ckpt_path is not None and (
+    resumes = ckpt_path is not None and (
         ckpt_path == LAST or folder.resolve() in Path(ckpt_path).expanduser().resolve().parents
     )
     require(
-        goes_on,
-        f"run folder {folder}: {found.relative_to(folder)} of another run is in it, and would be overwritten. Choose "
-        f"another folder ({_SETTINGS}), or go on with that run: ckpt_path={folder / _LAST_FILE}.",
+        resumes,
+        f"run folder {folder}: has {file.relative_to(folder)} of another run, which would be overwritten. Choose "
+        f"another folder ({_OPTIONS}), or resume that run: ckpt_path={folder / _LAST_FILE}.",
     )
 
 
 def require_writable(folder: Path) -> None:
-    """Makes a folder and a file in it, which goes again.
+    """Creates a folder, and for a moment a file in it.
 
     Raises:
-        InputError: that can't be done.
+        InputError: one of the two isn't possible.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -86,12 +86,12 @@ def require_writable(folder: Path) -> None:
             pass
     except OSError as error:
         raise InputError(
-            f"run folder {folder}: can't be written to: {error.strerror or error}. Choose another one ({_SETTINGS})."
+            f"run folder {folder}: can't be written to: {error.strerror or error}. Choose another one ({_OPTIONS})."
         ) from error
 
 
 def checkpoint_to_resume(ckpt_path: str | None, folder: Path, config: Mapping[str, Any]) -> str | None:
-    """The file that `ckpt_path` means, `last` being the newest one of the same task: of this folder, else of runs/.
+    """The checkpoint of `ckpt_path`; `last` is the newest one of the same task, in this folder or else in runs/.
 
     Raises:
         InputError: there is none.
@@ -114,13 +114,13 @@ def _newest(folder: Path, config: Mapping[str, Any]) -> Path:
     if own.is_file():
         return own
     task = config["task"]["_target_"]
-    found = [path for path in RUNS.rglob(str(_LAST_FILE)) if _task_of(path.parents[1]) == task]
-    if not found:
+    checkpoints = [path for path in RUNS.rglob(str(_LAST_FILE)) if _task_of(path.parents[1]) == task]
+    if not checkpoints:
         raise InputError(
-            f"ckpt_path={LAST}: no run of {task} left a checkpoint in {RUNS.resolve()}. Give a checkpoint's path, or "
+            f"ckpt_path={LAST}: {RUNS.resolve()} has no checkpoint of a run of {task}. Give a checkpoint's path, or "
             "leave it out."
         )
-    return max(found, key=lambda path: path.stat().st_mtime)
+    return max(checkpoints, key=lambda path: path.stat().st_mtime)
 
 
 def _task_of(folder: Path) -> str | None:
@@ -130,6 +130,6 @@ def _task_of(folder: Path) -> str | None:
 
 
 def resume_command(checkpoint: Path) -> str:
-    """The command line of this process, going on from a checkpoint."""
-    kept = [value for value in sys.argv[1:] if not value.lstrip("+").startswith("ckpt_path=")]
-    return f"{command_line('train')} {shlex.join([*kept, f'ckpt_path={checkpoint}'])}"
+    """The command line of this process, with a checkpoint from which it resumes."""
+    arguments = [value for value in sys.argv[1:] if not value.lstrip("+").startswith("ckpt_path=")]
+    return f"{command_line('train')} {shlex.join([*arguments, f'ckpt_path={checkpoint}'])}"

@@ -1,4 +1,4 @@
-"""A transformer language model: PyTorch's word-language-model tutorial, the whole of it in this file.
+"""A transformer language model: the model of PyTorch's word-language-model tutorial.
 
 https://github.com/pytorch/tutorials/blob/main/beginner_source/transformer_tutorial.py
 """
@@ -62,7 +62,7 @@ class TransformerModel(nn.Module):
         self.embedding = nn.Embedding(vocabulary_size, width)
         self.positions = PositionalEncoding(width, dropout, max_length)
         layer = nn.TransformerEncoderLayer(width, heads, feed_forward, dropout)
-        # Nested tensors want the batch first; asking for them would only draw a warning.
+        # Nested tensors need the batch first, and the default would warn that they are not used.
         self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.decoder = nn.Linear(width, vocabulary_size)
         self.causal_mask: Tensor
@@ -73,10 +73,14 @@ class TransformerModel(nn.Module):
         nn.init.zeros_(self.decoder.bias)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """tokens: int64[seq, batch], seq up to max_length. Returns logits, float32[seq, batch, vocabulary]."""
+        """Return logits, float32[seq, batch, vocabulary].
+
+        Args:
+            tokens: int64[seq, batch], with seq up to max_length.
+        """
         length = tokens.shape[0]
         hidden = self.positions(self.embedding(tokens) * math.sqrt(self.width))
-        # is_causal is said, because finding it out from the mask looks at values, which breaks a captured graph.
+        # Without is_causal, torch compares the values of the mask, which is a graph break.
         hidden = self.encoder(hidden, mask=self.causal_mask[:length, :length], is_causal=True)
         return self.decoder(hidden)
 
@@ -84,13 +88,15 @@ class TransformerModel(nn.Module):
 class TransformerLM(LanguageModel):
     """Trains `TransformerModel` to predict the next token.
 
-    vocabulary_size: comes from the data.
-    optimizer: makes the optimizer from the parameters.
-    scheduler: the learning-rate schedule; None keeps the rate.
-    layers, heads, width, feed_forward, dropout: the shape of the encoder; `width` is divisible by `heads`.
-    max_length: the longest sequence that the model takes, at least the data's bptt.
+    Args:
+        vocabulary_size: from the data.
+        optimizer: creates the optimizer from the parameters.
+        scheduler: creates the learning-rate schedule; None keeps the learning rate.
+        layers, heads, width, feed_forward, dropout: the sizes of the encoder; `heads` divides `width`.
+        max_length: the longest sequence, at least the data's bptt.
 
-    Raises InputError for a figure that no model can have.
+    Raises:
+        InputError: a size is invalid.
     """
 
     def __init__(
@@ -107,28 +113,32 @@ class TransformerLM(LanguageModel):
         max_length: int = 512,
     ) -> None:
         super().__init__(optimizer, scheduler, decay_all=True)
-        figures = dict(layers=layers, heads=heads, width=width, feed_forward=feed_forward, max_length=max_length)
-        require_whole("task", **figures)
+        sizes = dict(layers=layers, heads=heads, width=width, feed_forward=feed_forward, max_length=max_length)
+        require_whole("task", **sizes)
         require_heads("task", width, heads)
         require(
             isinstance(dropout, (int, float)) and 0 <= dropout < 1,
-            f"task.dropout={dropout!r}: must be at least 0 and below 1. Give such a share, 0 for none.",
+            f"task.dropout={dropout!r}: must be at least 0 and below 1. Give a probability, 0 for no dropout.",
         )
-        self.save_hyperparameters(dict(vocabulary_size=vocabulary_size, dropout=dropout, **figures), logger=False)
+        self.save_hyperparameters(dict(vocabulary_size=vocabulary_size, dropout=dropout, **sizes), logger=False)
         self.cross_entropy = nn.CrossEntropyLoss()
         self.model = TransformerModel(vocabulary_size, layers, heads, width, feed_forward, dropout, max_length)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """tokens: int64[seq, batch]. Returns logits, float32[seq, batch, vocabulary]."""
+        """Return logits, float32[seq, batch, vocabulary], of tokens, int64[seq, batch]."""
         return self.model(tokens)
 
     def figures(self, batch: Batch) -> Figures:
-        """batch: inputs and targets, int64[seq, batch] each. Returns the mean cross entropy, float32[], as "loss"."""
+        """Return the mean cross entropy, float32[], as "loss".
+
+        Args:
+            batch: inputs and targets, int64[seq, batch] each.
+        """
         inputs, targets = batch
         return {"loss": self.cross_entropy(self(inputs).flatten(0, 1), targets.flatten())}
 
     def tensor_plan(self) -> dict[str, str]:
-        """Which layers `strategy=ort_tensor` shares out, and how."""
+        """Return the kind of sharding of each layer that `strategy=ort_tensor` shards."""
         return {
             "model.embedding": "embedding",
             "model.encoder.layers.*.self_attn": "attention",
@@ -139,9 +149,11 @@ class TransformerLM(LanguageModel):
         }
 
     def inference(self, data: TextData) -> Inference:
-        """Logits, float32[batch, length, vocabulary], of input_ids, int64[batch, length]."""
+        """Return the model that computes logits, float32[batch, length, vocabulary], from input_ids,
+        int64[batch, length].
+        """
         words, length = data.streams.vocabulary, int(self.hparams["max_length"])
-        # At its full length, the slices of the mask would be the whole of it, and the length a constant.
+        # Below the full length: a slice of the whole mask would make the length a constant.
         batch = example(len(words), max(2, length // 2), "input_ids")
         facts = Facts(LANGUAGE_MODEL, length, separator=" ")
         return Inference(BatchFirst(self.model), batch, changing(["input_ids"]), word_tokenizer(words), facts)

@@ -1,4 +1,4 @@
-"""BERT's pre-training as its recipe has it (LAMB, accumulation, ids alone): resumed, and gone on with in phase 2."""
+"""BERT's pre-training by its recipe (LAMB, gradient accumulation, ids alone): resumed, and continued in phase 2."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ import lit_ort
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    # A resumed run has a folder of its own.
+    # A resumed run has a separate folder.
     pytest.mark.filterwarnings("ignore:The dirpath has changed"),
 ]
 
 VOCABULARY, BATCH, MICRO_BATCHES, ACCUMULATED = 50, 4, 5, 2
-STEPS_AN_EPOCH, STEPS = 3, 7
+STEPS_PER_EPOCH, STEPS = 3, 7
 
 
 def random_batch(length: int) -> Batch:
@@ -56,7 +56,7 @@ def data_of(folder: Path) -> PretrainingShards:
 
 
 class Losses(Callback):
-    """Keeps the loss of each micro-batch and the rate of each step."""
+    """Records the loss of each micro-batch and the learning rate of each step."""
 
     def __init__(self) -> None:
         self.losses: list[Tensor] = []
@@ -77,7 +77,7 @@ def train(
     pretrained: Path | None = None,
     resume_from: Path | None = None,
 ) -> tuple[BertPretrain, Losses]:
-    """Writes a checkpoint after each optimizer step."""
+    """Trains, with a checkpoint after each optimizer step."""
     seed_everything(seed, verbose=False)
     data = data_of(folder)
     task = BertPretrain(
@@ -111,17 +111,17 @@ def train(
 
 
 @pytest.mark.slow
-def test_a_resumed_phase_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+def test_a_resumed_phase_has_the_losses_and_weights_of_an_uninterrupted_one(tmp_path: Path) -> None:
     folder = shards(tmp_path / "shards", 12)
-    straight, expected = train(folder, tmp_path / "whole", seed=7)
-    # In an epoch's middle, at its end, and after it.
-    for step in (2, STEPS_AN_EPOCH, STEPS_AN_EPOCH + 1):
-        before = step // STEPS_AN_EPOCH * MICRO_BATCHES + step % STEPS_AN_EPOCH * ACCUMULATED
+    uninterrupted, expected = train(folder, tmp_path / "whole", seed=7)
+    # Within an epoch, at its end, and after it.
+    for step in (2, STEPS_PER_EPOCH, STEPS_PER_EPOCH + 1):
+        before = step // STEPS_PER_EPOCH * MICRO_BATCHES + step % STEPS_PER_EPOCH * ACCUMULATED
         checkpoint = tmp_path / "whole" / f"step={step}.ckpt"
         task, losses = train(folder, tmp_path / f"from_{step}", seed=99, resume_from=checkpoint)
         torch.testing.assert_close(torch.stack(losses.losses), torch.stack(expected.losses[before:]), rtol=1e-6, atol=0)
         assert losses.rates == pytest.approx(expected.rates[before:])
-        for (name, value), other in zip(task.named_parameters(), straight.parameters(), strict=True):
+        for (name, value), other in zip(task.named_parameters(), uninterrupted.parameters(), strict=True):
             torch.testing.assert_close(value, other, rtol=1e-6, atol=1e-7, msg=name)
 
 
@@ -129,12 +129,12 @@ def test_a_resumed_phase_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> Non
 def test_phase_2_starts_from_phase_1_on_longer_items(tmp_path: Path) -> None:
     one, _ = train(shards(tmp_path / "short", 12), tmp_path / "phase1", seed=7, steps=1)
     checkpoint, longer = tmp_path / "phase1" / "step=1.ckpt", shards(tmp_path / "long", 20)
-    begun = BertPretrain(pretrained=checkpoint, **data_of(longer).task_arguments)
-    for (name, value), other in zip(begun.model.named_parameters(), one.model.parameters(), strict=True):
+    initial = BertPretrain(pretrained=checkpoint, **data_of(longer).task_arguments)
+    for (name, value), other in zip(initial.model.named_parameters(), one.model.parameters(), strict=True):
         assert torch.equal(value, other), name
-    # The first step's rate is zero, for the warm-up.
+    # In the warm-up, the rate of the first step is zero.
     two, _ = train(longer, tmp_path / "phase2", seed=8, steps=2, pretrained=checkpoint)
-    for (name, value), other in zip(two.model.named_parameters(), begun.model.parameters(), strict=True):
+    for (name, value), other in zip(two.model.named_parameters(), initial.model.parameters(), strict=True):
         assert not torch.equal(value, other), name
-    with pytest.raises(InputError, match=r"model\.tokenizer=.*ckpt: holds no tokenizer.*trained on ids alone"):
+    with pytest.raises(InputError, match=r"model\.tokenizer=.*ckpt: contains no tokenizer.*trained on ids alone"):
         load_tokenizer(checkpoint)

@@ -1,4 +1,4 @@
-"""GPT-2 and BERT through ONNX Runtime: the numbers of eager, one graph a step, nothing in eager."""
+"""GPT-2 and BERT through ONNX Runtime: the results of eager PyTorch, one graph per step, no fallback."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tests.hf_models import CASES
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def made(name: str, **figures: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+def task_and_batch(name: str, **options: Any) -> tuple[Any, dict[str, torch.Tensor]]:
     torch.manual_seed(3)
     build, make_batch = CASES[name]
-    task = build(**figures).train()
+    task = build(**options).train()
     return task, make_batch(task)
 
 
@@ -35,7 +35,7 @@ NAMES = {
 
 @pytest.mark.parametrize("name", list(CASES))
 def test_loss_and_every_gradient_of_the_first_step(name: str) -> None:
-    task, batch = made(name)
+    task, batch = task_and_batch(name)
     engine = assert_same_step(task, step, *batch.values())
     assert [report.kind for report in engine.compile_log.graphs] == ["fused"]
 
@@ -44,7 +44,7 @@ def test_loss_and_every_gradient_of_the_first_step(name: str) -> None:
 @pytest.mark.parametrize("name", list(CASES))
 @pytest.mark.parametrize("kind", ["training_step", "validation_step"])
 def test_a_step_is_one_graph_with_all_its_figures(name: str, kind: str) -> None:
-    task, batch = made(name)
+    task, batch = task_and_batch(name)
     engine = backend()
     expected = getattr(task, kind)(batch, 0)
     with torch.set_grad_enabled(kind == "training_step"):
@@ -59,7 +59,7 @@ def test_a_step_is_one_graph_with_all_its_figures(name: str, kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(CASES))
 def test_weights_after_ten_optimizer_steps(name: str) -> None:
-    task, _ = made(name)
+    task, _ = task_and_batch(name)
     twin = copy.deepcopy(task)
     compiled = torch.compile(step, backend=backend())
     optimizers = [adamw(module) for module in (task, twin)]
@@ -70,20 +70,20 @@ def test_weights_after_ten_optimizer_steps(name: str) -> None:
             loss.backward()
             optimizer.step()
     for (parameter, weight), expected in zip(task.named_parameters(), twin.parameters(), strict=True):
-        # Keys' biases don't change the attention: their gradient is rounding alone, which Adam makes as large as any.
+        # The biases of keys don't change the attention. Their gradient is rounding error, which Adam scales up.
         if "key.bias" not in parameter and "c_attn.bias" not in parameter:
             assert relative_error(weight.detach(), expected.detach()) < 1e-3, parameter
 
 
 def adamw(module: LightningModule) -> torch.optim.Optimizer:
-    # An epsilon above the rounding of gradients, so that those near zero stay there.
+    # An epsilon above the rounding error of gradients, so that updates from gradients near zero stay near zero.
     return torch.optim.AdamW(module.parameters(), lr=1e-3, eps=1e-6)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(CASES))
-def test_dropout_is_drawn_anew_and_repeats_with_the_seed(name: str) -> None:
-    task, batch = made(name, dropout=0.3)
+def test_dropout_differs_between_steps_and_repeats_with_the_seed(name: str) -> None:
+    task, batch = task_and_batch(name, dropout=0.3)
     compiled = torch.compile(step, backend=backend())
 
     def losses() -> list[float]:

@@ -1,4 +1,4 @@
-"""GPT-2 and BERT as tasks: what they log and save, where their weights may come from, what they refuse."""
+"""GPT-2 and BERT as tasks: their logs, checkpoints, sources of weights, and errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.hf_models import (
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`"),
-    # Matplotlib's array conversion meets torch's older protocol.
+    # Matplotlib converts arrays of torch, which has the older protocol.
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"),
 ]
 
@@ -55,7 +55,7 @@ def trainer(folder: Path, **options: Any) -> Trainer:
 
 
 def loader(batches: list[Any]) -> DataLoader[Any]:
-    return DataLoader(batches, batch_size=None)  # pyright: ignore[reportArgumentType] - a list serves as a dataset
+    return DataLoader(batches, batch_size=None)  # pyright: ignore[reportArgumentType] - a list can be a dataset
 
 
 @pytest.mark.parametrize("name", list(CASES))
@@ -78,7 +78,7 @@ def test_a_run_saves_a_folder_that_the_library_loads(name: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_a_checkpoint_serves_as_pretrained_model_and_tokenizer(name: str, tmp_path: Path) -> None:
+def test_a_checkpoint_can_be_the_pretrained_model_and_tokenizer(name: str, tmp_path: Path) -> None:
     build, make_batch = CASES[name]
     task = build()
     run = trainer(tmp_path)
@@ -107,12 +107,12 @@ def test_fine_tuning_starts_from_pre_training(tmp_path: Path) -> None:
 
 
 def events(folder: Path) -> EventAccumulator:
-    found = EventAccumulator(str(folder), size_guidance={"tensors": 0, "images": 0})
-    found.Reload()
-    return found
+    accumulator = EventAccumulator(str(folder), size_guidance={"tensors": 0, "images": 0})
+    accumulator.Reload()
+    return accumulator
 
 
-def test_a_sample_is_logged_at_each_validation_and_moves_no_random_state(tmp_path: Path) -> None:
+def test_a_sample_is_logged_at_each_validation_and_keeps_the_random_state(tmp_path: Path) -> None:
     task = gpt2(sample_prompt="the", sample_tokens=5)
     logger = TensorBoardLogger(tmp_path, name="", version="")
     batches = loader([gpt2_batch(task)])
@@ -135,8 +135,8 @@ def test_pre_training_figures_are_those_of_the_library() -> None:
     figures = task.figures(batch)
     torch.testing.assert_close(figures["loss"], expected.loss)
     torch.testing.assert_close(figures["mlm_loss"] + figures["nsp_loss"], expected.loss.detach())
-    told = expected.seq_relationship_logits.argmax(-1) == batch["next_sentence_label"]
-    assert figures["nsp_accuracy"] == told.float().mean()
+    correct = expected.seq_relationship_logits.argmax(-1) == batch["next_sentence_label"]
+    assert figures["nsp_accuracy"] == correct.float().mean()
     assert task.counts(batch) == {"loss": 4, "mlm_loss": 8, "nsp_loss": 4, "nsp_accuracy": 4}
 
 
@@ -181,7 +181,7 @@ def test_training_learns(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("build", [gpt2, bert_pretrain, bert_finetune])
 @pytest.mark.parametrize(
-    ("figures", "message"),
+    ("options", "message"),
     [
         (dict(layers=0), "model.layers=0: must be a whole number"),
         (dict(width=33), r"model.width=33: not divisible by model.heads=2.*try model.width=34"),
@@ -190,23 +190,23 @@ def test_training_learns(tmp_path: Path) -> None:
         (dict(pretrained="nowhere.ckpt"), "model.pretrained=nowhere.ckpt: no such file"),
     ],
 )
-def test_unusable_figures_are_refused_by_name(build: Any, figures: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused_by_name(build: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        build(**figures)
+        build(**options)
 
 
-def test_broken_and_foreign_sources_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_and_foreign_sources_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="the folder lacks what is needed"):
+    with pytest.raises(InputError, match="the folder lacks a file"):
         gpt2(pretrained=tmp_path / "empty")
-    (tmp_path / "broken.ckpt").write_bytes(b"PK\x03\x04 half a file")
+    (tmp_path / "damaged.ckpt").write_bytes(b"PK\x03\x04 half a file")
     with pytest.raises(InputError, match="not a readable checkpoint"):
-        gpt2(pretrained=tmp_path / "broken.ckpt")
+        gpt2(pretrained=tmp_path / "damaged.ckpt")
     torch.save({"state_dict": {}}, tmp_path / "foreign.ckpt")
     with pytest.raises(InputError, match="was not written by a task with a Hugging Face model"):
         gpt2(pretrained=tmp_path / "foreign.ckpt")
     monkeypatch.setattr(huggingface, "hub_answers", lambda: False)
-    with pytest.raises(InputError, match="the hub does not answer, and it was not fetched before"):
+    with pytest.raises(InputError, match="the hub does not answer, and the cache has no copy"):
         gpt2(pretrained="some-owner/some-model")
 
 
@@ -215,10 +215,10 @@ def test_ids_and_lengths_beyond_the_pretrained_model_are_refused(tmp_path: Path)
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     small = GPT2LMHeadModel(type(gpt2().model.config)(**config | dict(vocab_size=200)))
     small.save_pretrained(tmp_path / "small")
-    with pytest.raises(InputError, match=r"the id \d+, and the model .*small knows ids up to 199"):
+    with pytest.raises(InputError, match=r"the id \d+, and the model .*small has ids up to 199"):
         gpt2(pretrained=tmp_path / "small")
     task = gpt2()
-    with pytest.raises(InputError, match=r"data.block=13: the model .* takes 12 tokens at most"):
+    with pytest.raises(InputError, match=r"data.block=13: the model .* has at most 12 tokens"):
         type(task)(task.tokenizer, max_length=13, pretrained=tmp_path / "hf")
 
 

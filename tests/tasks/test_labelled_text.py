@@ -1,4 +1,4 @@
-"""Labelled corpora, their encoding, the order of the batches, and how unusable input is refused."""
+"""Labelled corpora, their encoding, the order of the batches, and the errors of invalid input."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def write(path: Path, *lines: str) -> Path:
 
 
 def write_rows(path: Path, count: int = 40) -> Path:
-    """A .csv of distinct texts, with the labels a, b and c in turn."""
+    """Writes a .csv of different texts, with the labels a, b and c alternating."""
     return write(path, "text,label", *(f"number {row} of the rows,{'abc'[row % 3]}" for row in range(count)))
 
 
-def small_table(path: Path, **figures: Any) -> Table:
-    return Table(**{"train_file": path, "max_length": 12, "batch_size": 4, "eval_batch_size": 3, **figures})
+def small_table(path: Path, **options: Any) -> Table:
+    return Table(**{"train_file": path, "max_length": 12, "batch_size": 4, "eval_batch_size": 3, **options})
 
 
 # --- Docstrings -------------------------------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ def test_docstrings_are_in_one_split_once_and_long_enough(docstrings: Docstrings
 
 
 def write_library(root: Path, each: int) -> Path:
-    """A standard library in which each class has so many docstrings."""
+    """Writes a standard library in which each class has this number of docstrings."""
     for name, parts in DOCSTRING_CLASSES.items():
         (root / parts[-1]).mkdir(parents=True)
         functions = [
@@ -82,7 +82,7 @@ def write_library(root: Path, each: int) -> Path:
 
 def test_docstrings_that_are_short_or_repeated_are_left_out(tmp_path: Path) -> None:
     root = write_library(tmp_path, 12)
-    both = '"""Said in two of the classes alike."""'
+    both = '"""A docstring of two classes."""'
     mail = (
         f'{both}\nclass A:\n    "short"\n    def f(self):\n        """what the Function 3 of mail\n        returns."""'
     )
@@ -100,12 +100,12 @@ def test_docstrings_that_are_short_or_repeated_are_left_out(tmp_path: Path) -> N
         for text, label in zip(getattr(corpus, name).texts, getattr(corpus, name).labels, strict=True)
         if label == mail_label
     ]
-    # "Function 3" in mailbox.py comes before the same text, and is read as inspect.cleandoc has it.
+    # "Function 3" in mailbox.py precedes the same text, and inspect.cleandoc removes its indentation.
     expected = {f"What the function {row} of mail returns." for row in range(12) if row != 3}
     assert set(mails) == expected | {"what the Function 3 of mail\nreturns."}
 
 
-def test_a_class_gives_as_many_docstrings_as_the_smallest_evenly_spaced(tmp_path: Path) -> None:
+def test_each_class_has_as_many_docstrings_as_the_smallest_evenly_spaced(tmp_path: Path) -> None:
     root = write_library(tmp_path, 20)
     (root / "logging" / "__init__.py").write_text(
         "\n".join(f'def f{k}(): "This is the line number {k:02}."' for k in range(10))
@@ -143,19 +143,19 @@ def test_every_tenth_row_is_held_out(tmp_path: Path) -> None:
         assert getattr(corpus, name).labels == tuple(row % 3 for row in numbers[name])
 
 
-@pytest.mark.parametrize("given", ["valid_file", "test_file"])
-def test_rows_are_held_out_for_a_file_that_is_not_given(tmp_path: Path, given: str) -> None:
-    own = write(tmp_path / "own.csv", "label,text", "c,an own row")
-    files: dict[str, Any] = {given: own}
+@pytest.mark.parametrize("option", ["valid_file", "test_file"])
+def test_rows_are_held_out_for_a_file_that_is_none(tmp_path: Path, option: str) -> None:
+    file = write(tmp_path / "file.csv", "label,text", "c,a row")
+    files: dict[str, Any] = {option: file}
     corpus = table(write_rows(tmp_path / "rows.csv"), **files)
-    split, other = (corpus.valid, corpus.test) if given == "valid_file" else (corpus.test, corpus.valid)
-    assert split == LabelledSplit(str(own), ("an own row",), None, (2,))
+    split, other = (corpus.valid, corpus.test) if option == "valid_file" else (corpus.test, corpus.valid)
+    assert split == LabelledSplit(str(file), ("a row",), None, (2,))
     assert len(other.texts) == 4
     assert not set(other.texts) & set(corpus.train.texts)
     assert len(corpus.train.texts) == 36
 
 
-def test_all_rows_are_trained_on_when_all_files_are_given(tmp_path: Path) -> None:
+def test_with_all_three_files_all_rows_are_for_training(tmp_path: Path) -> None:
     rows, other = write_rows(tmp_path / "rows.csv", 9), write_rows(tmp_path / "other.csv", 1)
     corpus = table(rows, other, other)
     assert [len(getattr(corpus, name).texts) for name in SPLITS] == [9, 1, 1]
@@ -179,7 +179,7 @@ QUOTED = 'He said ""so"", and left'
         ),
     ],
 )
-def test_each_format_gives_the_same_rows(tmp_path: Path, name: str, lines: list[str]) -> None:
+def test_all_formats_have_the_same_rows(tmp_path: Path, name: str, lines: list[str]) -> None:
     path = write(tmp_path / name, *lines)
     corpus = table(path, path, path, TableColumns(text="question", label="kind"))
     assert corpus.labels == ("no", "yes")
@@ -220,7 +220,7 @@ FINE = '{"text": "t", "label": "b"}'
         ("t.csv", ["txt,label", "t,a"], r"line 2: no column 'text' \(data\.text_column\); there are 'txt', 'label'"),
         ("t.csv", ["text,class", "t,a"], r"no column 'label' \(data\.label_column\); there are 'text', 'class'"),
         ("t.csv", [HEAD, "t,a", "t"], r"t\.csv, line 3: 1 fields, and the first row names 2 columns"),
-        ("t.csv", [HEAD, '"t\nt",a', "t,t,b"], r"t\.csv, line 4: 3 fields.*quote a field that has a comma"),
+        ("t.csv", [HEAD, '"t\nt",a', "t,t,b"], r"t\.csv, line 4: 3 fields.*quote a field with a comma"),
         ("t.csv", [HEAD, "t,a", '"t"t,b'], r"t\.csv, line 3: cannot be read: .*quotation marks"),
         ("t.csv", [HEAD, "t,a", '"t,b'], r"t\.csv, line 3: cannot be read: unexpected end of data"),
         ("t.csv", [HEAD, "t,a", " ,b"], r"t\.csv, line 3: 'text' is ' ', and a text must be"),
@@ -236,7 +236,7 @@ FINE = '{"text": "t", "label": "b"}'
         ("t.jsonl", [FINE, '{"text": "t", "label": true}'], r"line 2: 'label' is True, and a label must be"),
     ],
 )
-def test_an_unusable_table_is_refused_with_its_line(tmp_path: Path, name: str, lines: list[str], message: str) -> None:
+def test_an_invalid_table_is_refused_with_its_line(tmp_path: Path, name: str, lines: list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
         table(write(tmp_path / name, *lines))
 
@@ -271,7 +271,7 @@ def test_a_label_that_training_lacks_is_refused(tmp_path: Path, which: str) -> N
 
 
 def hub_copy(columns: tuple[str, ...], **sizes: int) -> datasets.DatasetDict:
-    """What the `datasets` library would give, with the labels 0 and 1 in turn."""
+    """A dataset of the `datasets` library, with the labels 0 and 1 alternating."""
     return datasets.DatasetDict(
         {
             name: datasets.Dataset.from_dict(
@@ -286,22 +286,22 @@ def hub_copy(columns: tuple[str, ...], **sizes: int) -> datasets.DatasetDict:
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, answer: Any) -> list[tuple[str, ...]]:
-    """A hub that gives this answer; what it was asked for comes into the list."""
-    asked: list[tuple[str, ...]] = []
+    """Replaces the hub by one that returns this answer. Returns the list of the requests."""
+    requests: list[tuple[str, ...]] = []
 
     def load_dataset(*names: str) -> Any:
-        asked.append(names)
+        requests.append(names)
         return answer
 
     monkeypatch.setattr(huggingface, "hub_answers", lambda: True)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    return asked
+    return requests
 
 
 def test_glue_holds_every_twentieth_row_out_and_tests_on_validation(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = serve(monkeypatch, hub_copy(("sentence",), train=60, validation=3, test=2))
+    requests = serve(monkeypatch, hub_copy(("sentence",), train=60, validation=3, test=2))
     corpus = Glue(name="sst2").corpus
-    assert asked == [("nyu-mll/glue", "sst2")]
+    assert requests == [("nyu-mll/glue", "sst2")]
     assert corpus.labels == ("negative", "positive")
     assert corpus.valid.texts == tuple(f"train sentence {row}" for row in (19, 39, 59))
     assert corpus.valid.labels == (1, 1, 1)
@@ -329,12 +329,12 @@ def test_a_label_that_the_task_lacks_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(("name", "message"), [("stsb", "degrees of similarity"), ("ax", "no task of GLUE")])
-def test_what_is_no_classification_task_is_refused_at_once(name: str, message: str) -> None:
+def test_other_names_than_those_of_classification_tasks_are_refused(name: str, message: str) -> None:
     with pytest.raises(InputError, match=rf"data\.name='{name}': .*{message}.*cola, mnli"):
         Glue(name=name)
 
 
-def test_without_a_hub_both_ways_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_hub_the_error_names_both_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def unreachable(*args: object, **kwargs: object) -> None:
         raise socket.gaierror(-2, "Name or service not known")
 
@@ -350,7 +350,7 @@ def test_without_a_hub_both_ways_are_named(monkeypatch: pytest.MonkeyPatch, tmp_
     assert before == config.HF_HUB_OFFLINE
 
 
-def test_without_the_library_both_ways_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_error_names_both_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface, "hub_answers", lambda: False)
     monkeypatch.setitem(sys.modules, "datasets", None)
     message = r"`datasets` library is not installed.*data\.train_file=PATH.*pip install datasets"
@@ -372,7 +372,7 @@ def test_a_batch_has_one_shape_and_int64(tmp_path: Path) -> None:
         assert [tuple(tensor.shape) for tensor in batch.values()] == [(rows, 12)] * 3 + [(rows,)]
 
 
-def test_a_text_is_between_special_tokens_and_filled_up(tmp_path: Path) -> None:
+def test_a_text_has_special_tokens_around_it_and_padding(tmp_path: Path) -> None:
     data = small_table(write_rows(tmp_path / "rows.csv"))
     item = data.encoded["train"][1]
     tokens = data.tokenizer.convert_ids_to_tokens(item["input_ids"].tolist())
@@ -387,7 +387,7 @@ def write_pairs(path: Path) -> Path:
     return write(path, "text,other,label", *rows)
 
 
-def test_of_a_pair_the_longer_text_is_cut(tmp_path: Path) -> None:
+def test_the_longer_text_of_a_pair_is_truncated(tmp_path: Path) -> None:
     data = small_table(write_pairs(tmp_path / "rows.csv"), pair_column="other", max_length=9)
     item = data.encoded["valid"][0]
     tokens = data.tokenizer.convert_ids_to_tokens(item["input_ids"].tolist())
@@ -395,28 +395,28 @@ def test_of_a_pair_the_longer_text_is_cut(tmp_path: Path) -> None:
     assert item["token_type_ids"].tolist() == [0] * 6 + [1] * 3
 
 
-def test_many_texts_are_encoded_as_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_batches_of_texts_are_encoded_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_rows(tmp_path / "rows.csv")
     data = small_table(path)
     tokenizer = data.tokenizer
     whole = [data.encoded["train"][row]["input_ids"] for row in range(32)]
     monkeypatch.setattr("lit_ort_tasks.data.labelled_text.ENCODED_AT_A_TIME", 5)
     again = small_table(path)
-    again.__dict__["tokenizer"] = tokenizer
+    again.tokenizer = tokenizer
     assert all(torch.equal(again.encoded["train"][row]["input_ids"], whole[row]) for row in range(32))
 
 
 def save_words(folder: Path, **special: Any) -> Path:
-    """A tokenizer of whole words without token_type_ids, as those of models without segments."""
+    """Saves a tokenizer of whole words without token_type_ids, like that of a model without segments."""
     words = ["[PAD]", "[UNK]", *"number of the rows".split(), *(str(number) for number in range(40))]
-    tokenizer = Tokenizer(models.WordLevel({word: place for place, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     names = ["input_ids", "attention_mask"]
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=names, **special).save_pretrained(folder)
     return folder
 
 
-def test_a_tokenizer_without_token_types_gives_zeros(tmp_path: Path) -> None:
+def test_token_types_of_a_tokenizer_without_them_are_zeros(tmp_path: Path) -> None:
     folder = save_words(tmp_path / "words", pad_token="[PAD]")
     data = small_table(write_rows(tmp_path / "rows.csv"), tokenizer=folder)
     batch = next(iter(data.val_dataloader()))
@@ -425,7 +425,7 @@ def test_a_tokenizer_without_token_types_gives_zeros(tmp_path: Path) -> None:
     assert batch["attention_mask"].sum(1).tolist() == [5, 5, 5]
 
 
-def test_a_tokenizer_that_cannot_serve_is_refused(tmp_path: Path) -> None:
+def test_a_tokenizer_without_padding_or_with_a_short_length_is_refused(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "rows.csv")
     folder = save_words(tmp_path / "unpadded")
     with pytest.raises(InputError, match=r"model\.tokenizer=.*unpadded: has no padding token"):
@@ -435,7 +435,7 @@ def test_a_tokenizer_that_cannot_serve_is_refused(tmp_path: Path) -> None:
         small_table(path, tokenizer=folder).setup("fit")
 
 
-def test_task_arguments_are_what_the_task_takes(tmp_path: Path) -> None:
+def test_the_arguments_of_the_task(tmp_path: Path) -> None:
     data = small_table(write_rows(tmp_path / "rows.csv"), vocabulary_size=50)
     arguments = data.task_arguments
     assert arguments == {"tokenizer": data.tokenizer, "labels": ["a", "b", "c"], "max_length": 12}
@@ -452,7 +452,7 @@ def test_task_arguments_are_what_the_task_takes(tmp_path: Path) -> None:
         ("seed", -1, 0),
     ],
 )
-def test_unusable_figures_are_refused_by_name(name: str, value: Any, least: int) -> None:
+def test_invalid_numbers_are_refused_by_name(name: str, value: Any, least: int) -> None:
     with pytest.raises(InputError, match=f"data.{name}={value!r}: must be a whole number of at least {least}"):
         Docstrings(**{name: value})
 
@@ -481,15 +481,15 @@ def test_a_split_without_rows_is_refused() -> None:
 
 
 class Recorder(LightningModule):
-    """Trains one number, and keeps which texts each epoch saw."""
+    """Trains one number, and records the texts of each epoch."""
 
     def __init__(self) -> None:
         super().__init__()
         self.number = torch.nn.Parameter(torch.zeros(()))
-        self.seen: dict[int, list[list[int]]] = {}
+        self.epochs: dict[int, list[list[int]]] = {}
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        self.seen.setdefault(self.current_epoch, []).extend(batch["input_ids"].tolist())
+        self.epochs.setdefault(self.current_epoch, []).extend(batch["input_ids"].tolist())
         return self.number * batch["labels"].float().mean()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
@@ -510,24 +510,23 @@ def trained(data: LabelledText, epochs: int, **fit: Any) -> tuple[dict[int, list
         enable_model_summary=False,
     )
     trainer.fit(task, datamodule=data, **fit)
-    return task.seen, trainer
+    return task.epochs, trainer
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_each_epoch_has_its_own_order_also_after_a_resume(tmp_path: Path) -> None:
+def test_each_epoch_has_another_order_also_after_a_resume(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "rows.csv")
     words = save_words(tmp_path / "words", pad_token="[PAD]")
-    straight, _ = trained(small_table(path, tokenizer=words), 3)
-    assert list(straight) == [0, 1, 2]
-    everything = sorted(straight[0])
+    expected, _ = trained(small_table(path, tokenizer=words), 3)
+    assert list(expected) == [0, 1, 2]
     for epoch in range(3):
-        assert sorted(straight[epoch]) == everything  # 32 rows are 8 whole batches
-        assert straight[epoch] != straight[(epoch + 1) % 3]
+        assert sorted(expected[epoch]) == sorted(expected[0])  # 32 rows are 8 full batches
+        assert expected[epoch] != expected[(epoch + 1) % 3]
     _, stopped = trained(small_table(path, tokenizer=words), 1)
     stopped.save_checkpoint(tmp_path / "one.ckpt")
     torch.manual_seed(99)
     resumed, _ = trained(small_table(path, tokenizer=words), 3, ckpt_path=tmp_path / "one.ckpt", weights_only=True)
-    assert resumed == {epoch: straight[epoch] for epoch in (1, 2)}
+    assert resumed == {epoch: expected[epoch] for epoch in (1, 2)}
 
 
 def test_the_order_depends_on_the_seed_alone(tmp_path: Path) -> None:
@@ -553,7 +552,7 @@ def test_a_checkpoint_of_other_labels_or_another_tokenizer_is_refused(tmp_path: 
         other.load_state_dict(state)
 
 
-def test_a_saved_tokenizer_is_the_same_one_after_its_use(tmp_path: Path) -> None:
+def test_a_saved_tokenizer_is_the_same_one_after_a_call(tmp_path: Path) -> None:
     data = small_table(write_rows(tmp_path / "rows.csv"))
     data.setup("fit")
     data.task_arguments["tokenizer"].save_pretrained(tmp_path / "saved")
@@ -564,6 +563,6 @@ def test_a_saved_tokenizer_is_the_same_one_after_its_use(tmp_path: Path) -> None
     assert resumed.encoded["test"][0]["input_ids"].tolist()[:12] == data.encoded["test"][0]["input_ids"].tolist()
 
 
-def test_nothing_is_read_when_the_data_is_made(tmp_path: Path) -> None:
+def test_the_constructor_reads_nothing(tmp_path: Path) -> None:
     for data in (Table(train_file=tmp_path / "absent.csv"), Docstrings(dir=tmp_path / "absent"), Glue()):
         assert "corpus" not in vars(data)

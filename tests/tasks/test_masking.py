@@ -1,4 +1,4 @@
-"""Which tokens are masked, how many, and what they become."""
+"""The choice, the number and the replacement of masked tokens."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def ordinary_ids(items: int = ITEMS) -> np.ndarray:
 
 
 def assert_binomial(hits: int, trials: int, share: float) -> None:
-    """Within five standard deviations of what independent draws with this share give."""
+    """Asserts that the hits are within five standard deviations of independent draws with this probability."""
     assert abs(hits - trials * share) < 5 * sqrt(trials * share * (1 - share))
 
 
-def test_eight_in_ten_become_mask_one_another_token_one_stays() -> None:
+def test_of_ten_tokens_eight_are_masked_one_is_replaced_and_one_is_kept() -> None:
     ids = ordinary_ids()
     inputs, labels = mask_tokens(ids, draws(ITEMS), BERT)
     chosen = labels >= 0
@@ -38,7 +38,7 @@ def test_eight_in_ten_become_mask_one_another_token_one_stays() -> None:
     trials = int(chosen.sum())
     assert_binomial(int((inputs[chosen] == MASK).sum()), trials, 0.8)
     others = len(BERT.other_ids)
-    # A random token is the same one by chance.
+    # A random token can equal the original one.
     assert_binomial(int((inputs[chosen] == ids[chosen]).sum()), trials, 0.1 + 0.1 / others)
     replaced = inputs[chosen & (inputs != MASK) & (inputs != ids)]
     assert_binomial(len(replaced), trials, 0.1 * (1 - 1 / others))
@@ -47,11 +47,11 @@ def test_eight_in_ten_become_mask_one_another_token_one_stays() -> None:
     assert not np.isin(replaced, SPECIALS).any()
 
 
-def test_every_place_is_as_likely_and_the_share_is_rounded() -> None:
+def test_every_position_has_the_same_probability_and_the_share_is_rounded() -> None:
     _, labels = mask_tokens(ordinary_ids(), draws(ITEMS), BERT)
     assert ((labels >= 0).sum(axis=1) == 10).all()  # 0.15 x 64 = 9.6
-    for place in range(LENGTH):
-        assert_binomial(int((labels[:, place] >= 0).sum()), ITEMS, 10 / LENGTH)
+    for position in range(LENGTH):
+        assert_binomial(int((labels[:, position] >= 0).sum()), ITEMS, 10 / LENGTH)
 
 
 def test_special_tokens_are_never_predicted_and_do_not_count() -> None:
@@ -67,7 +67,9 @@ def test_special_tokens_are_never_predicted_and_do_not_count() -> None:
 @pytest.mark.parametrize(
     ("ordinary", "share", "limit", "expected"), [(1, 0.15, 20, 1), (60, 0.9, 20, 20), (0, 0.5, 9, 0)]
 )
-def test_at_least_one_and_at_most_the_limit(ordinary: int, share: float, limit: int, expected: int) -> None:
+def test_at_least_one_token_and_at_most_the_limit_is_predicted(
+    ordinary: int, share: float, limit: int, expected: int
+) -> None:
     ids = np.zeros((50, LENGTH), dtype=np.int64)
     ids[:, :ordinary] = 7
     _, labels = mask_tokens(ids, draws(50), Masking(MASK, SPECIALS, BERT.other_ids, share, limit))

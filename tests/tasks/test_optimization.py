@@ -1,4 +1,4 @@
-"""Schedules, parameter groups, and how they reach Lightning."""
+"""Schedules and parameter groups."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torch import nn
 
 def rates(schedule: Schedule, steps: int, trainer_steps: float = 10) -> list[float]:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    made = schedule(optimizer, trainer_steps)
-    found = []
+    scheduler = schedule(optimizer, trainer_steps)
+    values = []
     for _ in range(steps):
-        found.append(optimizer.param_groups[0]["lr"])
+        values.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
-        made.step()
-    return found
+        scheduler.step()
+    return values
 
 
 @pytest.mark.parametrize(
-    ("figures", "expected"),
+    ("options", "expected"),
     [
         (dict(shape="constant"), [1, 1, 1, 1]),
         (dict(shape="constant", warmup=2), [0, 0.5, 1, 1]),
@@ -35,12 +35,12 @@ def rates(schedule: Schedule, steps: int, trainer_steps: float = 10) -> list[flo
         (dict(shape="polynomial", power=1.0, total_steps=4, end_rate=0.2), [1, 0.8, 0.6, 0.4]),
     ],
 )
-def test_shapes(figures: dict[str, Any], expected: list[float]) -> None:
-    assert rates(Schedule(**figures), 4) == pytest.approx(expected)
+def test_shapes(options: dict[str, Any], expected: list[float]) -> None:
+    assert rates(Schedule(**options), 4) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
-    ("figures", "message"),
+    ("options", "message"),
     [
         (dict(shape="sine"), "scheduler.shape=sine: no such schedule. Choose from constant, linear"),
         (dict(shape="linear", warmup=-0.1), "scheduler.warmup=-0.1: must be a share"),
@@ -48,24 +48,24 @@ def test_shapes(figures: dict[str, Any], expected: list[float]) -> None:
         (dict(shape="linear", total_steps=0), "scheduler.total_steps=0: must be at least 1"),
     ],
 )
-def test_unusable_figures_are_refused(figures: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        Schedule(**figures)
+        Schedule(**options)
 
 
-@pytest.mark.parametrize("figures", [dict(shape="linear"), dict(shape="constant", warmup=0.1)])
-def test_a_run_without_end_needs_a_length(figures: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [dict(shape="linear"), dict(shape="constant", warmup=0.1)])
+def test_a_schedule_with_an_end_needs_a_number_of_steps(options: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="the trainer has no last step"):
-        rates(Schedule(**figures), 1, float("inf"))
+        rates(Schedule(**options), 1, float("inf"))
     assert rates(Schedule(shape="constant", warmup=4), 3, float("inf")) == [0, 0.25, 0.5]
 
 
 def test_biases_norms_and_frozen_weights_do_not_decay() -> None:
     module = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Embedding(5, 4), nn.Linear(4, 4))
     module[3].requires_grad_(False)
-    decayed, kept = weight_decay_groups(module)
+    decayed, others = weight_decay_groups(module)
     assert [tuple(p.shape) for p in decayed["params"]] == [(4, 3), (5, 4)]
-    assert [tuple(p.shape) for p in kept["params"]] == [(4,), (4,), (4,)]
-    assert (decayed.get("weight_decay"), kept["weight_decay"]) == (None, 0.0)
+    assert [tuple(p.shape) for p in others["params"]] == [(4,), (4,), (4,)]
+    assert (decayed.get("weight_decay"), others["weight_decay"]) == (None, 0.0)
     optimizer = torch.optim.AdamW(weight_decay_groups(module), weight_decay=0.3)
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.0]

@@ -1,4 +1,4 @@
-"""Misspelt keys are told with the key that was meant."""
+"""Errors of the command line: misspelled keys, groups without a choice, missing extras."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CONF = Path(__file__).parents[2] / "conf"
 
 
 @pytest.mark.parametrize(
-    ("word", "meant"),
+    ("word", "hint"),
     [
         ("trainer.max_epoch=3", "Did you mean trainer.max_epochs?"),
         ("optimizer.momentum_of_a_kind=1", "--help"),
@@ -22,11 +22,11 @@ CONF = Path(__file__).parents[2] / "conf"
         ("taks=gpt2", "Did you mean task?"),
     ],
 )
-def test_a_misspelt_key_is_told_with_the_one_that_was_meant(word: str, meant: str) -> None:
+def test_a_misspelled_key_is_refused_with_the_closest_key(word: str, hint: str) -> None:
     with pytest.raises(InputError, match="no such key in this configuration") as caught:
         require_usable([word], CONF, "train")
     assert str(caught.value).startswith(word.partition("=")[0])
-    assert meant in str(caught.value)
+    assert hint in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_a_misspelt_key_is_told_with_the_one_that_was_meant(word: str, meant: st
         ["--cfg", "job", "logger=csv"],
     ],
 )
-def test_other_words_are_left_to_hydra(words: list[str]) -> None:
+def test_other_arguments_are_left_to_hydra(words: list[str]) -> None:
     require_usable(words, CONF, "train")
 
 

@@ -1,4 +1,4 @@
-"""The pipeline tutorial's task: its size, its stages, and two ranks beside one process."""
+"""The task of the pipeline tutorial: its size, its stages, and two ranks compared with one process."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.ranks import run_on_ranks
 WORDS, LENGTH, COLUMNS = 50, 12, 10
 
 
-def test_the_tutorials_figures_give_its_number_of_parameters() -> None:
-    """As its text says, with the 28,782 words that WikiText-2 has there."""
+def test_the_sizes_of_the_tutorial_have_its_number_of_parameters() -> None:
+    """The tutorial states it, for WikiText-2 with 28,782 words."""
     task = PipelineLM(28_782, layers=12, heads=16, width=4096, feed_forward=4096)
     with torch.device("meta"):
         task.configure_model()
@@ -29,7 +29,7 @@ def test_the_tutorials_figures_give_its_number_of_parameters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("figures", "message"),
+    ("sizes", "message"),
     [
         ({"stages": 1}, "task.stages=1: a pipeline has two or more"),
         ({"stages": 3}, "task.layers=4: not divisible by task.stages=3"),
@@ -37,9 +37,9 @@ def test_the_tutorials_figures_give_its_number_of_parameters() -> None:
         ({"layers": 0}, "layers=0"),
     ],
 )
-def test_wrong_figures_raise(figures: dict[str, Any], message: str) -> None:
+def test_invalid_sizes_are_refused(sizes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        PipelineLM(WORDS, **figures)
+        PipelineLM(WORDS, **sizes)
 
 
 class Recorded(PipelineLM):
@@ -60,9 +60,9 @@ def text() -> DataLoader[Any]:
 def trained(strategy: Any, devices: int) -> tuple[list[float], dict[str, Tensor]]:
     seed_everything(1, verbose=False)
     task = Recorded()
-    made = trainer(strategy, devices=devices, gradient_clip_val=0.5)
-    made.fit(task, text(), text())
-    return task.losses, made.strategy.lightning_module_state_dict()
+    run = trainer(strategy, devices=devices, gradient_clip_val=0.5)
+    run.fit(task, text(), text())
+    return task.losses, run.strategy.lightning_module_state_dict()
 
 
 def on_two_ranks() -> tuple[list[float], dict[str, Tensor]]:

@@ -1,4 +1,4 @@
-"""Shards of NVIDIA's BERT recipe: written, read as batches, shuffled, and how unusable ones are refused."""
+"""Shards of NVIDIA's BERT recipe: writing, reading as batches, shuffling, and the errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TOKENS, PREDICTIONS, VOCABULARY = 12, 3, 50
 
 
 def rows(items: int = 10, first: int = 0, tokens: int = TOKENS) -> dict[str, np.ndarray]:
-    """What a shard holds by key; the token at place 1 numbers the items from `first` on."""
+    """The content of a shard by key. The token at position 1 is the number of the item, from `first`."""
     random = np.random.default_rng(first)
     ids = random.integers(1, VOCABULARY, (items, tokens))
     ids[:, 1] = np.arange(first, first + items)
@@ -59,7 +59,7 @@ def write(path: Path, values: dict[str, np.ndarray]) -> Path:
 
 
 def write_shards(folder: Path) -> Path:
-    """Four shards; those of training hold the items 0 to 29, the last 30 to 35."""
+    """Writes four shards: three for training with the items 0 to 29, and the last one with 30 to 35."""
     for number, (items, first) in enumerate(zip(ITEMS, np.cumsum([0, *ITEMS]).tolist(), strict=False)):
         write(folder / f"part_{number}.hdf5", rows(items, first))
     return folder
@@ -70,7 +70,7 @@ def shards(folder: Path, **options: Any) -> PretrainingShards:
 
 
 def numbers(batches: list[Batch]) -> list[int]:
-    """Which items are in the batches."""
+    """The numbers of the items in the batches."""
     return torch.cat([batch["input_ids"][:, 1] for batch in batches]).tolist()
 
 
@@ -89,11 +89,11 @@ def test_a_row_becomes_an_item(tmp_path: Path) -> None:
     assert batch["attention_mask"].tolist() == values["input_mask"].tolist()
     assert batch["token_type_ids"].tolist() == values["segment_ids"].tolist()
     assert batch["next_sentence_label"].tolist() == [0, 1, 0, 1]
-    labels = [{place: label for place, label in enumerate(row) if label != -100} for row in batch["labels"].tolist()]
+    labels = [{k: label for k, label in enumerate(row) if label != -100} for row in batch["labels"].tolist()]
     assert labels == [{2: 9, 5: 8}, {7: 0}, {1: 7, 3: 6, 11: 5}, {}]
 
 
-def test_what_is_written_from_text_is_read_as_the_same_batches(tmp_path: Path) -> None:
+def test_written_batches_of_text_are_read_as_the_same_batches(tmp_path: Path) -> None:
     text = PretrainingText(
         train_file=write_text(tmp_path / "text.txt"),
         tokenizer=write_tokenizer(tmp_path / "tokenizer"),
@@ -104,8 +104,8 @@ def test_what_is_written_from_text_is_read_as_the_same_batches(tmp_path: Path) -
     )
     (tmp_path / "shards").mkdir()
     batches = [epoch_of(text, epoch) for epoch in (0, 1)]
-    for epoch, given in enumerate(batches):
-        write_shard(tmp_path / "shards" / f"{epoch}.h5", given, max_predictions=9)
+    for number, epoch in enumerate(batches):
+        write_shard(tmp_path / "shards" / f"{number}.h5", epoch, max_predictions=9)
     data = PretrainingShards(dir=tmp_path / "shards", tokenizer=tmp_path / "tokenizer", batch_size=8, eval_batch_size=8)
     assert_same(list(data.val_dataloader()), batches[1])
     arguments = data.task_arguments
@@ -125,9 +125,9 @@ def test_the_last_shard_is_held_out(tmp_path: Path) -> None:
     assert numbers(list(data.val_dataloader())) == numbers(list(data.test_dataloader())) == list(range(30, 36))
     assert set(numbers(epoch_of(data, 0) + epoch_of(data, 1) + epoch_of(data, 2))) == set(range(30))
     write(tmp_path / "v" / "v.h5", rows(3, first=40))
-    given = shards(tmp_path / "s", valid_dir=tmp_path / "v")
-    assert numbers(list(given.val_dataloader())) == [40, 41, 42]
-    assert numbers(list(given.test_dataloader())) == list(range(30, 36))
+    separate = shards(tmp_path / "s", valid_dir=tmp_path / "v")
+    assert numbers(list(separate.val_dataloader())) == [40, 41, 42]
+    assert numbers(list(separate.test_dataloader())) == list(range(30, 36))
     both = shards(tmp_path / "s", valid_dir=tmp_path / "v", test_dir=tmp_path / "v")
     assert len(both.splits.train) == 36
 
@@ -168,37 +168,37 @@ def test_batches_follow_from_the_seed_and_the_epoch(tmp_path: Path) -> None:
 
 
 def test_one_shard_at_a_time_is_read_when_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[str] = []
+    names: list[str] = []
 
     def record(shard: Any, vocabulary_size: int) -> Any:
-        read.append(shard.path.name)
+        names.append(shard.path.name)
         return original(shard, vocabulary_size)
 
     original = pretraining_shards.read_shard
     monkeypatch.setattr(pretraining_shards, "read_shard", record)
     data = shards(write_shards(tmp_path / "s"))
     data.setup("fit")
-    assert read == []
+    assert names == []
     batches = iter(data.train_dataloader())
     next(batches)
-    assert len(read) == 1
+    assert len(names) == 1
     list(batches)
-    assert sorted(read) == ["part_0.hdf5", "part_1.hdf5", "part_2.hdf5"]
+    assert sorted(names) == ["part_0.hdf5", "part_1.hdf5", "part_2.hdf5"]
 
 
 @pytest.mark.parametrize("limits", ENDS)
-def test_a_resumed_run_gets_the_batches_it_would_have_got(tmp_path: Path, limits: dict[str, int]) -> None:
+def test_a_resumed_run_has_the_batches_of_an_uninterrupted_one(tmp_path: Path, limits: dict[str, int]) -> None:
     folder = write_shards(tmp_path / "s")
     check_resuming(lambda: shards(folder, batch_size=9), tmp_path, limits)
 
 
 def test_a_checkpoint_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "s")
-    with pytest.raises(InputError, match="tokenizer of 50 tokens, and the data give one of 60"):
+    with pytest.raises(InputError, match="tokenizer of 50 tokens, and the data has another one, of 60"):
         shards(folder, vocabulary_size=60).load_state_dict(shards(folder).state_dict())
 
 
-# --- Bad input --------------------------------------------------------------------------------------------------------
+# --- Invalid input ----------------------------------------------------------------------------------------------------
 
 
 def test_nothing_is_read_before_it_is_needed(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_folders_without_shards_are_refused_by_name(tmp_path: Path, name: str) -
         shards(folder, **{name: tmp_path / "absent"}).setup("fit")
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "a.txt").touch()
-    with pytest.raises(InputError, match=rf"data\.{name}=.*empty: holds no file \*\.hdf5 or \*\.h5"):
+    with pytest.raises(InputError, match=rf"data\.{name}=.*empty: has no file \*\.hdf5 or \*\.h5"):
         shards(folder, **{name: tmp_path / "empty"}).setup("fit")
 
 
@@ -238,7 +238,7 @@ def test_the_vocabulary_must_be_known(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["batch_size", "eval_batch_size", "vocabulary_size"])
 @pytest.mark.parametrize("value", [0, 1.5, "many"])
-def test_unusable_figures_are_refused_by_name(name: str, value: object) -> None:
+def test_invalid_numbers_are_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(InputError, match=f"data.{name}={value!r}: must be a whole number"):
         PretrainingShards(**{name: value})  # pyright: ignore[reportArgumentType]
 
@@ -248,7 +248,7 @@ def test_fewer_items_than_one_batch_are_refused(tmp_path: Path) -> None:
         shards(write_shards(tmp_path / "s"), batch_size=31).setup("fit")
 
 
-def test_files_that_are_not_whole_are_refused_by_name(tmp_path: Path) -> None:
+def test_truncated_files_are_refused_by_name(tmp_path: Path) -> None:
     path = write_shards(tmp_path / "s") / "part_1.hdf5"
     whole = path.read_bytes()
     for content in (whole[: len(whole) // 2], b"", b"some text"):
@@ -276,7 +276,7 @@ def test_missing_keys_are_refused_by_name(tmp_path: Path, key: str) -> None:
     values = rows()
     del values[key]
     write(write_shards(tmp_path / "s") / "part_1.hdf5", values | {"other": np.arange(3)})
-    with pytest.raises(InputError, match=rf"part_1\.hdf5: has no data under the key {key}; it holds .*other"):
+    with pytest.raises(InputError, match=rf"part_1\.hdf5: has no data under the key {key}; its keys are .*other"):
         shards(tmp_path / "s").setup("fit")
 
 
@@ -290,12 +290,12 @@ def test_missing_keys_are_refused_by_name(tmp_path: Path, key: str) -> None:
         ("masked_lm_ids", np.ones((10, 4), dtype=int), r"the shape \[10, 4\].*'P': 3"),
         ("next_sentence_labels", np.ones((10, 1), dtype=int), r"the shape \[10, 1\], and must have \[N\]"),
         ("next_sentence_labels", np.array(1), r"the shape \[\], and must have \[N\]"),
-        ("input_ids", np.ones((10, TOKENS)), "type float64, and must be of whole numbers"),
+        ("input_ids", np.ones((10, TOKENS)), "the type float64, and must have whole numbers"),
     ],
 )
 def test_wrong_shapes_and_types_are_refused(tmp_path: Path, key: str, value: np.ndarray, message: str) -> None:
     write(write_shards(tmp_path / "s") / "part_1.hdf5", rows() | {key: value})
-    with pytest.raises(InputError, match=rf"part_1\.hdf5: {key} (has|is of) {message}"):
+    with pytest.raises(InputError, match=rf"part_1\.hdf5: {key} has {message}"):
         shards(tmp_path / "s").setup("fit")
 
 
@@ -311,10 +311,10 @@ def test_keys_without_data_and_shards_without_items_are_refused(tmp_path: Path) 
         shards(tmp_path / "s").setup("fit")
 
 
-@pytest.mark.parametrize("place", ["part_1.hdf5", "part_3.hdf5"])
-def test_shards_of_different_lengths_are_refused(tmp_path: Path, place: str) -> None:
-    write(write_shards(tmp_path / "s") / place, rows(tokens=8))
-    message = rf"{place}: input_ids has items of 8 tokens, and those of .*part_0\.hdf5 have 12"
+@pytest.mark.parametrize("name", ["part_1.hdf5", "part_3.hdf5"])
+def test_shards_of_different_lengths_are_refused(tmp_path: Path, name: str) -> None:
+    write(write_shards(tmp_path / "s") / name, rows(tokens=8))
+    message = rf"{name}: input_ids has items of 8 tokens, and those of .*part_0\.hdf5 have 12"
     with pytest.raises(InputError, match=message):
         shards(tmp_path / "s").setup("fit")
 
@@ -341,11 +341,11 @@ def test_values_out_of_range_are_refused_when_their_shard_is_read(
     write(write_shards(tmp_path / "s") / "part_1.hdf5", values)
     data = shards(tmp_path / "s")
     data.setup("fit")
-    with pytest.raises(InputError, match=rf"part_1\.hdf5: {key} holds {value}, and must be .* below {limit} "):
+    with pytest.raises(InputError, match=rf"part_1\.hdf5: {key} contains {value}, and must be .* below {limit} "):
         epoch_of(data, 0)
 
 
-def test_what_a_shard_cannot_hold_is_not_written(tmp_path: Path) -> None:
+def test_batches_that_do_not_fit_a_shard_are_not_written(tmp_path: Path) -> None:
     data = shards(write_shards(tmp_path / "s"))
     batches = epoch_of(data, 0)
     path = tmp_path / "s" / "new.hdf5"

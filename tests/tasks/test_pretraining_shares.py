@@ -1,4 +1,4 @@
-"""Which pre-training batches each of several processes takes, in training and in validation, and after a resume."""
+"""The batches of each of several processes, in training and in validation, and after a resume."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ def of_ranks(kind: type[FixedBatches], ranks: int) -> list[list[BatchKey]]:
     return [list(kind(ITEMS, SIZE, Share(ranks, rank))) for rank in range(ranks)]
 
 
-def taken_in_turn(shares: list[list[BatchKey]]) -> list[BatchKey]:
+def interleaved(shares: list[list[BatchKey]]) -> list[BatchKey]:
     return [key for keys in zip(*shares, strict=True) for key in keys]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_training_batches_are_those_of_one_process_in_turn(ranks: int) -> None:
-    (alone,) = of_ranks(EpochBatches, 1)
+def test_training_batches_are_those_of_one_process_interleaved(ranks: int) -> None:
+    (single,) = of_ranks(EpochBatches, 1)
     shares = of_ranks(EpochBatches, ranks)
     assert len({len(share) for share in shares}) == 1
-    in_turn = taken_in_turn(shares)
-    assert in_turn == alone[: len(in_turn)]
-    assert len(alone) - len(in_turn) < ranks
+    keys = interleaved(shares)
+    assert keys == single[: len(keys)]
+    assert len(single) - len(keys) < ranks
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_validation_batches_are_all_read_and_as_many_by_each(ranks: int) -> None:
-    (alone,) = of_ranks(FixedBatches, 1)
+def test_all_validation_batches_are_read_and_equally_many_by_each_process(ranks: int) -> None:
+    (single,) = of_ranks(FixedBatches, 1)
     shares = of_ranks(FixedBatches, ranks)
     assert len({len(share) for share in shares}) == 1
-    in_turn = taken_in_turn(shares)
-    assert in_turn[: len(alone)] == alone
-    assert in_turn[len(alone) :] == alone[: len(in_turn) - len(alone)]
+    keys = interleaved(shares)
+    assert keys[: len(single)] == single
+    assert keys[len(single) :] == single[: len(keys) - len(single)]
 
 
-def test_training_goes_on_with_other_numbers_of_processes() -> None:
-    (alone,) = of_ranks(EpochBatches, 1)
+def test_training_resumes_with_another_number_of_processes() -> None:
+    (single,) = of_ranks(EpochBatches, 1)
     before = EpochBatches(ITEMS, SIZE, Share(2, 0))
-    begun = iter(before)
+    keys = iter(before)
     for _ in range(3):
-        next(begun)
+        next(keys)
     state = before.state_dict()
     after = EpochBatches(ITEMS, SIZE)
     after.load_state_dict(state)
-    assert list(after) == alone[6:]
+    assert list(after) == single[6:]

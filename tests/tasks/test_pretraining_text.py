@@ -1,4 +1,4 @@
-"""Pre-training batches from text: sentences, pairs, masks, epochs, and how unusable input is refused."""
+"""Pre-training batches from text: sentences, pairs, masks, epochs, and the errors of invalid input."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from tests.pretraining import (
 
 @pytest.fixture
 def options(tmp_path: Path) -> dict[str, Any]:
-    """Of data whose three splits are the whole text."""
+    """The options of data whose splits are all the same text."""
     text = write_text(tmp_path / "text.txt")
     return dict(
         train_file=text,
@@ -75,7 +75,7 @@ def test_sentences_end_with_lines_and_after_punctuation() -> None:
     assert split_sentences(" \n\n") == []
 
 
-def test_a_batch_is_made_of_framed_pairs(options: dict[str, Any]) -> None:
+def test_a_batch_has_pairs_with_special_tokens_around_them(options: dict[str, Any]) -> None:
     data = text_data(options)
     batches = epoch_of(data, 0)
     assert all(batch["input_ids"].shape == (8, LENGTH) for batch in batches)
@@ -87,9 +87,9 @@ def test_a_batch_is_made_of_framed_pairs(options: dict[str, Any]) -> None:
         assert item[0] == START
         assert 1 < first < second - 1
         assert (item[second + 1 :] == PAD).all()
-        places = np.arange(LENGTH)
-        assert (types == ((places > first) & (places <= second))).all()
-        assert (attention == (places <= second)).all()
+        positions = np.arange(LENGTH)
+        assert (types == ((positions > first) & (positions <= second))).all()
+        assert (attention == (positions <= second)).all()
     assert whole["attention_mask"].mean() > 0.8
 
 
@@ -115,11 +115,11 @@ def test_true_pairs_are_adjacent_and_random_ones_from_another_document(options: 
         else:
             assert b[0] == a[-1] + 1
             assert a_document == b_document
-    # Two of the 80 documents are a single sentence, and always random.
+    # Two of the 80 documents have a single sentence, whose pairs are always random.
     forced = int(np.isin(DOCUMENT_OF[ids[:, 1]], (3, 4)).sum())
-    tossed = len(ids) - forced
-    assert 0 < forced < tossed / 10
-    assert abs(in_two_documents - forced - tossed / 2) < 5 * sqrt(tossed / 4)
+    free = len(ids) - forced
+    assert 0 < forced < free / 10
+    assert abs(in_two_documents - forced - free / 2) < 5 * sqrt(free / 4)
 
 
 def test_pairs_begin_and_end_with_sentences_unless_they_are_too_long(options: dict[str, Any]) -> None:
@@ -135,20 +135,20 @@ def test_pairs_begin_and_end_with_sentences_unless_they_are_too_long(options: di
             assert b[-1] + 1 in ends
 
 
-def test_what_a_random_pair_leaves_unused_is_read_again() -> None:
-    """Sentences of one token fill chunks exactly, so nothing is cut off."""
+def test_the_unused_rest_of_a_random_pair_is_read_again() -> None:
+    """Sentences of one token fill chunks exactly, so that nothing is truncated."""
     text = Sentences(np.arange(200, dtype=np.int32), np.arange(201), np.array([0, 100, 200]))
     pairs = draw_pairs(text, 10, np.random.default_rng(0)).tolist()
-    place = 0
+    position = 0
     for a_start, a_stop, _, b_stop, label in pairs:
-        # A last sentence alone makes no pair.
-        assert a_start == place or (place, a_start) == (99, 100)
-        place = a_stop if label == RANDOM_NEXT else b_stop
-    assert place >= 199
+        # A single last sentence forms no pair.
+        assert a_start == position or (position, a_start) == (99, 100)
+        position = a_stop if label == RANDOM_NEXT else b_stop
+    assert position >= 199
 
 
-def test_long_sentences_give_way_to_each_other() -> None:
-    """The longer side gives way, and both the same where both are long."""
+def test_the_longer_sentence_is_truncated() -> None:
+    """Both sentences are truncated to half where both are long."""
     bounds = np.array([0, 40, 80, 83, 123])
     text = Sentences(np.arange(123, dtype=np.int32), bounds, np.array([0, 2, 4]))
     pairs = draw_pairs(text, 21, np.random.default_rng(0))
@@ -178,7 +178,7 @@ def test_masks_over_an_epoch(options: dict[str, Any]) -> None:
     assert (without_limit["labels"] >= 0).sum() / tokens == pytest.approx(0.15, abs=0.01)
 
 
-def test_pairs_of_unknown_tokens_alone_are_left_out(options: dict[str, Any], tmp_path: Path) -> None:
+def test_pairs_with_only_unknown_tokens_are_left_out(options: dict[str, Any], tmp_path: Path) -> None:
     text = "\n\n".join([*["alien words\nand more of it"] * 9, "w7 w8\nw9 w10"])
     (tmp_path / "alien.txt").write_text(text)
     data = text_data(options, train_file=tmp_path / "alien.txt", batch_size=1)
@@ -188,7 +188,7 @@ def test_pairs_of_unknown_tokens_alone_are_left_out(options: dict[str, Any], tmp
         text_data(options, valid_file=tmp_path / "alien.txt").setup("fit")
 
 
-def test_an_item_at_the_same_place_is_masked_elsewhere_in_the_next_epoch(options: dict[str, Any]) -> None:
+def test_the_masked_positions_of_an_item_differ_between_epochs(options: dict[str, Any]) -> None:
     data = text_data(options, masked_share=0.5)
     first, second = (joined(epoch_of(data, epoch))["labels"] >= 0 for epoch in (0, 1))
     assert (first & second).sum() / first.sum() == pytest.approx(0.45, abs=0.1)
@@ -238,7 +238,7 @@ def test_items_do_not_depend_on_the_size_of_batches(options: dict[str, Any]) -> 
     assert all((small[key][:count] == large[key]).all() for key in KEYS)
 
 
-def test_validation_and_test_are_fixed_and_whole(options: dict[str, Any]) -> None:
+def test_validation_and_test_are_fixed_and_complete(options: dict[str, Any]) -> None:
     data = text_data(options)
     valid = list(data.val_dataloader())
     assert sum(len(batch["labels"]) for batch in valid) == len(data.splits.valid)
@@ -250,7 +250,7 @@ def test_validation_and_test_are_fixed_and_whole(options: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("limits", ENDS)
-def test_a_resumed_run_gets_the_batches_it_would_have_got(
+def test_a_resumed_run_has_the_batches_of_an_uninterrupted_one(
     options: dict[str, Any], tmp_path: Path, limits: dict[str, int]
 ) -> None:
     third = len(text_data(options).splits.train) // 3
@@ -261,17 +261,17 @@ def test_a_checkpoint_of_another_tokenizer_is_refused(options: dict[str, Any], t
     data = text_data(options)
     data.load_state_dict(data.state_dict())
     other = text_data(options, tokenizer=None, vocabulary_size=60)
-    with pytest.raises(InputError, match=rf"tokenizer of {len(DOCUMENT_OF)} tokens, and the data.*not the same one"):
+    with pytest.raises(InputError, match=rf"tokenizer of {len(DOCUMENT_OF)} tokens, and the data has another one"):
         other.load_state_dict(data.state_dict())
     same_size = data.state_dict() | dict(tokenizer="another")
-    with pytest.raises(InputError, match="not the same one"):
+    with pytest.raises(InputError, match="the data has another one"):
         data.load_state_dict(same_size)
 
 
-# --- Where text and tokenizer come from -------------------------------------------------------------------------------
+# --- Sources of text and tokenizer ------------------------------------------------------------------------------------
 
 
-def test_the_task_is_told_the_tokenizer_and_its_size(options: dict[str, Any]) -> None:
+def test_the_arguments_of_the_task_have_the_tokenizer_and_its_size(options: dict[str, Any]) -> None:
     arguments = text_data(options).task_arguments
     assert len(arguments.pop("tokenizer")) == len(DOCUMENT_OF)
     assert arguments == {"vocabulary_size": len(DOCUMENT_OF), "max_length": LENGTH}
@@ -304,7 +304,7 @@ def test_every_twentieth_document_is_held_out(options: dict[str, Any]) -> None:
     assert words(one.test) == set(range(DOCUMENTS))
 
 
-def test_tokenised_text_is_kept_and_a_half_written_entry_is_no_entry(options: dict[str, Any]) -> None:
+def test_tokenized_text_is_cached_and_an_incomplete_entry_is_ignored(options: dict[str, Any]) -> None:
     first = epoch_of(text_data(options), 0)
     cache: Path = options["cache_dir"]
     (entry,) = cache.iterdir()  # one text in all three splits
@@ -321,12 +321,12 @@ def test_tokenised_text_is_kept_and_a_half_written_entry_is_no_entry(options: di
     assert len([path for path in cache.iterdir() if not path.name.startswith(".")]) == 2
 
 
-# --- Bad input --------------------------------------------------------------------------------------------------------
+# --- Invalid input ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["batch_size", "eval_batch_size", "vocabulary_size", "max_predictions"])
 @pytest.mark.parametrize("value", [0, -3, 2.5, "many"])
-def test_unusable_figures_are_refused_by_name(name: str, value: object) -> None:
+def test_invalid_numbers_are_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(InputError, match=f"data.{name}={value!r}: must be a whole number of at least 1"):
         PretrainingText(**{name: value})  # pyright: ignore[reportArgumentType]
 
@@ -342,16 +342,16 @@ def test_unusable_figures_are_refused_by_name(name: str, value: object) -> None:
         ("max_length", None, "at least 8"),
         ("seed", -1, "at least 0"),
         ("seed", None, "at least 0"),
-        ("valid_file", "a.txt", r"of no use without data\.train_file"),
-        ("test_file", "a.txt", r"of no use without data\.train_file"),
+        ("valid_file", "a.txt", r"has no effect without data\.train_file"),
+        ("test_file", "a.txt", r"has no effect without data\.train_file"),
     ],
 )
-def test_unusable_options_are_refused_by_name(name: str, value: object, rule: str) -> None:
+def test_invalid_options_are_refused_by_name(name: str, value: object, rule: str) -> None:
     with pytest.raises(InputError, match=rf"data\.{name}='?{value}'?: .*{rule}"):
         PretrainingText(**{name: value})  # pyright: ignore[reportArgumentType]
 
 
-def test_the_smallest_length_is_taken(options: dict[str, Any]) -> None:
+def test_the_smallest_length_is_valid(options: dict[str, Any]) -> None:
     data = text_data(options, max_length=8)
     assert joined(epoch_of(data, 0))["input_ids"].shape[1] == 8
 
@@ -367,7 +367,7 @@ def test_the_smallest_length_is_taken(options: dict[str, Any]) -> None:
         (b"w5 w6\n\n\x01", "1 documents with text.*at least 2"),
     ],
 )
-def test_unusable_files_are_refused_by_name(
+def test_invalid_files_are_refused_by_name(
     options: dict[str, Any], tmp_path: Path, name: str, content: bytes | None, message: str
 ) -> None:
     if content is not None:
@@ -399,7 +399,7 @@ def test_fewer_items_than_one_batch_are_refused(options: dict[str, Any]) -> None
         text_data(options, batch_size=items + 1).setup("fit")
 
 
-def test_a_tokenizer_that_is_not_berts_is_refused(options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_tokenizer_without_berts_special_tokens_is_refused(options: dict[str, Any], tmp_path: Path) -> None:
     folder = write_tokenizer(tmp_path / "unmasked", cls_token="[CLS]", sep_token="[SEP]")
     with pytest.raises(InputError, match=r"data\.tokenizer=.*unmasked: has no mask_token"):
         text_data(options, tokenizer=folder).setup("fit")

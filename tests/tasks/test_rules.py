@@ -1,4 +1,4 @@
-"""Values that no run can have are refused with the value and the rule."""
+"""Invalid values of a configuration are refused with the value and the rule."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def composed(*overrides: str) -> Any:
 
 
 @pytest.mark.parametrize("task", ["transformer_lm", "gpt2", "bert_pretrain", "bert_finetune", "pipeline_lm"])
-def test_the_defaults_hold(task: str) -> None:
+def test_the_defaults_are_valid(task: str) -> None:
     require_rules(composed(f"task={task}"))
 
 
@@ -45,12 +45,12 @@ def test_the_defaults_hold(task: str) -> None:
         ("seed=1.5", "seed=1.5: must be a whole number"),
     ],
 )
-def test_other_values_are_named(override: str, message: str) -> None:
+def test_invalid_values_are_named(override: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         require_rules(composed(override))
 
 
-def test_as_many_processes_as_torchrun_started() -> None:
+def test_torchrun_started_the_number_of_processes_of_the_configuration() -> None:
     torchrun = {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     require_processes(composed("trainer.devices=1"), {})
     require_processes(composed("trainer.devices=2", "strategy=ort_ddp"), torchrun)
@@ -62,11 +62,11 @@ def test_as_many_processes_as_torchrun_started() -> None:
 
 
 @pytest.mark.parametrize("override", ["trainer.val_check_interval=1", "trainer.limit_val_batches=0", "seed=0"])
-def test_the_edges_hold(override: str) -> None:
+def test_limits_are_valid(override: str) -> None:
     require_rules(composed(override))
 
 
-def test_each_rule_is_about_a_value_of_some_configuration() -> None:
+def test_each_rule_is_for_a_key_of_a_configuration() -> None:
     config = composed("optimizer=lamb")
     with open_dict(config):
         missing = [rule.key for rule in RULES if not _has(config, rule.key)]
@@ -81,16 +81,16 @@ def _has(config: Any, key: str) -> bool:
     return True
 
 
-def task(**figures: Any) -> TransformerLM:
-    return TransformerLM(20, **{"width": 8, "heads": 2, "feed_forward": 8, "layers": 1, "max_length": 6, **figures})
+def task(**sizes: Any) -> TransformerLM:
+    return TransformerLM(20, **{"width": 8, "heads": 2, "feed_forward": 8, "layers": 1, "max_length": 6, **sizes})
 
 
-def checkpoint_of(made: TransformerLM, optimizer: str = "Adam") -> dict[str, Any]:
-    origin = {ORIGIN: origin_of(made, optimizer)}
-    return {"state_dict": made.state_dict(), "hyper_parameters": dict(made.hparams), **origin}
+def checkpoint_of(module: TransformerLM, optimizer: str = "Adam") -> dict[str, Any]:
+    origin = {ORIGIN: origin_of(module, optimizer)}
+    return {"state_dict": module.state_dict(), "hyper_parameters": dict(module.hparams), **origin}
 
 
-def test_a_checkpoint_of_the_same_task_is_taken() -> None:
+def test_a_checkpoint_of_the_same_task_is_accepted() -> None:
     require_same_origin(task(), "Adam", checkpoint_of(task()), is_whole=True)
     old = checkpoint_of(task())
     del old[ORIGIN], old["hyper_parameters"]
@@ -102,7 +102,7 @@ def test_other_checkpoints_are_refused_by_name() -> None:
         with pytest.raises(InputError, match=message):
             require_same_origin(task(), "Adam", checkpoint, is_whole=True)
 
-    refuse(checkpoint_of(task(width=16)), r"task.width=16 there and 8 here.*Resume with the task and figures")
+    refuse(checkpoint_of(task(width=16)), r"task.width=16 there and 8 here.*Resume with the task and the values")
     refuse(checkpoint_of(task(), "SGD"), "has the state of SGD, and this run's optimizer is Adam")
     refuse({**checkpoint_of(task()), ORIGIN: {"task": "GPT2"}}, "is one of GPT2, and this run trains TransformerLM")
     refuse({"epoch": 1}, "has no weights")

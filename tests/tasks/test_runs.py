@@ -1,4 +1,4 @@
-"""Folders of runs are not shared, and checkpoints in them are found."""
+"""Folders of runs: their use by a single run, and their checkpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONFIG = {"task": {"_target_": "lit_ort_tasks.gpt2.GPT2"}}
 
 
 def run(folder: Path, task: str = "lit_ort_tasks.gpt2.GPT2", age: float = 0) -> Path:
-    """A folder as a run leaves it."""
+    """Writes the files of a run. Returns its checkpoint."""
     last = folder / "checkpoints" / "last.ckpt"
     last.parent.mkdir(parents=True)
     last.touch()
@@ -36,7 +36,7 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
         require_unused(tmp_path / "old", str(run(tmp_path / "other")))
     require_unused(tmp_path / "old", str(last))
     require_unused(tmp_path / "old", "last")
-    # What a run left that was killed while it wrote its first checkpoint.
+    # The file of a run that was killed while it wrote its first checkpoint.
     unfinished = tmp_path / "young" / "checkpoints" / f".last.ckpt.{'0' * 32}.tmp"
     unfinished.parent.mkdir(parents=True)
     unfinished.touch()
@@ -60,7 +60,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path, monkeypatch
 
 def test_the_newest_checkpoint_of_the_task_is_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=r"no run of lit_ort_tasks.gpt2.GPT2 left a checkpoint in .*/runs"):
+    with pytest.raises(InputError, match=r"/runs has no checkpoint of a run of lit_ort_tasks.gpt2.GPT2"):
         checkpoint_to_resume("last", tmp_path / "new", CONFIG)
     run(runs.RUNS / "monday" / "1", age=10)
     newest = run(runs.RUNS / "monday" / "2", age=5)
@@ -81,7 +81,7 @@ def test_paths_of_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         checkpoint_to_resume(str(tmp_path), tmp_path, CONFIG)
 
 
-def test_the_command_to_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_command_that_resumes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
         "sys.argv", [str(tmp_path / "train.py"), "task=gpt2", "data.train_file=a b.txt", "ckpt_path=old"]

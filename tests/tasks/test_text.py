@@ -1,4 +1,4 @@
-"""Corpora, tokens, vocabulary, batches, and how unusable input is refused."""
+"""Corpora, tokens, vocabulary, batches, and the errors of invalid input."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def test_vocabulary_is_ordered_by_frequency_then_alphabet() -> None:
     assert build_vocabulary("b b a c c".split(), min_frequency=2) == ["<unk>", "b", "c"]
 
 
-def test_words_unseen_in_training_are_unknown() -> None:
+def test_words_outside_the_vocabulary_are_unknown() -> None:
     ids = encode("a zebra b".split(), ["<unk>", "a", "b"])
     assert ids.dtype == torch.int64
     assert ids.tolist() == [1, 0, 2]
 
 
-def test_batchify_cuts_one_stream_into_columns() -> None:
+def test_batchify_splits_one_stream_into_columns() -> None:
     columns = batchify(torch.arange(11), batch_size=2)
     assert columns.tolist() == [[0, 5], [1, 6], [2, 7], [3, 8], [4, 9]]
 
@@ -90,13 +90,13 @@ def test_python_docs_reads_docstrings_in_a_fixed_order(tmp_path: Path) -> None:
 
 
 def test_python_docs_finds_docstrings_below_conditions() -> None:
-    """The standard library defines much below `if` and `try`."""
+    """The standard library has many definitions below `if` and `try`."""
     source = 'try:\n    def f():\n        "one"\nexcept E:\n    def g():\n        "two"\nelse:\n    class H: "three"\n'
     assert list(corpora.docstrings(source.encode())) == ["one", "two", "three"]
 
 
 @pytest.mark.slow
-def test_the_running_pythons_documentation_is_enough() -> None:
+def test_the_documentation_of_the_running_python_is_large_enough() -> None:
     corpus = python_docs()
     sizes = [len(tokenize(split.text)) for split in (corpus.train, corpus.valid, corpus.test)]
     assert sizes[0] > 300_000
@@ -118,7 +118,7 @@ def test_a_missing_folder_is_refused(tmp_path: Path, read: object) -> None:
 
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
     (write_wikitext(tmp_path) / "valid.txt").unlink()
-    message = r"wiki\.valid\.tokens: no such file, and no valid\.txt.*holds test\.txt, train\.txt"
+    message = r"wiki\.valid\.tokens: no such file, and no valid\.txt.*contains test\.txt, train\.txt"
     with pytest.raises(InputError, match=message):
         wikitext2(tmp_path)
 
@@ -135,26 +135,28 @@ def test_a_file_that_is_not_utf8_is_refused_by_name(tmp_path: Path) -> None:
         wikitext2(tmp_path)
 
 
-def test_a_split_shorter_than_one_batch_is_refused_with_the_figures(tmp_path: Path) -> None:
+def test_a_split_shorter_than_one_batch_is_refused_with_the_numbers(tmp_path: Path) -> None:
     (write_wikitext(tmp_path) / "valid.txt").write_text("one two three")
     message = r"valid\.txt: 3 tokens.*needs 12 \(data\.eval_batch_size=2 x \(data\.bptt=5 \+ 1\)\)"
     with pytest.raises(InputError, match=message):
         small_data(tmp_path).setup("fit")
 
 
-def test_a_split_of_exactly_one_batch_is_taken(tmp_path: Path) -> None:
+def test_a_split_of_exactly_one_batch_is_valid(tmp_path: Path) -> None:
     (write_wikitext(tmp_path) / "valid.txt").write_text("one " * 12)
     assert len(small_data(tmp_path).val_dataloader()) == 1
 
 
 @pytest.mark.parametrize("name", ["batch_size", "eval_batch_size", "bptt", "min_frequency"])
 @pytest.mark.parametrize("value", [0, "many"])
-def test_unusable_figures_are_refused_by_name(name: str, value: object) -> None:
+def test_invalid_numbers_are_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(InputError, match=f"data.{name}={value!r}: must be a whole number"):
         WikiText2(dir=None, **{name: value})  # pyright: ignore[reportArgumentType]
 
 
-def test_without_a_folder_and_a_network_both_ways_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_folder_and_a_network_the_error_names_both_sources(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     datasets = pytest.importorskip("datasets")
 
     def refuse(*names: str) -> None:
@@ -173,5 +175,5 @@ def test_without_a_folder_and_a_network_both_ways_are_named(monkeypatch: pytest.
 def test_a_checkpoint_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
     data = small_data(write_wikitext(tmp_path))
     data.load_state_dict(data.state_dict())
-    with pytest.raises(InputError, match="vocabulary of 2 words, and the data gives 14"):
+    with pytest.raises(InputError, match="vocabulary of 2 words, and the data has another one, of 14"):
         data.load_state_dict({"vocabulary": ["<unk>", "other"]})

@@ -1,4 +1,4 @@
-"""Blocks for causal language models: nothing is lost, nothing is mixed up, bad files are refused by name."""
+"""Blocks for causal language models: every token is a target once, and the errors of invalid files."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def write_documents(path: Path, count: int = 40) -> Path:
     return path
 
 
-def small_data(folder: Path, **figures: Any) -> TextBlocks:
+def small_data(folder: Path, **options: Any) -> TextBlocks:
     values: dict[str, Any] = dict(
         vocabulary_size=300, block=16, batch_size=4, eval_batch_size=4, cache_dir=folder / "c"
     )
-    return TextBlocks(train_file=write_documents(folder / "train.txt"), **(values | figures))
+    return TextBlocks(train_file=write_documents(folder / "train.txt"), **(values | options))
 
 
 @pytest.mark.parametrize("length", [17, 33, 34, 48, 49])
@@ -36,8 +36,8 @@ def test_every_token_but_the_first_is_a_target_once(length: int) -> None:
     targets = torch.cat([item["targets"] for item in items])
     assert targets[targets != IGNORED].tolist() == list(range(1, length))
     for item in items:
-        counted = item["targets"] != IGNORED
-        assert torch.equal(item["input_ids"][counted] + 1, item["targets"][counted])
+        is_target = item["targets"] != IGNORED
+        assert torch.equal(item["input_ids"][is_target] + 1, item["targets"][is_target])
         assert item["input_ids"].shape == item["targets"].shape == (16,)
         assert item["input_ids"].max() < length
 
@@ -52,16 +52,14 @@ def test_the_stream_is_the_text_with_an_end_after_each_document(tmp_path: Path) 
 
 def test_tokens_come_from_the_cache_the_second_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = small_data(tmp_path).streams
-    monkeypatch.setattr(
-        "lit_ort_tasks.data.text_blocks.encode_documents", lambda *given: pytest.fail("tokenised again")
-    )
+    monkeypatch.setattr("lit_ort_tasks.data.text_blocks.encode_documents", lambda *_: pytest.fail("tokenized again"))
     second = small_data(tmp_path).streams
     for name, stream in first.items():
         assert isinstance(second[name], np.memmap)
         assert np.array_equal(second[name], stream)
 
 
-def test_another_text_is_tokenised_anew(tmp_path: Path) -> None:
+def test_another_text_is_tokenized_again(tmp_path: Path) -> None:
     before = small_data(tmp_path).streams["train"]
     other = small_data(tmp_path)
     path = tmp_path / "train.txt"
@@ -69,7 +67,7 @@ def test_another_text_is_tokenised_anew(tmp_path: Path) -> None:
     assert not np.array_equal(other.streams["train"], before)
 
 
-def test_epochs_have_orders_of_their_own_that_come_back(tmp_path: Path) -> None:
+def test_epochs_have_different_orders_that_repeat(tmp_path: Path) -> None:
     def epoch(number: int) -> list[list[int]]:
         loader = small_data(tmp_path).train_dataloader()
         assert loader.sampler is not None
@@ -85,7 +83,7 @@ def test_targets_are_counted() -> None:
     assert count_targets({"targets": torch.tensor([[1, IGNORED], [2, 3]])}) == 3
 
 
-def test_files_give_the_splits_that_they_are(tmp_path: Path) -> None:
+def test_files_are_their_splits(tmp_path: Path) -> None:
     train, test = write_documents(tmp_path / "a.txt"), write_documents(tmp_path / "b.txt", 5)
     corpus = corpus_of_files(train, None, test)
     assert corpus.test == text_file(test)
@@ -111,7 +109,7 @@ def test_wikitext_titles_begin_documents(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("figures", "message"),
+    ("options", "message"),
     [
         (dict(block=0), "data.block=0: must be a whole number"),
         (dict(seed="one"), "data.seed='one': must be a whole number of at least 0"),
@@ -119,9 +117,9 @@ def test_wikitext_titles_begin_documents(tmp_path: Path) -> None:
         (dict(train_file=None, test_file="x"), "data.train_file=null: there are files"),
     ],
 )
-def test_unusable_figures_are_refused(figures: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        TextBlocks(**figures)
+        TextBlocks(**options)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +131,7 @@ def test_unusable_figures_are_refused(figures: dict[str, Any], message: str) -> 
         (b"a few words", r"tokens, and one block with its targets needs 17 \(data\.block=16\)"),
     ],
 )
-def test_unusable_files_are_refused_by_name(content: bytes | None, message: str, tmp_path: Path) -> None:
+def test_invalid_files_are_refused_by_name(content: bytes | None, message: str, tmp_path: Path) -> None:
     path = tmp_path / "train.txt"
     if content is not None:
         path.write_bytes(content)

@@ -1,4 +1,4 @@
-"""The cache of tokenised data: found by content, never half written."""
+"""The cache of tokenized data: keys from the content, and no incomplete entries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lit_ort_tasks.data.token_cache import Arrays, cached_arrays, content_key
 from lit_ort_tasks.errors import InputError
 
 
-def test_a_key_depends_on_every_text_their_bounds_and_every_setting() -> None:
+def test_a_key_depends_on_the_texts_their_bounds_and_the_settings() -> None:
     keys = {
         content_key(["ab", "c"], block=1),
         content_key(["a", "bc"], block=1),
@@ -24,11 +24,11 @@ def test_a_key_depends_on_every_text_their_bounds_and_every_setting() -> None:
     assert content_key(iter(["ab", "c"]), a=1, b=2) == content_key(["ab", "c"], b=2, a=1)
 
 
-def test_arrays_are_made_once_and_memory_mapped(tmp_path: Path) -> None:
-    made: list[int] = []
+def test_arrays_are_created_once_and_memory_mapped(tmp_path: Path) -> None:
+    calls: list[int] = []
 
     def make() -> Arrays:
-        made.append(1)
+        calls.append(1)
         return {"ids": np.arange(5, dtype=np.int32), "starts": np.zeros(0, dtype=np.int64)}
 
     for _ in range(2):
@@ -38,10 +38,10 @@ def test_arrays_are_made_once_and_memory_mapped(tmp_path: Path) -> None:
         assert arrays["ids"].dtype == np.int32
         assert not arrays["ids"].flags.writeable
         assert len(arrays["starts"]) == 0
-    assert len(made) == 1
+    assert len(calls) == 1
 
 
-def test_what_fails_half_way_leaves_no_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_no_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save = np.save
 
     def fails_at_the_second(path: Path, array: np.ndarray) -> None:
@@ -67,7 +67,7 @@ def test_a_faster_run_is_no_error(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["key"]
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=r"data\.cache_dir=.*file/cache: cannot be written"):
         cached_arrays(tmp_path / "file" / "cache", "key", lambda: {})
@@ -85,27 +85,27 @@ def replace_by_pipe(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "damage", "said"),
+    ("name", "damage", "reason"),
     [
         ("ids.npy", flip, "ids.npy doesn't match its checksum"),
         ("ids.npy", Path.unlink, "ids.npy is missing"),
         ("ids.npy", replace_by_pipe, "ids.npy is missing"),
         ("ids.npy", lambda path: path.write_bytes(b""), "ids.npy doesn't match its checksum"),
         ("checksums.json", Path.unlink, "No such file"),
-        ("checksums.json", replace_by_pipe, "is no regular file"),
+        ("checksums.json", replace_by_pipe, "is not a regular file"),
         ("checksums.json", lambda path: path.write_text("[" * 100_000), "nested too deeply|Expecting"),
         ("checksums.json", lambda path: path.write_text("[1]"), "is no list of checksums"),
     ],
 )
-def test_a_damaged_entry_is_named_and_made_again(
-    tmp_path: Path, name: str, damage: Callable[[Path], object], said: str
+def test_a_damaged_entry_is_named_and_written_again(
+    tmp_path: Path, name: str, damage: Callable[[Path], object], reason: str
 ) -> None:
     def read() -> list[int]:
         return cached_arrays(tmp_path, "key", lambda: {"ids": np.arange(3)})["ids"].tolist()
 
     read()
     damage(tmp_path / "key" / name)
-    with pytest.warns(UserWarning, match=rf"key is damaged \(.*({said})"):
+    with pytest.warns(UserWarning, match=rf"key is damaged \(.*({reason})"):
         assert read() == [0, 1, 2]
     assert read() == [0, 1, 2]
     assert [entry.name for entry in tmp_path.iterdir()] == ["key"]

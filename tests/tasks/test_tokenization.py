@@ -1,4 +1,4 @@
-"""Tokenizers: what they write, and that they are the same ones in every process."""
+"""Tokenizers: their ids, and that every process trains the same ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lit_ort_tasks.data.tokenization import END_OF_TEXT, encode_documents, train
 TEXTS = ["The quick brown fox jumps over the lazy dog.", "Pack my box with five dozen liquor jugs."]
 
 
-def test_a_byte_level_bpe_writes_every_text() -> None:
+def test_a_byte_level_bpe_encodes_every_text() -> None:
     tokenizer = train_byte_level_bpe(TEXTS, 300)
     assert len(tokenizer) <= 300
     for text in (*TEXTS, "naïve 中文 \x00 \U0001f600\n\t"):
@@ -21,7 +21,7 @@ def test_a_byte_level_bpe_writes_every_text() -> None:
     assert tokenizer.eos_token_id == 0
 
 
-def test_a_wordpiece_writes_as_bert_does() -> None:
+def test_a_wordpiece_encodes_like_bert() -> None:
     tokenizer = train_wordpiece(TEXTS, 100)
     assert (tokenizer.pad_token_id, tokenizer.unk_token_id) == (0, 1)
     pair = tokenizer("The fox", "QUICK")
@@ -50,8 +50,8 @@ print(hash(tokenizer_text(train_wordpiece(texts, 60)) + tokenizer_text(train_byt
 
 
 @pytest.mark.slow
-def test_equal_texts_give_equal_tokenizers_in_every_process() -> None:
+def test_equal_texts_train_equal_tokenizers_in_every_process() -> None:
     command = [sys.executable, "-W", "ignore", "-c", VOCABULARIES]
-    environment = os.environ | {"PYTHONHASHSEED": "0"}  # of the line that is compared, not of the tokenizers
+    environment = os.environ | {"PYTHONHASHSEED": "0"}  # for the hash that is printed
     runs = [subprocess.run(command, check=True, capture_output=True, env=environment) for _ in range(3)]
     assert len({run.stdout for run in runs}) == 1

@@ -1,4 +1,4 @@
-"""The language model: shapes, causality, one graph, what it logs, how unusable figures are refused."""
+"""The language model: shapes, causality, one graph, logged values, and the errors of invalid sizes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 WORDS = 17
 
 
-def small_task(**figures: Any) -> TransformerLM:
-    values: dict[str, Any] = dict(layers=2, heads=2, width=8, feed_forward=12, dropout=0.0, max_length=16) | figures
+def small_task(**sizes: Any) -> TransformerLM:
+    values: dict[str, Any] = dict(layers=2, heads=2, width=8, feed_forward=12, dropout=0.0, max_length=16) | sizes
     return TransformerLM(WORDS, **values)
 
 
@@ -33,14 +33,14 @@ def some_batch(length: int = 5, batch: int = 3) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture
 def data(tmp_path: Path) -> TextData:
-    """7 training batches of [6, 4], the last of them shorter, and a few for validation and test."""
+    """7 training batches of [6, 4], the last one shorter, and a few for validation and test."""
     letters = " ".join("abcdefghijklmnop")
     for name in ("train", "valid", "test"):
         (tmp_path / f"{name}.txt").write_text(f"{letters} " * 10)
     return WikiText2(dir=tmp_path, batch_size=4, eval_batch_size=3, bptt=6)
 
 
-def test_logits_have_a_score_for_each_word() -> None:
+def test_logits_have_a_value_for_each_word() -> None:
     assert small_task()(some_batch()[0]).shape == (5, 3, WORDS)
 
 
@@ -61,7 +61,7 @@ def test_the_defaults_are_the_tutorials() -> None:
     assert not task.model.decoder.bias.any()
 
 
-def test_no_position_sees_a_later_one() -> None:
+def test_no_position_depends_on_a_later_one() -> None:
     task = small_task().eval()
     inputs, _ = some_batch()
     changed = inputs.clone()
@@ -90,7 +90,7 @@ def test_the_loss_is_the_mean_over_all_tokens() -> None:
     torch.testing.assert_close(task.training_step((inputs, targets), 0)["loss"], expected)
 
 
-def test_an_untrained_model_is_as_unsure_as_the_vocabulary_is_large() -> None:
+def test_the_loss_of_an_untrained_model_is_that_of_a_uniform_distribution() -> None:
     seed_everything(0, verbose=False)
     assert small_task().loss(some_batch()).item() == pytest.approx(math.log(WORDS), rel=0.1)
 
@@ -110,16 +110,19 @@ def test_a_step_is_one_graph(step: str) -> None:
 
 
 class LossRecorder(TransformerLM):
-    """Keeps the loss and the tokens of each batch."""
+    """Records the loss and the number of tokens of each batch."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.losses: list[tuple[str, float, int]] = []
 
     def figures(self, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
         figures = super().figures(batch)
-        split = "train" if self.training else "val"
-        self.__dict__.setdefault("seen", []).append((split, figures["loss"].item(), batch[1].numel()))
+        self.losses.append(("train" if self.training else "val", figures["loss"].item(), batch[1].numel()))
         return figures
 
     def mean(self, split: str, last: int) -> float:
-        parts = [(loss, tokens) for where, loss, tokens in self.__dict__["seen"] if where == split][-last:]
+        parts = [(loss, tokens) for name, loss, tokens in self.losses if name == split][-last:]
         return sum(loss * tokens for loss, tokens in parts) / sum(tokens for _, tokens in parts)
 
 
@@ -145,7 +148,7 @@ def test_logged_losses_are_means_over_tokens(data: TextData, tmp_path: Path, acc
     trainer = quiet_trainer(tmp_path, max_epochs=1, log_every_n_steps=every, accumulate_grad_batches=accumulated)
     trainer.fit(task, datamodule=data)
     metrics = trainer.callback_metrics
-    # Seven batches: the window that began after the fourth holds the last three, of which the last is shorter.
+    # Of seven batches, the window after the fourth one has the last three, and the last one is shorter.
     assert metrics["train/loss"].item() == pytest.approx(task.mean("train", last=3), rel=1e-5)
     assert metrics["val/loss"].item() == pytest.approx(task.mean("val", last=1000), rel=1e-5)
     for split in ("train", "val"):
@@ -185,7 +188,7 @@ def test_the_scheduler_advances_once_an_epoch(data: TextData, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("figures", "message"),
+    ("sizes", "message"),
     [
         ({"layers": 0}, "task.layers=0: must be a whole number of at least 1"),
         ({"width": 7}, r"task.width=7: not divisible by task.heads=2.*try task.width=8"),
@@ -194,6 +197,6 @@ def test_the_scheduler_advances_once_an_epoch(data: TextData, tmp_path: Path) ->
         ({"dropout": "some"}, "task.dropout='some': must be at least 0 and below 1"),
     ],
 )
-def test_unusable_figures_are_refused_by_name(figures: dict[str, Any], message: str) -> None:
+def test_invalid_sizes_are_refused_by_name(sizes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        small_task(**figures)
+        small_task(**sizes)

@@ -1,4 +1,4 @@
-"""The transformer language model beside eager: the first step's loss and gradients, and the weights after twenty."""
+"""The transformer language model compared with eager: loss and gradients of a step, weights after twenty steps."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_loss_and_every_gradient_of_the_first_step() -> None:
 
 
 def _is_noise(reference: Tensor, gradient: Tensor, largest: float) -> bool:
-    """A gradient that would be zero in exact arithmetic, as that of attention's key bias, which softmax cancels."""
+    """Whether a gradient is rounding error of zero, such as that of attention's key bias, which softmax cancels."""
     return float((gradient - reference).norm()) < 1e-7 * largest
 
 
@@ -59,8 +59,8 @@ def test_gradients_are_as_close_to_float64_as_those_of_eager() -> None:
     exact.loss(batch).backward()
     reference = gradients(exact)
 
-    def error(name: str, found: dict[str, Tensor]) -> float:
-        return float((found[name].double() - reference[name]).norm() / reference[name].norm())
+    def error(name: str, values: dict[str, Tensor]) -> float:
+        return float((values[name].double() - reference[name]).norm() / reference[name].norm())
 
     ours, eager = gradients(module), gradients(twin)
     mean_ours = sum(error(name, ours) for name in reference) / len(reference)

@@ -1,1 +1,1 @@
-"""What the tasks train on: from text, tables and shards to batches."""
+"""The data of the tasks: from text, tables and shards to batches."""

@@ -1,4 +1,4 @@
-"""What the batches of subword tokens have in common."""
+"""The common parts of batches of subword tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-# The target where nothing is predicted: the losses of torch and of the Hugging Face models leave it out.
+# The target where nothing is predicted. The losses of torch and of transformers ignore it.
 IGNORED = -100
 
 Batch: TypeAlias = dict[str, Tensor]

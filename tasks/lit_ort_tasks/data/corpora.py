@@ -1,6 +1,6 @@
-"""Where text comes from: the running Python's own documentation, and WikiText-2.
+"""Readers of text: the documentation of the running Python, WikiText-2, and files.
 
-Each reader returns a `Corpus`: the text of the three splits, and the name under which an error mentions each of them.
+Each reader returns a `Corpus`: the text of the three splits, each with the name that error messages have for it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ SPLITS = ("train", "valid", "test")
 class Split:
     """The text of one split.
 
-    source: the file or the place it was read from; error messages begin with it.
-    documents: texts that don't go on in one another, in order.
+    Args:
+        source: the file or the dataset; error messages begin with it.
+        documents: separate texts, in order.
     """
 
     source: str
@@ -35,7 +36,7 @@ class Split:
 
     @property
     def text(self) -> str:
-        """The documents below each other."""
+        """The documents, one below the other."""
         return "\n".join(self.documents)
 
 
@@ -48,16 +49,16 @@ class Corpus:
     test: Split
 
 
-# Of every 20 documents, the places of those that are held out for the splits that have no text of their own.
+# Of every 20 documents, the positions of those that are held out for splits without text.
 HELD_OUT_EVERY = 20
-HELD_OUT_PLACES: Mapping[str, int] = MappingProxyType({"valid": 9, "test": 19})
+HELD_OUT_POSITIONS: Mapping[str, int] = MappingProxyType({"valid": 9, "test": 19})
 
 
 def hold_out(documents: Sequence[str], names: Iterable[str] = ("valid", "test")) -> dict[str, tuple[str, ...]]:
-    """Every 20th document for each of these splits, by its name, and all others as "train"."""
-    places = {name: HELD_OUT_PLACES[name] for name in names}
-    kept = tuple(text for place, text in enumerate(documents) if place % HELD_OUT_EVERY not in places.values())
-    return {"train": kept} | {name: tuple(documents[place::HELD_OUT_EVERY]) for name, place in places.items()}
+    """Return every 20th document for each of these splits, by its name, and the others as "train"."""
+    positions = {name: HELD_OUT_POSITIONS[name] for name in names}
+    train = tuple(text for k, text in enumerate(documents) if k % HELD_OUT_EVERY not in positions.values())
+    return {"train": train} | {name: tuple(documents[first::HELD_OUT_EVERY]) for name, first in positions.items()}
 
 
 # --- Python's documentation -------------------------------------------------------------------------------------------
@@ -67,15 +68,16 @@ NOT_DOCUMENTATION = frozenset({"test", "tests", "idle_test", "site-packages", "d
 
 
 def python_docs(directory: str | os.PathLike[str] | None = None) -> Corpus:
-    """Reads the documentation that every Python carries, split by document 90/5/5 in a fixed order.
+    """Read the documentation that is part of Python, split by document 90/5/5 in a fixed order.
 
-    A document is one topic of `pydoc_data.topics` (what `help("for")` shows) or all docstrings of one source file of
-    the standard library. The text depends on the Python version.
+    A document is one topic of `pydoc_data.topics`, such as the text of `help("for")`, or all docstrings of one source
+    file of the standard library. The text depends on the Python version.
 
-    directory: a folder of Python sources to read in place of the running interpreter's standard library; then no topics
-        are read.
+    Args:
+        directory: a folder of Python sources; None reads the standard library of the running Python and the topics.
 
-    Raises InputError if the folder is missing or holds fewer than 20 documents (each split needs at least one).
+    Raises:
+        InputError: the folder is missing or has fewer than 20 documents (each split needs at least one).
     """
     root = Path(sysconfig.get_paths()["stdlib"] if directory is None else directory)
     require(
@@ -102,7 +104,7 @@ def python_docs(directory: str | os.PathLike[str] | None = None) -> Corpus:
 
 @contextmanager
 def collector_off() -> Iterator[None]:
-    """Syntax trees have no cycles, and the collector's passes over so many objects take twice as long as the parser."""
+    """Disables the garbage collector. Syntax trees have no cycles, and its passes take twice as long as the parser."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -113,7 +115,7 @@ def collector_off() -> Iterator[None]:
 
 
 def _topics() -> list[str]:
-    """The language reference's topics, in the order of their names; none where a distribution leaves them out."""
+    """Return the topics of the language reference, in the order of their names. Some distributions lack them."""
     try:
         from pydoc_data.topics import topics
     except ImportError:
@@ -122,7 +124,7 @@ def _topics() -> list[str]:
 
 
 def _docstring_documents(root: Path) -> Iterator[str]:
-    """The docstrings of each Python file below `root`, file by file in the order of their paths."""
+    """Yield the docstrings of each Python file below `root`, in the order of the paths."""
     for path in sorted(root.rglob("*.py")):
         if NOT_DOCUMENTATION.isdisjoint(path.relative_to(root).parts):
             document = "\n".join(docstrings(path.read_bytes()))
@@ -130,14 +132,14 @@ def _docstring_documents(root: Path) -> Iterator[str]:
                 yield document
 
 
-# The fields of a syntax tree's node that hold statements.
+# The fields of a node of the syntax tree that contain statements.
 _BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")
 
 
 def docstrings(source: bytes) -> Iterator[str]:
-    """The docstrings of a source file's module, classes and functions in the order of the file.
+    """Yield the docstrings of a source file's module, classes and functions, in the order of the file.
 
-    Nothing from a file that does not parse: lib2to3 carries Python 2 sources on purpose.
+    A file that can't be parsed has none: lib2to3 has sources of Python 2.
     """
     try:
         tree = ast.parse(source)
@@ -150,7 +152,7 @@ def docstrings(source: bytes) -> Iterator[str]:
             docstring = ast.get_docstring(node, clean=False)
             if docstring:
                 yield docstring
-        # Only statements can hold definitions: expressions, most of the tree, are not visited.
+        # Only statements can contain definitions. Expressions, most of the tree, are not visited.
         inner = [statement for field in _BLOCKS for statement in getattr(node, field, [])]
         pending.extend(reversed(inner))
 
@@ -161,18 +163,19 @@ _HUB_DATASET = ("Salesforce/wikitext", "wikitext-2-v1")
 
 
 def wikitext2(directory: str | os.PathLike[str] | None = None) -> Corpus:
-    """Reads WikiText-2 (Merity et al., 2016, https://arxiv.org/abs/1609.07843).
+    """Read WikiText-2 (Merity et al., 2016, https://arxiv.org/abs/1609.07843).
 
-    directory: holds `wiki.train.tokens`, `wiki.valid.tokens` and `wiki.test.tokens`, or `train.txt`, `valid.txt` and
-        `test.txt`. None fetches the same text with the `datasets` library.
+    Args:
+        directory: with `wiki.train.tokens`, `wiki.valid.tokens` and `wiki.test.tokens`, or `train.txt`, `valid.txt` and
+            `test.txt`. None fetches the same text with the `datasets` library.
 
-    Raises InputError if the folder or one of its files is missing, empty or not UTF-8, or if there is no folder and
-    the text cannot be fetched.
+    Raises:
+        InputError: the folder or one of its files is missing, empty or not UTF-8, or the text can't be fetched.
     """
     if directory is None:
         return _fetch_wikitext2()
     root = Path(directory)
-    require(root.is_dir(), f"{root}: no such folder. Set data.dir to the folder that holds the WikiText-2 files.")
+    require(root.is_dir(), f"{root}: no such folder. Set data.dir to the folder with the WikiText-2 files.")
     train, valid, test = (_read_split(root, name) for name in SPLITS)
     return Corpus(train, valid, test)
 
@@ -182,18 +185,18 @@ def _read_split(root: Path, name: str) -> Split:
     path = next((candidate for candidate in candidates if candidate.is_file()), None)
     if path is None:
         raise InputError(
-            f"{candidates[0]}: no such file, and no {candidates[1].name} beside it. data=wikitext2 needs one of the "
-            f"two in data.dir; the folder holds {_listing(root)}."
+            f"{candidates[0]}: no such file, and no {candidates[1].name} next to it. data=wikitext2 needs one of the "
+            f"two in data.dir; the folder contains {_listing(root)}."
         )
     return Split(str(path), wikitext_articles(read_text(path)))
 
 
-# A line that is the title of an article, as " = Valkyria Chronicles III = ", and not of a section of it.
+# The title of an article, such as " = Valkyria Chronicles III = ", but not of a section.
 _TITLE = re.compile(r"^ = [^=].*[^=] = $", re.MULTILINE)
 
 
 def wikitext_articles(text: str) -> tuple[str, ...]:
-    """The articles of a WikiText file, each from its title on."""
+    """Return the articles of a WikiText file, each from its title."""
     starts = [match.start() for match in _TITLE.finditer(text)]
     if not starts:
         return (text,)
@@ -206,9 +209,10 @@ def wikitext_articles(text: str) -> tuple[str, ...]:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file.
+    """Return the text of a file.
 
-    Raises InputError if it is missing, empty or not UTF-8.
+    Raises:
+        InputError: it is missing, empty or not UTF-8.
     """
     require(path.is_file(), f"{path}: no such file. Give the path of a text file in UTF-8.")
     try:
@@ -223,9 +227,10 @@ def read_text(path: Path) -> str:
 
 
 def text_file(path: str | os.PathLike[str]) -> Split:
-    """A file of plain text: documents are separated by blank lines, or begin with titles as WikiText's do.
+    """Read a file of plain text. Documents are separated by blank lines, or begin with a title as in WikiText.
 
-    Raises InputError if it is missing, empty or not UTF-8.
+    Raises:
+        InputError: it is missing, empty or not UTF-8.
     """
     text = read_text(Path(path))
     if _TITLE.search(text):
@@ -234,9 +239,10 @@ def text_file(path: str | os.PathLike[str]) -> Split:
 
 
 def with_held_out(train: Split, valid: str | os.PathLike[str] | None, test: str | os.PathLike[str] | None) -> Corpus:
-    """A text and two files; every 20th document of the text stands in for each of the files that is not given.
+    """Return a corpus of a training text and two files. Every 20th document of the text replaces a file that is None.
 
-    Raises InputError if a file is missing, empty or not UTF-8.
+    Raises:
+        InputError: a file is missing, empty or not UTF-8.
     """
     files = {"valid": valid, "test": test}
     parts = hold_out(train.documents, [name for name, file in files.items() if file is None])

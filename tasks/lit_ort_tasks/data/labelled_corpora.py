@@ -1,6 +1,6 @@
-"""Where texts with labels come from: the standard library's docstrings and GLUE; `tables` reads files.
+"""Readers of texts with labels: the docstrings of the standard library and GLUE; `tables` reads files.
 
-Each reader returns a `LabelledCorpus`: texts, or pairs of texts, with the place of their label among `labels`.
+Each reader returns a `LabelledCorpus`: texts, or pairs of texts, with the index of their label in `labels`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from lit_ort_tasks.huggingface import load_dataset
 class LabelledSplit:
     """The texts of one split.
 
-    source: the file or the place it was read from; error messages begin with it.
-    texts: what is to be classified.
-    pairs: the second text of each, where the question is about two.
-    labels: of each text, its label's place among the corpus's.
+    Args:
+        source: the file or the dataset; error messages begin with it.
+        texts: to be classified.
+        pairs: the second texts, where pairs of texts are classified.
+        labels: the index of each text's label in the labels of the corpus.
     """
 
     source: str
@@ -38,7 +39,7 @@ class LabelledSplit:
 
 @dataclass(frozen=True)
 class LabelledCorpus:
-    """The three splits, and the names of the labels in the order of their places."""
+    """The three splits, and the names of the labels."""
 
     train: LabelledSplit
     valid: LabelledSplit
@@ -47,20 +48,20 @@ class LabelledCorpus:
 
 
 def part(split: LabelledSplit, note: str, rows: Iterable[int]) -> LabelledSplit:
-    """The rows of a split with these numbers, as a split of their own."""
-    kept = tuple(rows)
+    """Return the rows of a split with these indices as another split."""
+    indices = tuple(rows)
     return LabelledSplit(
         source=f"{split.source} ({note})",
-        texts=tuple(split.texts[row] for row in kept),
-        pairs=None if split.pairs is None else tuple(split.pairs[row] for row in kept),
-        labels=tuple(split.labels[row] for row in kept),
+        texts=tuple(split.texts[row] for row in indices),
+        pairs=None if split.pairs is None else tuple(split.pairs[row] for row in indices),
+        labels=tuple(split.labels[row] for row in indices),
     )
 
 
 # --- Python's docstrings ----------------------------------------------------------------------------------------------
 
-# Each class and the top-level modules and packages it is made of, with at least 225 docstrings in Python 3.10 to 3.12.
-# tkinter and idlelib have more, and are missing where a distribution packs them apart.
+# Each class and its top-level modules and packages, with at least 225 docstrings in Python 3.10 to 3.12. tkinter and
+# idlelib have more, but some distributions package them separately.
 DOCSTRING_CLASSES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "archives": ("bz2", "gzip", "lzma", "shutil", "tarfile", "zipfile"),
@@ -81,17 +82,19 @@ SHORTEST_DOCSTRING = 20
 
 
 def docstring_classes(directory: str | os.PathLike[str] | None = None) -> LabelledCorpus:
-    """Which part of the standard library a docstring is from: the 11 parts of `DOCSTRING_CLASSES`.
+    """Read the docstrings of the standard library, labelled with the part that they are from (`DOCSTRING_CLASSES`).
 
-    Each class gives the same number of docstrings, 200 of each (2200 in all) from Python 3.10 to 3.12: where it has
-    more, ones evenly spaced in the order of its files. Left out are docstrings of fewer than 20 characters, repeated
-    ones, and ones that occur in two classes. Of each class 80 % are for training, 10 % each for validation and test,
-    by docstring: logging and archives have too few source files to be split by file.
+    Each of the 11 classes has the same number of docstrings, in Python 3.10 to 3.12 200 (2200 in all). Where there are
+    more, they are evenly spaced in the order of the files. Docstrings of fewer than 20 characters, repeated ones and
+    those of two classes are left out. Of each class, 80 % are for training and 10 % each for validation and test. The
+    split is by docstring, because logging and archives have too few source files.
 
-    directory: a standard library's folder in place of the running interpreter's; then a class gives as many as the
-        smallest has, up to 200.
+    Args:
+        directory: the folder of a standard library; None for that of the running Python. Each class has as many
+            docstrings as the smallest one, up to 200.
 
-    Raises InputError if the folder is missing, or a class has fewer than 10 docstrings (each split needs one).
+    Raises:
+        InputError: the folder is missing, or a class has fewer than 10 docstrings (each split needs one).
     """
     root = Path(get_paths()["stdlib"] if directory is None else directory)
     require(
@@ -100,23 +103,23 @@ def docstring_classes(directory: str | os.PathLike[str] | None = None) -> Labell
         "the running Python's.",
     )
     with collector_off():
-        found = {name: _class_docstrings(root, parts) for name, parts in DOCSTRING_CLASSES.items()}
-    owners = Counter(key for texts in found.values() for key in texts)
-    classes = [[text for key, text in texts.items() if owners[key] == 1] for texts in found.values()]
-    for name, texts in zip(found, classes, strict=True):
+        by_class = {name: _class_docstrings(root, parts) for name, parts in DOCSTRING_CLASSES.items()}
+    owners = Counter(key for texts in by_class.values() for key in texts)
+    classes = [[text for key, text in texts.items() if owners[key] == 1] for texts in by_class.values()]
+    for name, texts in zip(by_class, classes, strict=True):
         require(
             len(texts) >= 10,
             f"{root}: {len(texts)} docstrings of the class {name} ({', '.join(DOCSTRING_CLASSES[name])}), and a class "
             "needs at least 10. Leave data.dir out to read the standard library, or read a file with data=table.",
         )
     size = min(DOCSTRINGS_PER_CLASS, *(len(texts) for texts in classes))
-    # The classes take turns, so every stretch of rows has as many of each.
-    rows = [(texts[place * len(texts) // size], label) for place in range(size) for label, texts in enumerate(classes)]
+    # The classes alternate, so that consecutive rows have equally many of each.
+    rows = [(texts[index * len(texts) // size], label) for index in range(size) for label, texts in enumerate(classes)]
     whole = LabelledSplit(str(root), tuple(text for text, _ in rows), None, tuple(label for _, label in rows))
 
     def split(name: str, ends: tuple[int, ...]) -> LabelledSplit:
-        kept = (row for row in range(len(rows)) if row // len(classes) % 10 in ends)
-        return part(whole, f"docstrings for {name}", kept)
+        indices = (row for row in range(len(rows)) if row // len(classes) % 10 in ends)
+        return part(whole, f"docstrings for {name}", indices)
 
     return LabelledCorpus(
         train=split("training", (0, 1, 2, 3, 5, 6, 7, 8)),
@@ -127,17 +130,17 @@ def docstring_classes(directory: str | os.PathLike[str] | None = None) -> Labell
 
 
 def _class_docstrings(root: Path, parts: Sequence[str]) -> dict[str, str]:
-    """The docstrings of the modules and packages in the order of their paths, each once, by what makes them equal."""
+    """Return the different docstrings of modules and packages in the order of the paths, by their normalized text."""
     files = [path for part in parts for path in (root / f"{part}.py", *sorted((root / part).rglob("*.py")))]
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for path in files:
         if path.is_file() and NOT_DOCUMENTATION.isdisjoint(path.relative_to(root).parts):
             for text in map(cleandoc, docstrings(path.read_bytes())):
-                # Space and case are no difference to BERT's tokenizer, so texts that differ in them alone are equal.
+                # BERT's tokenizer ignores white space and case, so texts that differ only in them are equal.
                 key = " ".join(text.lower().split())
                 if len(key) >= SHORTEST_DOCSTRING:
-                    found.setdefault(key, text)
-    return found
+                    texts.setdefault(key, text)
+    return texts
 
 
 # --- GLUE -------------------------------------------------------------------------------------------------------------
@@ -145,9 +148,13 @@ def _class_docstrings(root: Path, parts: Sequence[str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class GlueTask:
-    """The columns of a task's text (and second text), its labels by number, the splits to validate and test with.
+    """A task of GLUE.
 
-    valid: None holds rows of the training split out.
+    Args:
+        columns: of the text, and of the second text.
+        labels: their names, by number.
+        valid: the split for validation; None holds rows of the training split out.
+        test: the split for the test.
     """
 
     columns: tuple[str, ...]
@@ -178,9 +185,10 @@ HUB_DATASET = "nyu-mll/glue"
 
 
 def require_glue_task(name: str) -> None:
-    """Refuses what is no classification task of GLUE.
+    """Checks the name of a task.
 
-    Raises InputError.
+    Raises:
+        InputError: GLUE has no classification task of that name.
     """
     require(
         name != "stsb",
@@ -191,13 +199,14 @@ def require_glue_task(name: str) -> None:
 
 
 def glue(name: str) -> LabelledCorpus:
-    """A classification task of GLUE (Wang et al. 2018, https://arxiv.org/abs/1804.07461), by the `datasets` library.
+    """Fetch a classification task of GLUE (Wang et al. 2018, https://arxiv.org/abs/1804.07461).
 
-    The labels of GLUE's own test splits are not public, so the test is on the validation split, and validation on
-    every 20th row of the training split, which training then lacks. MNLI has two validation splits: the matched one is
+    The labels of GLUE's test splits are not public. So the test uses the validation split, and validation every 20th
+    row of the training split, without which the model is trained. MNLI has two validation splits: the matched one is
     for validation, the mismatched one for the test.
 
-    Raises InputError if there is no such task, or it cannot be fetched.
+    Raises:
+        InputError: there is no such task, or it can't be fetched with the `datasets` library.
     """
     require_glue_task(name)
     task = GLUE_TASKS[name]
@@ -210,9 +219,9 @@ def glue(name: str) -> LabelledCorpus:
     return LabelledCorpus(part(train, "without every 20th row", others(rows, 20, (19,))), held_out, test, task.labels)
 
 
-def others(rows: range, step: int, places: Sequence[int]) -> Iterator[int]:
-    """The rows but those that are held out."""
-    return (row for row in rows if row % step not in places)
+def others(rows: range, step: int, positions: Sequence[int]) -> Iterator[int]:
+    """Return the rows that are not at these positions of every `step` rows."""
+    return (row for row in rows if row % step not in positions)
 
 
 def _glue_split(splits: Any, name: str, hub_name: str) -> LabelledSplit:
@@ -230,10 +239,10 @@ def _glue_split(splits: Any, name: str, hub_name: str) -> LabelledSplit:
 
 
 def _fetch_glue(name: str) -> Any:
-    """The splits by their names on the hub, each with its columns by name."""
+    """Return the splits by their names on the hub, each with its columns by name."""
     remedy = (
-        "Give a file of your own with data=table and data.train_file=PATH, or let the `datasets` library fetch GLUE: "
-        "pip install datasets, with a connection to huggingface.co."
+        "Use your own file with data=table and data.train_file=PATH, or let the `datasets` library fetch GLUE: pip "
+        "install datasets, with a connection to huggingface.co."
     )
     try:
         return load_dataset(HUB_DATASET, name)

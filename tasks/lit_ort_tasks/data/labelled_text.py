@@ -1,4 +1,4 @@
-"""Texts with labels as a classifier reads them: token ids of one length, in batches."""
+"""Batches of a classifier: token ids of one length, and labels."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from lit_ort_tasks.data.tokenization import (
 )
 from lit_ort_tasks.errors import InputError, require, require_whole
 
-# What the tokenizer gives for a text, in the smallest type that holds it: GLUE's largest tasks have 400,000 texts.
+# The tokenizer's outputs, with small types: GLUE's largest tasks have 400,000 texts.
 INPUTS = {"input_ids": np.int32, "token_type_ids": np.uint8, "attention_mask": np.uint8}
 
 
 class EncodedTexts(Dataset[Batch]):
-    """The texts of a split as ids of one length, each an item of int64[length] inputs and an int64[] label.
+    """The texts of a split as ids of one length.
 
     An item has input_ids, token_type_ids (0 for the first text, 1 for the second) and attention_mask (1 for a token, 0
-    for padding), and labels.
+    for padding), int64[length] each, and labels, int64[].
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, split: LabelledSplit, max_length: int) -> None:
@@ -60,7 +60,7 @@ class EncodedTexts(Dataset[Batch]):
                 max_length=max_length,
                 return_attention_mask=True,
             )
-            # A model without segments has a tokenizer without token_type_ids: they stay zeros.
+            # The tokenizer of a model without segments returns no token_type_ids: they stay zeros.
             for name in INPUTS.keys() & encoded.keys():
                 self._inputs[name][rows] = encoded[name]
 
@@ -73,20 +73,22 @@ class EncodedTexts(Dataset[Batch]):
 
 
 class LabelledText(LightningDataModule):
-    """A labelled corpus as batches for a classifier; a subclass says where the corpus comes from.
-
-    tokenizer: a folder, a checkpoint or a name on the hub, as `load_tokenizer` takes it; None trains a WordPiece of
-        `vocabulary_size` on the training texts.
-    max_length: tokens of every item, with the special ones. Longer texts are cut, of a pair the longer one first;
-        shorter ones are filled up with padding, so that a compiler sees one shape.
-    batch_size, eval_batch_size: texts of a batch in training, and in validation and test. The texts that fill no batch
-        are left out of a training epoch, others in each epoch; the last batch of an evaluation is shorter.
-    seed: decides the order of the training texts in each epoch, and nothing else does.
+    """Batches of a labelled corpus, which a subclass reads, for a classifier.
 
     A batch has input_ids, token_type_ids, attention_mask, int64[batch, max_length] each, and labels, int64[batch].
 
-    Raises InputError for a figure below its least value, when the training split has fewer texts than a batch or
-    another split none, and for a tokenizer that can't fill up texts or takes fewer tokens than `max_length`.
+    Args:
+        tokenizer: a folder, a checkpoint or a name on the hub, as for `load_tokenizer`; None trains a WordPiece of
+            `vocabulary_size` on the training texts.
+        max_length: tokens of every item, with the special ones. Longer texts are truncated, in a pair the longer one
+            first; shorter ones are padded, so that a compiler has one shape.
+        batch_size: texts of a training batch. Texts that don't fill a batch are left out, others in each epoch.
+        eval_batch_size: texts of a batch in validation and test. The last batch can be shorter.
+        seed: alone determines the order of the training texts in each epoch.
+
+    Raises:
+        InputError: a number is too small, the training split has fewer texts than a batch or another split has none, or
+            the tokenizer has no padding token or a length below `max_length`.
     """
 
     def __init__(
@@ -112,7 +114,7 @@ class LabelledText(LightningDataModule):
 
     @abstractmethod
     def read(self) -> LabelledCorpus:
-        """The corpus; called once."""
+        """Read the corpus; called once."""
 
     @cached_property
     def corpus(self) -> LabelledCorpus:
@@ -148,7 +150,7 @@ class LabelledText(LightningDataModule):
             f"data.max_length={self.max_length}: the tokenizer {self.tokenizer_name} is for at most "
             f"{tokenizer.model_max_length} tokens. Give a smaller data.max_length.",
         )
-        # The lengths of its last use are saved with a tokenizer; it is the same tokenizer with others.
+        # A saved tokenizer has the lengths of its last call, which are no part of its identity.
         tokenizer.backend_tokenizer.no_truncation()
         tokenizer.backend_tokenizer.no_padding()
         return tokenizer
@@ -160,20 +162,20 @@ class LabelledText(LightningDataModule):
     @cached_property
     def encoded(self) -> dict[str, EncodedTexts]:
         """The splits train, valid and test, tokenized at the first use."""
-        _ = self._tokenizer_key  # before the lengths below become part of it
+        _ = self._tokenizer_key  # before the tokenizer has the lengths below
         splits = {"train": self.corpus.train, "valid": self.corpus.valid, "test": self.corpus.test}
         return {name: EncodedTexts(self.tokenizer, split, self.max_length) for name, split in splits.items()}
 
     @property
     def task_arguments(self) -> dict[str, Any]:
-        """What the data decide about the task: passed to it when it is made."""
+        """The arguments of the task that follow from the data."""
         return {"tokenizer": self.tokenizer, "labels": list(self.corpus.labels), "max_length": self.max_length}
 
     def setup(self, stage: str) -> None:
         _ = self.encoded
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        # A short last batch would be another shape, and another compiled graph.
+        # A shorter last batch would have another shape, and another compiled graph.
         return training_loader(Shuffled(self.encoded["train"], self.seed), self.batch_size, self.trainer)
 
     def val_dataloader(self) -> DataLoader[Batch]:
@@ -186,21 +188,21 @@ class LabelledText(LightningDataModule):
         return {"labels": list(self.corpus.labels), "tokenizer": self._tokenizer_key}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Refuses a checkpoint whose classes or ids mean something else."""
+        """Refuses a checkpoint with other classes or another tokenizer."""
         labels = list(self.corpus.labels)
         if state_dict["labels"] != labels:
             raise InputError(
                 f"The checkpoint was trained on the labels {', '.join(state_dict['labels'])}, and the data has "
-                f"{', '.join(labels)}. Resume with the data it was made with."
+                f"{', '.join(labels)}. Resume with the data of the checkpoint."
             )
         require_same_tokenizer(state_dict["tokenizer"], self._tokenizer_key)
 
 
 class Docstrings(LabelledText):
-    """`labelled_corpora.docstring_classes` as batches: which part of the standard library a docstring is from."""
+    """Batches of `labelled_corpora.docstring_classes`: docstrings, with their part of the standard library as label."""
 
-    def __init__(self, *, dir: str | os.PathLike[str] | None = None, **figures: Any) -> None:
-        super().__init__(**figures)
+    def __init__(self, *, dir: str | os.PathLike[str] | None = None, **options: Any) -> None:
+        super().__init__(**options)
         self.dir = dir
 
     def read(self) -> LabelledCorpus:
@@ -208,9 +210,11 @@ class Docstrings(LabelledText):
 
 
 class Table(LabelledText):
-    """`lit_ort_tasks.data.tables.table` as batches: texts and labels of .csv, .tsv or .jsonl files.
+    """Batches of `lit_ort_tasks.data.tables.table`: texts and labels of .csv, .tsv or .jsonl files.
 
-    text_column, pair_column, label_column: the columns (or keys) to read; pair_column for questions about two texts.
+    Args:
+        text_column, label_column: the columns (or keys) to read.
+        pair_column: the column of the second text, where pairs of texts are classified.
     """
 
     def __init__(
@@ -222,9 +226,9 @@ class Table(LabelledText):
         text_column: str = "text",
         pair_column: str | None = None,
         label_column: str = "label",
-        **figures: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(**figures)
+        super().__init__(**options)
         self.files = (train_file, valid_file, test_file)
         self.columns = TableColumns(text_column, pair_column, label_column)
 
@@ -233,13 +237,14 @@ class Table(LabelledText):
 
 
 class Glue(LabelledText):
-    """`lit_ort_tasks.data.labelled_corpora.glue` as batches.
+    """Batches of `lit_ort_tasks.data.labelled_corpora.glue`.
 
-    Raises InputError at once for a name that is no classification task of GLUE.
+    Raises:
+        InputError: GLUE has no classification task of that name.
     """
 
-    def __init__(self, *, name: str = "mnli", **figures: Any) -> None:
-        super().__init__(**figures)
+    def __init__(self, *, name: str = "mnli", **options: Any) -> None:
+        super().__init__(**options)
         require_glue_task(name)
         self.task_name = name
 

@@ -1,4 +1,4 @@
-"""Loaders that go on within an epoch, with the next batch in the same order, and share batches among processes."""
+"""Loaders that resume within an epoch, at the next batch in the same order, and divide batches among processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sequential
 
 @dataclass(frozen=True)
 class BatchKey:
-    """The items from place `start` up to `stop` in the order of an epoch."""
+    """The items from position `start` up to `stop` in the order of an epoch."""
 
     epoch: int
     start: int
@@ -22,23 +22,23 @@ class BatchKey:
 
 
 class BatchSource(Dataset[Any]):
-    """Items that are read a batch at a time by a `BatchKey`, and may be others, or in another order, in every epoch."""
+    """Items that are read a batch at a time by a `BatchKey`. Each epoch can have other items or another order."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """Items of an epoch; the same for every epoch."""
+        """Return the number of items of an epoch, the same for every epoch."""
 
     @abstractmethod
     def __getitem__(self, key: BatchKey) -> Any:
-        """A batch, all of whose tensors are collated."""
+        """Return a collated batch."""
 
 
 class Shuffled(BatchSource):
     """The items of a dataset in an order that follows from seed and epoch alone.
 
     Args:
-        items: by number.
-        seed: None for the order of their numbers, in every epoch.
+        items: by index.
+        seed: None keeps the order of the dataset in every epoch.
     """
 
     def __init__(self, items: Dataset[Any], seed: int | None) -> None:
@@ -49,9 +49,9 @@ class Shuffled(BatchSource):
         return len(self._items)  # pyright: ignore[reportArgumentType] - those with a length
 
     def __getitem__(self, key: BatchKey) -> Any:
-        return default_collate([self._items[number] for number in self._numbers(key.epoch)[key.start : key.stop]])
+        return default_collate([self._items[index] for index in self._indices(key.epoch)[key.start : key.stop]])
 
-    def _numbers(self, epoch: int) -> Sequence[int]:
+    def _indices(self, epoch: int) -> Sequence[int]:
         if self._seed is None:
             return range(len(self))
         if self._order is None or self._order[0] != epoch:
@@ -61,7 +61,7 @@ class Shuffled(BatchSource):
 
 
 class Ready(BatchSource):
-    """A dataset whose items are batches already, read one at a time, in order."""
+    """A dataset whose items are batches, read one at a time, in order."""
 
     def __init__(self, batches: Dataset[Any]) -> None:
         self._batches = batches
@@ -75,9 +75,9 @@ class Ready(BatchSource):
 
 @dataclass(frozen=True)
 class Share:
-    """Which batches a process takes: of `ranks` processes, number `rank` takes every `ranks`-th from its own number on.
+    """The batches of one process: of `ranks` processes, number `rank` has every `ranks`-th batch from number `rank` on.
 
-    All take as many.
+    Every process has the same number of batches.
     """
 
     ranks: int = 1
@@ -88,42 +88,43 @@ ALL = Share()
 
 
 def share_of(trainer: Trainer | None) -> Share:
-    """What a Trainer's processes read: those that hold parts of one model read the same batches."""
-    given = None if trainer is None else trainer.distributed_sampler_kwargs
-    return ALL if given is None else Share(given["num_replicas"], given["rank"])
+    """Return the share of a Trainer's process. Processes with parts of one model read the same batches."""
+    sampler = None if trainer is None else trainer.distributed_sampler_kwargs
+    return ALL if sampler is None else Share(sampler["num_replicas"], sampler["rank"])
 
 
 # Lightning replaces other samplers: where there are several processes, those that are no DistributedSampler, and with
 # overfit_batches those that are no SequentialSampler.
 class FixedBatches(DistributedSampler[BatchKey], SequentialSampler):  # pyright: ignore[reportGeneralTypeIssues]
-    """The same batches at every epoch; the last one is shorter where the items don't divide. Where the batches don't
-    divide by the processes, the first ones are read again.
+    """The same batches in every epoch. The last one can be shorter.
+
+    Where the number of processes doesn't divide the batches, the first ones are repeated.
     """
 
     def __init__(self, items: int, batch_size: int, share: Share = ALL) -> None:
-        of: Any = range(items)
-        super().__init__(of, share.ranks, share.rank, shuffle=False)
+        dataset: Any = range(items)
+        super().__init__(dataset, share.ranks, share.rank, shuffle=False)
         self.items = items
         self.batch_size = batch_size
         self.share = share
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Nothing: they are the same."""
+        """Does nothing: every epoch has the same batches."""
 
     def __len__(self) -> int:
         return -(-self._batches_of_all() // self.share.ranks)
 
     def __iter__(self) -> Iterator[BatchKey]:  # pyright: ignore[reportIncompatibleMethodOverride]
         for batch in range(len(self)):
-            start = self._place(batch) % self._batches_of_all() * self.batch_size
+            start = self._index(batch) % self._batches_of_all() * self.batch_size
             yield BatchKey(self.epoch, start, min(start + self.batch_size, self.items))
 
     def _batches_of_all(self) -> int:
         return -(-self.items // self.batch_size)
 
-    def _place(self, batch: int) -> int:
-        """Among the batches of all processes, of this one's batch."""
+    def _index(self, batch: int) -> int:
+        """The index of this process's batch among the batches of all processes."""
         return batch * self.share.ranks + self.share.rank
 
 
@@ -137,9 +138,9 @@ class EpochBatches(FixedBatches):
     def __init__(self, items: int, batch_size: int, share: Share = ALL, *, repeats: bool = False) -> None:
         super().__init__(items, batch_size, share)
         self.repeats = repeats
-        # The epoch as Lightning numbers it, and its batches so far, of all processes together.
+        # The epoch in Lightning's numbering, and the number of its batches so far in all processes together.
         self._epoch, self._batches = 0, 0
-        # By how much Lightning's number is too high.
+        # The excess of Lightning's number.
         self._ahead = 0
         self._resuming = False
 
@@ -147,11 +148,11 @@ class EpochBatches(FixedBatches):
         self.epoch = epoch
 
     def state_dict(self) -> dict[str, int]:
-        """Where the iteration is."""
+        """Return the position of the iteration."""
         return {"epoch": self._epoch, "batches": self._batches, "ahead": self._ahead}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Makes the next iteration go on from there, unless another epoch is set: that begins with its first batch."""
+        """Makes the next iteration resume there. If another epoch is set, it begins with its first batch."""
         self._epoch, self._batches, self._ahead = (state_dict[name] for name in ("epoch", "batches", "ahead"))
         self._resuming = True
 
@@ -165,26 +166,26 @@ class EpochBatches(FixedBatches):
             if self.epoch == self._epoch:
                 first = self._batches // self.share.ranks
             else:
-                # By 0, but Lightning counts one too many where max_steps is set and the state is from an epoch's end.
+                # 0, except that Lightning counts one too many with max_steps and a state from the end of an epoch.
                 self._ahead += self.epoch - (self._epoch + 1)
         epoch = 0 if self.repeats else self.epoch - self._ahead
         for batch in range(first, len(self)):
             self._epoch, self._batches = self.epoch, (batch + 1) * self.share.ranks
-            start = self._place(batch) * self.batch_size
+            start = self._index(batch) * self.batch_size
             yield BatchKey(epoch, start, start + self.batch_size)
 
 
 class BatchLoader(DataLoader[Any]):
-    """Batches of a source, in the process that asks for them."""
+    """Batches of a source, read in the calling process."""
 
     def __init__(self, source: BatchSource, sampler: FixedBatches) -> None:
-        # A key makes a whole batch (batch_size=None), in numpy: worker processes would only add copies. The loader's
-        # own generator keeps it from drawing from torch's global one at every epoch.
+        # A key is a whole batch (batch_size=None), from NumPy arrays: worker processes would only add copies. Without a
+        # separate generator, the loader would draw from torch's global one in every epoch.
         super().__init__(source, batch_size=None, sampler=sampler, generator=torch.Generator())
 
 
 class EpochLoader(BatchLoader):
-    """The batches of training. Lightning keeps the state in its checkpoints, so that a run resumes within an epoch."""
+    """The batches of training. Lightning's checkpoints contain the state, so that a run resumes within an epoch."""
 
     def __init__(self, source: BatchSource, sampler: EpochBatches) -> None:
         super().__init__(source, sampler)
@@ -193,12 +194,12 @@ class EpochLoader(BatchLoader):
 
 
 def training_loader(source: BatchSource, batch_size: int, trainer: Trainer | None) -> DataLoader[Any]:
-    """This process's share of the full batches of an epoch; with `Trainer(overfit_batches=...)` always of epoch 0."""
+    """Return this process's share of the full batches of each epoch; with `overfit_batches`, always of epoch 0."""
     # The Trainer's attribute is set outside its class.
     repeats = trainer is not None and trainer.overfit_batches > 0  # pyright: ignore[reportAttributeAccessIssue]
     return EpochLoader(source, EpochBatches(len(source), batch_size, share_of(trainer), repeats=repeats))
 
 
 def evaluation_loader(source: BatchSource, batch_size: int, trainer: Trainer | None) -> DataLoader[Any]:
-    """All items, in order, the last batch shorter where they don't divide; this process's share of them."""
+    """Return this process's share of all items in order. The last batch can be shorter."""
     return BatchLoader(source, FixedBatches(len(source), batch_size, share_of(trainer)))

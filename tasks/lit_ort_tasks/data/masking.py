@@ -1,6 +1,6 @@
-"""Masked tokens for BERT's first objective, drawn anew for each item of each epoch.
+"""Masked tokens for BERT's first objective, drawn again for each item of each epoch.
 
-Source: Devlin et al. 2018 (https://arxiv.org/abs/1810.04805), section 3.1, task 1. Drawing anew: Liu et al. 2019
+Source: Devlin et al. 2018 (https://arxiv.org/abs/1810.04805), section 3.1, task 1. Dynamic masking: Liu et al. 2019
 (https://arxiv.org/abs/1907.11692), section 4.1.
 """
 
@@ -13,10 +13,10 @@ from transformers import PreTrainedTokenizerFast
 
 from lit_ort_tasks.data.batches import IGNORED
 
-# Of the tokens to predict: the share that becomes [MASK], and the share that becomes a random token; the rest stays.
+# Of the tokens to predict: the share that becomes [MASK], and the share that becomes a random token. The rest is kept.
 MASK_SHARE = 0.8
 RANDOM_SHARE = 0.1
-# Numbers that decide about a token: whether it is predicted, what it becomes, which random token.
+# Random numbers of a token: whether it is predicted, the kind of replacement, the random token.
 DRAWS = 3
 
 
@@ -24,11 +24,12 @@ DRAWS = 3
 class Masking:
     """How tokens are masked.
 
-    mask_id: the id of [MASK].
-    special_ids: int64[special]: never predicted, never put in for another token.
-    other_ids: int64[others]: the rest of the vocabulary.
-    share: of the tokens of an item that are not special, the part to predict.
-    max_predictions: the most tokens to predict in an item.
+    Args:
+        mask_id: the id of [MASK].
+        special_ids: int64[special]: never predicted, never a replacement.
+        other_ids: int64[others]: the rest of the vocabulary.
+        share: the share of an item's tokens, without special ones, to predict.
+        max_predictions: the most tokens to predict in an item.
     """
 
     mask_id: int
@@ -39,7 +40,7 @@ class Masking:
 
 
 def masking_of(tokenizer: PreTrainedTokenizerFast, share: float, max_predictions: int) -> Masking:
-    """The masking for the ids of a tokenizer that has a mask token."""
+    """Return the masking for the ids of a tokenizer with a mask token."""
     mask_id = tokenizer.mask_token_id
     assert isinstance(mask_id, int)
     special = np.unique(np.array(tokenizer.all_special_ids, dtype=np.int64))
@@ -48,20 +49,21 @@ def masking_of(tokenizer: PreTrainedTokenizerFast, share: float, max_predictions
 
 
 def mask_tokens(ids: np.ndarray, draws: np.ndarray, masking: Masking) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and labels, int64[items, length] each; labels are the original ids where predicted, -100 elsewhere.
+    """Return inputs and labels, int64[items, length] each. Labels are the original ids where predicted, -100 elsewhere.
 
-    The share of an item's tokens is rounded, and is at least one token where there is one that is not special.
+    The number of predicted tokens of an item is rounded, and at least 1 if there is a token that is not special.
 
-    ids: int64[items, length].
-    draws: float64[items, 3, length], uniform in [0, 1).
+    Args:
+        ids: int64[items, length].
+        draws: float64[items, 3, length], uniform in [0, 1).
     """
     maskable = ~np.isin(ids, masking.special_ids)
     available = maskable.sum(axis=1)
-    wanted = np.clip(np.rint(available * masking.share), 1, masking.max_predictions)
-    # The tokens with the smallest numbers; special ones come after all others.
+    count = np.clip(np.rint(available * masking.share), 1, masking.max_predictions)
+    # The tokens with the smallest random numbers; special ones are last.
     order = np.argsort(np.where(maskable, draws[:, 0], 2.0), axis=1, kind="stable")
     rank = np.argsort(order, axis=1, kind="stable")
-    predicted = rank < np.minimum(wanted, available)[:, None]
+    predicted = rank < np.minimum(count, available)[:, None]
     masked = predicted & (draws[:, 1] < MASK_SHARE)
     replaced = predicted & ~masked & (draws[:, 1] < MASK_SHARE + RANDOM_SHARE)
     random_ids = masking.other_ids[(draws[:, 2] * len(masking.other_ids)).astype(np.int64)]

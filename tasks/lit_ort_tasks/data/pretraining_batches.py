@@ -1,11 +1,11 @@
-"""What every source of BERT pre-training batches shares: their form, the loaders, the checkpoint's check.
+"""The common parts of all sources of BERT pre-training batches: the form, the loaders, the check of a checkpoint.
 
-A batch is a dict of int64 tensors, the names those of `transformers.BertForPreTraining`:
+A batch is a dict of int64 tensors, with the names of `transformers.BertForPreTraining`:
 
-    input_ids[batch, length]       `[CLS] A [SEP] B [SEP]`, some tokens masked, filled up with [PAD]
+    input_ids[batch, length]       `[CLS] A [SEP] B [SEP]`, some tokens masked, padded with [PAD]
     token_type_ids[batch, length]  0 up to the first [SEP], 1 up to the second, 0 on padding
     attention_mask[batch, length]  1 on tokens, 0 on padding
-    labels[batch, length]          the token to predict, -100 where none is
+    labels[batch, length]          the token to predict, -100 elsewhere
     next_sentence_label[batch]     0 where B follows A in the text, 1 where B is from another document
 """
 
@@ -28,9 +28,10 @@ from lit_ort_tasks.errors import InputError, require, require_whole
 
 @dataclass(frozen=True)
 class Splits:
-    """What was read: the three sources, and what they decide about the model.
+    """The sources of the three splits, and the values of the model that follow from them.
 
-    tokenizer: None where the ids come without one.
+    Args:
+        tokenizer: None where there are ids without a tokenizer.
     """
 
     train: BatchSource
@@ -42,14 +43,16 @@ class Splits:
 
 
 class PretrainingData(LightningDataModule):
-    """Batches for BERT pre-training (this module's docstring has their form); a subclass says where they come from.
+    """Batches for BERT pre-training, which a subclass reads. This module's docstring has their form.
 
-    batch_size, eval_batch_size: items of a batch in training, and in validation and test. Training leaves out a last
-        batch that is not full.
-    seed: with the number of the epoch it decides all that is random in the training batches. Validation and test are
-        the same in every epoch, of every seed.
+    Args:
+        batch_size: items of a training batch. An incomplete last batch is left out.
+        eval_batch_size: items of a batch in validation and test.
+        seed: with the number of the epoch, it determines the random parts of the training batches. Validation and test
+            are the same in every epoch and for every seed.
 
-    Raises InputError for a size below 1 or a seed below 0, and when training has fewer items than one batch.
+    Raises:
+        InputError: a size is below 1, the seed is below 0, or training has fewer items than one batch.
     """
 
     def __init__(self, *, batch_size: int, eval_batch_size: int, seed: int) -> None:
@@ -62,7 +65,7 @@ class PretrainingData(LightningDataModule):
 
     @abstractmethod
     def read(self) -> Splits:
-        """The data; called once."""
+        """Read the data; called once."""
 
     @cached_property
     def splits(self) -> Splits:
@@ -77,7 +80,7 @@ class PretrainingData(LightningDataModule):
 
     @property
     def task_arguments(self) -> dict[str, Any]:
-        """What the data decide about the task: passed to it when it is made."""
+        """The arguments of the task that follow from the data."""
         splits = self.splits
         return {
             "tokenizer": splits.tokenizer,
@@ -110,11 +113,11 @@ class PretrainingData(LightningDataModule):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Refuses a checkpoint whose ids mean other tokens."""
-        read = self.state_dict()
-        if state_dict != read:
+        """Refuses a checkpoint with another tokenizer."""
+        own = self.state_dict()
+        if state_dict != own:
             raise InputError(
                 f"The checkpoint was trained with a tokenizer of {state_dict['vocabulary_size']} tokens, and the data "
-                f"give one of {read['vocabulary_size']}, not the same one. Resume with the data.tokenizer, and where "
-                "that is null the text (and Python), that it was made with."
+                f"has another one, of {own['vocabulary_size']}. Resume with the data.tokenizer of the checkpoint, or "
+                "where that is null, with the same text (and Python)."
             )

@@ -1,15 +1,15 @@
 """Sentences, and the pairs of them for BERT's second objective: does B follow A in the text?
 
-Source: Devlin et al. 2018 (https://arxiv.org/abs/1810.04805), section 3.1, task 2 and appendix A.2, as
-`create_pretraining_data.py` of https://github.com/google-research/bert makes them. Three things differ, so that the
-labels are fair coin tosses and a true pair stays adjacent:
+Source: Devlin et al. 2018 (https://arxiv.org/abs/1810.04805), section 3.1, task 2 and appendix A.2, and its
+`create_pretraining_data.py` of https://github.com/google-research/bert. Three points differ, so that both labels have
+the probability 0.5 and a true pair stays adjacent:
 
-- A chunk has two sentences where the document has them, however long the first is. There, one long sentence is a chunk,
-  and its B always random.
-- A document's last sentence, left over alone, makes no pair with a random B unless it is the whole document.
-- A pair that is too long loses the beginning of A and the end of B. There, either end of either.
+- A chunk has two sentences if the document has them, even if the first one is long. In the source, one long sentence is
+  a chunk, and its B is always random.
+- The last sentence of a document, if it remains alone, forms no pair with a random B unless it is the whole document.
+- A pair that is too long loses the beginning of A and the end of B. In the source, either end of either.
 
-No pair is cut short on purpose (there, one in ten).
+No pair is shortened at random (in the source, one in ten).
 """
 
 from __future__ import annotations
@@ -36,8 +36,11 @@ _SENTENCE_END = re.compile(r"""\n|(?<=[.!?])\s+|(?<=[.!?]["')\]])\s+""")
 
 
 def split_sentences(document: str) -> list[str]:
-    """The sentences of a document: they end with a line, and after `.`, `!` or `?` (and a closing quote or bracket)
-    that white space follows. Abbreviations are not known, so "e.g. this" is two."""
+    """Return the sentences of a document.
+
+    A sentence ends at the end of a line, and at white space after `.`, `!` or `?` (and a closing quote or bracket).
+    Abbreviations are not recognized: "e.g. this" is two sentences.
+    """
     return [part for part in (piece.strip() for piece in _SENTENCE_END.split(document)) if part]
 
 
@@ -45,9 +48,10 @@ def split_sentences(document: str) -> list[str]:
 class Sentences:
     """The tokens of a split.
 
-    ids: int32[tokens]: all sentences one after the other.
-    sentences: int64[sentences + 1]: where each begins in `ids`, and where the last ends.
-    documents: int64[documents + 1]: where each begins in `sentences`, and where the last ends.
+    Args:
+        ids: int32[tokens]: the concatenated sentences.
+        sentences: int64[sentences + 1]: the start of each sentence in `ids`, and the end of the last one.
+        documents: int64[documents + 1]: the start of each document in `sentences`, and the end of the last one.
     """
 
     ids: np.ndarray
@@ -55,7 +59,7 @@ class Sentences:
     documents: np.ndarray
 
     def __len__(self) -> int:
-        """Documents."""
+        """The number of documents."""
         return len(self.documents) - 1
 
 
@@ -65,11 +69,13 @@ def tokenize_sentences(
     source: str,
     cache_dir: str | os.PathLike[str] | None,
 ) -> Sentences:
-    """The tokens of these documents, memory-mapped from the cache; sentences and documents without tokens are left out.
+    """Return the tokens of documents, memory-mapped from the cache, without empty sentences and documents.
 
-    source: where the documents are from; error messages begin with it.
+    Args:
+        source: of the documents; error messages begin with it.
 
-    Raises InputError for fewer than two documents with tokens, and where the cache can't be written.
+    Raises:
+        InputError: fewer than two documents have tokens, or the cache can't be written.
     """
     key = content_key(
         documents, made="sentences", tokenizer=tokenizer_text(tokenizer), sentence_end=_SENTENCE_END.pattern
@@ -98,11 +104,11 @@ def _tokenize(tokenizer: PreTrainedTokenizerFast, documents: Sequence[str], sour
 
 
 def draw_pairs(text: Sentences, max_tokens: int, random: np.random.Generator) -> np.ndarray:
-    """Pairs from all documents in their order, int64[pairs, 5]: the bounds of A and of B in `text.ids`, the label.
+    """Return pairs from all documents in order, int64[pairs, 5]: the bounds of A and of B in `text.ids`, and the label.
 
-    Each document is read in chunks of sentences of at least `max_tokens` tokens, and each chunk is cut at random into A
-    and the rest. By a coin toss B is the rest, or comes from a random place of another document; then the rest goes
-    back, to be read again. A document of one sentence has no rest. A pair has at most `max_tokens` tokens.
+    Each document is read in chunks of sentences with at least `max_tokens` tokens, and each chunk is split at random
+    into A and the rest. With the probability 0.5, B is the rest. Otherwise B is from a random position of another
+    document, and the rest is read again. A document of one sentence has no rest. Pairs have up to `max_tokens` tokens.
     """
     pairs = [pair for document in range(len(text)) for pair in _pairs_of(text, document, max_tokens, random)]
     return _truncate(np.array(pairs, dtype=np.int64).reshape(-1, 5), max_tokens)
@@ -120,7 +126,7 @@ def _pairs_of(
         cut = first + 1 if alone else int(random.integers(first + 1, stop))
         a_start, a_stop = int(starts[first]), int(starts[cut])
         if alone or random.random() < 0.5:
-            b_start, b_stop = _elsewhere(text, document, max_tokens - (a_stop - a_start), random)
+            b_start, b_stop = _random_next(text, document, max_tokens - (a_stop - a_start), random)
             pairs.append((a_start, a_stop, b_start, b_stop, RANDOM_NEXT))
             first = cut
         else:
@@ -131,12 +137,12 @@ def _pairs_of(
 
 
 def _enough(starts: np.ndarray, first: int, end: int, tokens: int) -> int:
-    """The first sentence up to which those from `first` on have that many tokens, or `end`."""
+    """Return the end of the sentences from `first` that have at least this number of tokens, at most `end`."""
     return first + 1 + int(np.searchsorted(starts[first + 1 : end], starts[first] + tokens))
 
 
-def _elsewhere(text: Sentences, document: int, tokens: int, random: np.random.Generator) -> tuple[int, int]:
-    """Sentences from a random one on in another document, enough for that many tokens."""
+def _random_next(text: Sentences, document: int, tokens: int, random: np.random.Generator) -> tuple[int, int]:
+    """Return the bounds of sentences from a random one in another document, with at least this number of tokens."""
     other = int(random.integers(len(text) - 1))
     other += other >= document
     begin, end = int(text.documents[other]), int(text.documents[other + 1])
@@ -146,12 +152,12 @@ def _elsewhere(text: Sentences, document: int, tokens: int, random: np.random.Ge
 
 
 def _truncate(pairs: np.ndarray, max_tokens: int) -> np.ndarray:
-    """The longer of A and B gives way until both fit: A loses its beginning, B its end."""
+    """Shortens the longer of A and B until both fit: A loses its beginning, B its end."""
     a_tokens = pairs[:, A_STOP] - pairs[:, A_START]
     b_tokens = pairs[:, B_STOP] - pairs[:, B_START]
     half = max_tokens // 2
-    a_kept = np.minimum(a_tokens, np.maximum(max_tokens - b_tokens, max_tokens - half))
-    b_kept = np.minimum(b_tokens, max_tokens - a_kept)
-    pairs[:, A_START] = pairs[:, A_STOP] - a_kept
-    pairs[:, B_STOP] = pairs[:, B_START] + b_kept
+    a_length = np.minimum(a_tokens, np.maximum(max_tokens - b_tokens, max_tokens - half))
+    b_length = np.minimum(b_tokens, max_tokens - a_length)
+    pairs[:, A_START] = pairs[:, A_STOP] - a_length
+    pairs[:, B_STOP] = pairs[:, B_START] + b_length
     return pairs

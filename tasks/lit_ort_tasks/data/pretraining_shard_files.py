@@ -1,10 +1,10 @@
-"""Reading and writing one HDF5 file of the kind that NVIDIA's BERT recipe prepares: a shard.
+"""Reads and writes a shard, an HDF5 file of NVIDIA's BERT recipe.
 
-A shard holds N items of L tokens with at most P predictions, under the keys of
+A shard has N items of L tokens with at most P predictions, under the keys of
 https://github.com/NVIDIA/DeepLearningExamples, PyTorch/LanguageModeling/BERT, `create_pretraining_data.py`:
 
-    input_ids[N, L], input_mask[N, L], segment_ids[N, L]   tokens, masked already; 1 on tokens; 1 on the second sentence
-    masked_lm_positions[N, P], masked_lm_ids[N, P]         where tokens are to be predicted, and which; filled up with 0
+    input_ids[N, L], input_mask[N, L], segment_ids[N, L]   masked tokens; 1 on tokens; 1 on the second sentence
+    masked_lm_positions[N, P], masked_lm_ids[N, P]         positions and ids of the tokens to predict, padded with 0
     next_sentence_labels[N]                                0 where the second sentence is the true next, 1 if random
 """
 
@@ -24,7 +24,7 @@ from lit_ort.errors import first_line_of
 from lit_ort_tasks.data.batches import IGNORED, Batch
 from lit_ort_tasks.errors import InputError, require
 
-# The dimensions of each key, and the type that the recipe stores: items N, tokens L, predictions P.
+# The dimensions of each key and the type of the recipe: items N, tokens L, predictions P.
 FORM = {
     "input_ids": ("NL", "i4"),
     "input_mask": ("NL", "i1"),
@@ -35,13 +35,13 @@ FORM = {
 }
 
 Rows = dict[str, np.ndarray]
-# What h5py raises for files whose structure is damaged.
+# Errors of h5py for damaged files.
 _DAMAGED = (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError)
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A file whose keys and shapes were checked: `items` of `length` tokens."""
+    """A file with checked keys and shapes: `items` of `length` tokens."""
 
     path: Path
     items: int
@@ -60,31 +60,32 @@ def _opened(path: Path) -> Iterator[h5py.File]:
         raise
     except _DAMAGED as error:
         raise InputError(
-            f"{path}: cannot be read as HDF5: {first_line_of(error)}. It may be cut off or of another format; "
-            "copy or prepare it again, or take it out of the folder."
+            f"{path}: cannot be read as HDF5: {first_line_of(error)}. It can be truncated or have another format; "
+            "copy or prepare it again, or remove it from the folder."
         ) from error
 
 
 def check_shard(path: Path) -> Shard:
-    """Reads what a shard says about itself; not its values.
+    """Checks the keys, types and shapes of a shard, not its values.
 
-    Raises InputError if it is no file or no HDF5, lacks a key, or holds one of another type or shape.
+    Raises:
+        InputError: it is no file or no HDF5, lacks a key, or has another type or shape under a key.
     """
     sizes: dict[str, int] = {}
-    require(path.is_file(), f"{path}: is no file, and a shard is. Take it out of the folder.")
+    require(path.is_file(), f"{path}: is no file, and a shard is one. Remove it from the folder.")
     with _opened(path) as file:
         for key, (dimensions, _) in FORM.items():
-            found = file.get(key)
-            if not isinstance(found, h5py.Dataset):
+            values = file.get(key)
+            if not isinstance(values, h5py.Dataset):
                 raise InputError(
-                    f"{path}: has no data under the key {key}; it holds {', '.join(sorted(file)) or 'nothing'}. Give "
+                    f"{path}: has no data under the key {key}; its keys are {', '.join(sorted(file)) or 'none'}. Give "
                     "shards with the keys of NVIDIA's BERT recipe."
                 )
             require(
-                np.issubdtype(found.dtype, np.integer),
-                f"{path}: {key} is of type {found.dtype}, and must be of whole numbers. Prepare the shard again.",
+                np.issubdtype(values.dtype, np.integer),
+                f"{path}: {key} has the type {values.dtype}, and must have whole numbers. Prepare the shard again.",
             )
-            shape: tuple[int, ...] = found.shape or ()
+            shape: tuple[int, ...] = values.shape or ()
             expected = tuple(sizes.get(name, size) for name, size in zip(dimensions, shape, strict=False))
             require(
                 len(shape) == len(dimensions) and shape == expected,
@@ -94,15 +95,16 @@ def check_shard(path: Path) -> Shard:
             sizes |= dict(zip(dimensions, shape, strict=True))
     require(
         min(sizes.values()) >= 1,
-        f"{path}: has the sizes {sizes}, and each must be at least 1. Take the file out of the folder.",
+        f"{path}: has the sizes {sizes}, and each must be at least 1. Remove the file from the folder.",
     )
     return Shard(path, sizes["N"], sizes["L"])
 
 
 def read_shard(shard: Shard, vocabulary_size: int) -> Rows:
-    """The values of a shard by key, as they are stored.
+    """Return the values of a shard by key, with their stored types.
 
-    Raises InputError for one that no model with this vocabulary can take.
+    Raises:
+        InputError: a value is out of range for a model with this vocabulary.
     """
     limits = {
         "input_ids": (vocabulary_size, "the size of the vocabulary"),
@@ -112,26 +114,27 @@ def read_shard(shard: Shard, vocabulary_size: int) -> Rows:
     rows: Rows = {}
     with _opened(shard.path) as file:
         for key in FORM:
-            found = file[key]
-            assert isinstance(found, h5py.Dataset)
-            rows[key] = found[()]
+            values = file[key]
+            assert isinstance(values, h5py.Dataset)
+            rows[key] = values[()]
     for key, values in rows.items():
         limit, reason = limits.get(key, (2, "it is 0 or 1"))
         for value in (int(values.min()), int(values.max())):
             require(
                 0 <= value < limit,
-                f"{shard.path}: {key} holds {value}, and must be at least 0 and below {limit} ({reason}). Give the "
-                "data.tokenizer or data.vocabulary_size that the shard was made with, or prepare it again.",
+                f"{shard.path}: {key} contains {value}, and must be at least 0 and below {limit} ({reason}). Give the "
+                "data.tokenizer or data.vocabulary_size of the shard, or prepare it again.",
             )
     return rows
 
 
 def to_batch(rows: Rows) -> Batch:
-    """Rows of a shard as a batch; `lit_ort_tasks.data.pretraining_batches` has its form."""
-    # [CLS] is at position 0 and never predicted, so the first 0 begins the filling.
-    filled = np.logical_and.accumulate(rows["masked_lm_positions"] != 0, axis=1)
+    """Return rows of a shard as a batch; `lit_ort_tasks.data.pretraining_batches` has its form."""
+    # [CLS] is at position 0 and never predicted, so the padding begins at the first 0.
+    is_prediction = np.logical_and.accumulate(rows["masked_lm_positions"] != 0, axis=1)
     labels = np.full(rows["input_ids"].shape, IGNORED, dtype=np.int64)
-    labels[np.nonzero(filled)[0], rows["masked_lm_positions"][filled]] = rows["masked_lm_ids"][filled]
+    positions = rows["masked_lm_positions"][is_prediction]
+    labels[np.nonzero(is_prediction)[0], positions] = rows["masked_lm_ids"][is_prediction]
     arrays = {
         "input_ids": rows["input_ids"],
         "token_type_ids": rows["segment_ids"],
@@ -146,12 +149,14 @@ def to_batch(rows: Rows) -> Batch:
 
 
 def write_shard(path: str | os.PathLike[str], batches: Iterable[Batch], max_predictions: int) -> None:
-    """Writes the items of some batches as one shard, in their order. A file at `path` is replaced when it is whole.
+    """Writes the items of batches as one shard, in their order. The complete shard replaces a file at `path`.
 
-    batches: of the form in `lit_ort_tasks.data.pretraining_batches`; all of one length.
-    max_predictions: the P of the shard.
+    Args:
+        batches: with the form in `lit_ort_tasks.data.pretraining_batches`, all of one length.
+        max_predictions: P of the shard.
 
-    Raises InputError for an item with more predictions or with one at position 0, and if there are no batches.
+    Raises:
+        InputError: an item has more predictions or one at position 0, or there are no batches.
     """
     parts = list(batches)
     require(bool(parts), f"{path}: no batches to write. Give at least one.")
@@ -165,7 +170,7 @@ def write_shard(path: str | os.PathLike[str], batches: Iterable[Batch], max_pred
         "masked_lm_ids": ids,
         "next_sentence_labels": whole["next_sentence_label"],
     }
-    # No reader takes this name for a shard.
+    # Readers ignore files with this suffix.
     unfinished = Path(f"{os.fspath(path)}.unfinished")
     with h5py.File(unfinished, "w") as file:
         for key, (_, dtype) in FORM.items():
@@ -174,7 +179,7 @@ def write_shard(path: str | os.PathLike[str], batches: Iterable[Batch], max_pred
 
 
 def _predictions(labels: np.ndarray, max_predictions: int, path: str) -> tuple[np.ndarray, np.ndarray]:
-    """Where labels are and which, int64[items, max_predictions] each, filled up with 0."""
+    """Return positions and ids of the labels, int64[items, max_predictions] each, padded with 0."""
     predicted = labels != IGNORED
     most = int(predicted.sum(axis=1).max())
     require(
@@ -183,7 +188,7 @@ def _predictions(labels: np.ndarray, max_predictions: int, path: str) -> tuple[n
     )
     require(
         not predicted[:, 0].any(),
-        f"{path}: item {int(predicted[:, 0].argmax())} predicts position 0, which a shard uses as filling. "
+        f"{path}: item {int(predicted[:, 0].argmax())} predicts position 0, which a shard uses as padding. "
         "Leave the first token out of the labels.",
     )
     item, position = np.nonzero(predicted)

@@ -1,4 +1,4 @@
-"""BERT pre-training batches from a folder of shards, the HDF5 files that NVIDIA's BERT recipe prepares.
+"""BERT pre-training batches from a folder of shards, the HDF5 files of NVIDIA's BERT recipe.
 
 `lit_ort_tasks.data.pretraining_shard_files` has their form.
 """
@@ -25,10 +25,11 @@ SUFFIXES = (".hdf5", ".h5")
 
 
 class ShardBatches(BatchSource):
-    """The items of some shards. Values are read a shard at a time, when a batch needs them, and checked then.
+    """The items of shards. The values of a shard are read and checked when a batch needs them.
 
-    seed: with the epoch, decides the order of the shards and of the items within each: every shard is read once an
-        epoch. None keeps both orders as they are on disk.
+    Args:
+        seed: with the epoch, it determines the order of the shards and of the items within each. Every shard is read
+            once an epoch. None keeps the orders on disk.
     """
 
     def __init__(self, shards: Sequence[Shard], vocabulary_size: int, seed: int | None) -> None:
@@ -58,7 +59,7 @@ class ShardBatches(BatchSource):
         return np.random.default_rng((self.seed, epoch, which)).permutation(count)
 
     def _rows(self, shard: int) -> Rows:
-        """The values of a shard; those of the latest are kept."""
+        """Return the values of a shard; the last shard stays in memory."""
         if self._latest is None or self._latest[0] != shard:
             self._latest = None  # not two in memory
             self._latest = (shard, read_shard(self.shards[shard], self.vocabulary_size))
@@ -68,18 +69,19 @@ class ShardBatches(BatchSource):
 class PretrainingShards(PretrainingData):
     """BERT pre-training batches from the shards in a folder: its files *.hdf5 and *.h5.
 
-    dir: the shards to train on; must be given.
-    valid_dir, test_dir: shards for validation and test. Without one of them, the last shard of `dir` by name is held
-        out in its place (one shard for both).
-    tokenizer: a folder or a model on the hub: the one that the shards were made with.
-    vocabulary_size: the size of the model's vocabulary, by default the tokenizer's; one of the two must be given.
+    One shard of each split is in memory, as in the recipe. Seed and epoch determine the order of the shards in training
+    and of the items in each. A batch can have items of two consecutive shards.
 
-    One shard is in memory for each split, as in the recipe. Training takes the shards in an order of the seed and the
-    epoch, and the items of each in another; a batch may hold items of two shards that follow each other.
+    Args:
+        dir: the shards for training; required.
+        valid_dir, test_dir: shards for validation and test; None holds out the last shard of `dir` by name (one shard
+            for both).
+        tokenizer: of the shards: a folder or a model on the hub.
+        vocabulary_size: of the model; None is the tokenizer's. One of the two is required.
 
-    Raises InputError for options out of range; when the data are read, also for missing options, folders and shards,
-    for files that are no such shards, and for items of different lengths. Values out of range raise it when their
-    shard is read.
+    Raises:
+        InputError: an option is out of range; when the data is read, also if an option, a folder or a shard is missing,
+            a file is no shard, or items have different lengths; when a shard is read, also if a value is out of range.
     """
 
     def __init__(
@@ -112,8 +114,8 @@ class PretrainingShards(PretrainingData):
         if valid is None or test is None:
             require(
                 len(train) >= 2,
-                f"data.dir={self.dir}: has 1 shard, and the last one is held out for validation or test, so 2 are "
-                "needed. Give more, or data.valid_dir and data.test_dir.",
+                f"data.dir={self.dir}: has 1 shard, and 2 are needed: the last one is held out for validation or test. "
+                "Give more, or data.valid_dir and data.test_dir.",
             )
             train, held_out = train[:-1], train[-1:]
             valid, test = valid or held_out, test or held_out
@@ -138,8 +140,8 @@ class PretrainingShards(PretrainingData):
         size = self.vocabulary_size or of_tokenizer
         if size is None:
             raise InputError(
-                "data.tokenizer=null and data.vocabulary_size=null: one of the two must say which token ids there are. "
-                "Give the one that the shards were made with (30522 for bert-base-uncased)."
+                "data.tokenizer=null and data.vocabulary_size=null: one of the two is needed, for the range of "
+                "ids. Give that of the shards (30522 for bert-base-uncased)."
             )
         require(
             of_tokenizer is None or size >= of_tokenizer,
@@ -151,7 +153,7 @@ class PretrainingShards(PretrainingData):
 
 def _shards(option: str, folder: str | os.PathLike[str]) -> list[Shard]:
     root = Path(folder)
-    require(root.is_dir(), f"data.{option}={root}: no such folder. Give one with shards of NVIDIA's BERT recipe.")
+    require(root.is_dir(), f"data.{option}={root}: no such folder. Give a folder with shards of NVIDIA's BERT recipe.")
     paths = sorted(path for path in root.iterdir() if path.suffix in SUFFIXES and path.is_file())
-    require(bool(paths), f"data.{option}={root}: holds no file *.hdf5 or *.h5. Give a folder with shards.")
+    require(bool(paths), f"data.{option}={root}: has no file *.hdf5 or *.h5. Give a folder with shards.")
     return [check_shard(path) for path in paths]

@@ -1,4 +1,4 @@
-"""BERT pre-training batches made from plain text: pairs of sentences, and masked tokens, new ones at every epoch."""
+"""BERT pre-training batches from plain text: pairs of sentences and masked tokens, drawn again in every epoch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from lit_ort_tasks.data.batches import Batch
 from lit_ort_tasks.data.corpora import (
     HELD_OUT_EVERY,
-    HELD_OUT_PLACES,
+    HELD_OUT_POSITIONS,
     Corpus,
     Split,
     python_docs,
@@ -37,12 +37,12 @@ from lit_ort_tasks.data.pretraining_pairs import (
 from lit_ort_tasks.data.tokenization import load_tokenizer, train_wordpiece
 from lit_ort_tasks.errors import require, require_whole
 
-# Of the draws of validation and test: runs of different seeds are measured on the same items.
+# The seed of validation and test: runs with different seeds use the same items.
 EVALUATION_SEED = 0
 
 
 class Draw(IntEnum):
-    """What random numbers are for: each use has its own stream beside the seed and the epoch."""
+    """The uses of random numbers. Each has a separate stream for a seed and an epoch."""
 
     PAIRS = 0
     ORDER = 1
@@ -50,10 +50,10 @@ class Draw(IntEnum):
 
 
 class PairBatches(BatchSource):
-    """Pairs of sentences of a split with masked tokens, in random order; all of it decided by the seed and the epoch.
+    """Pairs of sentences of a split with masked tokens, in random order. Seed and epoch determine all of it.
 
-    Every epoch has as many items as pairs are drawn for epoch 0. Where a later draw gives more, some are left out at
-    random; where it gives fewer, a second draw fills it up.
+    Every epoch has as many items as epoch 0. Where a draw has more pairs, some are left out at random; where it has
+    fewer, further draws follow.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class PairBatches(BatchSource):
         self._start: Any = tokenizer.cls_token_id
         self._separator: Any = tokenizer.sep_token_id
         self._padding: Any = tokenizer.pad_token_id
-        # Where the text holds special tokens ([UNK] above all), int64[specials], rising.
+        # The positions of special tokens in the text, mostly [UNK], int64[specials], increasing.
         self._specials = np.flatnonzero(np.isin(text.ids, masking.special_ids))
         self._items = len(self._draw(epoch=0, attempt=0))
         self._latest = (0, self._order(0))
@@ -77,8 +77,8 @@ class PairBatches(BatchSource):
     def __getitem__(self, key: BatchKey) -> Batch:
         pairs = self._pairs(key.epoch)[key.start : key.stop]
         ids, token_types, attention = self._assemble(pairs)
-        places = range(key.start, key.start + len(pairs))
-        draws = np.stack([self._random(key.epoch, Draw.MASKS, i).random((DRAWS, self.max_length)) for i in places])
+        items = range(key.start, key.start + len(pairs))
+        draws = np.stack([self._random(key.epoch, Draw.MASKS, i).random((DRAWS, self.max_length)) for i in items])
         inputs, labels = mask_tokens(ids, draws, self.masking)
         return {
             "input_ids": torch.from_numpy(inputs),
@@ -92,21 +92,21 @@ class PairBatches(BatchSource):
         return np.random.default_rng((self.seed, epoch, draw, which))
 
     def _pairs(self, epoch: int) -> np.ndarray:
-        """The pairs of an epoch in its order, int64[items, 5]; those of the latest epoch are kept."""
+        """Return the pairs of an epoch in its order, int64[items, 5]; those of the last epoch stay in memory."""
         if self._latest[0] != epoch:
             self._latest = (epoch, self._order(epoch))
         return self._latest[1]
 
     def _order(self, epoch: int) -> np.ndarray:
         drawn = [self._draw(epoch, attempt=0)]
-        # Comes to an end: where the draw of epoch 0 gave pairs, others can.
+        # Ends, because the draw of epoch 0 had pairs and others can have them.
         while sum(map(len, drawn)) < self._items:
             drawn.append(self._draw(epoch, attempt=len(drawn)))
         pairs = np.concatenate(drawn)
         return pairs[self._random(epoch, Draw.ORDER, 0).permutation(len(pairs))[: self._items]]
 
     def _draw(self, epoch: int, attempt: int) -> np.ndarray:
-        """Pairs with at least one token that can be predicted, so that no item is without a label."""
+        """Return pairs with at least one token that can be predicted, so that every item has a label."""
         random = self._random(epoch, Draw.PAIRS, attempt)
         pairs = draw_pairs(self.text, self.max_length - SPECIALS_OF_A_PAIR, random)
         bounds = pairs[:, [A_START, A_STOP, B_START, B_STOP]]
@@ -115,40 +115,45 @@ class PairBatches(BatchSource):
         return pairs[specials < bounds @ sides]
 
     def _assemble(self, pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Ids before masking, token types and attention, int64[pairs, length] each."""
-        place = np.arange(self.max_length)[None, :]
-        # Places of the two separators.
+        """Return the ids before masking, the token types and the attention mask, int64[pairs, length] each."""
+        position = np.arange(self.max_length)[None, :]
+        # Positions of the two separators.
         first = (pairs[:, A_STOP] - pairs[:, A_START] + 1)[:, None]
         second = first + (pairs[:, B_STOP] - pairs[:, B_START] + 1)[:, None]
-        of_a = (place > 0) & (place < first)
-        of_b = (place > first) & (place < second)
-        token = np.where(of_a, pairs[:, A_START, None] + place - 1, pairs[:, B_START, None] + place - first - 1)
-        ids = np.where(place <= second, self._separator, self._padding).astype(np.int64)
+        in_a = (position > 0) & (position < first)
+        in_b = (position > first) & (position < second)
+        token = np.where(in_a, pairs[:, A_START, None] + position - 1, pairs[:, B_START, None] + position - first - 1)
+        ids = np.where(position <= second, self._separator, self._padding).astype(np.int64)
         ids[:, 0] = self._start
-        in_text = of_a | of_b
+        in_text = in_a | in_b
         ids[in_text] = self.text.ids[token[in_text]]
-        token_types = ((place > first) & (place <= second)).astype(np.int64)
-        return ids, token_types, (place <= second).astype(np.int64)
+        token_types = ((position > first) & (position <= second)).astype(np.int64)
+        return ids, token_types, (position <= second).astype(np.int64)
 
 
 class PretrainingText(PretrainingData):
-    """BERT pre-training batches made from plain text; `lit_ort_tasks.data.pretraining_batches` has their form.
-
-    train_file, valid_file, test_file: text in UTF-8, documents separated by blank lines. Without train_file, the
-        running Python's documentation. Without one of the others, every 20th document of train_file in its place.
-    tokenizer: a folder or a model on the hub, of BERT's kind; None trains a WordPiece on the training documents.
-    vocabulary_size: tokens of a WordPiece to train, at most (but every character of the text is one).
-    max_length: tokens of an item with [CLS], [SEP] and padding; all items have as many.
-    masked_share, max_predictions: of the tokens other than special ones, the part to predict, and its greatest number.
-    cache_dir: where tokenised text is kept; None is `lit_ort_tasks.data.token_cache.default_folder()`.
+    """BERT pre-training batches from plain text; `lit_ort_tasks.data.pretraining_batches` has their form.
 
     The training batches of an epoch follow from `seed` and the number of the epoch alone, which the Trainer sets on the
-    sampler: a run that resumes gets the batches that it would have got. Pairs are drawn in one Python loop, some 50,000
-    a second: text of many gigabytes belongs into `lit_ort_tasks.data.pretraining_shards`.
+    sampler: a resumed run has the same batches as an uninterrupted one. Pairs are drawn in one Python loop, 50,000 a
+    second: for many gigabytes of text use `lit_ort_tasks.data.pretraining_shards`.
 
-    Raises InputError for options out of range; when the data are read, also for files that are missing, empty or not
-    UTF-8, for a tokenizer without BERT's special tokens, for fewer than two documents in a split, and for fewer pairs
-    than one batch.
+    Args:
+        train_file: text in UTF-8, with documents separated by blank lines; None is the documentation of the running
+            Python.
+        valid_file, test_file: the same; None is every 20th document of train_file.
+        tokenizer: a folder or a model on the hub, with BERT's special tokens; None trains a WordPiece on the training
+            documents.
+        vocabulary_size: the most tokens of a trained WordPiece (every character of the text is a token in any case).
+        max_length: tokens of every item with [CLS], [SEP] and padding.
+        masked_share: the share of tokens to predict, without special ones.
+        max_predictions: the most tokens to predict in an item.
+        cache_dir: for tokenized text; None is `lit_ort_tasks.data.token_cache.default_folder()`.
+
+    Raises:
+        InputError: an option is out of range; when the data is read, also if a file is missing, empty or not UTF-8, the
+            tokenizer lacks special tokens of BERT, or there are fewer than two documents in a split or fewer pairs than
+            one batch.
     """
 
     def __init__(
@@ -181,7 +186,7 @@ class PretrainingText(PretrainingData):
         for name, file in (("valid_file", valid_file), ("test_file", test_file)):
             require(
                 file is None or train_file is not None,
-                f"data.{name}={file}: is of no use without data.train_file. Give that too, or leave this out.",
+                f"data.{name}={file}: has no effect without data.train_file. Give that too, or leave this out.",
             )
         self.train_file = train_file
         self.valid_file = valid_file
@@ -203,8 +208,8 @@ class PretrainingText(PretrainingData):
             source = PairBatches(text, tokenizer, masking, self.max_length, seed)
             require(
                 len(source) >= 1,
-                f"{split.source}: no pair of sentences with a token that can be masked: the tokenizer knows none of "
-                "them. Give text in the tokenizer's language, or another data.tokenizer.",
+                f"{split.source}: no pair of sentences has a token that can be masked, because the tokenizer has "
+                "none of them. Give text in the tokenizer's language, or another data.tokenizer.",
             )
             return source
 
@@ -218,12 +223,12 @@ class PretrainingText(PretrainingData):
         )
 
     def corpus(self) -> Corpus:
-        """The documents of the three splits."""
+        """Return the documents of the three splits."""
         if self.train_file is None:
             return python_docs()
         train = text_file(self.train_file)
         held_out = [name for name, file in (("valid", self.valid_file), ("test", self.test_file)) if file is None]
-        needed = max((HELD_OUT_PLACES[name] + HELD_OUT_EVERY + 1 for name in held_out), default=0)
+        needed = max((HELD_OUT_POSITIONS[name] + HELD_OUT_EVERY + 1 for name in held_out), default=0)
         require(
             len(train.documents) >= needed,
             f"data.train_file={self.train_file}: {len(train.documents)} documents, and every {HELD_OUT_EVERY}th is "

@@ -23,7 +23,7 @@ _DELIMITERS = MappingProxyType({".csv": ",", ".tsv": "\t"})
 
 @dataclass(frozen=True)
 class TableColumns:
-    """The names of the columns that are read; no `pair` where single texts are classified."""
+    """The names of the columns to read; `pair` is None where single texts are classified."""
 
     text: str = "text"
     pair: str | None = None
@@ -44,17 +44,18 @@ def table(
     test_file: PathLike | None = None,
     columns: TableColumns = TableColumns(),
 ) -> LabelledCorpus:
-    """Texts with labels in UTF-8 files whose extension says the format.
+    """Read texts with labels from UTF-8 files, whose extension selects the format.
 
-    .csv: fields separated by commas, quoted with ", the names of the columns in the first row.
-    .tsv: the same with tabs, and a quotation mark is a character like any other.
-    .jsonl: one JSON object a line; labels are strings or whole numbers.
+    .csv: fields separated by commas, quoted with ", with the names of the columns in the first row.
+    .tsv: the same with tabs. A quotation mark is an ordinary character.
+    .jsonl: one JSON object a line. Labels are strings or whole numbers.
 
-    The labels are those of the training file in alphabetical order, or by value if all are whole numbers. Every 10th
-    row of the training file is held out for each of the other two files that is not given.
+    The labels are those of the training file in alphabetical order, or by value if all are whole numbers. For each of
+    the other two files that is None, every 10th row of the training file is held out.
 
-    Raises InputError, with file and line, for what can't be read as described, and if a label of another file is none
-    of the training file's.
+    Raises:
+        InputError: a line can't be read as described, or a label of another file is missing in the training file. The
+            message has file and line.
     """
     if train_file is None:
         raise InputError("data.train_file=null: no file to train on. Give the path of a .csv, .tsv or .jsonl file.")
@@ -66,8 +67,8 @@ def table(
         "another label.",
     )
     whole = _table_split(Path(train_file), rows, labels)
-    # Each file that is not given, with the place of its rows among each 10.
-    held_out = {name: place for name, place, path in (("valid", 8, valid_file), ("test", 9, test_file)) if path is None}
+    # The splits without a file, with the index of their rows among each 10.
+    held_out = {name: index for name, index, path in (("valid", 8, valid_file), ("test", 9, test_file)) if path is None}
     require(
         not held_out or len(rows) >= 10,
         f"{train_file}: {len(rows)} rows, and every 10th is held out where there is no data.valid_file or "
@@ -79,8 +80,8 @@ def table(
             return part(whole, f"held out: {name}", range(held_out[name], len(rows), 10))
         return _table_split(Path(path), _read_rows(Path(path), columns), labels)
 
-    kept = others(range(len(rows)), 10, tuple(held_out.values()))
-    train = part(whole, "held out rows left out", kept) if held_out else whole
+    remaining = others(range(len(rows)), 10, tuple(held_out.values()))
+    train = part(whole, "without held-out rows", remaining) if held_out else whole
     return LabelledCorpus(train, split("valid", valid_file), split("test", test_file), labels)
 
 
@@ -91,16 +92,16 @@ def _ordered(labels: Iterable[str]) -> tuple[str, ...]:
 
 
 def _table_split(path: Path, rows: Sequence[_Row], labels: Sequence[str]) -> LabelledSplit:
-    places = {label: place for place, label in enumerate(labels)}
+    indices = {label: index for index, label in enumerate(labels)}
     for row in rows:
         require(
-            row.label in places,
+            row.label in indices,
             f"{path}, line {row.line}: label {row.label!r} out of range: data.train_file has {', '.join(labels)}. "
             "Correct the row, or add rows with this label to data.train_file.",
         )
     pairs = tuple(row.pair for row in rows if row.pair is not None)
     return LabelledSplit(
-        str(path), tuple(row.text for row in rows), pairs or None, tuple(places[row.label] for row in rows)
+        str(path), tuple(row.text for row in rows), pairs or None, tuple(indices[row.label] for row in rows)
     )
 
 
@@ -110,7 +111,7 @@ def _read_rows(path: Path, columns: TableColumns) -> list[_Row]:
         suffix in (*_DELIMITERS, ".jsonl"),
         f"{path}: unknown extension {path.suffix!r}. Give a file whose name ends in .csv, .tsv or .jsonl.",
     )
-    # Spreadsheets begin a file with a byte order mark.
+    # Files of spreadsheets begin with a byte order mark.
     text = read_text(path).removeprefix("\ufeff")
     records = _json_records(path, text) if suffix == ".jsonl" else _delimited_records(path, text, _DELIMITERS[suffix])
     rows = [
@@ -127,7 +128,7 @@ def _read_rows(path: Path, columns: TableColumns) -> list[_Row]:
 
 
 def _delimited_records(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Each row by the names in the first one, with the line it begins at."""
+    """Yield each row by the names in the first one, with the line at which it begins."""
     quoting = csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting, strict=True)
     names: list[str] | None = None
@@ -140,7 +141,7 @@ def _delimited_records(path: Path, text: str, delimiter: str) -> Iterator[tuple[
                 require(
                     len(fields) == len(names),
                     f"{path}, line {line}: {len(fields)} fields, and the first row names {len(names)} columns "
-                    f"({', '.join(names)}). Give each row as many; in a .csv, quote a field that has a comma.",
+                    f"({', '.join(names)}). Give each row the same number; in a .csv, quote a field with a comma.",
                 )
                 yield line, dict(zip(names, fields, strict=True))
             line = reader.line_num + 1

@@ -1,6 +1,6 @@
-"""Text as a language model reads it: tokens, a vocabulary, a stream of ids, batches.
+"""Batches of a word-level language model: tokens, a vocabulary, a stream of ids.
 
-All of torchtext is behind this file. 0.6.0 is its last release without a C++ extension bound to one torch version.
+This file contains all uses of torchtext. 0.6.0 is its last release without a C++ extension for one torch version.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ Batch = tuple[Tensor, Tensor]
 
 
 def tokenize(text: str) -> list[str]:
-    """Tokens of torchtext's `basic_english`: lower case, punctuation apart. Line ends separate tokens like spaces."""
+    """Return the tokens of torchtext's `basic_english`: lower case, with separate punctuation. Line ends are spaces."""
     tokenizer: Callable[[str], list[str]] = get_tokenizer("basic_english")  # pyright: ignore[reportAssignmentType]
     return tokenizer(text)
 
 
 def build_vocabulary(tokens: Sequence[str], min_frequency: int = 1) -> list[str]:
-    """Words by id: `<unk>` first, then by falling frequency, equal ones by alphabet."""
+    """Return the words by id: `<unk>`, then by decreasing frequency, with equal frequencies in alphabetical order."""
     return Vocab(Counter(tokens), min_freq=min_frequency, specials=[UNKNOWN]).itos
 
 
 def encode(tokens: Sequence[str], vocabulary: Sequence[str]) -> Tensor:
-    """Ids of the tokens, int64[tokens]; words that the vocabulary lacks become the id of `<unk>`."""
-    ids = {word: place for place, word in enumerate(vocabulary)}
+    """Return the ids of the tokens, int64[tokens]; words outside the vocabulary have the id of `<unk>`."""
+    ids = {word: index for index, word in enumerate(vocabulary)}
     unknown = ids[UNKNOWN]
     return torch.tensor([ids.get(token, unknown) for token in tokens], dtype=torch.int64)
 
 
 def batchify(stream: Tensor, batch_size: int) -> Tensor:
-    """Cuts one continuous stream into columns, int64[rows, batch]; the tail that fills no row is left out."""
+    """Split one continuous stream into columns, int64[rows, batch], without the tail that doesn't fill a row."""
     rows = len(stream) // batch_size
     return stream[: rows * batch_size].view(batch_size, rows).t().contiguous()
 
 
 class StreamBatches(Dataset[Batch]):
-    """The columns cut by rows: item i is inputs and targets, int64[seq, batch] each, targets one row further on.
+    """Consecutive rows of the columns: item i is inputs and targets, int64[seq, batch] each, targets one row later.
 
-    `seq` is `bptt`, and shorter in the last item when the rows don't divide.
+    `seq` is `bptt`, in the last item possibly shorter.
     """
 
     def __init__(self, columns: Tensor, bptt: int) -> None:
@@ -75,13 +75,13 @@ class StreamBatches(Dataset[Batch]):
 
 
 def count_tokens(batch: Batch) -> int:
-    """Tokens that a batch trains on: one a target."""
+    """Return the number of target tokens of a batch."""
     return batch[1].numel()
 
 
 @dataclass(frozen=True)
 class Streams:
-    """A corpus as ids, int64[tokens] each, and the words behind the ids."""
+    """A corpus as ids, int64[tokens] each, and the words by id."""
 
     vocabulary: list[str]
     train: Tensor
@@ -90,16 +90,19 @@ class Streams:
 
 
 class TextData(LightningDataModule):
-    """A corpus as batches for a language model; a subclass says where the corpus comes from.
+    """Batches of a corpus, which a subclass reads, for a language model.
 
-    batch_size, eval_batch_size: columns of a batch in training, and in validation and test.
-    bptt: rows of a batch, the steps that gradients go back in time.
-    min_frequency: words seen less often in training map to `<unk>`.
+    Args:
+        batch_size: columns of a training batch.
+        eval_batch_size: columns of a batch in validation and test.
+        bptt: rows of a batch, the steps of backpropagation through time.
+        min_frequency: less frequent words of the training split have the id of `<unk>`.
 
-    Raises InputError for a figure below 1, and when a split has fewer tokens than one batch and its targets.
+    Raises:
+        InputError: a number is below 1, or a split has fewer tokens than one batch with its targets.
     """
 
-    # Of a batch's tensors, the dimension that holds its items; the first one in other data.
+    # The batch dimension of the tensors, which is the first one in other data.
     batch_dim = 1
 
     def __init__(
@@ -116,7 +119,7 @@ class TextData(LightningDataModule):
 
     @abstractmethod
     def read(self) -> Corpus:
-        """The corpus; called once."""
+        """Read the corpus; called once."""
 
     @cached_property
     def streams(self) -> Streams:
@@ -134,12 +137,12 @@ class TextData(LightningDataModule):
         require(
             tokens >= needed,
             f"{source}: {tokens} tokens, and one batch with its targets needs {needed} "
-            f"(data.{name}={batch_size} x (data.bptt={self.bptt} + 1)). Give more text, or smaller figures.",
+            f"(data.{name}={batch_size} x (data.bptt={self.bptt} + 1)). Give more text, or smaller numbers.",
         )
 
     @property
     def task_arguments(self) -> dict[str, Any]:
-        """What the data decide about the task: passed to it when it is made."""
+        """The arguments of the task that follow from the data."""
         return {"vocabulary_size": len(self.streams.vocabulary), "max_length": self.bptt}
 
     def setup(self, stage: str) -> None:
@@ -161,20 +164,20 @@ class TextData(LightningDataModule):
         return {"vocabulary": self.streams.vocabulary}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Refuses a checkpoint whose ids mean other words."""
-        saved, read = state_dict["vocabulary"], self.streams.vocabulary
-        if saved != read:
+        """Refuses a checkpoint with another vocabulary."""
+        saved, own = state_dict["vocabulary"], self.streams.vocabulary
+        if saved != own:
             raise InputError(
-                f"The checkpoint was trained on a vocabulary of {len(saved)} words, and the data gives {len(read)} "
-                "words, not the same ones. Resume with the data (and for data=python_docs the Python) it was made with."
+                f"The checkpoint was trained on a vocabulary of {len(saved)} words, and the data has another one, of "
+                f"{len(own)}. Resume with the data (and for data=python_docs the Python version) of the checkpoint."
             )
 
 
 class PythonDocs(TextData):
-    """`lit_ort_tasks.data.corpora.python_docs` as batches."""
+    """Batches of `lit_ort_tasks.data.corpora.python_docs`."""
 
-    def __init__(self, *, dir: str | os.PathLike[str] | None = None, **figures: int) -> None:
-        super().__init__(**figures)
+    def __init__(self, *, dir: str | os.PathLike[str] | None = None, **options: int) -> None:
+        super().__init__(**options)
         self.dir = dir
 
     def read(self) -> Corpus:
@@ -182,10 +185,10 @@ class PythonDocs(TextData):
 
 
 class WikiText2(TextData):
-    """`lit_ort_tasks.data.corpora.wikitext2` as batches."""
+    """Batches of `lit_ort_tasks.data.corpora.wikitext2`."""
 
-    def __init__(self, *, dir: str | os.PathLike[str] | None = None, **figures: int) -> None:
-        super().__init__(**figures)
+    def __init__(self, *, dir: str | os.PathLike[str] | None = None, **options: int) -> None:
+        super().__init__(**options)
         self.dir = dir
 
     def read(self) -> Corpus:

@@ -1,4 +1,4 @@
-"""Text as blocks of subword tokens, for a causal language model."""
+"""Batches of a causal language model: blocks of subword tokens."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from lit_ort_tasks.errors import require, require_whole
 
 
 class Blocks(Dataset[Batch]):
-    """A stream of tokens cut into blocks: inputs, and as targets the tokens one place further on, int64[block] each.
+    """Consecutive blocks of a stream of tokens: inputs, and as targets the next tokens, int64[block] each.
 
-    Every token but the stream's first is a target once. The last block is filled up with its last token, whose targets
-    are `IGNORED`.
+    Every token but the stream's first is a target once. The last block is padded with its last token, with the targets
+    `IGNORED`.
     """
 
     def __init__(self, stream: np.ndarray, block: int) -> None:
@@ -53,18 +53,21 @@ class Blocks(Dataset[Batch]):
 
 
 class TextBlocks(LightningDataModule):
-    """Plain text, or Python's documentation, as batches of blocks.
+    """Batches of blocks, from plain text or from Python's documentation.
 
-    train_file, valid_file, test_file: UTF-8 text; documents are separated by blank lines, or begin with titles as
-        WikiText's do. Without a train_file, the running Python's documentation is read. Without one of the other two,
-        a twentieth of the training documents (or, of fewer than 20, of the training tokens) is held out for it.
-    tokenizer: a folder or a name on the hub; None trains a byte-level BPE of `vocabulary_size` on the training text.
-    block: tokens of an item.
-    seed: decides the order of the blocks in each epoch.
-    cache_dir: where tokenised text is kept; None is ~/.cache/lit_ort/tokens.
+    Args:
+        train_file: UTF-8 text, with documents separated by blank lines, or beginning with a title as in WikiText; None
+            is the documentation of the running Python.
+        valid_file, test_file: the same; None holds out a twentieth of the training documents, or if there are fewer
+            than 20, of their lines.
+        tokenizer: a folder or a name on the hub; None trains a byte-level BPE on the training text.
+        vocabulary_size: of a trained tokenizer.
+        block: tokens of an item.
+        seed: determines the order of the blocks in each epoch.
+        cache_dir: for tokenized text; None is ~/.cache/lit_ort/tokens.
 
-    Raises InputError for a figure below its least value, a file that can't be read, and a split of fewer tokens than a
-    block.
+    Raises:
+        InputError: a number is too small, a file can't be read, or a split has fewer tokens than a block.
     """
 
     def __init__(
@@ -91,8 +94,8 @@ class TextBlocks(LightningDataModule):
         )
         require(
             train_file is not None or (valid_file is None and test_file is None),
-            "data.train_file=null: there are files to validate or test with and none to train on. Give data.train_file,"
-            " or leave all three out.",
+            "data.train_file=null: there are files for validation or test and none for training. Give data.train_file, "
+            "or leave all three out.",
         )
         self.files = {"train": train_file, "valid": valid_file, "test": test_file}
         self.tokenizer_name = tokenizer
@@ -119,7 +122,7 @@ class TextBlocks(LightningDataModule):
 
     @cached_property
     def streams(self) -> dict[str, np.ndarray]:
-        """The tokens of the splits, int32[tokens] each; tokenised once for a text and a tokenizer."""
+        """The tokens of the splits, int32[tokens] each; tokenized once for a text and a tokenizer."""
         splits = {"train": self.corpus.train, "valid": self.corpus.valid, "test": self.corpus.test}
         streams = {name: self._stream(split) for name, split in splits.items()}
         for name, split in splits.items():
@@ -134,7 +137,7 @@ class TextBlocks(LightningDataModule):
         end = self.tokenizer.eos_token_id
         require(
             isinstance(end, int),
-            f"model.tokenizer={self.tokenizer_name}: has no end-of-text token, which stands between documents. Give a "
+            f"model.tokenizer={self.tokenizer_name}: has no end-of-text token, which separates documents. Give the "
             "tokenizer of a causal language model.",
         )
 
@@ -149,7 +152,7 @@ class TextBlocks(LightningDataModule):
 
     @property
     def task_arguments(self) -> dict[str, Any]:
-        """What the data decide about the task: passed to it when it is made."""
+        """The arguments of the task that follow from the data."""
         return {"tokenizer": self.tokenizer, "max_length": self.block}
 
     def setup(self, stage: str) -> None:
@@ -157,9 +160,9 @@ class TextBlocks(LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[Batch]:
         blocks = Shuffled(Blocks(self.streams["train"], self.block), self.seed)
-        # A short last batch would be another shape; what is left out differs from epoch to epoch.
-        fits = max(1, len(blocks) // share_of(self.trainer).ranks)
-        return training_loader(blocks, min(self.batch_size, fits), self.trainer)
+        # A shorter last batch would have another shape. Other blocks are left out in each epoch.
+        largest = max(1, len(blocks) // share_of(self.trainer).ranks)
+        return training_loader(blocks, min(self.batch_size, largest), self.trainer)
 
     def val_dataloader(self) -> DataLoader[Batch]:
         blocks = Shuffled(Blocks(self.streams["valid"], self.block), None)
@@ -173,22 +176,22 @@ class TextBlocks(LightningDataModule):
         return {"tokenizer": tokenizer_key(self.tokenizer)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Refuses a checkpoint whose ids mean other tokens."""
+        """Refuses a checkpoint with another tokenizer."""
         require_same_tokenizer(state_dict["tokenizer"], tokenizer_key(self.tokenizer))
 
 
 def corpus_of_files(
     train: str | os.PathLike[str], valid: str | os.PathLike[str] | None, test: str | os.PathLike[str] | None
 ) -> Corpus:
-    """The splits of text files; a twentieth of the training documents stands in for each of the other two not given."""
-    given = text_file(train)
-    if len(given.documents) < HELD_OUT_EVERY and (valid is None or test is None):
-        given = Split(given.source, _pieces(given.documents))
-    return with_held_out(given, valid, test)
+    """Return the splits of text files. A twentieth of the training documents replaces a file that is None."""
+    split = text_file(train)
+    if len(split.documents) < HELD_OUT_EVERY and (valid is None or test is None):
+        split = Split(split.source, _pieces(split.documents))
+    return with_held_out(split, valid, test)
 
 
 def _pieces(documents: Sequence[str]) -> tuple[str, ...]:
-    """The lines of few documents as 20 documents, or fewer where there are fewer lines."""
+    """Return the lines of few documents as 20 documents, or fewer if there are fewer lines."""
     lines = [line for text in documents for line in text.splitlines() if line.strip()]
     bounds = np.linspace(0, len(lines), HELD_OUT_EVERY + 1).astype(int)
     pairs = zip(bounds, bounds[1:], strict=False)
@@ -196,5 +199,5 @@ def _pieces(documents: Sequence[str]) -> tuple[str, ...]:
 
 
 def count_targets(batch: Batch) -> int:
-    """Tokens that a batch trains on."""
+    """Return the number of target tokens of a batch."""
     return int((batch["targets"] != IGNORED).sum())

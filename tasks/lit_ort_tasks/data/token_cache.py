@@ -1,7 +1,7 @@
-"""Tokenised data on disk, found by what it was made from, read without loading it.
+"""A cache of tokenized data on disk, with the digest of its source as key. Arrays are memory-mapped.
 
-An entry is a folder of .npy files and their checksums. It is written beside its place and moved there when it is whole,
-so a run that was stopped leaves nothing that a later one could take for an entry.
+An entry is a folder of .npy files and their checksums. A complete entry is renamed to its final name, so that a
+stopped run leaves no incomplete one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def default_folder() -> Path:
 
 
 def content_key(texts: Iterable[str], **settings: Any) -> str:
-    """A name for what is made from these texts with these settings (JSON values): equal for equal ones alone."""
+    """Return the key of data from these texts with these settings (JSON values)."""
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for text in texts:
         data = text.encode()
@@ -43,13 +43,17 @@ def content_key(texts: Iterable[str], **settings: Any) -> str:
 
 
 def cached_arrays(folder: str | os.PathLike[str] | None, key: str, make: Callable[[], Arrays]) -> Arrays:
-    """The arrays of an entry, memory-mapped and read-only; `make` is called where there is none yet.
+    """Return the arrays of an entry, memory-mapped and read-only.
 
-    An entry that is damaged or incomplete is named in a warning and made again.
+    A missing entry is written, and so is a damaged one, with a warning.
 
-    folder: where entries are kept; None is `default_folder()`.
+    Args:
+        folder: of the entries; None is `default_folder()`.
+        key: of the entry.
+        make: creates the arrays of a missing entry.
 
-    Raises InputError if the folder can't be written.
+    Raises:
+        InputError: the folder can't be written.
     """
     root = default_folder() if folder is None else Path(folder).expanduser()
     entry = root / key
@@ -58,14 +62,14 @@ def cached_arrays(folder: str | os.PathLike[str] | None, key: str, make: Callabl
             return _read(entry)
     except (OSError, ValueError) as error:
         warnings.warn(f"{entry} is damaged ({error}); its text is tokenized again.", stacklevel=2)
-    made = make()
+    arrays = make()
     with _writing(root):
-        _write(root, entry, made)
+        _write(root, entry, arrays)
     return _read(entry)
 
 
 def _read(entry: Path) -> Arrays:
-    """Raises OSError or ValueError, which say what is wrong with an entry."""
+    """Raises OSError or ValueError for a damaged entry."""
     try:
         sums = json.loads(read_regular(entry / CHECKSUMS, LARGEST_LIST))
     except RecursionError as error:
@@ -95,7 +99,7 @@ def _writing(root: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(
-            f"data.cache_dir={root}: cannot be written ({error.strerror}). Give a folder that can, on a disk with room "
+            f"data.cache_dir={root}: cannot be written ({error.strerror}). Give another folder, on a disk with space "
             "for four bytes a token."
         ) from error
 
@@ -114,7 +118,7 @@ def _write(root: Path, entry: Path, arrays: Arrays) -> None:
 
 
 def _put(unfinished: Path, entry: Path) -> None:
-    """Moves an entry to its place, and what is damaged there out of the way."""
+    """Renames a complete entry to its final name, where it replaces a damaged one."""
     try:
         unfinished.rename(entry)
     except OSError:
@@ -123,4 +127,4 @@ def _put(unfinished: Path, entry: Path) -> None:
         except (OSError, ValueError):
             shutil.rmtree(entry)
             unfinished.rename(entry)
-        # Else another run was faster; its entry was made from the same content.
+        # Otherwise another run was faster. Its entry has the same content.

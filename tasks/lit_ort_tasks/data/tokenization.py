@@ -1,4 +1,4 @@
-"""Subword tokenizers: trained on a corpus, or loaded (`huggingface.load_tokenizer`), and what they make."""
+"""Subword tokenizers, trained on a corpus or loaded (`huggingface.load_tokenizer`), and their ids."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ __all__ = [
 
 END_OF_TEXT = "<|endoftext|>"
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-# Documents encoded at a time: enough for every core, few enough for a bar that moves.
+# Documents per call: enough for every core, and few enough for a progress bar.
 ENCODED_AT_A_TIME = 256
 
 
 def train_byte_level_bpe(texts: Iterable[str], vocabulary_size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE as GPT-2's: every text can be written with it, and <|endoftext|> stands between documents.
+    """Train a byte-level BPE like GPT-2's. It encodes every text, and <|endoftext|> separates documents.
 
     Source: Radford et al. 2019, section 2.2.
     """
@@ -50,22 +50,24 @@ def train_byte_level_bpe(texts: Iterable[str], vocabulary_size: int) -> PreTrain
 
 
 def train_wordpiece(texts: Iterable[str], vocabulary_size: int) -> PreTrainedTokenizerFast:
-    """A lower-case WordPiece as BERT's, [PAD] at 0, which writes one text as `[CLS] a [SEP]`, two with a second [SEP].
+    """Train a lower-case WordPiece like BERT's, with the id 0 for [PAD].
+
+    It encodes one text as `[CLS] a [SEP]`, and two as `[CLS] a [SEP] b [SEP]`.
 
     Source: Devlin et al. 2018.
     """
     normalizer, splitter = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
-    given = list(texts)
-    words = {word for text in given for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text))}
-    # The trainer numbers the letters within words in the order of a hash table, which differs from process to process,
-    # and breaks ties by number. As special tokens they are numbered here; below they are ordinary again.
+    documents = list(texts)
+    words = {word for text in documents for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text))}
+    # The trainer numbers the letters within words in the order of a hash table, which differs between processes, and
+    # breaks ties by number. As special tokens they have a fixed order; below they are ordinary tokens.
     inner = sorted({f"##{letter}" for word in words for letter in word[1:]})
     trained = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     trained.normalizer, trained.pre_tokenizer = normalizer, splitter
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocabulary_size, special_tokens=[*BERT_SPECIALS, *inner], show_progress=False
     )
-    trained.train_from_iterator(given, trainer)
+    trained.train_from_iterator(documents, trainer)
     tokenizer = Tokenizer(models.WordPiece(trained.get_vocab(), unk_token="[UNK]"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, splitter
     tokenizer.add_special_tokens(list(BERT_SPECIALS))
@@ -90,33 +92,34 @@ def train_wordpiece(texts: Iterable[str], vocabulary_size: int) -> PreTrainedTok
 def encode_documents(
     tokenizer: PreTrainedTokenizerFast, documents: Sequence[str], description: str = "tokenizing"
 ) -> list[np.ndarray]:
-    """The ids of each document, int32[tokens], without special tokens. Long work shows a progress bar."""
+    """Return the ids of each document, int32[tokens], without special tokens. Many documents show a progress bar."""
     encoded: list[np.ndarray] = []
     starts = range(0, len(documents), ENCODED_AT_A_TIME)
     for start in track(starts, description=description, transient=True, disable=len(starts) < 2):
-        given = list(documents[start : start + ENCODED_AT_A_TIME])
-        parts = tokenizer.backend_tokenizer.encode_batch_fast(given, add_special_tokens=False)
+        batch = list(documents[start : start + ENCODED_AT_A_TIME])
+        parts = tokenizer.backend_tokenizer.encode_batch_fast(batch, add_special_tokens=False)
         encoded.extend(np.array(part.ids, dtype=np.int32) for part in parts)
     return encoded
 
 
 def tokenizer_text(tokenizer: PreTrainedTokenizerFast) -> str:
-    """Everything that decides which ids a text becomes, for keys of caches."""
+    """Return the complete definition of a tokenizer, for keys of caches."""
     return tokenizer.backend_tokenizer.to_str()
 
 
 def tokenizer_key(tokenizer: PreTrainedTokenizerFast) -> str:
-    """A name for the tokenizer, for checkpoints: equal for equal ones alone."""
+    """Return a digest of a tokenizer, for checkpoints."""
     return content_key([tokenizer_text(tokenizer)])
 
 
-def require_same_tokenizer(saved: str, read: str) -> None:
-    """Refuses a checkpoint whose ids mean other tokens: both are keys, the checkpoint's and the data's.
+def require_same_tokenizer(saved: str, own: str) -> None:
+    """Compares the tokenizer keys of a checkpoint and of the data.
 
-    Raises InputError.
+    Raises:
+        InputError: they differ.
     """
     require(
-        saved == read,
-        "The checkpoint was trained with another tokenizer than the one the data has now. Resume with the same data, "
-        "or with model.tokenizer set to the huggingface folder of the checkpoint's run.",
+        saved == own,
+        "The checkpoint was trained with another tokenizer than that of the data. Resume with the same data, or with "
+        "model.tokenizer set to the huggingface folder of the checkpoint's run.",
     )

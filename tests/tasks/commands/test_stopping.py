@@ -1,4 +1,4 @@
-"""Runs that are stopped, and go on as if they had not been."""
+"""Runs that are stopped, and resume with the results of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ class Numbers(Dataset[Tensor]):
 
 
 class Recorder(LightningModule):
-    """Keeps which items it saw, in training and in validation; its weight depends on all of them, and on draws."""
+    """Records the items of training and validation. Its weight depends on all of them, and on random numbers."""
 
     def __init__(self, dropout: float = 0.0, scheduled: bool = False) -> None:
         super().__init__()
         self.layer, self.dropout, self.scheduled = nn.Linear(1, 1), nn.Dropout(dropout), scheduled
-        self.seen: list[tuple[str, int, list[float]]] = []
+        self.batches: list[tuple[str, int, list[float]]] = []
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        self.seen.append(("train", self.trainer.global_step, batch.flatten().tolist()))
+        self.batches.append(("train", self.trainer.global_step, batch.flatten().tolist()))
         return (self.layer(self.dropout(batch)) - 0.1 * batch).square().mean()
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
-        self.seen.append(("val", self.trainer.global_step, batch.flatten().tolist()))
+        self.batches.append(("val", self.trainer.global_step, batch.flatten().tolist()))
         self.log("val/loss", (self.layer(batch) - batch).square().mean(), on_epoch=True)
 
     def train_dataloader(self) -> Any:
@@ -57,7 +57,7 @@ class Recorder(LightningModule):
         optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
         if not self.scheduled:
             return optimizer
-        # Lightning makes the loaders for this, before it reads a checkpoint.
+        # For this, Lightning creates the loaders before it reads a checkpoint.
         steps = int(self.trainer.estimated_stepping_batches)
         schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
@@ -81,7 +81,7 @@ class SendsSignal(Callback):
 def fit(folder: Path, *callbacks: Callback, resume: Path | None = None, **options: Any) -> Recorder:
     torch.manual_seed(1)
     strategy = options.pop("strategy", "auto")
-    # Only the strategy's own draws go on where they were.
+    # Only ORTStrategy's random state is part of the checkpoint.
     module = Recorder(0.5 if strategy == "ort" else 0.0, options.pop("scheduled", False))
     last = LastCheckpoint(folder, **options.pop("last", {}))
     best = BestCheckpoint(
@@ -101,16 +101,16 @@ def fit(folder: Path, *callbacks: Callback, resume: Path | None = None, **option
 
 
 def stopped(folder: Path, callback: Callback, **options: Any) -> tuple[list[Any], int]:
-    """What a run saw that was stopped, and its exit code."""
-    kept: list[Recorder] = []
+    """The batches of a stopped run, and its exit code."""
+    modules: list[Recorder] = []
 
-    class Keeps(Callback):
+    class KeepsModule(Callback):
         def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
-            kept.append(pl_module)
+            modules.append(pl_module)
 
     with pytest.raises(SystemExit) as caught:
-        fit(folder, Keeps(), callback, **options)
-    return kept[0].seen, caught.value.code  # pyright: ignore[reportReturnType]
+        fit(folder, KeepsModule(), callback, **options)
+    return modules[0].batches, caught.value.code  # pyright: ignore[reportReturnType]
 
 
 POINTS = [
@@ -141,32 +141,32 @@ CASES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("hook", "count", "options"), CASES, ids=str)
-def test_a_stopped_run_goes_on_as_if_it_had_not_been(
+def test_a_resumed_run_has_the_batches_and_weights_of_an_uninterrupted_one(
     tmp_path: Path, hook: str, count: int, options: dict[str, Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
     whole = fit(tmp_path / "whole", **options)
     before, code = stopped(tmp_path / "part", SendsSignal(hook, count), **options)
     assert code == 143
-    said = capfd.readouterr().err
+    output = capfd.readouterr().err
     last = tmp_path / "part" / "last.ckpt"
-    assert re.search(rf"stopped by SIGTERM at step \d+ of epoch \d; saved {re.escape(str(last))}. Resume: ", said)
+    assert re.search(rf"stopped by SIGTERM at step \d+ of epoch \d; saved {re.escape(str(last))}. Resume: ", output)
     after = fit(tmp_path / "part", resume=last, **options)
-    trained = [seen for seen in whole.seen if seen[0] == "train"]
-    assert [seen for seen in (*before, *after.seen) if seen[0] == "train"] == trained
+    trained = [batch for batch in whole.batches if batch[0] == "train"]
+    assert [batch for batch in (*before, *after.batches) if batch[0] == "train"] == trained
     assert torch.equal(after.layer.weight, whole.layer.weight)
-    # A validation that was interrupted is taken again as a whole.
-    validated = [seen for seen in whole.seen if seen[0] == "val"]
+    # An interrupted validation is repeated as a whole.
+    validated = [batch for batch in whole.batches if batch[0] == "val"]
     steps = dict.fromkeys(step for _, step, _ in validated)
     for step in steps:
-        once = [seen for seen in validated if seen[1] == step]
-        resumed = [seen for seen in after.seen if seen[:2] == ("val", step)]
+        once = [batch for batch in validated if batch[1] == step]
+        resumed = [batch for batch in after.batches if batch[:2] == ("val", step)]
         assert resumed in ([], once), step
-        assert resumed or [seen for seen in before if seen[:2] == ("val", step)] == once, step
+        assert resumed or [batch for batch in before if batch[:2] == ("val", step)] == once, step
 
 
 @pytest.fixture
 def plain_ctrl_c() -> Iterator[None]:
-    """Python's own handler, whatever tests before have left."""
+    """Installs Python's handler for the test."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -176,11 +176,11 @@ def plain_ctrl_c() -> Iterator[None]:
 def test_ctrl_c_stops_after_the_batch(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     _, code = stopped(tmp_path, SendsSignal("on_train_batch_start", 4, signal.SIGINT))
     assert code == 130
-    said = capfd.readouterr().err
-    assert "stopping after this batch; Ctrl-C again stops at once" in said
-    assert "stopped by SIGINT at step 4 of epoch 0" in said
+    output = capfd.readouterr().err
+    assert "stopping after this batch; Ctrl-C again stops at once" in output
+    assert "stopped by SIGINT at step 4 of epoch 0" in output
     assert (tmp_path / "last.ckpt").exists()
-    with pytest.raises(KeyboardInterrupt):  # as before the run
+    with pytest.raises(KeyboardInterrupt):  # Python's handler, as before the run
         os.kill(os.getpid(), signal.SIGINT)
 
 
@@ -230,17 +230,17 @@ def test_a_checkpoint_within_an_epoch_resumes_exactly(tmp_path: Path, steps: int
     whole = fit(tmp_path / "whole")
     fit(tmp_path / "part", last={"every_n_train_steps": 1}, max_steps=steps)
     after = fit(tmp_path / "part", resume=tmp_path / "part" / "last.ckpt")
-    assert after.seen[-1] == whole.seen[-1]
+    assert after.batches[-1] == whole.batches[-1]
     assert torch.equal(after.layer.weight, whole.layer.weight)
 
 
 @pytest.mark.parametrize("last", [{"train_time_interval": 0}, {"train_time_interval": -1}, {"every_n_train_steps": 0}])
-def test_intervals_that_no_run_can_have(tmp_path: Path, last: dict[str, Any]) -> None:
+def test_invalid_intervals_are_refused(tmp_path: Path, last: dict[str, Any]) -> None:
     with pytest.raises(OptionsError, match="must be"):
         LastCheckpoint(tmp_path, **last)
 
 
-def test_a_better_checkpoint_of_an_earlier_run_stays(tmp_path: Path) -> None:
+def test_a_better_checkpoint_of_an_earlier_run_is_not_replaced(tmp_path: Path) -> None:
     fit(tmp_path)
     best = (tmp_path / "best.ckpt").read_bytes()
 
@@ -274,19 +274,19 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     message = r"loss is nan at step 9, batch 2 of epoch 1. The last checkpoint with finite weights is kept as .*_finite"
     with pytest.raises(NonFiniteError, match=message):
         diverging(tmp_path, "stop")
-    kept = torch.load(tmp_path / "last_finite.ckpt", weights_only=True)
-    assert kept["global_step"] == BATCHES
-    assert all(value.isfinite().all() for value in kept["state_dict"].values())
+    checkpoint = torch.load(tmp_path / "last_finite.ckpt", weights_only=True)
+    assert checkpoint["global_step"] == BATCHES
+    assert all(value.isfinite().all() for value in checkpoint["state_dict"].values())
 
 
-def test_a_loss_that_is_not_finite_may_warn(tmp_path: Path) -> None:
-    with pytest.warns(LitOrtWarning, match="nan at step 9.*Training goes on") as caught:
+def test_a_loss_that_is_not_finite_can_warn(tmp_path: Path) -> None:
+    with pytest.warns(LitOrtWarning, match="nan at step 9.*Training continues") as caught:
         trainer = diverging(tmp_path, "warn")
     assert len([w for w in caught if issubclass(w.category, LitOrtWarning)]) == 1
     assert trainer.global_step == 2 * BATCHES
     assert torch.load(tmp_path / "last_finite.ckpt", weights_only=True)["global_step"] == BATCHES
 
 
-def test_what_to_do_is_one_of_two() -> None:
+def test_another_action_is_refused() -> None:
     with pytest.raises(OptionsError, match="on_nonfinite='explode': choose from stop, warn"):
         NonFiniteLoss("explode")  # pyright: ignore[reportArgumentType]

@@ -1,4 +1,4 @@
-"""train.py from the command line to the run's folder, on a small text in plain PyTorch."""
+"""train.py from the command line to the folder of the run, on a small text in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_only_steps_through_onnx_runtime_are_planned(
 
 
 def loss_of(checkpoint: Path, text: Path) -> float:
-    """The test loss of a checkpoint, computed without Lightning's loops."""
+    """Compute the test loss of a checkpoint without Lightning's loops."""
     data = WikiText2(dir=text, batch_size=4, eval_batch_size=2, bptt=6)
     task = TransformerLM.load_from_checkpoint(checkpoint, weights_only=True).eval()
     with torch.no_grad():
@@ -51,7 +51,7 @@ def loss_of(checkpoint: Path, text: Path) -> float:
     return sum(loss * tokens for loss, tokens in parts) / sum(tokens for _, tokens in parts)
 
 
-def test_the_runs_folder_holds_what_the_run_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path) -> None:
+def test_the_files_in_the_folder_of_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path) -> None:
     folder = tmp_path / "run"
     results = run(monkeypatch, folder, text, "trainer.max_epochs=2", "seed=5")
     config = OmegaConf.load(folder / ".hydra" / "config.yaml")
@@ -67,7 +67,7 @@ def test_the_runs_folder_holds_what_the_run_made(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_test_is_of_the_best_checkpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path) -> None:
-    # From its second epoch on the model is thrown about by a rate a thousand times as high.
+    # From the second epoch on the rate is a thousand times as high, and the loss increases.
     overrides = ("trainer.max_epochs=2", "scheduler=step", "scheduler.gamma=1000")
     results = run(monkeypatch, tmp_path / "run", text, *overrides)
     best, last = (loss_of(tmp_path / "run" / "checkpoints" / f"{name}.ckpt", text) for name in ("best", "last"))
@@ -83,12 +83,12 @@ def test_a_step_limit_within_the_first_epoch(monkeypatch: pytest.MonkeyPatch, tm
     assert results["metrics"]["test/loss"] == pytest.approx(loss_of(Path(results["checkpoint"]), text), rel=1e-5)
 
 
-def test_the_seed_decides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path) -> None:
+def test_the_seed_determines_the_loss(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path) -> None:
     losses = [
-        run(monkeypatch, tmp_path / str(place), text, "trainer.max_steps=3", f"seed={seed}", "task.dropout=0.3")[
+        run(monkeypatch, tmp_path / str(index), text, "trainer.max_steps=3", f"seed={seed}", "task.dropout=0.3")[
             "metrics"
         ]["test/loss"]
-        for place, seed in enumerate((1, 1, 2))
+        for index, seed in enumerate((1, 1, 2))
     ]
     assert losses[0] == losses[1]
     assert losses[0] != losses[2]
@@ -104,7 +104,7 @@ def test_resuming_continues_where_the_run_stopped(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-def test_a_stopped_run_goes_on_in_its_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path) -> None:
+def test_a_stopped_run_resumes_in_its_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path) -> None:
     folder = tmp_path / "run"
     arguments = [*SMALL, f"data.dir={text}", f"hydra.run.dir={folder}", "trainer.max_epochs=100000"]
     with subprocess.Popen(
@@ -118,15 +118,15 @@ def test_a_stopped_run_goes_on_in_its_folder(monkeypatch: pytest.MonkeyPatch, tm
         while not last.exists() and started.poll() is None:
             time.sleep(0.05)
         started.send_signal(signal.SIGTERM)
-        said = started.communicate(timeout=60)[1]
-    assert started.returncode == 143, said
+        output = started.communicate(timeout=60)[1]
+    assert started.returncode == 143, output
     command = " ".join(["train.py", *arguments, f"ckpt_path={last}"])
-    assert f"saved {last}. Resume: python " in said
-    assert said.rstrip().endswith(command)
+    assert f"saved {last}. Resume: python " in output
+    assert output.rstrip().endswith(command)
     assert not (folder / "results.json").exists()
 
     epochs = f"trainer.max_epochs={torch.load(last, weights_only=True)['epoch'] + 2}"
-    with pytest.raises(SystemExit, match=r"checkpoints/best.ckpt of another run.*go on with that run: ckpt_path="):
+    with pytest.raises(SystemExit, match=r"checkpoints/best.ckpt of another run.*resume that run: ckpt_path="):
         run(monkeypatch, folder, text, epochs)
     resumed = run(monkeypatch, folder, text, epochs, "ckpt_path=last")
     whole = run(monkeypatch, tmp_path / "whole", text, epochs)
@@ -137,8 +137,8 @@ def test_a_stopped_run_goes_on_in_its_folder(monkeypatch: pytest.MonkeyPatch, tm
 def test_runs_without_batches_to_evaluate_end_with_results(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path, limits: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    none = [f"trainer.limit_{name}_batches=0" for name in limits]
-    results = run(monkeypatch, tmp_path / "run", text, "trainer.max_epochs=1", *none)
+    overrides = [f"trainer.limit_{name}_batches=0" for name in limits]
+    results = run(monkeypatch, tmp_path / "run", text, "trainer.max_epochs=1", *overrides)
     assert {name for name in ("val", "test") if f"{name}/loss" not in results["metrics"]} == set(limits)
     assert Path(results["checkpoint"]).is_file()
     assert ("nothing was tested" in capsys.readouterr().out) == ("test" in limits)
@@ -150,7 +150,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_or_is_null(
     wild = ("optimizer=sgd", "optimizer.lr=1e30", "trainer.gradient_clip_val=null", "trainer.max_epochs=1")
     with pytest.raises(SystemExit, match=r"error: the training loss is (nan|inf) at step \d+, batch \d+ of epoch 0"):
         run(monkeypatch, tmp_path / "stop", text, *wild)
-    with pytest.warns(LitOrtWarning, match="Training goes on"):
+    with pytest.warns(LitOrtWarning, match="Training continues"):
         results = run(monkeypatch, tmp_path / "warn", text, *wild, "on_nonfinite=warn")
     assert results["metrics"]["test/loss"] is None
 
@@ -202,7 +202,7 @@ def test_several_runs_have_a_folder_each(monkeypatch: pytest.MonkeyPatch, tmp_pa
         ("trainer.max_epoch=3", "error: trainer.max_epoch: no such key.*Did you mean trainer.max_epochs"),
     ],
 )
-def test_unusable_values_end_with_one_message(
+def test_invalid_values_end_with_one_message(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path, override: str, message: str
 ) -> None:
     values = [value for value in SMALL if value.partition("=")[0] != override.partition("=")[0]]
@@ -221,18 +221,20 @@ def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch, tmp_
     assert not isinstance(caught.value.__cause__, InputError)
 
 
-def test_help_says_how_to_use_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_the_usage_and_the_configuration(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "argv", ["train.py", "--help", "hydra/hydra_logging=none"])
     with pytest.raises(SystemExit, match="0"):
         runpy.run_path(str(TRAIN), run_name="__main__")
-    shown = capsys.readouterr().out
-    assert "python train.py [GROUP=CHOICE ...]" in shown
-    assert "strategy: compile, eager, ort" in shown
-    assert "max_epochs: 3" in shown
+    output = capsys.readouterr().out
+    assert "python train.py [GROUP=CHOICE ...]" in output
+    assert "strategy: compile, eager, ort" in output
+    assert "max_epochs: 3" in output
 
 
 def terminal(*overrides: str) -> tuple[int, str]:
-    """Runs train.py in a process of its own. Returns its exit code, and stderr and stdout as they are."""
+    """Runs train.py in a separate process. Returns its exit code and its output."""
     command = [sys.executable, "-W", "always", str(TRAIN), *overrides]
     ended = subprocess.run(command, capture_output=True, env={**os.environ, "COLUMNS": "100", "OMP_NUM_THREADS": "1"})
     return ended.returncode, (ended.stderr + ended.stdout).decode()
@@ -242,11 +244,11 @@ def terminal(*overrides: str) -> tuple[int, str]:
 def test_the_terminal_shows_progress_and_the_result_alone(tmp_path: Path, text: Path) -> None:
     code, output = terminal(*SMALL, f"data.dir={text}", f"hydra.run.dir={tmp_path}/run", "trainer.max_epochs=1")
     assert code == 0, output
-    # Of the states of a progress bar the last stays; the validation's bar lies below the epoch's and goes away.
-    shown = [line.rsplit("\r", 1)[-1] for line in output.split("\n")]
+    # The last state of each progress bar.
+    lines = [line.rsplit("\r", 1)[-1] for line in output.split("\n")]
     bars = ("Epoch 0:", "Validation", "Testing DataLoader")
-    news = ("`Trainer.fit` stopped:", "Restoring states", "Loaded model")
-    result = [line for line in shown if line.strip() and not line.startswith(bars + news)]
+    messages = ("`Trainer.fit` stopped:", "Restoring states", "Loaded model")
+    result = [line for line in lines if line.strip() and not line.startswith(bars + messages)]
     starts = [" ".join(line.split()[:2]) for line in result]
     assert starts[0] == "test loss"
     assert result[1].split()[1] == "ms/batch"
@@ -254,8 +256,8 @@ def test_the_terminal_shows_progress_and_the_result_alone(tmp_path: Path, text: 
 
 
 @pytest.mark.slow
-def test_an_unusable_value_leaves_no_traceback(tmp_path: Path) -> None:
+def test_an_invalid_value_shows_no_traceback(tmp_path: Path) -> None:
     code, output = terminal(*SMALL, "data.dir=absent", f"hydra.run.dir={tmp_path}/run")
     assert code == 1
-    message = "error: absent: no such folder. Set data.dir to the folder that holds the WikiText-2 files.\n"
+    message = "error: absent: no such folder. Set data.dir to the folder with the WikiText-2 files.\n"
     assert output == message
