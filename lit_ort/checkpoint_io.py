@@ -1,4 +1,4 @@
-"""Checkpoints in Lightning's format, written whole or not at all and verified when they are read."""
+"""Checkpoints in Lightning's format that are written completely or not at all, and verified when they are read."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lit_ort.errors import CheckpointError, LitOrtWarning, first_line_of
 from lit_ort.files import remove_unfinished, whole_file
 
-# torch's reader of archives, in its errors.
+# The name of torch's archive reader, which is in its errors.
 _READER = "PytorchStreamReader"
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
-# What `zipfile` raises for archives whose structure is damaged.
+# The exceptions of `zipfile` for damaged archives.
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """The default of this package's strategies; `Trainer(plugins=AtomicCheckpointIO())` for others.
+    """The checkpoint plugin of lit_ort's strategies; for other strategies use `Trainer(plugins=AtomicCheckpointIO())`.
 
-    A local checkpoint is written beside its place, without a copy in memory, put on disk and then moved there, so that
-    a full disk or a killed process leaves the one before. `torch.save` writes a checksum for each tensor, which
-    `torch.load` ignores: it is verified here. Other file systems (`s3://...`) are served as Lightning does.
+    A local checkpoint is written to a temporary file in the same folder, without a copy in memory, and replaces the
+    previous checkpoint when it is on disk. After a full disk or a killed process the previous one is still there.
+    `torch.save` writes a checksum for each tensor, which `torch.load` ignores; it is verified here. Other file systems
+    (`s3://...`) are handled by Lightning.
 
     Raises:
-        CheckpointError: a file that can't be written, or is damaged, cut off or no checkpoint.
-        FileNotFoundError: there is none.
+        CheckpointError: a file can't be written, is damaged or truncated, or is not a checkpoint.
+        FileNotFoundError: there is no file.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
@@ -46,9 +47,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             with whole_file(local) as file:
                 _write(checkpoint, file)
         except OSError as error:
-            before = "The checkpoint that was there is as it was" if local.exists() else "There was none before"
+            previous = "The previous checkpoint is unchanged" if local.exists() else "There is no previous checkpoint"
             raise CheckpointError(
-                f"{path} can't be written: {error.strerror or error}. {before}. Make room, or save to another folder."
+                f"{path} can't be written: {error.strerror or error}. {previous}. Free disk space, or save to another "
+                "folder."
             ) from error
 
     def load_checkpoint(
@@ -57,8 +59,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         local = _local(path)
         if local is not None and local.exists() and not verify(local):
             warnings.warn(
-                f"{local} has no checksums, as files of torch before 1.6 have none, so damage to it can't be told. "
-                "Saved again, it has.",
+                f"{local} has no checksums, like all files of torch before 1.6, so damage can't be detected. Save it "
+                "again to add checksums.",
                 LitOrtWarning,
                 stacklevel=2,
             )
@@ -74,7 +76,7 @@ def _write(checkpoint: dict[str, Any], file: IO[bytes]) -> None:
     try:
         torch.save(checkpoint, file)
     except RuntimeError as error:
-        # torch's writer goes on to its end behind a write that failed, and finds itself at another place.
+        # torch's writer continues after a failed write, and then fails because of the file's position.
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None
         raise
@@ -84,34 +86,34 @@ def verify(path: Path) -> bool:
     """Compares a checkpoint's contents with their checksums.
 
     Returns:
-        whether it has any: a file of torch before 1.6 has none.
+        whether it has checksums; files of torch before 1.6 have none.
 
     Raises:
-        CheckpointError: it is damaged, cut off, or no checkpoint.
+        CheckpointError: it is damaged or truncated, or is not a checkpoint.
     """
     if not path.is_file():
-        raise CheckpointError(f"{path} is no file, and checkpoints are. Give the path of one that a run saved.")
+        raise CheckpointError(f"{path} is not a file, but a checkpoint is one. Pass the path of a saved checkpoint.")
     with path.open("rb") as file:
         head = file.read(len(_ZIP))
     if head[:1] == _PICKLE:
         return False
     if head != _ZIP:
         size = path.stat().st_size
-        raise CheckpointError(f"{path}, {size} bytes, is no checkpoint. Give the path of one that a run saved.")
+        raise CheckpointError(f"{path}, {size} bytes, is not a checkpoint. Pass the path of a saved checkpoint.")
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
     except _DAMAGED as error:
-        raise CheckpointError(f"{path} is damaged or cut off: {error}. {_REMEDY}") from error
+        raise CheckpointError(f"{path} is damaged or truncated: {error}. {_REMEDY}") from error
     if damaged is not None:
         raise CheckpointError(f"{path} is damaged: {damaged} doesn't match its checksum. {_REMEDY}")
     return True
 
 
-_REMEDY = "It changed after it was written, on the disk or on its way: copy it again, or take another checkpoint."
+_REMEDY = "It changed after it was written, on disk or during a copy. Copy it again, or use another checkpoint."
 
 
 def _local(path: Any) -> Path | None:
-    """The place of a path or URL on this machine's own file systems; None for others."""
+    """The local path of a path or URL; None for other file systems."""
     system, stripped = url_to_fs(str(path))
     return Path(stripped) if isinstance(system, LocalFileSystem) else None

@@ -1,4 +1,4 @@
-"""One hierarchy of errors; every message says the offending value, the rule it breaks and the remedy."""
+"""The hierarchy of errors. Every message names the offending value, the rule and the remedy."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import warnings
 
 
 class LitOrtError(Exception):
-    """Base of everything that lit_ort raises on its own account."""
+    """Base class of all errors of lit_ort."""
 
 
 class OptionsError(LitOrtError, ValueError):
-    """A user-visible option has an unknown name or a value outside its rule."""
+    """An option has an unknown name or an invalid value."""
 
 
 class UnsupportedError(LitOrtError, ValueError):
-    """A setting of Lightning that the strategy can't serve yet."""
+    """A setting of Lightning that the strategy does not support."""
 
 
 class EngineError(LitOrtError):
-    """ONNX Runtime is not installed, or twice, or its library can't be used."""
+    """ONNX Runtime is not installed, is installed twice, or its library can't be used."""
 
 
 class RankError(LitOrtError):
-    """A process of several could not join the others."""
+    """A process could not join the others."""
 
 
 class CheckpointError(LitOrtError):
@@ -30,7 +30,7 @@ class CheckpointError(LitOrtError):
 
 
 class ExportError(LitOrtError, ValueError):
-    """A module can't be written as an ONNX model, or the model's results are not the module's."""
+    """A module can't be exported as an ONNX model, or the model's results differ from the module's."""
 
 
 class NonFiniteError(LitOrtError):
@@ -38,17 +38,17 @@ class NonFiniteError(LitOrtError):
 
 
 class VerificationError(LitOrtError):
-    """The first step through ONNX Runtime disagrees with eager."""
+    """A run through ONNX Runtime disagrees with eager."""
 
 
 class CompileError(LitOrtError):
-    """A graph can't become a session. Falls back to eager under `fallback="warn"`.
+    """A graph can't be compiled to a session. Under `fallback="warn"` it runs in eager.
 
     Args:
-        problem: the offending value and the rule it breaks.
-        remedy: what the user can do about it.
-        operator: the FX or ONNX operator at fault, where one is known.
-        module: the source line or module path that the operator came from, where one is known.
+        problem: the offending value and the rule.
+        remedy: what the user can change.
+        operator: the FX or ONNX operator at fault, if known.
+        module: the source line or the module path of the operator, if known.
     """
 
     def __init__(self, problem: str, *, remedy: str, operator: str | None = None, module: str | None = None) -> None:
@@ -61,7 +61,7 @@ class CompileError(LitOrtError):
 
 
 class CaptureError(CompileError):
-    """Dynamo's FX graph has something that can't be traced into one graph of forward and backward."""
+    """Dynamo's FX graph can't be traced into one graph of forward and backward."""
 
 
 class ConvertError(CompileError):
@@ -73,15 +73,15 @@ class SharedMemoryError(CompileError):
 
 
 class SessionError(CompileError):
-    """ONNX Runtime refuses the model, or a run of it failed."""
+    """ONNX Runtime rejected the model, or a run of it failed."""
 
 
 class LitOrtWarning(UserWarning):
-    """Something runs in another way than asked for; the text says what, why and what to do."""
+    """Something runs differently from what was requested; the message has the reason and the remedy."""
 
 
 def first_line_of(error: BaseException) -> str:
-    """The first line of an error's message that says something."""
+    """The first line of an error's message that is not empty."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
 
 
@@ -90,7 +90,7 @@ def warn_at(place: str | None, message: str) -> None:
 
     Args:
         place: `file:line` of the user's code that the warning is about, or None.
-        message: of the warning.
+        message: the warning's text.
     """
     if place is None:
         warnings.warn(message, LitOrtWarning, stacklevel=3)

@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all, whatever ends the process that writes them."""
+"""Files that are either complete or absent, even if the process that writes them is killed."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from typing import IO
 
 try:
     import fcntl
-except ImportError:  # Windows, where a file that is open can't be removed anyway
+except ImportError:  # Windows, where an open file can't be removed
     fcntl = None
 
 _UNFINISHED = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")
-# Between making a file and locking it.
+# The longest time between the creation of a file and its lock.
 _YOUNG_SECONDS = 60
 
 
 @contextlib.contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """A file to write, which takes its place once it is whole and on disk; what was there before stays until then.
+    """Opens a file for writing that replaces the file at a path when it is complete and on disk.
 
-    It is written beside its place, on the same file system, and gone again if writing fails.
+    It is written next to the path, on the same file system, and removed if writing fails.
 
     Raises:
         OSError: it can't be written.
     """
-    # A link stays one.
+    # A symbolic link stays a link.
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
@@ -49,39 +49,39 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 
 
 def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
-    """The bytes of a regular file; a pipe in its place, which would wait for ever, or a device is not read.
+    """Return the bytes of a regular file. Devices and pipes, whose reading could block forever, are rejected.
 
     Args:
-        path: of the file.
-        limit: the most bytes that it may have.
+        path: the file's path.
+        limit: the largest number of bytes.
 
     Raises:
-        OSError: it can't be read, is another kind of file, or is larger.
+        OSError: it can't be read, is not a regular file, or is larger.
     """
-    # Opening a pipe waits for its other end unless it is told not to.
+    # Without O_NONBLOCK, opening a pipe waits for its other end.
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with os.fdopen(handle, "rb") as file:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "is no regular file", str(path))
-        if found.st_size > limit:
-            raise OSError(errno.EFBIG, f"has {found.st_size} bytes, more than {limit}", str(path))
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "is not a regular file", str(path))
+        if status.st_size > limit:
+            raise OSError(errno.EFBIG, f"has {status.st_size} bytes, more than {limit}", str(path))
         return file.read(limit)
 
 
 def remove_unfinished(folder: str | os.PathLike[str]) -> list[Path]:
-    """Removes what processes that ended left of files in a folder. Returns what was removed."""
+    """Removes incomplete files of processes that have ended from a folder. Returns the removed paths."""
     try:
-        found = [path for path in Path(folder).iterdir() if _UNFINISHED.fullmatch(path.name) and path.is_file()]
+        paths = [path for path in Path(folder).iterdir() if _UNFINISHED.fullmatch(path.name) and path.is_file()]
     except FileNotFoundError:
         return []
-    return [path for path in found if _is_left_over(path) and _removed(path)]
+    return [path for path in paths if _is_left_over(path) and _removed(path)]
 
 
 def _lock(file: IO[bytes]) -> None:
-    """Held until the file is closed, by the end of the process too."""
+    """Locks a file until it is closed or the process ends."""
     if fcntl is not None:
-        # Some network file systems have none; there a file counts as left over by its age alone.
+        # Some network file systems have no locks; there only the age decides whether a file is left over.
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -108,7 +108,7 @@ def _removed(path: Path) -> bool:
 
 
 def _sync(folder: Path) -> None:
-    """Puts the names in a folder on disk (POSIX; elsewhere folders can't be opened)."""
+    """Writes the names in a folder to disk (POSIX only; elsewhere folders can't be opened)."""
     if os.name != "posix":
         return
     handle = os.open(folder, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""Every choice a user can make about the engine, in one frozen dataclass."""
+"""The options of the engine, in one frozen dataclass."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ IN_KEY = "in_key"
 
 
 def _of_the_run(default: Any) -> Any:
-    """A field that decides about runs and not about what a graph is compiled to, so that cached graphs serve all of its
-    values. Any other field is part of the cache's key: one that is wrongly marked so gives wrong graphs, one that is
-    not only compiles again.
+    """A field that affects runs but not the compiled graph, so that cached graphs are valid for all of its values.
+
+    Every other field is part of the cache's key. A field that is wrongly marked as one of the run makes the cache
+    return wrong graphs; a field that is wrongly part of the key only causes another compilation.
     """
     return dataclasses.field(default=default, metadata={IN_KEY: False})
 
@@ -36,44 +37,45 @@ class ORTOptions:
     """Options of the `ort` backend and of `ORTStrategy`.
 
     Args:
-        precision: `"32-true"` computes in float32; `"bf16-mixed"` computes what `torch.autocast` does in
-            bfloat16 (matrix products, convolutions, attention), with weights and their gradients in float32; GRUs and
-            plain recurrent layers stay in float32. Under Lightning, the Trainer sets it.
-        fallback: what happens to a graph that can't be compiled. `"warn"` runs that graph in eager PyTorch with one
-            warning that gives the reason; `"error"` raises.
-        verify_first_step: compare loss and every gradient of each graph's first run with eager, dropout off, and raise
-            `VerificationError` with the worst offenders.
-        verify_every_n_steps: the same at each graph's first run and every n-th one from then on, with weights as they
-            are by then; `explain()` shows the largest errors.
-        verify_tolerance: largest relative error, in the 2-norm of each tensor, that verification accepts. Where a graph
-            computes in bfloat16, what eager autocast itself errs by is added, several times.
-        recompute: what the backward computes again: less memory, more time. `"layers"` keeps of each layer (of modules
-            in a list, such as `encoder.layers.3`) its input and the results of attention. A float from 0 to 1 is the
-            share of activation memory to keep; torch's min-cut partitioner chooses what, and the peak itself may stay:
-            near 0 all is computed again at once, so compare `explain()`'s memory. None keeps everything outside of the
-            module's own activation checkpoints.
-        optimizer_in_graph: the run of a step also clips and takes the optimizer's step, each parameter's as soon as its
-            gradient is there, so that not all gradients are held at a time; with clipping by norm, or an optimizer that
-            is not torch's own, when all are there. For steps whose loss and gradients are those of one graph, under
-            `ORTStrategy`, where nothing else reads gradients; anything else keeps its optimizer's step, with a warning.
-        dynamic: `"auto"` compiles the first batch for its sizes, and the first one of another size for any size of the
-            dimensions that changed; `"never"` compiles every size by itself.
-        disable_passes: exact names of fusions and passes to leave out (`lit_ort.fusions.pipeline.names()` and
+        precision: `"32-true"` computes in float32; `"bf16-mixed"` computes in bfloat16 what `torch.autocast` does
+            (matrix products, convolutions, attention), with weights and their gradients in float32; GRUs and plain
+            recurrent layers stay in float32. Under Lightning, the Trainer sets it.
+        fallback: what to do with a graph that can't be compiled. `"warn"` runs it in eager PyTorch, with one warning
+            that has the reason; `"error"` raises.
+        verify_first_step: compare the loss and every gradient of each graph's first run with eager, with dropout off,
+            and raise `VerificationError` with the largest errors.
+        verify_every_n_steps: the same for each graph's first run and every n-th run, with the weights at that time;
+            `explain(...).details()` shows the largest errors.
+        verify_tolerance: the largest relative error, in the 2-norm of each tensor, that verification accepts. If a
+            graph computes in bfloat16, several times the error of eager autocast is added.
+        recompute: what the backward recomputes, for less memory and more time. `"layers"` saves, of each layer (a
+            module in a list, such as `encoder.layers.3`), its input and the results of attention. A float from 0 to 1
+            is the share of activation memory to keep. torch's min-cut partitioner chooses the tensors, and the peak
+            doesn't necessarily decrease: near 0 everything is recomputed at once, so compare the memory in
+            `explain(...).details()`. None recomputes nothing except in the module's own activation checkpoints.
+        optimizer_in_graph: the run of a step also clips gradients and takes the optimizer's step. Each parameter is
+            updated as soon as its gradient is computed, so that not all gradients are in memory at the same time; with
+            clipping by norm, or an optimizer that is not torch's own, parameters are updated when all gradients are
+            computed. It is for steps under `ORTStrategy` whose loss and gradients are computed by one graph, and where
+            nothing else reads gradients. Otherwise the optimizer steps after the backward, with a warning.
+        dynamic: `"auto"` compiles the first batch for its sizes, and the first batch of another size for any size of
+            the dimensions that changed; `"never"` compiles every size separately.
+        disable_passes: exact names of fusions and passes to skip (`lit_ort.fusions.pipeline.names()` and
             `lit_ort.passes.pipeline.names()` list them).
-        dump_dir: folder that receives every stage of every graph, FX graphs as text and what runs as ONNX; graphs that
-            `cache_dir` has are compiled again for it.
-        cache_dir: folder that keeps compiled graphs for later runs, best one that only you can write to. `python -m
-            lit_ort.cache` lists and clears it.
-        threads: threads of a session's operators; None takes `torch.get_num_threads()`.
+        dump_dir: a folder to which every stage of every graph is written: FX graphs as text, the models that run as
+            ONNX. Graphs in `cache_dir` are compiled again for it.
+        cache_dir: a folder that keeps compiled graphs for later runs. Choose one to which only you can write.
+            `lit-ort cache` lists and clears it.
+        threads: the threads of a session's operators; None uses `torch.get_num_threads()`.
         allow_spinning: let idle session threads spin. Off by default: spinning threads take the cores from the torch
             optimizer that runs between two sessions (upstream issue microsoft/onnxruntime#13808).
-        engine: which build of ONNX Runtime runs sessions: `"training"` is onnxruntime-training, `"stock"` onnxruntime;
-            `"auto"` takes the one that is installed. Both install the same module, so there is one at a time.
-        keep_memory: let the C library keep the memory that a step frees for the next one, up to 1 GiB, instead of
-            giving it back to the system; for the whole process, where the library is glibc.
+        engine: the build of ONNX Runtime that runs sessions: `"training"` is onnxruntime-training, `"stock"`
+            onnxruntime; `"auto"` uses the installed one. Both install the same module, so only one can be installed.
+        keep_memory: let the C library keep the memory that a step frees for the next step, up to 1 GiB, instead of
+            returning it to the system. This applies to the whole process, if the library is glibc.
 
     Raises:
-        OptionsError: a value outside its rule.
+        OptionsError: an invalid value.
     """
 
     precision: str = FLOAT32
@@ -104,7 +106,7 @@ class ORTOptions:
             raise OptionsError(f"engine={self.engine!r} is not one of {ENGINES}. Choose one of them.")
         if isinstance(self.disable_passes, str):
             raise OptionsError(
-                f"disable_passes={self.disable_passes!r} is one string, and a sequence of names is needed. "
+                f"disable_passes={self.disable_passes!r} is one string, but must be a sequence of names. "
                 f"Write disable_passes=({self.disable_passes!r},)."
             )
         object.__setattr__(self, "disable_passes", tuple(self.disable_passes))
@@ -123,50 +125,56 @@ class ORTOptions:
 
     @property
     def key(self) -> dict[str, str]:
-        """The options that decide what a graph is compiled to, as text."""
+        """The options that the compiled graph depends on, as text."""
         fields = [field.name for field in dataclasses.fields(self) if field.metadata.get(IN_KEY, True)]
         return {name: repr(getattr(self, name)) for name in sorted(fields)}
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any] | None) -> ORTOptions:
-        """Options from the dictionary of `torch.compile(..., options=...)` or of a config file."""
-        given = dict(options or {})
+        """Options from the dictionary of `torch.compile(..., options=...)` or of a configuration file."""
+        values = dict(options or {})
         known = [field.name for field in dataclasses.fields(cls)]
-        unknown = sorted(set(given) - set(known))
+        unknown = sorted(set(values) - set(known))
         if unknown:
             raise OptionsError(f"Unknown option {unknown[0]!r}. The options are {', '.join(known)}.")
-        return cls(**given)
+        return cls(**values)
 
 
 def require_bool(option: str, value: object) -> None:
-    """Raises OptionsError for anything but True and False."""
+    """Raises OptionsError for values other than True and False."""
     if not isinstance(value, bool):
         raise OptionsError(f"{option}={value!r} is not a bool. Pass True or False.")
 
 
 def require_count(option: str, value: object, or_none_for: str | None = None) -> None:
-    """Raises OptionsError for anything but a whole number above 0, or None where that means something."""
+    """Raises OptionsError for values other than an integer above 0, or None.
+
+    Args:
+        option: the option's name.
+        value: its value.
+        or_none_for: the meaning of None; without it, None is invalid too.
+    """
     if value is None and or_none_for is not None:
         return
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         otherwise = "" if or_none_for is None else f", or None for {or_none_for}"
-        raise OptionsError(f"{option}={value!r} must be a whole number above 0{otherwise}.")
+        raise OptionsError(f"{option}={value!r} must be an integer above 0{otherwise}.")
 
 
 def _require_recompute(value: object) -> None:
     if value is None or value == LAYERS or (isinstance(value, float) and 0 <= value <= 1):
         return
     raise OptionsError(
-        f"recompute={value!r} is neither None nor {LAYERS!r} nor a float from 0 to 1. Pass the share of activation "
-        "memory to keep, such as 0.5, or None to keep all of it."
+        f"recompute={value!r} must be None, {LAYERS!r} or a float from 0 to 1. Pass the share of activation memory to "
+        "keep, such as 0.5, or None to keep all of it."
     )
 
 
-def _folder(option: str, given: Any) -> str:
-    """An absolute path, so that it stays when the working folder changes."""
-    if not isinstance(given, (str, os.PathLike)) or not str(given):
-        raise OptionsError(f"{option}={given!r} is no path. Pass the path of a folder, or None for none.")
-    path = Path(given).expanduser().absolute()
+def _folder(option: str, value: Any) -> str:
+    """The absolute path of a folder, which stays valid when the working directory changes."""
+    if not isinstance(value, (str, os.PathLike)) or not str(value):
+        raise OptionsError(f"{option}={value!r} is not a path. Pass the path of a folder, or None.")
+    path = Path(value).expanduser().absolute()
     if path.exists() and not path.is_dir():
-        raise OptionsError(f"{option}={str(given)!r} is a file, and a folder is needed. Choose another name.")
+        raise OptionsError(f"{option}={str(value)!r} is a file, but must be a folder. Choose another name.")
     return str(path)

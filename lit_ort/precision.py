@@ -1,4 +1,4 @@
-"""The precision plugin: which numbers a session computes in."""
+"""The precision plugin of `strategy="ort"`."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from lit_ort.options import PRECISIONS
 
 
 class ORTPrecision(Precision):
-    """Precision of `strategy="ort"`: `Trainer(strategy="ort", plugins=[ORTPrecision("bf16-mixed")])`.
+    """The precision of `strategy="ort"`: `Trainer(strategy="ort", plugins=[ORTPrecision("bf16-mixed")])`.
 
-    The same as `Trainer(strategy="ort", precision="bf16-mixed")`. The strategy puts autocast around a step, and its
-    graphs are compiled for it.
+    This is the same as `Trainer(strategy="ort", precision="bf16-mixed")`. The strategy runs steps under autocast, and
+    their graphs are compiled for it.
 
     Args:
-        precision: `"32-true"`, float32 throughout, or `"bf16-mixed"`, matrix products and attention in bfloat16 and
-            weights, gradients and everything else in float32.
+        precision: `"32-true"` for float32, or `"bf16-mixed"` for matrix products, convolutions and attention in
+            bfloat16, and weights, their gradients and everything else in float32.
 
     Raises:
-        UnsupportedError: a precision that isn't built yet.
+        UnsupportedError: an unsupported precision.
     """
 
     def __init__(self, precision: str = "32-true") -> None:
         if precision not in PRECISIONS:
             raise UnsupportedError(
-                f"precision={precision!r} is not built for strategy='ort' yet. Built so far: {', '.join(PRECISIONS)}."
+                f"precision={precision!r} is not supported by strategy='ort' yet. Use one of {', '.join(PRECISIONS)}."
             )
         self.precision = precision

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole, and told from damaged ones."""
+"""Checkpoints are written completely, and damage is detected."""
 
 from __future__ import annotations
 
@@ -29,51 +29,51 @@ def saved(path: Path) -> Path:
     return path
 
 
-def same(found: dict[str, Any]) -> bool:
-    return found["epoch"] == 3 and torch.equal(found["state_dict"]["weight"], STATE["state_dict"]["weight"])
+def same(checkpoint: dict[str, Any]) -> bool:
+    return checkpoint["epoch"] == 3 and torch.equal(checkpoint["state_dict"]["weight"], STATE["state_dict"]["weight"])
 
 
-def test_lightning_reads_it_and_it_reads_lightnings(tmp_path: Path) -> None:
+def test_checkpoints_are_compatible_with_lightnings(tmp_path: Path) -> None:
     path = saved(tmp_path / "new" / "a.ckpt")
     assert same(TorchCheckpointIO().load_checkpoint(path, weights_only=True))
     TorchCheckpointIO().save_checkpoint(STATE, path)
     assert same(AtomicCheckpointIO().load_checkpoint(path, weights_only=True))
-    assert [found.name for found in path.parent.iterdir()] == ["a.ckpt"]
+    assert [entry.name for entry in path.parent.iterdir()] == ["a.ckpt"]
 
 
-def test_every_flipped_bit_is_found_or_harmless(tmp_path: Path) -> None:
+def test_every_flipped_bit_is_detected_or_harmless(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.ckpt")
-    whole = path.read_bytes()
+    original = path.read_bytes()
     generator = torch.Generator().manual_seed(0)
-    found = 0
-    for place in torch.randint(8 * len(whole), (120,), generator=generator).tolist():
-        data = bytearray(whole)
-        data[place // 8] ^= 1 << place % 8
+    detected = 0
+    for bit in torch.randint(8 * len(original), (120,), generator=generator).tolist():
+        data = bytearray(original)
+        data[bit // 8] ^= 1 << bit % 8
         path.write_bytes(data)
         try:
-            assert same(AtomicCheckpointIO().load_checkpoint(path, weights_only=True)), place
+            assert same(AtomicCheckpointIO().load_checkpoint(path, weights_only=True)), bit
         except CheckpointError as error:
-            found += 1
-            said = str(error)
-            assert str(path) in said
-    assert found > 60
+            detected += 1
+            message = str(error)
+            assert str(path) in message
+    assert detected > 60
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
-def test_a_cut_off_file_is_told(tmp_path: Path, share: float) -> None:
+def test_a_truncated_file_is_detected(tmp_path: Path, share: float) -> None:
     path = saved(tmp_path / "a.ckpt")
     data = path.read_bytes()
     path.write_bytes(data[: int(share * len(data))])
-    with pytest.raises(CheckpointError, match=r"damaged or cut off|is no checkpoint"):
+    with pytest.raises(CheckpointError, match=r"damaged or truncated|is not a checkpoint"):
         AtomicCheckpointIO().load_checkpoint(path)
 
 
-def test_what_is_no_checkpoint_is_told(tmp_path: Path) -> None:
+def test_other_files_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "a.ckpt"
     path.write_text("a poem")
-    with pytest.raises(CheckpointError, match="a.ckpt, 6 bytes, is no checkpoint"):
+    with pytest.raises(CheckpointError, match="a.ckpt, 6 bytes, is not a checkpoint"):
         AtomicCheckpointIO().load_checkpoint(path)
-    with pytest.raises(CheckpointError, match="is no file"):
+    with pytest.raises(CheckpointError, match="is not a file"):
         AtomicCheckpointIO().load_checkpoint(tmp_path)
     with pytest.raises(FileNotFoundError):
         AtomicCheckpointIO().load_checkpoint(tmp_path / "absent.ckpt")
@@ -89,21 +89,22 @@ def test_older_formats_have_no_checksum_and_load(tmp_path: Path) -> None:
     assert verify(path)
 
 
-def test_a_full_disk_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_previous_checkpoint_stays_if_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = saved(tmp_path / "a.ckpt")
 
     def full(handle: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(CheckpointError, match=r"can't be written: No space left on device. The checkpoint that was"):
+    message = r"can't be written: No space left on device\. The previous checkpoint is unchanged"
+    with pytest.raises(CheckpointError, match=message):
         AtomicCheckpointIO().save_checkpoint({**STATE, "epoch": 4}, path)
     monkeypatch.undo()
     assert same(AtomicCheckpointIO().load_checkpoint(path, weights_only=True))
-    assert [found.name for found in tmp_path.iterdir()] == ["a.ckpt"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.ckpt"]
 
 
-def test_strategies_write_with_it_unless_told_otherwise(tmp_path: Path) -> None:
+def test_it_is_the_default_plugin_of_the_strategies(tmp_path: Path) -> None:
     def checkpoint_io(**options: Any) -> Any:
         return Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path, **options).strategy.checkpoint_io
 
@@ -135,22 +136,22 @@ from lit_ort import AtomicCheckpointIO
 from lit_ort.errors import CheckpointError
 path, checkpoint = Path(sys.argv[1]), {"weight": torch.arange(300.0), "more": [torch.ones(k) for k in range(4)]}
 AtomicCheckpointIO().save_checkpoint(checkpoint, path)
-before = path.read_bytes()
-for limit in range(1, len(before), 31):
+previous = path.read_bytes()
+for limit in range(1, len(previous), 31):
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     try:
         AtomicCheckpointIO().save_checkpoint(checkpoint, path)
     except CheckpointError as error:
-        assert "can't be written: File too large. The checkpoint that was there is as it was" in str(error)
+        assert "can't be written: File too large. The previous checkpoint is unchanged" in str(error)
     else:
         raise AssertionError(limit)
-    assert path.read_bytes() == before
+    assert path.read_bytes() == previous
     assert len(list(path.parent.iterdir())) == 1
 """
 
 
 @pytest.mark.slow
-def test_a_write_may_fail_anywhere(tmp_path: Path) -> None:
+def test_a_write_can_fail_at_any_position(tmp_path: Path) -> None:
     command = [sys.executable, "-c", LIMITED, str(tmp_path / "a.ckpt")]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stderr) == (0, "")
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""ORTOptions: which values each takes, and which of them decide what a graph is compiled to."""
+"""ORTOptions: the values of each option, and which options the compiled graph depends on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lit_ort.backend.cache.store import GraphCache
 from lit_ort.errors import OptionsError
 from lit_ort.runtime.engines.choice import engine_of
 
-# Another value of every option, and whether a graph compiled with it is another one.
+# Another value of every option, and whether the compiled graph depends on it.
 OTHERS: dict[str, tuple[Any, bool]] = {
     "precision": ("bf16-mixed", True),
     "fallback": ("error", False),
@@ -41,29 +41,29 @@ def test_every_option_is_tested() -> None:
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_only_what_decides_about_the_graph_is_in_the_key(name: str, tmp_path: Path) -> None:
-    other, decides = OTHERS[name]
+def test_the_key_has_the_options_that_the_graph_depends_on(name: str, tmp_path: Path) -> None:
+    value, is_in_key = OTHERS[name]
     plain = ORTOptions(cache_dir=str(tmp_path))
-    changed = dataclasses.replace(plain, **{name: other})
+    changed = dataclasses.replace(plain, **{name: value})
     assert getattr(changed, name) != getattr(plain, name)
-    assert (changed.key != plain.key) is decides
-    names = [GraphCache(options, engine_of("auto"))._path("digest").name for options in (plain, changed)]
-    assert (names[0] != names[1]) is decides
+    assert (changed.key != plain.key) is is_in_key
+    names = [GraphCache(options, engine_of("auto")).path("digest").name for options in (plain, changed)]
+    assert (names[0] != names[1]) is is_in_key
 
 
 @pytest.mark.parametrize("value", [None, "layers", 0.0, 0.5, 1.0])
-def test_recompute_takes(value: str | float | None) -> None:
+def test_recompute_accepts(value: str | float | None) -> None:
     assert ORTOptions(recompute=value).recompute == value
 
 
 @pytest.mark.parametrize("value", ["all", 0, 1, True, -0.1, 1.5, float("nan"), float("inf")])
-def test_recompute_refuses(value: Any) -> None:
-    with pytest.raises(OptionsError, match=r"recompute=.* is neither None nor .* a float from 0 to 1\. Pass "):
+def test_recompute_rejects(value: Any) -> None:
+    with pytest.raises(OptionsError, match=r"recompute=.* must be None, .* or a float from 0 to 1\. Pass "):
         ORTOptions(recompute=value)
 
 
-class Saves(nn.Module):
-    """A chain of activations, which the backward could compute again."""
+class Activations(nn.Module):
+    """A chain of activations, which the backward can recompute."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,9 +75,9 @@ class Saves(nn.Module):
         return x.pow(2).mean()
 
 
-def test_a_share_of_activation_memory_gives_the_same_gradients_for_less_memory() -> None:
+def test_a_share_of_activation_memory_needs_less_memory_for_the_same_gradients() -> None:
     torch.manual_seed(0)
-    module, x = Saves(), torch.randn(256, 64)
+    module, x = Activations(), torch.randn(256, 64)
     gradients, peaks = [], []
     for recompute in (None, 0.5):
         backend = ORTBackend(ORTOptions(fallback="error", recompute=recompute))
@@ -86,6 +86,6 @@ def test_a_share_of_activation_memory_gives_the_same_gradients_for_less_memory()
         peaks.append(report.peak_bytes)
         gradients.append([parameter.grad for parameter in module.parameters()])
         module.zero_grad()
-        torch._dynamo.reset()
+        torch.compiler.reset()
     torch.testing.assert_close(gradients[1], gradients[0])
     assert peaks[1] < 0.6 * peaks[0]

@@ -1,4 +1,4 @@
-"""The Dynamo backend "ort": an FX graph in, a callable that runs sessions out.
+"""The Dynamo backend "ort": it turns an FX graph into a callable that runs sessions.
 
 A graph is compiled at its first run, once for each set of sizes and numbers that Dynamo left symbolic in it.
 """
@@ -55,30 +55,30 @@ from lit_ort.runtime.report import GraphReport, Recompile, describe
 from lit_ort.runtime.session import SessionOptions
 from lit_ort.runtime.updates import HAND_OVER, Updates
 
-# Metrics count their updates, cache their values and look at those of tensors: followed by Dynamo, they need a graph
-# for nearly every call. Here, since torch.compile looks up a backend's name before it traces anything.
+# Metrics count their updates, cache results and read the values of tensors: if Dynamo traced them, nearly every call
+# would need another graph. This is at module level because torch.compile imports a backend before it traces anything.
 leave_untraced("torchmetrics")
-# At a model's first call the transformers library installs hooks, under a lock, which would cut the graph for good.
+# At a model's first call the transformers library installs hooks under a lock, which would break the graph for good.
 hold_constant("transformers.utils.output_capturing", "maybe_install_capturing_hooks")
 keep_checkpoints()
 
-# Compiling for this many signatures of one graph takes longer than most users expect of a run.
+# Compiling one graph for this many signatures takes longer than most users expect.
 MANY_SIGNATURES = 16
 
 
 class ORTBackend:
-    """A backend for `torch.compile(..., backend=ORTBackend(options))` that keeps what it compiled.
+    """A backend for `torch.compile(..., backend=ORTBackend(options))` that keeps the executables it compiles.
 
     Args:
-        options: every choice of the engine.
-        name: what its graphs are called in reports.
+        options: all options of the engine.
+        name: the name of its graphs in reports.
         compile_log: receives a report of every graph; a new one by default.
-        pool: memory of torch nodes, shared by backends whose sessions run one after the other; its own by default.
-        updates: the optimizer of `optimizer_in_graph`, which a strategy knows.
+        pool: memory of torch nodes, shared by backends whose sessions run one after the other; a new one by default.
+        updates: the optimizer of `optimizer_in_graph`, which a strategy sets.
 
     Raises:
         OptionsError: an unknown pass, an engine that is not installed, or `optimizer_in_graph` without an optimizer.
-        EngineError: ONNX Runtime is not installed, or twice.
+        EngineError: ONNX Runtime is not installed, or is installed twice.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class ORTBackend:
         _require_pass_names(options)
         if options.optimizer_in_graph and updates is None:
             raise OptionsError(
-                "optimizer_in_graph=True, and torch.compile knows of no optimizer. Leave it out, or train with "
+                "optimizer_in_graph=True needs an optimizer, and torch.compile has none. Leave it out, or train with "
                 "Trainer(strategy=lit_ort.ORTStrategy(optimizer_in_graph=True))."
             )
         if options.keep_memory:
@@ -105,40 +105,40 @@ class ORTBackend:
         self._cache = None if options.cache_dir is None else GraphCache(options, self.engine)
         self._pool = BufferPool() if pool is None else pool
         self._updates = updates
-        # Dynamo compiles again for guards that don't change the graph; equal graphs share their sessions.
+        # Dynamo also recompiles for guards that don't change the graph; equal graphs share their sessions.
         self._executables: WeakValueDictionary[Any, Executable] = WeakValueDictionary()
 
     def __call__(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         obstacle = break_after(graph_module)
         graph_break = None if obstacle is None else graph_break_of(self.name, obstacle)
         if graph_break is not None:
-            # One that a step's listener has not seen, as without Lightning.
+            # Without Lightning, no listener has recorded it.
             self.compile_log.note_break(graph_break)
         return CompiledGraph(self, graph_module) if computes(graph_module.graph) else graph_module.forward
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ORTBackend:
-        # torch.compile copies the backend of a module it wraps; sessions and reports stay with this one.
+        # torch.compile copies the backend of a module that it wraps; sessions and reports stay with this object.
         return self
 
     def executable(self, request: Request) -> Executable | None:
-        """Compiles a graph for one call's sizes, or finds it compiled; None for a graph that runs in eager.
+        """Return the executable for one call's sizes, compiled if necessary; None for a graph that runs in eager.
 
         Raises:
-            CompileError: under `fallback="error"`, what keeps the graph from ONNX Runtime.
+            CompileError: under `fallback="error"`, a graph that can't run through ONNX Runtime.
         """
         with self.compile_log.watch.compiling(self.name):
-            return self._executable(request)
+            return self._executable_or_fallback(request)
 
-    def _executable(self, request: Request) -> Executable | None:
+    def _executable_or_fallback(self, request: Request) -> Executable | None:
         start, reason = time.perf_counter(), None
         if request.any_sizes:
             try:
-                return self._found_or_made(request, start)
+                return self._executable_for(request, start)
             except CompileError as error:
                 reason = str(error)
                 request = dataclasses.replace(request, any_sizes=False)
         try:
-            return self._found_or_made(request, start, fixed_sizes=reason)
+            return self._executable_for(request, start, fixed_sizes=reason)
         except CompileError as error:
             if self.options.fallback == "error":
                 raise
@@ -146,12 +146,13 @@ class ORTBackend:
             return None
 
     def fall_back(self, graph: fx.Graph, tensors: Sequence[torch.Tensor], start: float, reason: str) -> None:
-        """Reports a graph that runs in eager, and warns once of each reason at a place.
+        """Reports a graph that runs in eager, with one warning for each reason and place.
 
         Args:
-            graph: Dynamo's.
+            graph: Dynamo's graph.
             tensors: its inputs.
-            start: when compiling it began, of `time.perf_counter`, in seconds.
+            start: when its compilation began, by `time.perf_counter`, in seconds.
+            reason: why it runs in eager, with a remedy.
         """
         name, place = f"{self.name}_{self._count}", first_line(graph)
         described = reason if place is None else f"{reason} (The graph begins at {place}.)"
@@ -159,15 +160,14 @@ class ORTBackend:
         if self.compile_log.is_new(described):
             warn_at(place, f"{name} runs in eager PyTorch: {reason}")
 
-    def _found_or_made(self, request: Request, start: float, fixed_sizes: str | None = None) -> Executable:
+    def _executable_for(self, request: Request, start: float, fixed_sizes: str | None = None) -> Executable:
         content = content_of(request)
-        found = None if content.digest is None else self._executables.get(content.digest)
-        if found is not None and found.serves(request.tensors):
-            return found
+        executable = None if content.digest is None else self._executables.get(content.digest)
+        if executable is not None and executable.serves(request.tensors):
+            return executable
         name = f"{self.name}_{self._count}"
         forms = self._forms(request)
-        found = self._cached(content, request, forms) or self._built(request, name, content, forms)
-        compilation, call = found
+        compilation, call = self._cached(content, request, forms) or self._built(request, name, content, forms)
         require_own_memory(compilation.program.signature, request.tensors)
         self._report(dataclasses.replace(compilation.report, name=name, fixed_sizes=fixed_sizes), start)
         self._hint(name, compilation.report.speed)
@@ -183,23 +183,23 @@ class ORTBackend:
 
     def _report(self, report: GraphReport, start: float) -> None:
         self._count += 1
-        known = {"seconds": time.perf_counter() - start, "engine": self.engine.version}
-        self.compile_log.graphs.append(dataclasses.replace(report, **known))
+        seconds = time.perf_counter() - start
+        self.compile_log.graphs.append(dataclasses.replace(report, seconds=seconds, engine=self.engine.version))
 
     def _hint(self, name: str, speed: str | None) -> None:
         if speed is not None and self.compile_log.is_new(speed):
             logging.getLogger("lit_ort").info("lit_ort: the speed of %s is %s", name, speed)
 
     def _cached(self, content: Content, request: Request, forms: Forms) -> tuple[Compilation, Call] | None:
-        found = None if self._cache is None else self._cache.read(content)
-        if self._cache is None or found is None or not is_for(found.program.signature, request.tensors):
+        compilation = None if self._cache is None else self._cache.read(content)
+        if self._cache is None or compilation is None or not is_for(compilation.program.signature, request.tensors):
             return None
         try:
-            call = self._bound(found, forms)
+            call = self._bound(compilation, forms)
         except (SessionError, TypeError) as error:
             self._cache.refuse(content, error)
             return None
-        return _reported(found, cache="read"), call
+        return _reported(compilation, cache="read"), call
 
     def _built(self, request: Request, name: str, content: Content, forms: Forms) -> tuple[Compilation, Call]:
         compilation = self._compiled(request, name)
@@ -209,7 +209,7 @@ class ORTBackend:
         return compilation, call
 
     def _compiled(self, request: Request, name: str) -> Compilation:
-        # What building imports takes as long as a small graph, and a cached graph needs none of it.
+        # These imports take as long as building a small graph, and a cached graph needs none of them.
         from lit_ort.backend.build import build
 
         with request.modes():
@@ -225,7 +225,7 @@ class ORTBackend:
             )
 
     def _bound(self, compilation: Compilation, forms: Forms, updates: bool = True) -> Call:
-        """Makes a program's sessions and wraps them for autograd."""
+        """Creates a program's sessions and wraps them for autograd."""
         optimizer = None
         if self.options.optimizer_in_graph:
             optimizer = self._updates if updates and self._updates is not None else Updates(self._pool)
@@ -243,8 +243,8 @@ class ORTBackend:
         )
 
     def _forms(self, request: Request) -> Forms:
-        """The other forms of a graph, compiled or run when a gradient asks for one."""
-        # Without the call's tensors, which would stay in memory.
+        """The other forms of a graph, compiled or run when a gradient needs one."""
+        # The template has no tensors, which would stay in memory.
         template = dataclasses.replace(request, tensors=(), form=SPLIT, any_sizes=False)
 
         def make_split(tensors: Sequence[torch.Tensor]) -> SplitRunner:
@@ -266,13 +266,18 @@ class ORTBackend:
 
 
 _DOUBLE_BACKWARD = (
-    "its gradient is differentiated again (create_graph=True), and a session's can't be. Steps from now on run it in "
-    "eager; the rest of the step stays in ONNX Runtime."
+    "its gradient is differentiated again (create_graph=True), which a session's gradient can't be. From now on it "
+    "runs in eager; the rest of the step stays in ONNX Runtime."
 )
 
 
 class CompiledGraph:
-    """What Dynamo calls in place of a graph."""
+    """The callable that Dynamo calls instead of a graph.
+
+    Args:
+        backend: compiles the graph.
+        graph_module: Dynamo's graph.
+    """
 
     def __init__(self, backend: ORTBackend, graph_module: fx.GraphModule) -> None:
         self._backend = backend
@@ -280,7 +285,7 @@ class CompiledGraph:
         self._compiled = 0
         self._executables: dict[tuple[Any, ...], Executable | None] = {}
         self._warned = False
-        # Raised at the first run, where Dynamo doesn't take it for an error of its own.
+        # Raised at the first run; during tracing Dynamo would report it as an error in Dynamo.
         self._obstacle: CompileError | None = None
         try:
             with others_as_compile_errors():
@@ -299,7 +304,7 @@ class CompiledGraph:
         if key in self._executables:
             executable = self._executables[key]
         else:
-            executable = self._executables[key] = self._find(keys, tensors) or self._compile(key, tensors)
+            executable = self._executables[key] = self._compiled_for(keys, tensors) or self._compile(key, tensors)
         if executable is None or executable.wants_eager:
             return self._in_eager(arguments)
         try:
@@ -314,20 +319,20 @@ class CompiledGraph:
                 self._backend.fall_back(self._original.graph, tensors, time.perf_counter(), str(error))
             return self._in_eager(arguments)
         except SessionError as error:
-            # Before any input is written to, unless an optimizer has taken gradients in the run.
+            # No input has been changed yet, unless an optimizer has used gradients in the run.
             if self._backend.options.fallback == "error" or self._backend.options.optimizer_in_graph:
                 raise
             try:
                 results = self._in_eager(arguments)
             except (IndexError, RuntimeError) as own:
-                # What the step was given is at fault, and the session says where.
+                # The step's inputs are at fault, and the session's error names the operator.
                 raise type(own)(f"{error} Eager: {first_line_of(own)}") from own
             self._backend.fall_back(self._original.graph, tensors, time.perf_counter(), str(error))
             self._executables[key] = None
             return results
 
     def _without_graph(self, obstacle: CompileError, arguments: Sequence[Any]) -> Any:
-        """Runs what could not even be prepared for compiling."""
+        """Runs a graph in eager that could not be prepared for compilation."""
         if self._backend.options.fallback == "error":
             raise obstacle
         if not self._warned:
@@ -340,11 +345,12 @@ class CompiledGraph:
         with self._backend.compile_log.clock.running("eager"):
             return run_in_eager(self._original, arguments, self._backend.options.precision)
 
-    def _find(self, keys: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> Executable | None:
-        """What was compiled for other sizes, and serves these."""
-        for (same_keys, _), found in self._executables.items():
-            if same_keys == keys and found is not None and found.changes_size and found.serves(tensors):
-                return found
+    def _compiled_for(self, keys: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> Executable | None:
+        """An executable that was compiled for other sizes and supports these too."""
+        for (other_keys, _), executable in self._executables.items():
+            if other_keys == keys and executable is not None:
+                if executable.changes_size and executable.serves(tensors):
+                    return executable
         return None
 
     def _request(self, tensors: Sequence[torch.Tensor], keys: tuple[Any, ...]) -> Request:
@@ -360,7 +366,7 @@ class CompiledGraph:
 
     def _compile(self, key: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> Executable | None:
         executable = self._backend.executable(self._request(tensors, key[0]))
-        # Where one size fails to be any, the next one would.
+        # If one size can't be compiled for any size, the next one can't either.
         self._any_sizes = self._any_sizes and executable is not None and executable.changes_size
         self._compiled += 1
         if self._compiled > 1:
@@ -380,7 +386,7 @@ class CompiledGraph:
     def _warn_of_many(self, key: tuple[Any, ...]) -> None:
         warnings.warn(
             f"{self._backend.name} was compiled for {MANY_SIGNATURES} different sizes or numbers, the latest "
-            f"{_described(key)}, and each takes a second or more. {_FEWER_SIZES}",
+            f"{_described(key)}, and each compilation takes a second or more. {_FEWER_SIZES}",
             LitOrtWarning,
             stacklevel=2,
         )
@@ -397,13 +403,13 @@ def _described(key: tuple[Any, ...]) -> str:
 def ort(
     graph_module: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """The backend behind `torch.compile(..., backend="ort", options={...})`; options are those of `ORTOptions`."""
+    """The backend of `torch.compile(..., backend="ort", options={...})`, whose options are those of `ORTOptions`."""
     frozen = {key: tuple(value) if isinstance(value, list) else value for key, value in (options or {}).items()}
     return _Lazy(graph_module, frozen)
 
 
 class _Lazy:
-    """Reads the options at the first run, so that a wrong one raises as itself rather than inside Dynamo's report."""
+    """Reads the options at the first run, so that a wrong one raises its own error instead of one of Dynamo's."""
 
     def __init__(self, graph_module: fx.GraphModule, options: Mapping[str, Any]) -> None:
         self._graph_module = graph_module
@@ -435,6 +441,6 @@ def _reported(compilation: Compilation, cache: str) -> Compilation:
 
 
 def _fallback_report(name: str, tensors: Sequence[torch.Tensor], reason: str, precision: str) -> GraphReport:
-    wants = sum(tensor.requires_grad for tensor in tensors)
+    gradients = sum(tensor.requires_grad for tensor in tensors)
     shapes = tuple(describe(f"input {k}", t) for k, t in enumerate(tensors) if not isinstance(t, torch.nn.Parameter))
-    return GraphReport(name, "eager", len(tensors), wants, shapes, {}, {}, (), 0.0, reason, precision=precision)
+    return GraphReport(name, "eager", len(tensors), gradients, shapes, {}, {}, (), 0.0, reason, precision=precision)

@@ -1,7 +1,7 @@
-"""An FX graph through every stage to its program: capture, fusions, joint graph, passes, lowering.
+"""Builds a program from an FX graph, stage by stage: capture, fusions, joint graph, passes, lowering.
 
-Apart from `backend`, because what these stages import takes as long as a small graph, and a graph that comes from the
-cache needs none of it.
+This module is separate from `backend` because the imports of the stages take as long as building a small graph, and a
+graph from the cache needs none of them.
 """
 
 from __future__ import annotations
@@ -60,18 +60,20 @@ def build(
     any_sizes: bool = False,
     form: str | None = None,
 ) -> Compilation:
-    """Takes a graph through every stage.
+    """Runs all stages on a graph.
 
     Args:
-        graph: Dynamo's, its numbers apart.
-        tensors, keys: one call's inputs.
-        engine: what will run it.
-        any_sizes: for whatever sizes the conditions of its signature allow, instead of those of `tensors`.
-        form: `split` for a graph that could be fused, because a gradient for another result than the loss has arrived.
+        graph: Dynamo's graph, with its numbers separated.
+        tensors, keys: the inputs of one call.
+        options: all options of the engine.
+        name: the graph's name in reports.
+        engine: the build of ONNX Runtime that will run it.
+        any_sizes: compile for all sizes that the conditions of the signature allow, not only for those of `tensors`.
+        form: `split` for a graph that could be fused, because a gradient for a result other than the loss has arrived.
 
     Raises:
-        CompileError: with the stage's own class, what keeps the graph from ONNX Runtime; any other exception of torch's
-            or of the lowering is its cause.
+        CompileError: the graph can't run through ONNX Runtime; each stage raises its own subclass. Any other exception
+            of torch or of the lowering is its cause.
     """
     with others_as_compile_errors():
         return _Build(graph, tensors, keys, options, name, engine, any_sizes, form).run()
@@ -81,13 +83,13 @@ def require_pass_names(disabled: Sequence[str]) -> None:
     """Checks `disable_passes`.
 
     Raises:
-        OptionsError: an unknown name, or a pass that graphs can't do without.
+        OptionsError: an unknown name, or a pass that every graph needs.
     """
     passes.require_names(disabled, fusions.names(), fusions.required_names())
 
 
 class _Build:
-    """One graph on its way; every stage is a method."""
+    """The build of one graph; every stage is a method."""
 
     def __init__(
         self,
@@ -145,7 +147,7 @@ class _Build:
     def _require_device(self) -> None:
         if self._device.type not in self._engine.device_types:
             raise CaptureError(
-                f"its tensors are on {self._device}, and engine={self._engine.name!r} computes on the CPU",
+                f"its tensors are on {self._device}, but engine={self._engine.name!r} computes on the CPU",
                 remedy="Train with accelerator='cpu', or install stock onnxruntime as docs/engines.md says.",
             )
 
@@ -200,16 +202,16 @@ class _Build:
         loss: int | None,
     ) -> Signature:
         joint = returned.joint
-        hidden = {mutation.result for mutation in returned.mutations if mutation.mode != TRACKED}
-        tangents = set(joint.tangents) - hidden
+        untracked = {mutation.result for mutation in returned.mutations if mutation.mode != TRACKED}
+        tangents = set(joint.tangents) - untracked
         for position in differentiable:
-            found = returned.outputs[position]
-            if found.source == "result":
-                tangents.add(found.index)
+            output = returned.outputs[position]
+            if output.source == "result":
+                tangents.add(output.index)
         tangents = tangents if joint.differentiable else set()
         gradients: list[int | None] = [None] * len(self._tensors)
-        for position, of in enumerate(joint.gradients):
-            gradients[of] = position
+        for position, owner in enumerate(joint.gradients):
+            gradients[owner] = position
         backward = phases[-1] if len(phases) > 1 else None
         return Signature(
             input_names=input_names(self._graph.module, len(self._tensors)),
@@ -226,9 +228,9 @@ class _Build:
     def _report(
         self, program: Program, phases: Sequence[PhaseGraph], lowered: Sequence[Lowered], before: dict[str, int]
     ) -> GraphReport:
-        listed = (node for one in lowered for node in one.model.graph.node)
-        after = collections.Counter(node.op_type for node in listed if not node.name.startswith(LEAF))
-        calls = (s.target for one in lowered for node in one.phase.nodes for s in node.statements)
+        nodes = (node for part in lowered for node in part.model.graph.node)
+        after = collections.Counter(node.op_type for node in nodes if not node.name.startswith(LEAF))
+        calls = (s.target for part in lowered for node in part.phase.nodes for s in node.statements)
         signature = program.signature
         operators = dict(collections.Counter(calls).most_common())
         graphs = [phase.module.graph for phase in phases]
@@ -252,11 +254,11 @@ class _Build:
 
 
 def _trimmed(graph: NumberedGraph) -> tuple[NumberedGraph, list[Any], list[int]]:
-    """A graph that returns each computed tensor once.
+    """A copy of a graph that returns each computed tensor once.
 
     Returns:
-        the graph; for each output, its position among those tensors, or an `Output`; the positions of those tensors
-        that need a gradient.
+        the graph; for each output, its position among the returned tensors, or an `Output`; the positions of the
+        returned tensors that require a gradient.
     """
     copied = fx.Graph()
     returned = copy_nodes(graph.module.graph, copied, {})
@@ -277,8 +279,8 @@ def _trimmed(graph: NumberedGraph) -> tuple[NumberedGraph, list[Any], list[int]]
             outputs.append((nodes.index(value), value.meta.get("example_value")))
     copied.output(tuple(nodes))
     gradients = torch.is_grad_enabled()
-    needing = [k for k, node in enumerate(nodes) if gradients and _requires_grad(node)]
-    return dataclasses.replace(graph, module=fx.GraphModule(graph.module, copied)), outputs, needing
+    differentiable = [k for k, node in enumerate(nodes) if gradients and _requires_grad(node)]
+    return dataclasses.replace(graph, module=fx.GraphModule(graph.module, copied)), outputs, differentiable
 
 
 def _requires_grad(node: fx.Node) -> bool:
@@ -290,19 +292,22 @@ def _all_outputs(outputs: Sequence[Any], computed: Sequence[Output], tracked: Se
     """Every output of the graph.
 
     Args:
-        outputs: as `_trimmed` gives them.
-        computed: those of the trimmed graph.
-        tracked: the results that a gradient may arrive for.
+        outputs: as `_trimmed` returns them.
+        computed: the outputs of the trimmed graph.
+        tracked: the results for which a gradient can arrive.
     """
-    return tuple(one if isinstance(one, Output) else _as_expected(computed[one[0]], one[1], tracked) for one in outputs)
+    return tuple(
+        output if isinstance(output, Output) else _as_expected(computed[output[0]], output[1], tracked)
+        for output in outputs
+    )
 
 
 def _as_expected(output: Output, example: Any, tracked: Sequence[int]) -> Output:
-    """An output of the type that Dynamo has traced the rest of the step with, tracked by autograd as in that trace."""
+    """An output with the dtype and requires_grad that Dynamo assumed when it traced the rest of the step."""
     if not isinstance(example, torch.Tensor):
         return dataclasses.replace(output, dtype=None)
-    may_need_one = output.view is not None or (output.source == "result" and output.index in tracked)
-    return dataclasses.replace(output, dtype=example.dtype, detached=may_need_one and not example.requires_grad)
+    is_tracked = output.view is not None or (output.source == "result" and output.index in tracked)
+    return dataclasses.replace(output, dtype=example.dtype, detached=is_tracked and not example.requires_grad)
 
 
 def _layers_report(layers: int) -> PassReport:
@@ -311,14 +316,14 @@ def _layers_report(layers: int) -> PassReport:
 
 
 def _owners(module: fx.GraphModule, gradients: Sequence[int]) -> list[fx.Node]:
-    """The inputs of a phase that its gradients are of."""
+    """The inputs of a phase to which its gradients belong."""
     tensors = [node for node in inputs_of(module.graph) if node.meta[SOURCE].kind == "tensor"]
     inputs = {node.meta[SOURCE].index: node for node in tensors}
     return [inputs[position] for position in gradients]
 
 
 def _name_seed(module: fx.GraphModule, tensors: int) -> None:
-    """The input behind the graph's own is the seed of the run."""
+    """Marks the input after the graph's own inputs as the seed of the run."""
     for node in inputs_of(module.graph):
         source = node.meta.get(SOURCE)
         if source is not None and source.kind == "tensor" and source.index == tensors:
@@ -331,7 +336,7 @@ def _counts(graph: fx.Graph) -> dict[str, int]:
 
 
 def _data_shapes(signature: Signature, tensors: Sequence[torch.Tensor], changing: Dimensions) -> tuple[str, ...]:
-    """The inputs that are neither parameters nor buffers, whose names are paths."""
+    """The inputs that are neither parameters nor buffers, whose names contain a dot."""
     return tuple(
         describe(name, tensor, changing.get(position, ()))
         for position, (name, tensor) in enumerate(zip(signature.input_names, tensors, strict=True))

@@ -1,4 +1,4 @@
-"""What building a graph gives and the cache keeps, and what is raised where there is none."""
+"""The result of building a graph, which the cache keeps, and the errors of building."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lit_ort.runtime.report import GraphReport
 
 @dataclasses.dataclass(frozen=True)
 class Compilation:
-    """A program and the report of how it was made."""
+    """A program and the report on its compilation."""
 
     program: Program
     report: GraphReport
@@ -21,9 +21,9 @@ class Compilation:
 
 @contextmanager
 def others_as_compile_errors() -> Iterator[None]:
-    """Raises a CompileError, with the original as its cause, for whatever tracing and lowering raise.
+    """Turns any exception of tracing and lowering into a CompileError, with the original as its cause.
 
-    It means one thing here: this graph can't be compiled, and eager can run it.
+    In this block every exception means the same: the graph can't be compiled, and eager can run it.
     """
     try:
         yield

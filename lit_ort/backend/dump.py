@@ -1,4 +1,4 @@
-"""Every stage of a graph as a file, for reports."""
+"""Writes every stage of a graph to a file, for bug reports."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from lit_ort.files import whole_file
 
 
 class Dump:
-    """The files of one graph: FX graphs as text, and what runs as ONNX.
+    """The files of one graph: FX graphs as text, the model that runs as ONNX.
 
-    A folder that can't be written to is named in a warning, and the graph is compiled all the same.
+    If a file can't be written, a warning names it, and the graph is still compiled.
 
     Args:
         dump_dir: the folder of all graphs, or None to write nothing.
-        name: of the graph.
+        name: the graph's name.
     """
 
     def __init__(self, dump_dir: str | None, name: str) -> None:
@@ -31,7 +31,7 @@ class Dump:
             self._write(self._folder / f"{stage}.txt", str(module.graph).encode())
 
     def model(self, stage: str, model: onnx.ModelProto) -> None:
-        """Writes what runs."""
+        """Writes the ONNX model of a phase."""
         if self._folder is not None:
             self._write(self._folder / f"{stage}.onnx", model.SerializeToString())
 
@@ -42,8 +42,8 @@ class Dump:
         except OSError as error:
             self._folder = None
             warnings.warn(
-                f"dump_dir: {path} can't be written: {error.strerror or error}. The graph is compiled, and its other "
-                "stages are not kept. Make room, or choose another folder.",
+                f"dump_dir: {path} can't be written: {error.strerror or error}. The graph is compiled, but its other "
+                "stages are not written. Free disk space, or choose another folder.",
                 LitOrtWarning,
                 stacklevel=2,
             )

@@ -1,4 +1,4 @@
-"""Runs a graph without sessions: as a fallback, and as what runs are compared with."""
+"""Runs a graph in eager PyTorch: as a fallback, and as the reference of verification."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from lit_ort.runtime.program import tensors_of
 
 
 def autocast_of(precision: str, device: torch.device) -> torch.dtype | None:
-    """The type that a graph computes products in: that of the autocast around it, else what the options ask."""
+    """The dtype in which a graph computes products: that of the autocast around it, otherwise that of the options."""
     if torch.is_autocast_enabled(device.type):
         return torch.get_autocast_dtype(device.type)
     return torch.bfloat16 if precision == BF16_MIXED else None
 
 
 def autocast_for(precision: str, device: torch.device = CPU) -> AbstractContextManager[Any]:
-    """What a step of a precision runs in, so that its code finds the types that it would find in eager."""
+    """The autocast context for a step of a precision, so that its code sees the same dtypes as in eager."""
     return torch.autocast(device.type, torch.bfloat16) if precision == BF16_MIXED else nullcontext()
 
 
 def run_in_eager(graph_module: fx.GraphModule, arguments: Sequence[Any], precision: str) -> Any:
-    """Runs a graph, under autocast where the precision asks for it, with the types that Dynamo expects."""
+    """Runs a graph, under autocast if the precision needs it. The outputs have the dtypes that Dynamo expects."""
     device = device_of(tensors_of(arguments))
     if precision != BF16_MIXED or torch.is_autocast_enabled(device.type):
         return graph_module(*arguments)
@@ -42,7 +42,7 @@ def run_in_eager(graph_module: fx.GraphModule, arguments: Sequence[Any], precisi
 
 
 def in_float32(graph_module: fx.GraphModule, arguments: Sequence[Any]) -> Any:
-    """Runs a graph without any autocast, bfloat16 replaced by float32 wherever it is named."""
+    """Runs a graph without autocast, with float32 in place of every bfloat16."""
     graph = copy_graph(graph_module)
     for node in reversed(list(graph.nodes)):
         if node.target in (enter_autocast, exit_autocast):
@@ -57,8 +57,8 @@ def in_float32(graph_module: fx.GraphModule, arguments: Sequence[Any]) -> Any:
 
 
 def _as_example(value: Any, example: Any) -> Any:
-    wanted = example.meta.get("example_value") if isinstance(example, fx.Node) else None
-    return value.to(wanted.dtype) if isinstance(value, torch.Tensor) and isinstance(wanted, torch.Tensor) else value
+    expected = example.meta.get("example_value") if isinstance(example, fx.Node) else None
+    return value.to(expected.dtype) if isinstance(value, torch.Tensor) and isinstance(expected, torch.Tensor) else value
 
 
 def _float32_of(value: Any) -> Any:

@@ -35,6 +35,10 @@ _READS_VALUE = (
 # By torch's kind of obstacle: the reason, or None for torch's own explanation, and the remedy.
 _KNOWN: dict[str, tuple[str | None, str | None]] = {
     BRANCH: ("a branch depends on the value of a tensor.", "Use torch.where, or move the branch out of the step."),
+    "BUILD_STRING type error": (
+        "an f-string contains a number that changes from call to call.",
+        "Build the string in a hook such as on_train_batch_end, or keep the number out of it.",
+    ),
     "Data dependent operator": _READS_VALUE,
     "Tensor.tolist() with non-integer tensor": _READS_VALUE,
     "Unsupported Tensor.item() call with capture_scalar_outputs=False": _READS_VALUE,

@@ -1,4 +1,4 @@
-"""A compiled graph at one signature: from the graph's tensors to its outputs, with writes in place and views."""
+"""A compiled graph at one signature: computes outputs from the graph's tensors, with in-place writes and views."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Tensors = Sequence[torch.Tensor]
 
 
 class Check(Protocol):
-    """What compares runs with eager."""
+    """Compares runs with eager."""
 
     def before_run(self, arguments: Sequence[Any]) -> None: ...
 
 
 class Forms(Protocol):
-    """Other forms of the graph."""
+    """The other forms of the graph."""
 
     @property
     def wants_eager(self) -> bool: ...
@@ -33,12 +33,12 @@ class Executable:
     """A graph that runs through sessions.
 
     Args:
-        signature: what goes in and out.
+        signature: its inputs and outputs.
         call: its sessions.
         forms: its other forms.
 
     Attributes:
-        check: what compares its runs with eager; None where nothing does.
+        check: compares its runs with eager; None without verification.
     """
 
     def __init__(self, signature: Signature, call: Call, forms: Forms) -> None:
@@ -49,23 +49,23 @@ class Executable:
 
     @property
     def wants_eager(self) -> bool:
-        """Whether eager has to run the graph from now on."""
+        """Whether the graph has to run in eager from now on."""
         return self._forms.wants_eager
 
     @property
     def changes_size(self) -> bool:
-        """Whether it may serve other sizes than those that it was compiled at."""
+        """Whether it can support sizes other than those that it was compiled for."""
         return self.signature.sizes is not None
 
     def serves(self, tensors: Tensors) -> bool:
-        """Whether it is right for inputs of these sizes, as far as they may change."""
+        """Whether it is valid for inputs of these sizes."""
         return is_for(self.signature, tensors)
 
     def __call__(self, tensors: Tensors, numbers: Sequence[Any]) -> tuple[Any, ...]:
-        """The graph's outputs.
+        """Return the graph's outputs.
 
         Raises:
-            SharedMemoryError: an input that is changed shares its memory with another one.
+            SharedMemoryError: an input that is changed in place shares its memory with another input.
         """
         if self.signature.mutations:
             require_own_memory(self.signature, tensors)
@@ -76,15 +76,15 @@ class Executable:
 
 
 def is_for(signature: Signature, tensors: Tensors) -> bool:
-    """Whether inputs meet the conditions on sizes under which a graph is right."""
+    """Whether inputs meet the conditions on sizes under which a graph is valid."""
     return signature.sizes is None or hold(signature.sizes, [tensor.shape for tensor in tensors])
 
 
 def require_own_memory(signature: Signature, tensors: Tensors) -> None:
-    """Checks that no input that is changed shares its memory with another one.
+    """Checks that no input that is changed in place shares its memory with another input.
 
     Raises:
-        SharedMemoryError: it does; a session would compute with the other's old value.
+        SharedMemoryError: one does; a session would read the other input's old value.
     """
     changed = {tensors[mutation.input].untyped_storage().data_ptr(): mutation.input for mutation in signature.mutations}
     for position, tensor in enumerate(tensors):
@@ -93,7 +93,7 @@ def require_own_memory(signature: Signature, tensors: Tensors) -> None:
             names = signature.input_names
             raise SharedMemoryError(
                 f"{names[owner]} is changed in place and shares its memory with {names[position]}",
-                remedy="Clone one of the tensors before the step to have this part in ONNX Runtime.",
+                remedy="Clone one of the tensors before the step to run this part in ONNX Runtime.",
             )
 
 

@@ -1,4 +1,4 @@
-"""Whether a graph can be faster here than in eager, told from its operators."""
+"""Predicts from a graph's operators whether it can be faster than in eager."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from lit_ort.fusions import pipeline as fusions
 from lit_ort.ops.product import Gain, onednn_gain
 from lit_ort.runtime.report import PassReport
 
-# Floating point operations of products below which a run's own 0.2 ms show: 2 ms of two cores.
+# FLOP of products below which a run's overhead of 0.2 ms matters: 2 ms on two cores.
 LEAST_WORK = 3e8
 SMALL = (
-    "below eager's: its products are {work:.2g} GFLOP, which don't win back the 0.2 ms that a run costs more than "
-    "eager's calls. Larger batches do."
+    "below eager's: its products are {work:.2g} GFLOP, too few to compensate for the 0.2 ms by which a run's overhead "
+    "exceeds that of eager's calls. Use larger batches."
 )
 ALL_BY_TORCH = "about eager's: its products and convolutions are torch's own kernels, and nothing in it could be fused"
 _PRODUCTS = ("aten.mm.default", "aten.addmm.default")
-# Passes after which an operator takes less time than torch's own way.
+# Passes that replace operators by faster ones.
 _GAINS = frozenset({*fusions.names(), "embedding_gradient", "memory_format"})
 
 
 def expected_speed(
     graphs: Iterable[fx.Graph], torch_operators: Mapping[str, int], passes: Iterable[PassReport]
 ) -> str | None:
-    """Why a step of a graph takes as long as in eager, or longer; None where something in it is faster.
+    """Why a step of a graph takes as long as in eager, or longer; None if something in it is faster.
 
     Args:
         graphs: its phases.
         torch_operators: counts of the operators that torch nodes call.
-        passes: what its fusions and passes did.
+        passes: the reports of its fusions and passes.
     """
     work = sum(_work_of(node) for graph in graphs for node in graph.nodes)
     if work < LEAST_WORK:
@@ -45,7 +45,7 @@ def expected_speed(
 
 
 def _work_of(node: fx.Node) -> float:
-    """Floating point operations of a product, a convolution or an attention; 0 of anything else."""
+    """The FLOP of a product, a convolution or an attention; 0 for any other operator."""
     if not isinstance(node.target, OpOverload):
         return 0.0
     count = flop_registry.get(node.target.overloadpacket)

@@ -1,4 +1,4 @@
-"""Other forms of a graph's step, for gradients that its session doesn't give."""
+"""Other forms of a compiled graph, for gradients that its session doesn't compute."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from lit_ort.runtime.autograd import SplitRunner
 
 
 class Forms:
-    """The forms that one compiled graph may need besides its own.
+    """The other forms of one compiled graph.
 
     Args:
-        make_split: compiles the two-session form for inputs of some sizes.
-        run_in_eager: runs the graph in eager, tracked by autograd, from its tensors to its outputs; None where that may
-            not be.
+        make_split: compiles the two-session form for the sizes of given inputs.
+        run_in_eager: runs the graph in eager, tracked by autograd, and returns its outputs; None if that is not
+            allowed.
 
     Attributes:
-        wants_eager: whether a gradient was to be differentiated again, so that later steps run in eager.
+        wants_eager: whether a gradient has been differentiated again, so that later steps run in eager.
     """
 
     def __init__(
@@ -33,14 +33,14 @@ class Forms:
         self.wants_eager = False
 
     def split(self, tensors: Sequence[torch.Tensor]) -> SplitRunner:
-        """The two-session form of a fused graph, for a gradient that is not its loss's."""
+        """The two-session form of a fused graph, for a gradient of an output other than the loss."""
         shapes = tuple(tensor.shape for tensor in tensors)
         if shapes not in self._split:
             self._split[shapes] = self._make_split(tensors)
         return self._split[shapes]
 
     def eager(self, tensors: Sequence[torch.Tensor]) -> Sequence[Any] | None:
-        """The graph's outputs, for gradients that are differentiated again; None where that may not be."""
+        """The graph's outputs, for gradients that are differentiated again; None if that is not allowed."""
         if self._run_in_eager is None:
             return None
         self.wants_eager = True

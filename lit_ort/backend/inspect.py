@@ -184,7 +184,7 @@ class CompileLog:
         )
 
 
-# Dynamo's own cache of compiled code belongs to the process, so what was compiled into it does too.
+# All logs of the process, as Dynamo's cache of compiled code belongs to the process.
 _LOGS: WeakSet[CompileLog] = WeakSet()
 
 
@@ -196,7 +196,7 @@ def explain(source: Any = None) -> Explanation:
             that this process compiled.
 
     Raises:
-        TypeError: `source` was not run by one of lit_ort's strategies.
+        TypeError: the strategy of `source` is not one of lit_ort's.
     """
     if source is None:
         return _joined([log.explanation() for log in _LOGS])

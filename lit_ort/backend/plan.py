@@ -1,4 +1,4 @@
-"""The memory of a step, computed from its graph before it runs."""
+"""Computes the memory of a step from its graph, before it runs."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ MB = 1e6
 
 @dataclasses.dataclass(frozen=True)
 class MemoryPlan:
-    """What `plan_memory` returns, readable when printed. Bytes are those of one run beside parameters and batch.
+    """The result of `plan_memory`, readable when printed. Bytes are those of one run, without parameters and batch.
 
     Args:
-        run_bytes: the most that is held at a time, gradients included.
-        gradient_bytes: what of it is gradients, which stay until the next step.
-        parameter_bytes: of the parameters that the step reads.
-        batch: items of the batch it was planned for, or None.
-        item_bytes: what one more item adds, or None.
-        report: of the graph.
+        run_bytes: the peak, gradients included.
+        gradient_bytes: the gradients' part of it, which stays until the next step.
+        parameter_bytes: the parameters that the step reads.
+        batch: the number of items in the batch that was planned, or None.
+        item_bytes: the bytes that one more item adds, or None.
+        report: the graph's report.
     """
 
     run_bytes: int
@@ -45,16 +45,17 @@ class MemoryPlan:
     report: GraphReport
 
     def largest_batch(self, limit_bytes: float) -> int:
-        """The most items for which a run stays within a limit; 0 where not even one does.
+        """The largest number of items for which a run stays within a limit; 0 if a single item exceeds it.
 
-        Each item is taken to add the same. Which kernels run depends on sizes, so plan again for a batch far from this.
+        Every item is assumed to add the same number of bytes. Kernels depend on sizes, so plan again for a batch of a
+        very different size.
 
         Raises:
-            OptionsError: the plan was made without `batch_dim`.
+            OptionsError: the plan was computed without `batch_dim`.
         """
         if self.batch is None or self.item_bytes is None:
             raise OptionsError(
-                "The plan knows of no batch. Pass batch_dim= to plan_memory, the dimension of its items."
+                "The plan has no batch size. Pass batch_dim= to plan_memory, the dimension of the batch's items."
             )
         fixed = self.run_bytes - self.batch * self.item_bytes
         return max(0, int((limit_bytes - fixed) // max(self.item_bytes, 1.0)))
@@ -76,14 +77,14 @@ def plan_memory(
     """Computes the memory of a step without running it.
 
     Args:
-        step: what `torch.compile` takes, or a LightningModule, whose `training_step` it then is.
-        arguments: what it is called with; for a LightningModule the batch is enough.
-        options: those of the backend.
-        batch_dim: the dimension of the batch's tensors that holds its items. With it the step is planned for half of
-            them as well, which tells what one more item adds.
+        step: a function or module that `torch.compile` accepts, or a LightningModule, for its `training_step`.
+        arguments: the step's arguments; for a LightningModule the batch is enough.
+        options: the backend's options.
+        batch_dim: the batch dimension of the batch's tensors. With it the step is also planned for half of the items,
+            and the difference is the bytes that one more item adds.
 
     Returns:
-        the plan of the first graph of the step, which is all of it unless the graph breaks.
+        the plan of the step's first graph, which is the whole step unless there is a graph break.
 
     Raises:
         CompileError: the graph can't run through ONNX Runtime.
@@ -98,8 +99,8 @@ def plan_memory(
     items = _items(arguments, batch_dim)
     if items < 2:
         raise OptionsError(
-            f"batch_dim={batch_dim}: the batch has {items} items along it, and two at least are needed to tell what "
-            "one adds. Choose the dimension of the items, or leave batch_dim out."
+            f"batch_dim={batch_dim}: the batch has {items} items along this dimension, and at least two are needed to "
+            "compute what one adds. Pass the batch dimension, or leave batch_dim out."
         )
     half = _planned(step, tree_map(lambda part: _part(part, batch_dim, items), arguments), options)
     added = (plan.run_bytes - half.run_bytes) / (items - items // 2)
@@ -107,7 +108,7 @@ def plan_memory(
 
 
 class _Planned(Exception):
-    """Leaves a step once its graph is built."""
+    """Ends a step as soon as its graph is built."""
 
     def __init__(self, signature: Signature, report: GraphReport, tensors: Sequence[torch.Tensor]) -> None:
         self.signature, self.report, self.tensors = signature, report, tensors
@@ -123,28 +124,28 @@ def _planned(step: Any, arguments: Sequence[Any], options: ORTOptions) -> Memory
 
         graph = separate_numbers(inline_checkpoints(graph_module))
 
-        def leave(*given: Any) -> Any:
-            tensors, keys, _ = graph.arguments(given)
+        def build_and_end(*inputs: Any) -> Any:
+            tensors, keys, _ = graph.arguments(inputs)
             compilation = build(graph, tensors, keys, options, name, engine_of(options.engine))
             raise _Planned(compilation.program.signature, compilation.report, tensors)
 
-        return leave
+        return build_and_end
 
     try:
         with autocast_for(options.precision), dynamo_settings(name, strict=True), logs:
             torch.compile(step.training_step if is_module else step, backend=backend)(*arguments)
     except _Planned as planned:
-        wanting = [k for k, position in enumerate(planned.signature.gradients) if position is not None]
+        differentiable = [k for k, position in enumerate(planned.signature.gradients) if position is not None]
         parameters = [t for t in planned.tensors if isinstance(t, torch.nn.Parameter)]
         return MemoryPlan(
             run_bytes=planned.report.peak_bytes,
-            gradient_bytes=sum(planned.tensors[k].nbytes for k in wanting),
+            gradient_bytes=sum(planned.tensors[k].nbytes for k in differentiable),
             parameter_bytes=sum(parameter.nbytes for parameter in parameters),
             batch=None,
             item_bytes=None,
             report=planned.report,
         )
-    raise OptionsError(f"{name} has nothing to compile: it computes with no tensors. Pass the step that trains.")
+    raise OptionsError(f"{name} has nothing to compile: it has no tensor operation. Pass the training step.")
 
 
 def _items(arguments: Sequence[Any], batch_dim: int) -> int:
@@ -153,7 +154,7 @@ def _items(arguments: Sequence[Any], batch_dim: int) -> int:
 
 
 def _part(part: Any, batch_dim: int, items: int) -> Any:
-    """The first half of a tensor's items; anything else as it is."""
+    """The first half of a tensor's items; any other value unchanged."""
     is_batch = _has(part, batch_dim) and part.size(batch_dim) == items
     return part.narrow(batch_dim, 0, items // 2).contiguous() if is_batch else part
 

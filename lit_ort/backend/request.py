@@ -1,4 +1,4 @@
-"""What the backend is asked to compile: a graph, and one call of it."""
+"""A request to the backend: a graph to compile, and one call of it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Request:
     """A graph to compile and one call of it.
 
     Args:
-        graph: Dynamo's, its numbers apart.
-        original: Dynamo's.
+        graph: Dynamo's graph, with its numbers separated.
+        original: Dynamo's graph.
         tensors, keys: the call's inputs.
-        any_sizes: for as many other sizes as it can be right for.
+        any_sizes: compile for as many sizes as possible, not only for those of `tensors`.
         form: `split` for the two-session form of a graph that could be fused.
-        gradients: whether gradients are on.
-        autocast: the type of the autocast around it, or None.
+        gradients: whether grad mode is enabled.
+        autocast: the dtype of the autocast around the call, or None.
     """
 
     graph: NumberedGraph
@@ -39,7 +39,7 @@ class Request:
 
     @contextmanager
     def modes(self) -> Iterator[None]:
-        """The grad mode and autocast of the call, to trace in."""
+        """The grad mode and autocast of the call, for tracing."""
         kind = device_of(self.tensors).type
         low = torch.autocast(kind, self.autocast or torch.bfloat16, enabled=self.autocast is not None)
         with torch.inference_mode(False), torch.set_grad_enabled(self.gradients), low:

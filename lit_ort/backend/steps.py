@@ -1,7 +1,7 @@
-"""What Dynamo needs to trace a LightningModule's step: its settings, and a recorder in place of the module's `log`.
+"""Dynamo's settings for tracing a LightningModule's step, and a recorder that replaces the module's `log`.
 
-Everything here works on both of Lightning's packages, `lightning.pytorch` and `pytorch_lightning`, which have classes
-of the same names and no common base.
+Both Lightning packages are supported, `lightning.pytorch` and `pytorch_lightning`: their classes have the same names
+and no common base.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from lit_ort.backend.events import eager_function_of, graph_break_of, recompile_
 from lit_ort.backend.inspect import CompileLog
 from lit_ort.errors import CaptureError, warn_at
 
-# Branches of a step on its counters are a handful; a step that needs more graphs than this compiles at every call.
+# A step has few branches on its counters; one that needs more graphs than this is recompiled at every call.
 RECOMPILE_LIMIT = 64
 
 
 class LogRecorder:
-    """Stands in for `LightningModule.log` while Dynamo traces: the method itself raises inside, and leaving it out of
-    the graph would cut the step in two at each call.
+    """Replaces `LightningModule.log` while a step runs.
+
+    Dynamo can't trace that method, and each call of it would break the graph.
     """
 
     def __init__(self) -> None:
@@ -39,7 +40,7 @@ class LogRecorder:
         self.calls.append((name, value, args, kwargs))
 
     def replay(self, module: Any) -> None:
-        """Logs what was recorded, and forgets it."""
+        """Logs the recorded calls, and clears them."""
         calls = self.calls.copy()
         self.calls.clear()
         for name, value, args, kwargs in calls:
@@ -48,7 +49,7 @@ class LogRecorder:
 
 @contextmanager
 def in_place_of(module: Any, name: str, method: Callable[..., Any]) -> Iterator[None]:
-    """Sets a method of one module for as long as the block runs."""
+    """Sets a method of one module while the block runs."""
     own = module.__dict__.get(name)
     module.__dict__[name] = method
     try:
@@ -67,15 +68,15 @@ def dynamo_settings(
     report: Callable[[str | None, str], None] = warn_at,
     compile_log: CompileLog | None = None,
 ) -> Iterator[None]:
-    """Dynamo's settings for a training step, for as long as one runs.
+    """Dynamo's settings for a training step, while one runs.
 
-    RNNs are traced rather than skipped; counters that a step reads may change without another graph; and a step that
-    reaches the recompile limit, or that Dynamo can't trace, is reported by name instead of turning eager behind a log
-    line.
+    RNNs are traced rather than skipped; counters that a step reads can change without a recompile; and a step that
+    reaches the recompile limit, or that Dynamo can't trace, is reported by name. Dynamo itself only logs that it runs
+    such a step in eager.
 
     Args:
-        step: its name.
-        strict: raise what keeps a step from being compiled.
+        step: the step's name.
+        strict: raise errors that keep a step from being compiled.
         report: receives `file:line`, or None, and the reason why code of the step runs in eager.
         compile_log: records graph breaks, recompiles and functions that run in eager.
 

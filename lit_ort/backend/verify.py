@@ -1,4 +1,4 @@
-"""Compares a compiled graph with eager on one call's own inputs, dropout off in both."""
+"""Compares a compiled graph with eager on the inputs of one call, with dropout off in both."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from lit_ort.runtime.program import tensors_of
 from lit_ort.runtime.random import draw_from, without_dropout
 
 WORST = 5
-# Gradients smaller than this beside the largest one are measured against this floor: with the default tolerance, what
-# passes is then an error of 1e-7 of the largest, which is float32's rounding. The gradient of an attention's key bias,
-# zero but for rounding, is of that size.
+# The errors of gradients whose norm is less than this fraction of the largest one are relative to this fraction. With
+# the default tolerance they may then be 1e-7 of the largest, float32's rounding error. The gradient of the key bias of
+# an attention, which is zero up to rounding, is that small.
 FLOOR = 1e-3
-# In bfloat16, errors may be so many times those of eager autocast: two ways of rounding differ by their sum at least.
+# In bfloat16, errors may be this many times those of eager autocast: two ways to round differ by at least their sum.
 SLACK = 4
 
 
 class DropoutOff(TorchDispatchMode):
-    """Eager dropout keeps everything: its Bernoulli draws come out as the probability it then divides by."""
+    """Makes eager dropout keep every value: its Bernoulli draws are the probability by which it then divides."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.aten.bernoulli_.float:
@@ -42,14 +42,14 @@ class DropoutOff(TorchDispatchMode):
 
 
 class Check:
-    """Compares runs of a graph with eager, dropout off in both: the first one, and every n-th where that is asked for.
+    """Compares runs of a graph with eager, with dropout off in both: the first run, and every n-th if requested.
 
     Args:
         executable: the compiled graph.
-        graph, original: the graph that it was compiled from, numbers apart, and as Dynamo made it.
-        name: of the graph, for messages.
-        options: which runs, and what tolerance.
-        compile_log: keeps the outcome.
+        graph, original: the graph that it was compiled from, with separated numbers and as Dynamo created it.
+        name: the graph's name, for messages.
+        options: select the runs and the tolerance.
+        compile_log: records the results.
     """
 
     def __init__(
@@ -66,10 +66,10 @@ class Check:
         self._runs = 0
 
     def before_run(self, arguments: Sequence[Any]) -> None:
-        """Counts a run, and compares where its turn has come. No random numbers of the step are used up.
+        """Counts a run, and compares it if it is due. The step's random numbers stay the same.
 
         Raises:
-            VerificationError: with the worst offenders.
+            VerificationError: names the values with the largest errors.
         """
         every = self._options.verify_every_n_steps
         if self._runs == 0 or (every is not None and self._runs % every == 0):
@@ -84,13 +84,13 @@ class Check:
         low = BF16_MIXED in signature.precisions
         names = [readable_name(str(n.target)) for n in inputs_of(original.graph)]
         return require_agreement(
-            lambda *given: run_in_eager(original, given, precision),
+            lambda *inputs: run_in_eager(original, inputs, precision),
             self._compiled,
             arguments,
             names=[name for name, argument in zip(names, arguments, strict=True) if isinstance(argument, torch.Tensor)],
             tolerance=self._options.verify_tolerance,
             graph=self._name,
-            exact=(lambda *given: in_float32(original, given)) if low else None,
+            exact=(lambda *inputs: in_float32(original, inputs)) if low else None,
         )
 
     def _compiled(self, *arguments: Any) -> tuple[Any, ...]:
@@ -108,19 +108,19 @@ def require_agreement(
     graph: str,
     exact: Callable[..., Any] | None = None,
 ) -> tuple[str, ...]:
-    """Compares outputs and gradients; returns the worst, each with its error.
+    """Compares outputs and gradients, and returns those with the largest errors.
 
     Args:
-        eager, compiled: two ways to run one graph.
-        arguments: one call's inputs; they are not touched.
+        eager, compiled: run the graph.
+        arguments: the inputs of one call, which are not changed.
         names: the name of every tensor among `arguments`, in order.
-        tolerance: largest relative error in the 2-norm.
-        graph: name for the message.
-        exact: a third way, in float32, for a graph in bfloat16: errors are measured against it, and `SLACK` times those
-            of `eager` are accepted beside the tolerance.
+        tolerance: the largest relative error in the 2-norm.
+        graph: the graph's name, for the message.
+        exact: runs a graph in bfloat16 in float32 instead. Errors are relative to it, and `SLACK` times the errors of
+            `eager` are accepted in addition to the tolerance.
 
     Raises:
-        VerificationError: names the worst outputs and gradients.
+        VerificationError: names the outputs and gradients with the largest errors.
     """
     with DropoutOff():
         rounded = _outputs_and_gradients(eager, arguments, names)
@@ -128,8 +128,8 @@ def require_agreement(
     actual = _outputs_and_gradients(compiled, arguments, names)
     largest = max((float(t.norm()) for name, t in expected.items() if name.startswith("gradient")), default=0.0)
 
-    def error_of(found: dict[str, torch.Tensor], name: str) -> float:
-        return _relative_error(expected[name], found.get(name), FLOOR * largest if "gradient" in name else 0.0)
+    def error_of(values: dict[str, torch.Tensor], name: str) -> float:
+        return _relative_error(expected[name], values.get(name), FLOOR * largest if "gradient" in name else 0.0)
 
     errors = {name: error_of(actual, name) for name in expected}
     allowed = {name: tolerance + SLACK * error_of(rounded, name) for name in expected}
@@ -139,7 +139,7 @@ def require_agreement(
         listed = "; ".join(f"{name} {errors[name]:.1e}" for name in wrong[:WORST])
         raise VerificationError(
             f"{graph} disagrees with eager in {len(wrong)} of {len(errors)} values beyond {tolerance:.0e}: {listed}. "
-            "Don't train on; report the graph (dump_dir keeps its stages) and use strategy='auto' meanwhile."
+            "Stop training; report the graph (dump_dir writes its stages), and use strategy='auto' meanwhile."
         )
     return tuple(f"{name} {errors[name]:.1e}" for name in ordered[:WORST])
 
@@ -166,7 +166,7 @@ def _outputs_and_gradients(
 
 
 def _weights(root: torch.Tensor) -> torch.Tensor:
-    """Fixed, uneven output gradients, so that errors can't cancel."""
+    """Fixed, unequal output gradients, so that errors can't cancel."""
     if root.dim() == 0:
         return root.new_ones(())
     return torch.linspace(0.5, 1.5, root.numel(), dtype=root.dtype).reshape(root.shape)

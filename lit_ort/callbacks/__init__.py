@@ -1,4 +1,4 @@
-"""Callbacks for any Trainer: what a run costs, and what keeps its work."""
+"""Callbacks for any Trainer: time and memory of a run, checkpoints, a progress bar, checks of the loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints that keep a run's work: the last one, to resume from, and the best one."""
+"""Checkpoints: the last one, to resume a run, and the best one."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ from lit_ort.files import remove_unfinished
 
 STDERR = 2
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# What a shell shows of a process that a signal ended is this and the signal's number.
+# The exit code of a process that a signal ends, in shells, is this plus the signal's number.
 _ENDED_BY_SIGNAL = 128
 
 
 class LastCheckpoint(Checkpoint):
-    """The checkpoint to resume from, one file: written after each epoch, now and then within it, and when stopped.
+    """One checkpoint file to resume from, written after each epoch, at intervals within it, and when a run is stopped.
 
     SIGTERM and Ctrl-C end a run after the batch, with a checkpoint and with the exit code that shells expect (143 and
-    130). A second Ctrl-C ends it at once.
+    130). A second Ctrl-C ends it immediately.
 
     Args:
-        dirpath: its folder.
-        filename: without the suffix `.ckpt`.
+        dirpath: the checkpoint's folder.
+        filename: the file's name without the suffix `.ckpt`.
         train_time_interval: seconds between checkpoints within an epoch; None writes none by time.
         every_n_train_steps: optimizer steps between checkpoints within an epoch; None writes none by steps.
-        save_on_train_epoch_end: write one at the end of each epoch.
-        resume: from the checkpoint's path to what resumes from it, for the message.
+        save_on_train_epoch_end: write a checkpoint at the end of each epoch.
+        resume: returns, for the checkpoint's path, the command or call that resumes from it, for the message.
 
     Raises:
-        OptionsError: an interval that is not above 0, or fewer than one step.
+        OptionsError: an interval that is not above 0 seconds, or fewer than one step.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class LastCheckpoint(Checkpoint):
     ) -> None:
         if train_time_interval is not None and not train_time_interval > 0:
             raise OptionsError(
-                f"train_time_interval={train_time_interval}: must be above 0 seconds. Give such a number, or None for "
-                "checkpoints at the end of epochs alone."
+                f"train_time_interval={train_time_interval}: must be above 0 seconds. Pass such a number, or None to "
+                "write no checkpoints by time."
             )
         if every_n_train_steps is not None and every_n_train_steps < 1:
             raise OptionsError(f"every_n_train_steps={every_n_train_steps}: must be at least 1, or None.")
@@ -79,7 +79,7 @@ class LastCheckpoint(Checkpoint):
         self._is_due = False
         self._signum: int | None = None
         self._handlers: dict[int, Any] = {}
-        # Of the run that is going on, in the process that it is in.
+        # The Trainer of the current run, and the process that it runs in.
         self._trainer: Trainer | None = None
         self._process = 0
 
@@ -98,7 +98,7 @@ class LastCheckpoint(Checkpoint):
         self._trainer = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Lightning's own handler would end the run between the batches of one optimizer step.
+        # Lightning's own handler could end the run between the batches of one optimizer step.
         replace_sigterm_handler(trainer, partial(_pass_on, trainer))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -109,16 +109,16 @@ class LastCheckpoint(Checkpoint):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._is_due = self._is_due or self._is_due_at(trainer)
-        # Gradients that wait for more batches are in no checkpoint.
+        # Accumulated gradients are not part of a checkpoint.
         if is_accumulating(trainer):
             return
-        # Processes save and stop at the same step, whichever of them is due or was told to.
-        self._is_due, stops = _any_of(trainer, self._is_due, self._signum is not None)
-        # Where a validation or the end of an epoch comes next, the checkpoint is written behind it: one from before
-        # would resume without it.
+        # If a checkpoint is due in one process, or one has received a signal, all processes save or stop at this step.
+        self._is_due, is_stopping = _any_of(trainer, self._is_due, self._signum is not None)
+        # Before a validation or the end of an epoch, the checkpoint is written after it: a run that resumed from an
+        # earlier one would skip it.
         if self._is_due and not validation_follows(trainer):
             self._save(trainer)
-        if stops:
+        if is_stopping:
             note_sigterm(trainer)
 
     def _is_due_at(self, trainer: Trainer) -> bool:
@@ -127,7 +127,7 @@ class LastCheckpoint(Checkpoint):
             return True
         if steps is not None and trainer.global_step // steps > self._saved_step // steps:
             return True
-        # Where a step limit ends the run within an epoch, Lightning takes the epoch for a complete one afterwards.
+        # If a step limit ends the run within an epoch, Lightning treats the epoch as complete afterwards.
         return trainer.global_step == trainer.max_steps
 
     def on_validation_batch_end(
@@ -139,7 +139,7 @@ class LastCheckpoint(Checkpoint):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        # Several processes may have other numbers of batches to validate with, and stop at the next step.
+        # Several processes can have different numbers of validation batches; they stop at the next training step.
         if self._signum is not None and trainer.world_size == 1:
             note_sigterm(trainer)
 
@@ -155,7 +155,7 @@ class LastCheckpoint(Checkpoint):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.validating:
-            # What it measured so far is in no checkpoint.
+            # The metrics of a validation in progress are not part of a checkpoint.
             begin_validation_again(checkpoint)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -164,37 +164,37 @@ class LastCheckpoint(Checkpoint):
             return
         signum = signal.SIGTERM if self._signum is None else self._signum
         exception.code = _ENDED_BY_SIGNAL + signum
-        said = f"stopped by {signal.Signals(signum).name} at step {trainer.global_step}"
+        message = f"stopped by {signal.Signals(signum).name} at step {trainer.global_step}"
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._save(trainer)
-            said += f" of epoch {trainer.current_epoch}; saved {self.path}. Resume: {self.resume(self.path)}"
+            message += f" of epoch {trainer.current_epoch}; saved {self.path}. Resume: {self.resume(self.path)}"
         if trainer.is_global_zero:
-            print(f"\n{said}", file=sys.stderr, flush=True)
+            print(f"\n{message}", file=sys.stderr, flush=True)
 
     def _save(self, trainer: Trainer) -> None:
         trainer.save_checkpoint(self.path, weights_only=False)
         self._is_due, self._saved_at_s, self._saved_step = False, time.monotonic(), trainer.global_step
 
     def _note(self, signum: int, frame: Any) -> None:
-        """What a signal does: a note, which is read when a batch is done."""
+        """Handles a signal: records it, so that the run stops when the batch is done."""
         if os.getpid() != self._process and signum == signal.SIGINT:
-            return  # the worker of a loader, whose batch is still wanted
+            return  # a dataloader's worker, whose batch is still needed
         if self._trainer is None or os.getpid() != self._process:
-            self._hand_on(signum, frame)
+            self._forward(signum, frame)
         elif self._signum == signal.SIGINT == signum:
             raise KeyboardInterrupt
         else:
             self._signum = signum
             if signum == signal.SIGINT:
-                # Python's own buffer may be in the middle of another line.
+                # Unbuffered, as Python's buffer can be in the middle of another line.
                 os.write(STDERR, b"\nstopping after this batch; Ctrl-C again stops at once\n")
 
-    def _hand_on(self, signum: int, frame: Any) -> None:
-        """Between runs: Lightning puts back the handlers that it found, this one among them."""
-        before = self._handlers.get(signum, signal.SIG_DFL)
-        if callable(before):
-            before(signum, frame)
-        elif before == signal.SIG_DFL:
+    def _forward(self, signum: int, frame: Any) -> None:
+        """Calls the handler from before this one; between runs Lightning restores all handlers, this one included."""
+        previous = self._handlers.get(signum, signal.SIG_DFL)
+        if callable(previous):
+            previous(signum, frame)
+        elif previous == signal.SIG_DFL:
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
 
@@ -203,7 +203,7 @@ class LastCheckpoint(Checkpoint):
 
 
 def _any_of(trainer: Trainer, *flags: bool) -> list[bool]:
-    """Each of the flags, set where it is in any process; one collective for all of them."""
+    """Return for each flag whether it is set in any process, by one collective for all flags."""
     if trainer.world_size == 1:
         return list(flags)
     own = torch.tensor(flags, dtype=torch.int32, device=trainer.strategy.root_device)
@@ -211,17 +211,17 @@ def _any_of(trainer: Trainer, *flags: bool) -> list[bool]:
 
 
 def _pass_on(trainer: Trainer, signum: int, _: Any) -> None:
-    """Tells the processes that this one started."""
+    """Sends a signal to the processes that this one started."""
     if trainer.strategy.launcher is not None:
         trainer.strategy.launcher.kill(signum)  # pyright: ignore[reportAttributeAccessIssue] - launchers of processes
 
 
 class BestCheckpoint(ModelCheckpoint):
-    """Lightning's `ModelCheckpoint` of one file; another run in its folder replaces it by a better one alone."""
+    """Lightning's `ModelCheckpoint` with one file, which a later run in the folder replaces only by a better one."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         with warnings.catch_warnings():
-            # Lightning warns of files that a run would replace.
+            # Lightning warns about files that a run could replace.
             warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
             super().setup(trainer, pl_module, stage)
 
@@ -238,7 +238,7 @@ class BestCheckpoint(ModelCheckpoint):
             self.best_model_score = self.kth_value = score
 
     def _is_better(self, score: Tensor) -> bool:
-        known = self.best_model_score
-        if known is None:
+        best = self.best_model_score
+        if best is None:
             return True
-        return bool(score <= known if self.mode == "min" else score >= known)
+        return bool(score <= best if self.mode == "min" else score >= best)

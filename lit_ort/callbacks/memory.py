@@ -1,4 +1,4 @@
-"""The most memory that this process holds, as the system tells it."""
+"""The resident memory of this process and its peak, as the system reports them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def rss_bytes() -> int:
 
 
 def peak_rss_bytes() -> int | None:
-    """The most resident memory of this process since its start or `reset_peak_rss`; None where it is not known."""
+    """The peak of this process's resident memory since its start or `reset_peak_rss`; None if the system has none."""
     status = Path("/proc/self/status")
     if status.exists():
         line = next((line for line in status.read_text().splitlines() if line.startswith("VmHWM:")), None)
@@ -30,7 +30,7 @@ def peak_rss_bytes() -> int | None:
 
 
 def reset_peak_rss() -> bool:
-    """Starts the peak again at what the process holds now (Linux, proc(5) clear_refs); False where it cannot."""
+    """Resets the peak to the current resident memory (Linux, proc(5) clear_refs). Returns whether that worked."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:

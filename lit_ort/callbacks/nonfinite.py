@@ -1,4 +1,4 @@
-"""A loss that is NaN or infinite, named at its step."""
+"""Stops or warns at the first step whose loss is NaN or infinite."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ ACTIONS = ("stop", "warn")
 
 
 class NonFiniteLoss(Callback):
-    """Ends a run whose training loss is NaN or infinite, or warns once; keeps the last checkpoint from before apart.
+    """Ends a run whose training loss is NaN or infinite, or warns once. A copy of the last finite checkpoint is kept.
 
-    It reads the loss of every step, which waits for a device that computes asynchronously.
+    It reads the loss of every step, which synchronizes with a device that computes asynchronously.
 
     Args:
         action: `stop` or `warn`.
@@ -45,28 +45,28 @@ class NonFiniteLoss(Callback):
         value = float(loss.detach()) if isinstance(loss, torch.Tensor) and loss.numel() == 1 else 0.0
         if math.isfinite(value) or self._has_warned:
             return
-        found = f"the training loss is {value} at step {trainer.global_step}, batch {batch_idx} of epoch "
-        message = f"{found}{trainer.current_epoch}. {_kept(trainer)}"
+        step = f"step {trainer.global_step}, batch {batch_idx} of epoch {trainer.current_epoch}"
+        message = f"the training loss is {value} at {step}. {_copy_last(trainer)}"
         if self._action == "stop":
             raise NonFiniteError(
-                f"{message} Lower the learning rate, clip gradients, or look at this batch; on_nonfinite=warn goes on."
+                f"{message} Lower the learning rate, clip gradients, or check this batch; on_nonfinite=warn continues."
             )
         self._has_warned = True
-        warnings.warn(f"{message} Training goes on.", LitOrtWarning, stacklevel=2)
+        warnings.warn(f"{message} Training continues.", LitOrtWarning, stacklevel=2)
 
 
-def _kept(trainer: Trainer) -> str:
-    """Copies the last checkpoint with finite weights beside itself; a sentence about it."""
+def _copy_last(trainer: Trainer) -> str:
+    """Copies the last checkpoint if its weights are finite. Returns a sentence about it."""
     last = next((part.path for part in trainer.checkpoint_callbacks if isinstance(part, LastCheckpoint)), None)
     if last is None or not last.is_file():
-        return "There is no checkpoint from before."
+        return "There is no earlier checkpoint."
     if not _is_finite(trainer, last):
         return f"The weights in {last} are not finite either."
-    apart = last.with_stem(f"{last.stem}_finite")
+    path = last.with_stem(f"{last.stem}_finite")
     if trainer.is_global_zero:
-        with last.open("rb") as source, whole_file(apart) as copy:
+        with last.open("rb") as source, whole_file(path) as copy:
             shutil.copyfileobj(source, copy)
-    return f"The last checkpoint with finite weights is kept as {apart}."
+    return f"The last checkpoint with finite weights is kept as {path}."
 
 
 def _is_finite(trainer: Trainer, path: Path) -> bool:

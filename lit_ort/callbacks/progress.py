@@ -12,9 +12,9 @@ from lit_ort._compat.lightning import training_bar
 
 
 class OneLineProgressBar(TQDMProgressBar):
-    """Lightning's bar with short names and figures, so that a hundred columns hold it: `loss=6.77, ppl=873, ms=180`.
+    """Lightning's bar with short names and figures, to fit into a hundred columns: `loss=6.77, ppl=873, ms=180`.
 
-    An epoch's line stays when it ends.
+    The line of an epoch stays when the epoch ends.
     """
 
     BAR_FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
@@ -23,9 +23,10 @@ class OneLineProgressBar(TQDMProgressBar):
         super().__init__(refresh_rate=refresh_rate, leave=True)
 
     def init_train_tqdm(self) -> Tqdm:
-        """Keep the bar that Lightning opens before the first epoch for that epoch, where it would stay empty.
+        """Return the epoch's bar.
 
-        During the sanity check there is a disabled one in its place.
+        The first epoch uses the bar that Lightning opens before it, which would otherwise stay as an empty line. After
+        a sanity check that bar is a disabled one, which is replaced.
         """
         bar = training_bar(self)
         is_open = bar is not None and not bar.disable and bar.total is None
@@ -36,14 +37,17 @@ class OneLineProgressBar(TQDMProgressBar):
             super().on_train_epoch_end(trainer, pl_module)
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        """Shown by name; a training metric goes without its group, and Lightning's version number is left out."""
+        """The metrics by short name; Lightning's version number is left out."""
         metrics = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)
         return {short_name(name): short_figure(value) for name, value in metrics.items()}
 
 
 def short_name(name: str) -> str:
-    """`train/loss` is "loss", `speed/step_ms` "ms", `speed/tokens_per_s` "tokens/s", `val/ppl` "val_ppl"."""
+    """The short name of a metric.
+
+    `train/loss` becomes "loss", `speed/step_ms` "ms", `speed/tokens_per_s` "tokens/s" and `val/ppl` "val_ppl".
+    """
     group, _, rest = name.partition("/")
     if group == "speed":
         return "ms" if rest == "step_ms" else rest.replace("_per_s", "/s")
@@ -51,7 +55,7 @@ def short_name(name: str) -> str:
 
 
 def short_figure(value: Any) -> Any:
-    """Three significant digits, or all digits of the whole part where it has more."""
+    """A number with three significant digits, or with all digits of the integer part if those are more."""
     if not isinstance(value, float):
         return value
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"

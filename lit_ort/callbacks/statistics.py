@@ -1,4 +1,4 @@
-"""What a training run costs: the time of a step, the items a second, the memory."""
+"""The cost of a training run: time per step, items per second, memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lit_ort.callbacks.memory import MIB, peak_rss_bytes, reset_peak_rss
 
 
 def first_dimension(batch: Any) -> int:
-    """Items of a batch where the first dimension counts them: the length of the first tensor found in it."""
+    """The number of items in a batch: the length of the first dimension of its first tensor."""
     if isinstance(batch, Tensor):
         return batch.shape[0] if batch.ndim else 1
     inner = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (list, tuple)) else ()
@@ -28,14 +28,18 @@ def first_dimension(batch: Any) -> int:
 
 @dataclass(frozen=True)
 class StepSummary:
-    """A whole run's figures. The first step is left out of the medians and the total: it holds the compilation.
+    """The measurements of a whole run. Medians and mean exclude the first step, which includes the compilation.
 
-    steps: training batches run. first_step_s: from the start of fit to the end of its first batch.
-    step_ms_median, step_ms_mean: a batch from on_train_batch_start to on_train_batch_end; no data loading, validation
-        or checkpoint is in it. items_per_s: the median of each batch's items over its time. item: what was counted.
-    peak_mib: the most resident memory of the process during fit; peak_above_start_mib: the same less what it held when
-        fit began. Both are None where the system does not say.
-    started_unix_s: when fit began.
+    Args:
+        steps: the number of training batches.
+        first_step_s: seconds from the start of fit to the end of its first batch.
+        step_ms_median, step_ms_mean: milliseconds of a batch from on_train_batch_start to on_train_batch_end, without
+            data loading, validation and checkpoints.
+        items_per_s: the median of a batch's items divided by its time.
+        item: the name of the items.
+        peak_mib: the peak resident memory of the process during fit; None if the system doesn't report it.
+        peak_above_start_mib: the same minus the resident memory at the start of fit.
+        started_unix_s: when fit began, as a Unix time.
     """
 
     steps: int
@@ -50,24 +54,26 @@ class StepSummary:
 
 
 class StepStatistics(Callback):
-    """Measures training steps; logs the last `window` of them whenever the trainer logs, and shows it in the bar.
+    """Measures training steps, and logs medians over the last `window` steps whenever the trainer logs.
 
-    window: batches behind the logged median and rate.
-    item: the name of what `count_items` counts, such as "tokens".
-    count_items: items of a batch; `first_dimension` counts samples. Where several processes have batches of their
-        own, each has as many.
+    It logs speed/step_ms and speed/<item>_per_s (medians, also in the progress bar), speed/first_step_s (once) and
+    memory/peak_mib. It reads clocks and one line of /proc, but no tensor.
 
-    Logs speed/step_ms and speed/<item>_per_s (medians over the window), speed/first_step_s (once) and memory/peak_mib.
-    Reads clocks and one line of /proc, never a tensor.
+    Args:
+        window: the number of batches in the logged medians.
+        item: the name of the items that `count_items` counts, such as "tokens".
+        count_items: returns the number of items in a batch; `first_dimension` counts samples. If several processes have
+            different batches, each is assumed to have as many.
 
-    Raises ValueError if `window` is below 1.
+    Raises:
+        ValueError: `window` is below 1.
     """
 
     def __init__(
         self, window: int = 50, item: str = "samples", count_items: Callable[[Any], int] = first_dimension
     ) -> None:
         if window < 1:
-            raise ValueError(f"window={window}: must be at least 1 batch. Give such a number, or leave it out.")
+            raise ValueError(f"window={window}: must be at least 1 batch. Pass such a number, or leave it out.")
         self.window = window
         self.item = item
         self.count_items = count_items
@@ -87,7 +93,7 @@ class StepStatistics(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        # Here and not in on_fit_start, which comes after the strategy's own set-up.
+        # Not in on_fit_start, which comes after the strategy's setup.
         self._forget()
         self._fit_start_s = time.perf_counter()
         self._started_unix_s = time.time()
@@ -108,10 +114,10 @@ class StepStatistics(Callback):
         else:
             step_s = now_s - self._batch_start_s
             self._step_s.append(step_s)
-            # Processes with batches of their own; those of one pipeline have the same ones.
+            # The number of processes with different batches; the processes of one pipeline have the same ones.
             replicas = (trainer.distributed_sampler_kwargs or {}).get("num_replicas", 1)
             self._rates.append(self.count_items(batch) * replicas / step_s)
-        # Between the logger's steps the bar is brought up to date too, seldom enough to cost nothing.
+        # The bar is also updated between the steps of the logger, but rarely, as it takes time.
         every = trainer.log_every_n_steps  # pyright: ignore[reportAttributeAccessIssue] (set by a connector)
         if self._step_s and (trainer.global_step % every == 0 or self._steps % 10 == 0):
             self._log_window(pl_module)
@@ -129,7 +135,7 @@ class StepStatistics(Callback):
         self._peak_rss = peak_rss_bytes()
 
     def summary(self) -> StepSummary:
-        """The figures of the last fit."""
+        """The measurements of the last fit."""
         total_s = sum(self._step_s)
         peak, start = self._peak_rss, self._start_rss
         return StepSummary(

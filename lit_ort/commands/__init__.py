@@ -1,1 +1,1 @@
-"""What `lit-ort` runs: a command a file, with its arguments."""
+"""The commands of `lit-ort`, one per file."""

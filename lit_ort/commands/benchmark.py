@@ -1,8 +1,8 @@
-"""Measures a step of your own in eager, inductor and ONNX Runtime.
+"""Measures your own training step in eager, inductor and ONNX Runtime.
 
 lit-ort benchmark my_package.my_module:make --rounds 20
 
-`make` takes no arguments and returns a module and a batch, as `lit_ort.benchmark` takes them.
+`make` has no arguments and returns a module and a batch for `lit_ort.benchmark`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lit_ort.benchmark.result import BASELINES
 from lit_ort.benchmark.run import benchmark
-from lit_ort.commands.target import add_target, made
+from lit_ort.commands.target import add_target, module_and_batch
 from lit_ort.errors import OptionsError
 from lit_ort.options import BF16_MIXED, FLOAT32, ORTOptions
 
@@ -27,17 +27,15 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--rounds", type=int, default=10, help="timed steps of each baseline")
     parser.add_argument("--baselines", nargs="+", default=list(BASELINES), choices=BASELINES)
     parser.add_argument("--precision", default=FLOAT32, choices=(FLOAT32, BF16_MIXED))
-    parser.add_argument("--clip", type=float, help="the largest norm of the gradients")
-    parser.add_argument("--json", type=Path, help="a file for everything that was measured")
-    given = parser.parse_args(arguments)
+    parser.add_argument("--clip", type=float, help="the maximum norm of the gradients")
+    parser.add_argument("--json", type=Path, help="a file for all measurements")
+    args = parser.parse_args(arguments)
     try:
-        module, batch = made(given.target)
-        options = ORTOptions(precision=given.precision)
-        result = benchmark(
-            module, batch, rounds=given.rounds, baselines=given.baselines, options=options, clip=given.clip
-        )
+        module, batch = module_and_batch(args.target)
+        options = ORTOptions(precision=args.precision)
+        result = benchmark(module, batch, rounds=args.rounds, baselines=args.baselines, options=options, clip=args.clip)
     except OptionsError as error:
         parser.error(str(error))
     print(result)
-    if given.json is not None:
-        given.json.write_text(json.dumps(result.as_dict()) + "\n")
+    if args.json is not None:
+        args.json.write_text(json.dumps(result.as_dict()) + "\n")

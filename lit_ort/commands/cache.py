@@ -1,4 +1,4 @@
-"""Looks after the folder of `cache_dir`.
+"""Lists or clears the folder of `cache_dir`.
 
 lit-ort cache list DIR
 lit-ort cache clear DIR
@@ -17,21 +17,21 @@ from lit_ort.backend.cache.store import own_files
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog="lit-ort cache", description="Looks after the folder of cache_dir.")
+    parser = argparse.ArgumentParser(prog="lit-ort cache", description="Lists or clears the folder of cache_dir.")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("list", help="tell each compiled graph, its size and age")
-    commands.add_parser("clear", help="remove every compiled graph, and nothing else")
+    commands.add_parser("list", help="list the compiled graphs with their size and age")
+    commands.add_parser("clear", help="remove all compiled graphs, and no other files")
     for command in commands.choices.values():
         command.add_argument("dir", type=Path)
-    given = parser.parse_args(arguments)
-    folder = given.dir.expanduser()
+    args = parser.parse_args(arguments)
+    folder = args.dir.expanduser()
     if not folder.is_dir():
-        sys.exit(f"error: {folder} is no folder. Give the one that cache_dir named.")
-    print("\n".join(listed(folder)) if given.command == "list" else clear(folder))
+        sys.exit(f"error: {folder} is not a folder. Pass the folder of cache_dir.")
+    print("\n".join(listed(folder)) if args.command == "list" else clear(folder))
 
 
 def listed(folder: Path) -> list[str]:
-    """A line for every entry, the latest first, and one for all."""
+    """One line per entry, the latest first, and a line with the total."""
     entries = sorted(((path.stat(), path) for path in own_files(folder)), key=lambda entry: -entry[0].st_mtime)
     lines = [
         f"{path.name[:12]}  {_size(stat.st_size):>9}  {_age(time.time() - stat.st_mtime):>8}  {_content(path)}"
@@ -41,14 +41,14 @@ def listed(folder: Path) -> list[str]:
 
 
 def clear(folder: Path) -> str:
-    """Removes what a cache wrote to `folder`. Other files stay, and so does the folder."""
+    """Removes the files that a cache wrote to a folder. Other files and the folder stay."""
     files = list(own_files(folder))
     size = sum(path.stat().st_size for path in files)
     for path in files:
         path.unlink(missing_ok=True)
     others = sum(1 for _ in folder.iterdir())
-    left = f"; left {others} others" if others else ""
-    return f"removed {len(files)} graphs, {_size(size)}{left}"
+    kept = f"; kept {others} other files" if others else ""
+    return f"removed {len(files)} graphs, {_size(size)}{kept}"
 
 
 def _content(path: Path) -> str:

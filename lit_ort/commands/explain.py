@@ -1,8 +1,8 @@
-"""Runs a training step of your own once and says what ran where, and why not.
+"""Runs your own training step once, and shows what ran in ONNX Runtime, what did not, and why.
 
 lit-ort explain my_package.my_module:make --details
 
-`make` takes no arguments and returns a module and a batch, as `lit_ort.benchmark` takes them.
+`make` has no arguments and returns a module and a batch for `lit_ort.benchmark`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from lit_ort.backend.backend import ORTBackend
 from lit_ort.backend.inspect import explain
 from lit_ort.benchmark.result import ORT
 from lit_ort.benchmark.steps import Runner, Workload
-from lit_ort.commands.target import add_target, made
+from lit_ort.commands.target import add_target, module_and_batch
 from lit_ort.errors import LitOrtError
 from lit_ort.options import BF16_MIXED, FLOAT32, ORTOptions
 
@@ -26,12 +26,12 @@ def main(arguments: Sequence[str]) -> None:
     add_target(parser)
     parser.add_argument("--details", action="store_true", help="every graph's inputs, memory, operators and passes")
     parser.add_argument("--precision", default=FLOAT32, choices=(FLOAT32, BF16_MIXED))
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     try:
-        module, batch = made(given.target)
-        backend = ORTBackend(ORTOptions(precision=given.precision))
-        Runner(ORT, Workload(module, batch), given.precision == BF16_MIXED, backend).step()
+        module, batch = module_and_batch(args.target)
+        backend = ORTBackend(ORTOptions(precision=args.precision))
+        Runner(ORT, Workload(module, batch), args.precision == BF16_MIXED, backend).step()
     except LitOrtError as error:
         parser.error(str(error))
     explanation = explain(backend)
-    print(explanation.details() if given.details else explanation)
+    print(explanation.details() if args.details else explanation)

@@ -1,8 +1,8 @@
-"""Writes a module of your own as an ONNX file, compared with the module.
+"""Exports your own module as an ONNX file, and compares the file's results with the module's.
 
 lit-ort export my_package.my_module:make model.onnx
 
-`make` takes no arguments and returns a module and a batch, as `lit_ort.export` takes them.
+`make` has no arguments and returns a module and a batch for `lit_ort.export`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from lit_ort.commands.target import add_target, made
+from lit_ort.commands.target import add_target, module_and_batch
 from lit_ort.errors import LitOrtError
 from lit_ort.export.call import FORWARD, STEPS
 from lit_ort.export.export import BFLOAT16, FLOAT16, INT8, OPSET, export
@@ -23,24 +23,24 @@ def main(arguments: Sequence[str]) -> None:
     add_target(parser)
     parser.add_argument("path", metavar="FILE", help="the file to write")
     parser.add_argument("--step", default=FORWARD, choices=STEPS)
-    parser.add_argument("--fixed", action="store_true", help="keep the batch's sizes instead of letting them change")
+    parser.add_argument("--fixed", action="store_true", help="use the sizes of the batch instead of dynamic sizes")
     parser.add_argument("--opset", type=int, default=OPSET)
-    parser.add_argument("--half", choices=(FLOAT16, BFLOAT16), help="keep weights in 16 bits")
+    parser.add_argument("--half", choices=(FLOAT16, BFLOAT16), help="store weights in 16 bits")
     parser.add_argument("--quantize", choices=(INT8,), help="compute products with weights in 8 bits")
     parser.add_argument("--tolerance", type=float, help="the largest relative error to accept")
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     try:
-        module, batch = made(given.target)
+        module, batch = module_and_batch(args.target)
         exported = export(
             module,
-            given.path,
+            args.path,
             batch,
-            step=given.step,
-            dynamic=not given.fixed,
-            opset=given.opset,
-            half=given.half,
-            quantize=given.quantize,
-            tolerance=given.tolerance,
+            step=args.step,
+            dynamic=not args.fixed,
+            opset=args.opset,
+            half=args.half,
+            quantize=args.quantize,
+            tolerance=args.tolerance,
         )
     except LitOrtError as error:
         parser.error(str(error))

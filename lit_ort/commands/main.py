@@ -1,4 +1,4 @@
-"""`lit-ort`: one program for training, comparing, measuring, explaining, exporting and the cache of compiled graphs."""
+"""The program `lit-ort`: trains, compares, benchmarks, explains and exports models, and manages the cache."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "export": export.main,
     "cache": cache.main,
 }
-# Programs of the `tasks` extra. They run as the main module, by whose name Lightning
-# starts a run's other processes.
+# Programs of the `tasks` extra. They run as the main module, because Lightning starts the other processes of a run by
+# the name of the main module.
 PROGRAMS = {name: f"lit_ort_tasks.commands.{name}" for name in ("train", "compare")}
-# One package of the extra stands for all of it.
+# If this package of the extra is installed, the extra is.
 PACKAGE_OF_TASKS = "hydra"
 
 HELP = f"""lit-ort {__version__}: train PyTorch Lightning models through ONNX Runtime
@@ -27,19 +27,19 @@ HELP = f"""lit-ort {__version__}: train PyTorch Lightning models through ONNX Ru
   lit-ort train strategy=ort               train a task; NAME=VALUE sets the configuration  [tasks]
   lit-ort compare strategies=[eager,ort]   train a task with each strategy and report       [tasks]
   lit-ort benchmark MODULE:FUNCTION        time your own step in eager, inductor and ort
-  lit-ort explain MODULE:FUNCTION          run your own step once and say what ran where
+  lit-ort explain MODULE:FUNCTION          run your own step once and show what ran where
   lit-ort export MODULE:FUNCTION FILE      write your own module as an ONNX file            [export]
   lit-ort cache list|clear FOLDER          list or clear a folder of compiled graphs
 
 MODULE:FUNCTION, such as my_project.model:make, names a function without arguments that returns a module and a batch.
-Each command has --help. [NAME] marks the extra that it needs: pip install "lit_ort[NAME]"."""
+Each command has --help. [NAME] is the extra that a command needs: pip install "lit_ort[NAME]"."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command line.
 
     Args:
-        arguments: without the program's name; None takes those of this process.
+        arguments: the arguments without the program's name; None uses those of this process.
     """
     command, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if command in ("--help", "-h"):
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         run_program(command, rest)
     else:
         known = ", ".join((*PROGRAMS, *COMMANDS))
-        sys.exit(f"error: lit-ort {command}: no such command. Use one of {known}; `lit-ort --help` says more.")
+        sys.exit(f"error: lit-ort {command}: no such command. Use one of {known}; see `lit-ort --help`.")
 
 
 def run_program(command: str, arguments: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""A module and a batch of the user's, by the name of a function that makes them."""
+"""The user's module and batch, from a function that is named on the command line."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from lit_ort.errors import OptionsError
 
 
 def add_target(parser: ArgumentParser) -> None:
-    """Adds the argument that `made` takes."""
-    parser.add_argument("target", metavar="MODULE:FUNCTION", help="takes no arguments and returns a module and a batch")
+    """Adds the argument with the function's name to a parser."""
+    parser.add_argument("target", metavar="MODULE:FUNCTION", help="has no arguments and returns a module and a batch")
 
 
-def made(name: str) -> tuple[nn.Module, Any]:
-    """What a function returns, by `package.module:function`, the current folder's modules among them.
+def module_and_batch(name: str) -> tuple[nn.Module, Any]:
+    """Calls a function `package.module:function`, which can be in a module of the current folder.
 
     Raises:
-        OptionsError: there is none of that name, or it returns something else than a module and a batch.
+        OptionsError: there is no such function, or it doesn't return a module and a batch.
     """
     module, _, function = name.partition(":")
     sys.path.insert(0, str(Path.cwd()))
@@ -30,7 +30,7 @@ def made(name: str) -> tuple[nn.Module, Any]:
         make = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         raise OptionsError(
-            f"{name} names no function: {error}. Write package.module:function, as in my_project.model:make."
+            f"{name} does not name a function: {error}. Write package.module:function, as in my_project.model:make."
         ) from error
     result = make()
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], nn.Module)):

@@ -1,4 +1,4 @@
-"""Where the time of steps goes: ONNX Runtime's own kernels, torch nodes in its sessions, or eager PyTorch."""
+"""Measures where the time of steps goes: ONNX Runtime's own kernels, torch nodes in its sessions, or eager PyTorch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 @dataclasses.dataclass
 class Clock:
-    """Seconds since the first run.
+    """Seconds since the first run, by part.
 
     Attributes:
-        sessions: of runs of sessions, their torch nodes included.
-        torch_nodes: of the torch nodes in them.
-        eager: of the forwards of graphs that run in eager PyTorch.
+        sessions: seconds in runs of sessions, including their torch nodes.
+        torch_nodes: seconds in the torch nodes of sessions.
+        eager: seconds in the forwards of graphs that run in eager PyTorch.
     """
 
     sessions: float = 0.0
@@ -33,7 +33,7 @@ class Clock:
             setattr(self, part, getattr(self, part) + time.perf_counter() - start)
 
     def node(self, function: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
-        """A torch node's function that adds its time."""
+        """Wraps a torch node's function to add its time."""
 
         def timed(*args: Any) -> Sequence[Any]:
             start = time.perf_counter()
@@ -46,7 +46,7 @@ class Clock:
 
     @property
     def shares(self) -> dict[str, float] | None:
-        """The share of each in all of it, or None before the first run."""
+        """The share of each part in the total, or None before the first run."""
         total = self.sessions + self.eager
         if not total:
             return None

@@ -1,4 +1,4 @@
-"""Reports of one graph's compilation, as plain data."""
+"""Reports of compilation as plain data: graphs and their passes, graph breaks, recompiles, functions in eager."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 
 @dataclasses.dataclass(frozen=True)
 class PassReport:
-    """Outcome of one fusion or pass on one graph.
+    """The result of one fusion or pass on one graph.
 
     Args:
-        name: the pass.
-        fired: how many places it rewrote.
-        declined: places that have its shape but break its rule, each with the reason.
+        name: the pass's name.
+        fired: the number of matches that it rewrote.
+        declined: for each match that it did not rewrite, the reason.
     """
 
     name: str
@@ -25,28 +25,28 @@ class PassReport:
 
 @dataclasses.dataclass(frozen=True)
 class GraphReport:
-    """One graph at one signature.
+    """The report of one graph at one signature.
 
     Args:
-        name: what was compiled, such as `training_step`.
+        name: the graph's name: the step's name with a number, such as `training_step_0`.
         kind: `fused`, `split`, `forward` or `eager`.
-        inputs: number of tensor inputs.
-        wants_gradient: number of inputs that get gradients.
+        inputs: the number of tensor inputs.
+        wants_gradient: the number of inputs that receive gradients.
         shapes: name, dtype and shape of the inputs that are not parameters or buffers.
-        operators_before: operator counts as captured, forward only.
-        operators_after: operator counts of what runs.
-        passes: report of every pass, in order.
-        seconds: time from graph to session.
+        operators_before: operator counts of the captured graph, which is the forward only.
+        operators_after: operator counts of the ONNX models that run.
+        passes: the reports of all fusions and passes, in order.
+        seconds: the time from the graph to its sessions.
         fallback: why the graph runs in eager, or None.
         engine: the build of ONNX Runtime that runs it.
         cache: with a `cache_dir`, whether the graph was `read` from it, was `written`, or was not kept and why.
-        precision: what its nodes compute in.
-        peak_bytes: the most that values of one run hold at a time beside its inputs, gradients included, as planned.
+        precision: the precisions of its nodes.
+        peak_bytes: the planned peak memory of one run, with gradients and without inputs.
         torch_operators: counts of the operators that torch nodes call.
-        verified: how many of its runs were compared with eager.
+        verified: the number of its runs that were compared with eager.
         worst: the largest relative errors of the last comparison, as `gradient of head.weight 2.1e-07`.
-        speed: why a step of the graph takes as long as in eager, or longer; None where something in it is faster.
-        fixed_sizes: why the graph is compiled for these sizes only, where Dynamo left some open.
+        speed: why a step of the graph takes as long as in eager, or longer; None if something in it is faster.
+        fixed_sizes: why the graph is compiled for these sizes only, although Dynamo made some symbolic.
     """
 
     name: str
@@ -71,7 +71,7 @@ class GraphReport:
 
     @property
     def head(self) -> str:
-        """One line of it."""
+        """The report in one line."""
         counts = f"{self.inputs} inputs, {self.wants_gradient} gradients"
         return f"{self.name}: {self.kind}, {counts}, {self.precision}, {self.seconds:.1f} s"
 
@@ -199,6 +199,6 @@ def _counts(operators: dict[str, int] | Iterable[tuple[str, int]]) -> str:
 
 
 def describe(name: str, tensor: torch.Tensor, changing: Collection[int] = ()) -> str:
-    """Name, type and shape of an input, for reports; `any` for the sizes that change."""
+    """The name, dtype and shape of an input, with `any` for dynamic sizes."""
     sizes = ["any" if k in changing else str(size) for k, size in enumerate(tensor.shape)]
     return f"{name} {str(tensor.dtype).removeprefix('torch.')}[{', '.join(sizes)}]"

@@ -1,4 +1,4 @@
-"""Lightning's side: one strategy a file, and their names in Lightning's registries."""
+"""The Lightning strategies, one per file, and their registration with Lightning."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _DESCRIPTIONS = {
     "ORTStrategy": "One device, steps through ONNX Runtime",
     "ORTDDPStrategy": "Several processes, steps through ONNX Runtime, gradients combined by DistributedDataParallel",
     "ORTPipelineStrategy": "A model in stages on several processes, each stage through ONNX Runtime",
-    "ORTTensorStrategy": "Parts of every large layer on several processes, steps through ONNX Runtime",
-    "ORTZero1Strategy": "As ort_ddp, with the optimizer's state sharded among the processes",
+    "ORTTensorStrategy": "Large layers sharded over several processes, steps through ONNX Runtime",
+    "ORTZero1Strategy": "As ort_ddp, with the optimizer's state sharded over the processes",
 }
 
 
 def register() -> None:
-    """Makes the strategies known to `lightning.pytorch`, and to `pytorch_lightning` once that is imported.
+    """Registers the strategies with `lightning.pytorch`, and with `pytorch_lightning` once that is imported.
 
-    Importing it here would turn the log lines of `lightning` into those of the other package.
+    If `pytorch_lightning` was imported here, Lightning would log under that package's name.
     """
     from lightning.pytorch.strategies import StrategyRegistry
 
@@ -37,7 +37,7 @@ def _register_in_pytorch_lightning() -> None:
     package = importlib.import_module("pytorch_lightning.strategies")
     _register(package.StrategyRegistry, importlib.import_module("lit_ort.strategies.on_pytorch_lightning"))
     for name in _DESCRIPTIONS:
-        # Its Trainer takes instances of the classes above as well: they do all that it asks of a strategy.
+        # Its Trainer then also accepts instances of the classes above, which have everything that it needs.
         package.Strategy.register(globals()[name])
 
 

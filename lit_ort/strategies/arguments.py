@@ -14,5 +14,5 @@ EngineName = Literal["auto", "training", "stock"]
 Schedule = Literal["1f1b", "gpipe", "interleaved"]
 StartMethod = Literal["popen", "spawn", "fork", "forkserver"]
 
-# That of gloo.
+# gloo's default.
 TIMEOUT = timedelta(minutes=30)

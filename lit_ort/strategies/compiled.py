@@ -1,4 +1,4 @@
-"""Steps through any other Dynamo backend: the baseline that `ort` is compared with, under equal conditions."""
+"""A strategy for any other Dynamo backend: the baseline for `ort`, under equal conditions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lit_ort.strategies.mixins import CompiledMixin
 
 
 class CompiledStrategy(CompiledMixin, SingleDeviceStrategy):
-    """Runs every step through `torch.compile(backend=backend)` on one device, as `ORTStrategy` does with its own."""
+    """Runs every step through `torch.compile(backend=backend)` on one device, as `ORTStrategy` does with `ort`."""
 
     strategy_name = "compiled"
 
@@ -27,11 +27,11 @@ class CompiledStrategy(CompiledMixin, SingleDeviceStrategy):
         checkpoint_io: CheckpointIO | None = None,
         precision_plugin: Precision | None = None,
     ) -> None:
-        """Compiles nothing yet.
+        """The arguments besides `backend` are those of Lightning's `SingleDeviceStrategy`.
 
         Args:
             backend: the name of a Dynamo backend, or a backend.
-            device: where the module and its batches are.
+            device: the device of the module and its batches.
             accelerator: as in Lightning's `SingleDeviceStrategy`.
             checkpoint_io: as in Lightning's `SingleDeviceStrategy`.
             precision_plugin: as in Lightning's `SingleDeviceStrategy`.

@@ -1,4 +1,4 @@
-"""`strategy="ort_ddp"`: several processes, each with its part of a batch; gradients are averaged between them."""
+"""`strategy="ort_ddp"`: several processes, each with its part of a batch, average their gradients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lit_ort.strategies.processes import ProcessesMixin
 
 
 class DDPMixin(ProcessesMixin):
-    """Everything of `ORTDDPStrategy` but the package of Lightning's that it comes on."""
+    """The implementation of `ORTDDPStrategy` for both Lightning packages."""
 
     strategy_name = "ort_ddp"
 
@@ -66,51 +66,52 @@ class DDPMixin(ProcessesMixin):
         checkpoint_io: CheckpointIO | None = None,
         precision_plugin: PrecisionPlugin | None = None,
     ) -> None:
-        """`lit_ort.ORTOptions` says more about the arguments from `precision` to `keep_memory`.
+        """`lit_ort.ORTOptions` documents the arguments from `precision` to `keep_memory` in detail.
 
         Args:
-            overlap: cut each step's graph where DistributedDataParallel's buckets end (`bucket_cap_mb`), so that
-                gradients travel during the backward. Off: one graph a step, whose gradients travel after it.
-            adasum: combine gradients by AdaSum instead of averaging them, for a power of two of ranks.
-            find_unused_parameters: a step may leave parameters without a gradient.
-            gradient_as_bucket_view: gradients lie in DistributedDataParallel's buckets instead of beside them.
-            bucket_cap_mb: the size of a bucket, MiB; None takes torch's.
-            static_graph: every step uses the same parameters, in the same way.
-            broadcast_buffers: every forward takes the buffers of rank 0 (torch's `forward_sync_buffers` since 2.13).
-            init_sync: all ranks begin with the parameters of rank 0.
-            skip_all_reduce_unused_params: unused parameters, the same ones on all ranks, don't travel.
-            ddp_comm_state: what a communication hook gets beside a bucket.
-            ddp_comm_hook: what combines the gradients of a bucket instead of the average.
+            overlap: split each step's graph where DistributedDataParallel's buckets end (`bucket_cap_mb`), so that
+                gradients are reduced during the backward. Off: one graph per step, and gradients are reduced after it.
+            adasum: combine gradients by AdaSum instead of averaging them; the number of ranks must be a power of two.
+            find_unused_parameters: allow steps that don't use all parameters.
+            gradient_as_bucket_view: gradients are views of DistributedDataParallel's buckets instead of copies.
+            bucket_cap_mb: the size of a bucket, in MiB; None uses torch's.
+            static_graph: declare that every step uses the same parameters in the same way.
+            broadcast_buffers: every forward uses the buffers of rank 0 (torch's `forward_sync_buffers` since 2.13).
+            init_sync: all ranks start with the parameters of rank 0.
+            skip_all_reduce_unused_params: don't reduce unused parameters, which must be the same ones on all ranks.
+            ddp_comm_state: the state that is passed to the communication hook.
+            ddp_comm_hook: combines the gradients of a bucket instead of the average.
             ddp_comm_wrapper: wraps the hook.
             model_averaging_period: steps between averages of the weights, with torch's post-local SGD hook.
-            precision: what products and attention compute in; the Trainer's precision goes before it.
-            fallback: a graph that can't run through ONNX Runtime runs in PyTorch with a warning, or is an error.
-            verify_first_step: compare each graph's first run with eager, dropout off.
-            verify_every_n_steps: the same at the first and every n-th run.
+            precision: the precision of products and attention; the Trainer's precision overrides it.
+            fallback: a graph that can't run through ONNX Runtime runs in PyTorch with a warning ("warn"), or raises
+                ("error").
+            verify_first_step: compare each graph's first run with eager, with dropout off.
+            verify_every_n_steps: the same for the first and every n-th run.
             verify_tolerance: the largest relative error that verification accepts.
-            recompute: "layers" keeps less of each layer and computes the rest again in the backward; a float of 0 to 1
-                is the share of activation memory to keep.
-            dynamic: one graph for all sizes from the second one on, or one for each size.
-            disable_passes: names of graph passes to leave out.
-            dump_dir: folder that receives the ONNX file of every stage of every graph.
-            cache_dir: folder that keeps compiled graphs for later runs.
-            threads: of a session's operators; None takes torch's number.
+            recompute: "layers" saves fewer tensors of each layer and recomputes the rest in the backward; a float from
+                0 to 1 is the share of activation memory to keep.
+            dynamic: "auto" compiles one graph for all sizes from the second size on, "never" one graph per size.
+            disable_passes: names of fusions and passes to skip.
+            dump_dir: a folder to which every stage of every graph is written.
+            cache_dir: a folder that keeps compiled graphs for later runs.
+            threads: the threads of a session's operators; None uses torch's number.
             allow_spinning: let idle session threads spin.
-            engine: which build of ONNX Runtime runs sessions, `training`, `stock`, or the one that is installed.
+            engine: the build of ONNX Runtime that runs sessions: "training", "stock", or "auto" for the installed one.
             keep_memory: let the C library keep freed memory for the next step.
-            timeout: after which a process that waits for another one gives up.
-            process_group_backend: of torch.distributed; None takes gloo.
+            timeout: how long a process waits for another one.
+            process_group_backend: the backend of torch.distributed; None uses gloo.
             start_method: how Lightning starts the processes; "popen" runs the script again.
-            accelerator: as in Lightning's `DDPStrategy`; the CPU's.
+            accelerator: as in Lightning's `DDPStrategy`; only the CPU's.
             parallel_devices: as in Lightning's `DDPStrategy`, which sets them from the Trainer's devices.
-            cluster_environment: as in Lightning's `DDPStrategy`; what says which ranks there are.
+            cluster_environment: as in Lightning's `DDPStrategy`; it defines the ranks.
             checkpoint_io: as in Lightning's `DDPStrategy`.
             precision_plugin: as in Lightning's `DDPStrategy`, for one of the precisions above.
         """
         require_bool("overlap", overlap)
         require_bool("adasum", adasum)
         if adasum and ddp_comm_hook is not None:
-            raise OptionsError("adasum=True is a ddp_comm_hook, and another one is given. Leave one of them out.")
+            raise OptionsError("adasum=True sets a ddp_comm_hook, and another one is passed. Leave one of them out.")
         self._overlap = overlap
         self._adasum = adasum
         self._is_static = static_graph
@@ -124,7 +125,7 @@ class DDPMixin(ProcessesMixin):
                 verify_tolerance=verify_tolerance,
                 recompute=recompute,
                 dynamic=dynamic,
-                disable_passes=disable_passes,  # pyright: ignore[reportArgumentType] - becomes a tuple there
+                disable_passes=disable_passes,  # pyright: ignore[reportArgumentType] - ORTOptions makes it a tuple
                 dump_dir=dump_dir,
                 cache_dir=cache_dir,
                 threads=threads,
@@ -162,13 +163,13 @@ class DDPMixin(ProcessesMixin):
         if self._is_static and trainer.accumulate_grad_batches != 1:
             raise UnsupportedError(
                 f"static_graph=True with accumulate_grad_batches={trainer.accumulate_grad_batches}: "
-                "DistributedDataParallel fails there, in eager too. Leave static_graph out."
+                "DistributedDataParallel does not support this, in eager either. Leave static_graph out."
             )
         super().setup(trainer)
 
     def configure_ddp(self) -> None:
         super().configure_ddp()
-        # Lightning registers hooks for CUDA only.
+        # Lightning registers communication hooks for CUDA only.
         hook, state, wrapper = (adasum_hook, AdaSum(), None) if self._adasum else self._hook
         if hook is not None:
             self.model.register_comm_hook(state, hook if wrapper is None else wrapper(hook))
@@ -186,7 +187,7 @@ class DDPMixin(ProcessesMixin):
             del module.__dict__["forward"]
             with graphs_of_buckets(wrapper) if self._overlap else graphs_by_bucket(False):
                 result = run(step, *args, **kwargs)
-            if is_manual:  # manual_backward prepares it instead
+            if is_manual:  # manual_backward prepares the reduction
                 prepare_backward_after_forward(wrapper, False)
             return result
 
@@ -202,11 +203,11 @@ class DDPMixin(ProcessesMixin):
 class ORTDDPStrategy(DDPMixin, DDPStrategy):
     """Trains one module in several processes through ONNX Runtime, each with its part of a batch.
 
-    Gradients are averaged by torch's DistributedDataParallel over gloo. Dropout differs between ranks; what else is
-    random, data order too, follows Lightning's DDPStrategy.
+    torch's DistributedDataParallel averages gradients over gloo. Dropout differs between ranks; all other randomness,
+    data order included, is that of Lightning's DDPStrategy.
 
     Raises:
-        OptionsError: a value outside its rule.
-        UnsupportedError: what isn't served: another accelerator, SyncBatchNorm, AdaSum over three ranks ...
-        RankError: a process that could not join the others.
+        OptionsError: an invalid value.
+        UnsupportedError: an unsupported setting: another accelerator, SyncBatchNorm, AdaSum with three ranks ...
+        RankError: a process could not join the others.
     """

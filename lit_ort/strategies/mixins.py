@@ -1,4 +1,4 @@
-"""What the strategies add to those of Lightning, whichever of its two packages these come from."""
+"""The parts of the strategies that are the same for both Lightning packages."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from lit_ort.strategies.steps import CompiledSteps
 from lit_ort.strategies.summary import FitSummary, show
 from lit_ort.strategies.updates import clipping_of, is_from_lightning, reason_against_updates
 
-# Stands before a strategy of either package in the bases of a strategy.
+# The mixins precede a strategy of either package in the bases of a strategy.
 _Base: Any = object
 
-# What of a strategy stays with it: sessions, their memory and compiled code.
+# Attributes that a copy or a pickle of a strategy leaves out: sessions, their memory and compiled code.
 _OF_THIS_PROCESS = frozenset({"_backends", "_fit", "_pool", "_updates", "_steps"})
 
-# What Lightning's plugins call the precisions that options have.
+# The precisions by the names of Lightning's plugins.
 PRECISIONS = {"32-true": FLOAT32, "32": FLOAT32, 32: FLOAT32, "bf16-mixed": BF16_MIXED}
 
 
@@ -52,21 +52,21 @@ class CompiledMixin(_Base):
         raise NotImplementedError
 
     def _log_of_steps(self) -> CompileLog:
-        """What records the compilation of steps."""
+        """The log that records the compilation of steps."""
         return CompileLog()
 
     def step_context(self, kind: str) -> AbstractContextManager[Any]:
-        """What a step of a kind (`train`, `val`, `test`, `predict`) runs in."""
+        """The context of a step of a kind: `train`, `val`, `test` or `predict`."""
         return getattr(self.precision_plugin, f"{kind}_step_context")()
 
     @property
     def checkpoint_io(self) -> Any:
-        chosen = chosen_checkpoint_io(self)
-        if chosen is None:
+        plugin = chosen_checkpoint_io(self)
+        if plugin is None:
             self.checkpoint_io = AtomicCheckpointIO()
-        elif hasattr(chosen, "checkpoint_io"):
-            # A wrapper, such as one that writes in the background, keeps what it has.
-            chosen.checkpoint_io = AtomicCheckpointIO()
+        elif hasattr(plugin, "checkpoint_io"):
+            # A wrapper, such as one that writes in the background; its setter keeps a plugin that is already set.
+            plugin.checkpoint_io = AtomicCheckpointIO()
         return super().checkpoint_io
 
     @checkpoint_io.setter
@@ -79,7 +79,7 @@ class CompiledMixin(_Base):
         assert module is not None
         if is_compiled(module):
             raise UnsupportedError(
-                f"{type(module).__name__} is already compiled by torch.compile, and {type(self).__name__} compiles it "
+                f"{type(module).__name__} is already compiled by torch.compile, but {type(self).__name__} compiles it "
                 "itself. Pass the plain module to the Trainer."
             )
         log = self._log_of_steps()
@@ -111,7 +111,7 @@ class CompiledMixin(_Base):
             return self._run("predict_step", *args, **kwargs)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
-        # Manual optimization calls it within a step: no code of an optimizer's, or of a hook's, belongs into a graph.
+        # Manual optimization calls this within a step: code of an optimizer or of a hook does not belong in a graph.
         module = self.lightning_module
         is_manual = module is not None and not module.automatic_optimization
         call = _untraced if is_manual else _called
@@ -122,22 +122,22 @@ class CompiledMixin(_Base):
         super().teardown()
 
     def _run(self, step: str, *args: Any, **kwargs: Any) -> Any:
-        assert self._steps is not None, "only steps between setup and teardown come here"
+        assert self._steps is not None, "steps are only compiled between setup and teardown"
         return self._steps.run(step, *args, **kwargs)
 
 
 class ORTMixin(CompiledMixin):
-    """Steps through ONNX Runtime; refuses at once what it can't serve.
+    """Runs steps through ONNX Runtime, and rejects unsupported settings when the Trainer is created.
 
     Args:
-        options: of the engine.
-        arguments: of Lightning's strategy, as each strategy's own `__init__` names them.
+        options: the options of the engine.
+        arguments: the arguments of Lightning's strategy.
     """
 
     strategy_name: str
-    # Names of the classes of Lightning's that it computes on.
+    # The class names of the Lightning accelerators that it supports.
     accelerators: tuple[str, ...] = ("CPUAccelerator",)
-    # Lightning's plugin for plain float32, of the package that the strategy comes on.
+    # The plugin for float32 of the strategy's Lightning package.
     precision_class: ClassVar[Any] = Precision
     compile_log: CompileLog
     _generator: torch.Generator | None = None
@@ -152,7 +152,7 @@ class ORTMixin(CompiledMixin):
         self._updates = Updates(self._pool)
         self._warned_of_updates = False
         self._strict = self.options.fallback == "error"
-        # Here, so that the name of a pass that doesn't exist is refused here.
+        # Creating a backend checks the options, such as the names of passes.
         self._backend("training_step")
         super().__init__(**arguments)
 
@@ -163,7 +163,7 @@ class ORTMixin(CompiledMixin):
         return self.compile_log
 
     def step_context(self, kind: str) -> AbstractContextManager[Any]:
-        # Code that looks at the types of its values finds those of eager; graphs are compiled for what is around them.
+        # Code that reads dtypes sees those of eager; graphs are compiled for the autocast around them.
         return autocast_for(self.options.precision, self.root_device)
 
     def _backend(self, step: str) -> ORTBackend:
@@ -172,7 +172,7 @@ class ORTMixin(CompiledMixin):
         return self._backends[step]
 
     def _compute_in(self, precision: str) -> None:
-        """Takes the Trainer's precision; float32, its default, leaves that of the options."""
+        """Sets the Trainer's precision, unless it is float32, the default: then that of the options stays."""
         if precision not in (FLOAT32, self.options.precision):
             self.options = dataclasses.replace(self.options, precision=precision)
             self._backends.clear()
@@ -187,14 +187,14 @@ class ORTMixin(CompiledMixin):
             trainer = self.lightning_module.trainer
             show(trainer, self._fit.lines(trainer.callbacks))
 
-    # Randomness: seeds of sessions come from a generator apart from torch's default one, which data loaders draw from.
-    # It is the same in every process, and each rank takes a stream of its own.
+    # Randomness: a separate generator draws the seeds of sessions, because dataloaders draw from torch's default one.
+    # Its state is the same in every process, and each rank uses a separate stream.
 
     def on_train_start(self) -> None:
         super().on_train_start()
         self._generator = torch.Generator()
         if self._resumed_state is None:
-            # A look at what torch would draw next, which it still draws next: data come in eager's order.
+            # The seed is drawn from a copy of torch's state, so that the order of data is the same as in eager.
             twin = torch.Generator()
             twin.set_state(torch.get_rng_state())
             self._generator.manual_seed(int(torch.randint(2**62, (), generator=twin).item()))
@@ -205,7 +205,7 @@ class ORTMixin(CompiledMixin):
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         start = time.perf_counter()
         self._free_old_gradients()
-        # A loop of somebody's own may take steps before on_train_start().
+        # A custom loop can run steps before on_train_start().
         with nullcontext() if self._generator is None else draw_from(self._generator, self.rank):
             output = super().training_step(*args, **kwargs)
         if self._fit is not None and not self.lightning_module.automatic_optimization:
@@ -214,21 +214,21 @@ class ORTMixin(CompiledMixin):
 
     @property
     def rank(self) -> int:
-        """Of this process among those that train together."""
+        """The rank that the random stream of this process depends on."""
         return 0
 
     def _free_old_gradients(self) -> None:
-        """Does before the step what Lightning does between step and backward.
+        """Frees gradients before the step, which Lightning does between the step and the backward.
 
-        A run computes the new gradients with the loss, and would hold them beside the old ones. Where a hook listens
-        to that moment, it stays where it is.
+        A run computes the new gradients with the loss, so that the old ones would take memory at the same time. If a
+        hook is called at that moment, gradients stay until then.
         """
         module = self.lightning_module
         trainer = module.trainer
         starts = trainer.fit_loop.batch_idx % trainer.accumulate_grad_batches == 0
         if module.automatic_optimization and starts and not _listens_to_zero_grad(module, trainer.callbacks):
             for optimizer in self.optimizers:
-                # Not by `zero_grad`, which Lightning calls once a step; one that does something else has to.
+                # Not through `zero_grad`, which Lightning calls once per step, and which an optimizer can override.
                 if getattr(type(optimizer), "zero_grad", None) is torch.optim.Optimizer.zero_grad:
                     for parameter in _parameters_of(optimizer):
                         parameter.grad = None
@@ -249,13 +249,13 @@ class ORTMixin(CompiledMixin):
             loss = closure()
         if not step.updated:
             return super().optimizer_step(optimizer, lambda: loss, *args, **kwargs)
-        # With no gradients left there is nothing to clip, and a step would be counted all the same. Schedules look at
-        # this to know that one was taken.
+        # The run has used the gradients: there is nothing left to clip, and a second step must not be counted.
+        # Schedulers check this mark for whether a step was taken.
         note_step(optimizer)
         return loss
 
     def _warns_of_updates(self, trainer: Any, optimizer: Any) -> bool:
-        """Whether the optimizer can't step inside a run; says so once."""
+        """Whether the optimizer can't step inside a run, which causes one warning."""
         reason = reason_against_updates(self.lightning_module, trainer, optimizer)
         if reason is not None and not self._warned_of_updates:
             self._warned_of_updates = True
@@ -268,7 +268,7 @@ class ORTMixin(CompiledMixin):
     ) -> None:
         if self._generator is not None:
             checkpoint = {**checkpoint, "lit_ort": {"generator": self._generator.get_state()}}
-        # Lightning builds the whole file in memory, and no step runs meanwhile.
+        # Frees memory for the file, which Lightning builds in memory; no step runs meanwhile.
         self._pool.trim()
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
@@ -277,7 +277,7 @@ class ORTMixin(CompiledMixin):
         self._resumed_state = checkpoint.get("lit_ort", {}).get("generator")
         return checkpoint
 
-    # A Trainer may be copied and pickled, in the middle of a run too. A copy compiles its own graphs.
+    # A Trainer can be copied and pickled, even during a run. A copy compiles its own graphs.
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in super().__getstate__().items() if name not in _OF_THIS_PROCESS}
@@ -287,7 +287,7 @@ class ORTMixin(CompiledMixin):
         self._backends, self._pool, self._steps, self._fit = {}, BufferPool(), None, None
         self._updates = Updates(self._pool)
 
-    # Refusals. Lightning's connector sets these on every strategy when a Trainer is created.
+    # Checks of settings. Lightning's connector sets these attributes on every strategy when a Trainer is created.
 
     @property
     def accelerator(self) -> Any:
@@ -297,12 +297,12 @@ class ORTMixin(CompiledMixin):
     def accelerator(self, accelerator: Any) -> None:
         if accelerator is not None and type(accelerator).__name__ not in self.accelerators:
             raise UnsupportedError(
-                f"accelerator is {type(accelerator).__name__}, and strategy={self.strategy_name!r} takes "
-                f"{' or '.join(self.accelerators)}. Use Trainer(accelerator='cpu', strategy={self.strategy_name!r}), "
+                f"accelerator is {type(accelerator).__name__}, but strategy={self.strategy_name!r} supports "
+                f"{' and '.join(self.accelerators)}. Use Trainer(accelerator='cpu', strategy={self.strategy_name!r}), "
                 "or Lightning's own strategies on this accelerator."
             )
         if type(accelerator).__module__.startswith("pytorch_lightning."):
-            # Its loops ask for classes of their own package, which have the same attributes.
+            # The loops of that package check for its own classes, which have the same attributes.
             from lit_ort.strategies import on_pytorch_lightning
 
             self.__class__ = getattr(on_pytorch_lightning, type(self).__name__, type(self))
@@ -317,11 +317,11 @@ class ORTMixin(CompiledMixin):
         precision = getattr(precision_plugin, "precision", precision_plugin)
         if precision is not None and precision not in PRECISIONS:
             raise UnsupportedError(
-                f"precision={precision!r} is not built for strategy={self.strategy_name!r} yet; it computes in "
+                f"precision={precision!r} is not supported by strategy={self.strategy_name!r} yet; it computes in "
                 "'32-true' or 'bf16-mixed'. Use one of them, or Lightning's own strategies with this precision."
             )
         if type(precision_plugin).__name__ == "MixedPrecision":
-            # It refuses to clip for fused optimizers, and its autocast is that of `step_context`.
+            # Lightning's plugin rejects clipping with fused optimizers, and `step_context` has its autocast.
             precision_plugin = self.precision_class()
             precision_plugin.precision = precision
         super(ORTMixin, type(self)).precision_plugin.fset(self, precision_plugin)

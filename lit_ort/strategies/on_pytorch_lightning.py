@@ -15,36 +15,36 @@ from lit_ort.strategies.zero1 import Zero1Mixin
 
 
 class SharedNormPrecision(SharedNormClipping, Precision):
-    """As `lit_ort.distributed.clipping.SharedNormPrecision`, which `pytorch_lightning` would not let clip."""
+    """As `lit_ort.distributed.clipping.SharedNormPrecision`, for `pytorch_lightning`, which would not let that clip."""
 
 
 class ORTStrategy(SingleDeviceMixin, SingleDeviceStrategy):
-    """As `lit_ort.ORTStrategy`, on `pytorch_lightning`'s classes."""
+    """As `lit_ort.ORTStrategy`, based on the classes of `pytorch_lightning`."""
 
     precision_class = Precision
 
 
 class ORTDDPStrategy(DDPMixin, DDPStrategy):
-    """As `lit_ort.ORTDDPStrategy`, on `pytorch_lightning`'s classes."""
+    """As `lit_ort.ORTDDPStrategy`, based on the classes of `pytorch_lightning`."""
 
     precision_class = Precision
 
 
 class ORTZero1Strategy(Zero1Mixin, DDPStrategy):
-    """As `lit_ort.ORTZero1Strategy`, on `pytorch_lightning`'s classes."""
+    """As `lit_ort.ORTZero1Strategy`, based on the classes of `pytorch_lightning`."""
 
     precision_class = Precision
 
 
 class ORTPipelineStrategy(PipelineMixin, Unwrapped, DDPStrategy):
-    """As `lit_ort.ORTPipelineStrategy`, on `pytorch_lightning`'s classes."""
+    """As `lit_ort.ORTPipelineStrategy`, based on the classes of `pytorch_lightning`."""
 
     precision_class = Precision
     shared_norm_class = SharedNormPrecision
 
 
 class ORTTensorStrategy(TensorMixin, Unwrapped, DDPStrategy):
-    """As `lit_ort.ORTTensorStrategy`, on `pytorch_lightning`'s classes."""
+    """As `lit_ort.ORTTensorStrategy`, based on the classes of `pytorch_lightning`."""
 
     precision_class = Precision
     shared_norm_class = SharedNormPrecision

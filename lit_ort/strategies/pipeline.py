@@ -1,4 +1,4 @@
-"""`strategy="ort_pipeline"`: a model in stages, each on a process of its own; micro-batches go through them."""
+"""`strategy="ort_pipeline"`: the stages of a model on several processes, which micro-batches pass through."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from lit_ort.strategies.processes import ProcessesMixin, Unwrapped, take_from_fi
 
 
 class PipelineMixin(ProcessesMixin):
-    """Everything of `ORTPipelineStrategy` but the package of Lightning's that it comes on."""
+    """The implementation of `ORTPipelineStrategy` for both Lightning packages."""
 
     strategy_name = "ort_pipeline"
     shared_norm_class: ClassVar[type[SharedNormClipping]] = SharedNormPrecision
@@ -73,34 +73,35 @@ class PipelineMixin(ProcessesMixin):
         checkpoint_io: CheckpointIO | None = None,
         precision_plugin: PrecisionPlugin | None = None,
     ) -> None:
-        """`lit_ort.ORTOptions` says more about the arguments from `precision` to `keep_memory`.
+        """`lit_ort.ORTOptions` documents the arguments from `precision` to `keep_memory` in detail.
 
         Args:
-            schedule: "1f1b" (one forward and one backward in turn, which keeps the least), "gpipe" (all forwards, then
-                all backwards), or "interleaved" (1f1b with several stages a process).
-            micro_batches: parts of a batch that go through the stages one after the other.
-            pipeline_size: processes of one pipeline; None takes all.
-            precision: what products and attention compute in; the Trainer's precision goes before it.
-            fallback: a graph that can't run through ONNX Runtime runs in PyTorch with a warning, or is an error.
-            verify_first_step: compare each graph's first run with eager, dropout off.
-            verify_every_n_steps: the same at the first and every n-th run.
+            schedule: "1f1b" (alternates forwards and backwards, with the least memory), "gpipe" (all forwards, then all
+                backwards), or "interleaved" (1f1b with several stages per process).
+            micro_batches: the number of parts of a batch, which pass through the stages one after the other.
+            pipeline_size: the number of processes of one pipeline; None uses all.
+            precision: the precision of products and attention; the Trainer's precision overrides it.
+            fallback: a graph that can't run through ONNX Runtime runs in PyTorch with a warning ("warn"), or raises
+                ("error").
+            verify_first_step: compare each graph's first run with eager, with dropout off.
+            verify_every_n_steps: the same for the first and every n-th run.
             verify_tolerance: the largest relative error that verification accepts.
-            recompute: "layers" keeps less of each layer and computes the rest again in the backward; a float of 0 to 1
-                is the share of activation memory to keep.
-            dynamic: one graph for all sizes from the second one on, or one for each size.
-            disable_passes: names of graph passes to leave out.
-            dump_dir: folder that receives the ONNX file of every stage of every graph.
-            cache_dir: folder that keeps compiled graphs for later runs.
-            threads: of a session's operators; None takes torch's number.
+            recompute: "layers" saves fewer tensors of each layer and recomputes the rest in the backward; a float from
+                0 to 1 is the share of activation memory to keep.
+            dynamic: "auto" compiles one graph for all sizes from the second size on, "never" one graph per size.
+            disable_passes: names of fusions and passes to skip.
+            dump_dir: a folder to which every stage of every graph is written.
+            cache_dir: a folder that keeps compiled graphs for later runs.
+            threads: the threads of a session's operators; None uses torch's number.
             allow_spinning: let idle session threads spin.
-            engine: which build of ONNX Runtime runs sessions, `training`, `stock`, or the one that is installed.
+            engine: the build of ONNX Runtime that runs sessions: "training", "stock", or "auto" for the installed one.
             keep_memory: let the C library keep freed memory for the next step.
-            timeout: after which a process that waits for another one gives up.
-            process_group_backend: of torch.distributed; None takes gloo.
+            timeout: how long a process waits for another one.
+            process_group_backend: the backend of torch.distributed; None uses gloo.
             start_method: how Lightning starts the processes; "popen" runs the script again.
-            accelerator: as in Lightning's `DDPStrategy`; the CPU's.
+            accelerator: as in Lightning's `DDPStrategy`; only the CPU's.
             parallel_devices: as in Lightning's `DDPStrategy`, which sets them from the Trainer's devices.
-            cluster_environment: as in Lightning's `DDPStrategy`; what says which ranks there are.
+            cluster_environment: as in Lightning's `DDPStrategy`; it defines the ranks.
             checkpoint_io: as in Lightning's `DDPStrategy`.
             precision_plugin: as in Lightning's `DDPStrategy`, for one of the precisions above.
         """
@@ -119,7 +120,7 @@ class PipelineMixin(ProcessesMixin):
                 verify_tolerance=verify_tolerance,
                 recompute=recompute,
                 dynamic=dynamic,
-                disable_passes=disable_passes,  # pyright: ignore[reportArgumentType] - becomes a tuple there
+                disable_passes=disable_passes,  # pyright: ignore[reportArgumentType] - ORTOptions makes it a tuple
                 dump_dir=dump_dir,
                 cache_dir=cache_dir,
                 threads=threads,
@@ -137,14 +138,14 @@ class PipelineMixin(ProcessesMixin):
             precision_plugin=precision_plugin,
         )
 
-    # Who has what.
+    # The stages and batches of each process.
 
     def setup_distributed(self) -> None:
         ranks = self.num_nodes * self.num_processes
         size = self._pipeline_size or ranks
         if ranks % size:
             raise UnsupportedError(
-                f"pipeline_size={size} doesn't divide the {ranks} processes into pipelines. Give a number that does."
+                f"pipeline_size={size} doesn't divide the {ranks} processes into pipelines. Pass a divisor of {ranks}."
             )
         super().setup_distributed()
         mesh = init_device_mesh(self.root_device.type, (ranks // size, size), mesh_dim_names=("replicas", "stages"))
@@ -178,7 +179,7 @@ class PipelineMixin(ProcessesMixin):
         self.precision_plugin = self.shared_norm_class(self.precision_plugin.precision, self.placement.group)
         take_from_first(self.lightning_module, self.placement.replicas)
 
-    # A step itself is plain Python; what it calls of a pipeline is compiled, stage by stage.
+    # A step itself is plain Python; the stages that it calls are compiled.
 
     def _run(self, step: str, *args: Any, **kwargs: Any) -> Any:
         with dynamo_settings(step, self._strict, compile_log=self.compile_log):
@@ -187,7 +188,7 @@ class PipelineMixin(ProcessesMixin):
     def _compiled(self, stage: nn.Module, name: str) -> Callable[..., Any]:
         return torch.compile(stage, backend=self._backend(name))
 
-    # Checkpoints are those of one process.
+    # Checkpoints have the form of a single process.
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         own = super().lightning_module_state_dict()
@@ -210,25 +211,26 @@ class PipelineMixin(ProcessesMixin):
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         own = [merged_state.names_by_group(optimizer, self.lightning_module) for optimizer in self.optimizers]
-        of_all: list[Any] = [None] * self.placement.size
-        dist.all_gather_object(of_all, own, group=self.placement.group)
+        gathered: list[Any] = [None] * self.placement.size
+        dist.all_gather_object(gathered, own, group=self.placement.group)
         states = [
-            merged_state.part_of_optimizer(state, merged_state.merged_names([names[k] for names in of_all]), own[k])
+            merged_state.part_of_optimizer(state, merged_state.merged_names([names[k] for names in gathered]), own[k])
             for k, state in enumerate(checkpoint["optimizer_states"])
         ]
         super().load_optimizer_state_dict({"optimizer_states": states})
 
 
 class ORTPipelineStrategy(PipelineMixin, Unwrapped, DDPStrategy):
-    """Trains a module whose `configure_model` makes a `lit_ort.Pipeline`: each process keeps some of its stages.
+    """Trains a module whose `configure_model` creates a `lit_ort.Pipeline`: each process has some of its stages.
 
-    With more processes than a pipeline has, there are several pipelines, whose gradients are averaged. Checkpoints are
-    those of one process, and are read by any strategy. Every process of a pipeline reads the same batches.
+    If there are more processes than `pipeline_size`, there are several pipelines, whose gradients are averaged.
+    Checkpoints have the form of a single process, and any strategy can read them. Every process of a pipeline reads the
+    same batches.
 
     Raises:
-        OptionsError: a value outside its rule.
-        UnsupportedError: stages that the processes can't share, parameters outside of stages ...
-        RankError: a process that could not join the others.
+        OptionsError: an invalid value.
+        UnsupportedError: stages that can't be divided among the processes, parameters outside of stages ...
+        RankError: a process could not join the others.
     """
 
 
@@ -237,13 +239,13 @@ def _require_stages(module: nn.Module) -> None:
     inside = tuple(f"{name}." for name, _ in pipelines)
     outside = [name for name, _ in module.named_parameters() if not name.startswith(inside)]
     if not pipelines or outside:
-        problem = f"{outside[0]} is outside of its stages" if pipelines else "it makes none"
+        problem = f"{outside[0]} is outside of its stages" if pipelines else "it creates none"
         raise UnsupportedError(
-            f"strategy='ort_pipeline' trains the stages of a lit_ort.Pipeline that {type(module).__name__} makes in "
-            f"configure_model, and {problem}. Put all parameters into stages, or use strategy='ort_ddp'."
+            f"strategy='ort_pipeline' trains the stages of a lit_ort.Pipeline that {type(module).__name__} creates in "
+            f"configure_model, but {problem}. Put all parameters into stages, or use strategy='ort_ddp'."
         )
     if any(part.placement is None for _, part in pipelines):
         raise UnsupportedError(
-            f"{type(module).__name__} makes its lit_ort.Pipeline outside of configure_model, so that every process has "
-            "all stages. Make it there."
+            f"{type(module).__name__} creates its lit_ort.Pipeline outside of configure_model, so that every process "
+            "has all stages. Create it in configure_model."
         )

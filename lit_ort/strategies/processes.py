@@ -1,4 +1,4 @@
-"""What all strategies of several processes do alike: they join, say which of them fails and why, and end together."""
+"""The common part of the strategies with several processes: they join, report which rank fails, and end together."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from lit_ort._compat.torch_distributed import end_with_parent
 from lit_ort.errors import RankError, UnsupportedError
 from lit_ort.strategies.mixins import ORTMixin
 
-# What gloo says when another process has gone or doesn't answer.
+# Parts of gloo's errors about a process that has ended or doesn't answer.
 _LOST = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "Broken pipe")
-# In the environment of processes that Lightning's launcher starts: the launcher's process.
+# The environment variable with the process id of Lightning's launcher, in the processes that it starts.
 _LAUNCHER = "LIT_ORT_LAUNCHER"
 
 
 class ProcessesMixin(ORTMixin):
-    """Stands before Lightning's DDPStrategy, which starts processes and joins them.
+    """A mixin before Lightning's DDPStrategy, which starts the processes and connects them.
 
-    No such strategy has `optimizer_in_graph`, whose runs would update parameters before gradients are combined.
+    These strategies don't have `optimizer_in_graph`, whose runs would update parameters before gradients are reduced.
     """
 
     _trainer: Any = None
@@ -54,9 +54,9 @@ class ProcessesMixin(ORTMixin):
             with _ending_with_launcher(environment):
                 super().setup_distributed()
         except DistError as error:
-            place = f"{environment.main_address}:{environment.main_port}"
+            address = f"{environment.main_address}:{environment.main_port}"
             raise RankError(
-                f"rank {self.global_rank} of {self.world_size} could not join the others at {place}: "
+                f"rank {self.global_rank} of {self.world_size} could not join the others at {address}: "
                 f"{str(error).rstrip('.')}. Check that rank 0 runs there, that MASTER_ADDR and MASTER_PORT are the "
                 "same for all ranks, and that no firewall is between them."
             ) from error
@@ -64,8 +64,8 @@ class ProcessesMixin(ORTMixin):
     def setup(self, trainer: Any) -> None:
         if synchronizes_layers(self) or _synchronizes(self.lightning_module):
             raise UnsupportedError(
-                "SyncBatchNorm has no kernel for the CPU in PyTorch. Use sync_batchnorm=False, whose statistics are "
-                "those of each rank's own part of a batch, or GroupNorm or LayerNorm."
+                "SyncBatchNorm has no kernel for the CPU in PyTorch. Use sync_batchnorm=False, with the statistics of "
+                "each rank's part of a batch, or GroupNorm or LayerNorm."
             )
         super().setup(trainer)
         self._trainer = trainer
@@ -79,7 +79,7 @@ class ProcessesMixin(ORTMixin):
         head = f"lit_ort: rank {self.global_rank} of {self.world_size} stops {when}: "
         print(head + _cause(exception), file=sys.stderr, flush=True)
         if self.launcher is not None:
-            # Lightning leaves those that it started running, and one that waits for this rank waits long.
+            # Lightning doesn't end the processes that it started, and they would wait for this rank until the timeout.
             self.launcher.kill(signal.SIGKILL)
 
     def teardown(self) -> None:
@@ -88,12 +88,13 @@ class ProcessesMixin(ORTMixin):
 
 
 class Unwrapped:
-    """Stands right before Lightning's DDPStrategy where no DistributedDataParallel is wanted: a module whose processes
-    have different parts of it.
+    """A mixin directly before Lightning's DDPStrategy that doesn't wrap the module in DistributedDataParallel.
+
+    It is for strategies whose processes have different parts of the module.
     """
 
     def setup(self: Any, trainer: Any) -> None:
-        """What Lightning's strategies of one process do: DDPStrategy's own would make all processes' modules equal."""
+        """Does what Lightning's single-process strategies do: DDPStrategy would give every process the same module."""
         self.accelerator.setup(trainer)
         self.model = self.precision_plugin.convert_module(self.model)
         self.model_to_device()
@@ -107,10 +108,10 @@ class Unwrapped:
 
 @contextmanager
 def _ending_with_launcher(environment: Any) -> Iterator[None]:
-    """Ends this process with the one that started it, for as long as it waits to join it.
+    """Ends this process together with its launcher while it waits to join it.
 
-    Nobody else tells it before Lightning handles signals, and it would wait for the whole timeout. Later on it loses
-    its connection.
+    Before Lightning handles signals, it would not notice, and would wait until the timeout. Later it loses its
+    connection.
     """
     launcher = os.environ.get(_LAUNCHER)
     by_lightning = type(environment).__name__ == "LightningEnvironment"
@@ -135,31 +136,31 @@ def _is_running(process: int) -> bool:
 
 
 def _stop_after_the_batch(trainer: Any, signum: int, _: Any) -> None:
-    """What a rank does when it is told to end; processes that it started are told as well.
+    """Handles SIGTERM: the rank stops after the batch, and so do the processes that it started.
 
-    Lightning's own handler waits for a broadcast at once, and so for ever if another rank waits for this one's part of
-    the step: a rank reads signals again when it has it.
+    Lightning's own handler immediately waits for a broadcast. That is a deadlock if another rank waits in a collective
+    for this rank: a rank handles signals only after its collective.
     """
     if note_sigterm(trainer) and trainer.strategy.launcher is not None:
         trainer.strategy.launcher.kill(signum)
 
 
 def take_from_first(module: torch.nn.Module, group: dist.ProcessGroup) -> None:
-    """All of a group begin with the parameters and buffers of its first process."""
+    """Broadcasts the parameters and buffers of a group's first process."""
     first = dist.get_global_rank(group, 0)
     for tensor in (*module.parameters(), *module.buffers()):
         dist.broadcast(tensor.detach(), first, group=group)
 
 
 def _cause(exception: BaseException) -> str:
-    """One line on what went wrong; another rank's fault is told from one's own."""
-    said = f"{type(exception).__name__}: {exception}".strip().splitlines()[0]
+    """One line about an exception, which tells a failure of another rank from one of this rank."""
+    line = f"{type(exception).__name__}: {exception}".strip().splitlines()[0]
     if any(sign in str(exception) for sign in _LOST):
         return (
-            f"it lost another rank, or waited for it longer than the timeout ({said}). That rank's own line says why; "
-            "one that has no line hangs, or died without one."
+            f"it lost another rank, or waited for it longer than the timeout ({line}). That rank's own line has the "
+            "reason; a rank without a line hangs, or was killed."
         )
-    return said
+    return line
 
 
 def _synchronizes(module: torch.nn.Module) -> bool:

@@ -21,7 +21,7 @@ from lit_ort.strategies.mixins import ORTMixin
 
 
 class SingleDeviceMixin(ORTMixin):
-    """Everything of `ORTStrategy` but the package of Lightning's that it comes on."""
+    """The implementation of `ORTStrategy` for both Lightning packages."""
 
     strategy_name = "ort"
     accelerators = ("CPUAccelerator", "CUDAAccelerator")
@@ -49,28 +49,29 @@ class SingleDeviceMixin(ORTMixin):
         engine: EngineName = "auto",
         keep_memory: bool = True,
     ) -> None:
-        """`lit_ort.ORTOptions` says more about the arguments from `precision` on.
+        """`lit_ort.ORTOptions` documents the arguments from `precision` on in detail.
 
         Args:
-            device: where steps compute; the Trainer's device goes before it.
+            device: the device of the steps; the Trainer's device overrides it.
             accelerator: as in Lightning's `SingleDeviceStrategy`; the CPU's, or CUDA's with stock onnxruntime.
             checkpoint_io: as in Lightning's `SingleDeviceStrategy`.
             precision_plugin: as in Lightning's `SingleDeviceStrategy`, for one of the precisions below.
-            precision: what products and attention compute in; the Trainer's precision goes before it.
-            fallback: a graph that can't run through ONNX Runtime runs in PyTorch with a warning, or is an error.
-            verify_first_step: compare each graph's first run with eager, dropout off.
-            verify_every_n_steps: the same at the first and every n-th run.
+            precision: the precision of products and attention; the Trainer's precision overrides it.
+            fallback: a graph that can't run through ONNX Runtime runs in PyTorch with a warning ("warn"), or raises
+                ("error").
+            verify_first_step: compare each graph's first run with eager, with dropout off.
+            verify_every_n_steps: the same for the first and every n-th run.
             verify_tolerance: the largest relative error that verification accepts.
-            recompute: "layers" keeps less of each layer and computes the rest again in the backward; a float of 0 to 1
-                is the share of activation memory to keep.
-            optimizer_in_graph: the run of a step clips and takes the optimizer's step too.
-            dynamic: one graph for all sizes from the second one on, or one for each size.
-            disable_passes: names of graph passes to leave out.
-            dump_dir: folder that receives the ONNX file of every stage of every graph.
-            cache_dir: folder that keeps compiled graphs for later runs.
-            threads: of a session's operators; None takes torch's number.
+            recompute: "layers" saves fewer tensors of each layer and recomputes the rest in the backward; a float from
+                0 to 1 is the share of activation memory to keep.
+            optimizer_in_graph: the run of a step also clips gradients and takes the optimizer's step.
+            dynamic: "auto" compiles one graph for all sizes from the second size on, "never" one graph per size.
+            disable_passes: names of fusions and passes to skip.
+            dump_dir: a folder to which every stage of every graph is written.
+            cache_dir: a folder that keeps compiled graphs for later runs.
+            threads: the threads of a session's operators; None uses torch's number.
             allow_spinning: let idle session threads spin.
-            engine: which build of ONNX Runtime runs sessions, `training`, `stock`, or the one that is installed.
+            engine: the build of ONNX Runtime that runs sessions: "training", "stock", or "auto" for the installed one.
             keep_memory: let the C library keep freed memory for the next step.
         """
         super().__init__(
@@ -83,7 +84,7 @@ class SingleDeviceMixin(ORTMixin):
                 recompute=recompute,
                 optimizer_in_graph=optimizer_in_graph,
                 dynamic=dynamic,
-                disable_passes=disable_passes,  # pyright: ignore[reportArgumentType] - becomes a tuple there
+                disable_passes=disable_passes,  # pyright: ignore[reportArgumentType] - ORTOptions makes it a tuple
                 dump_dir=dump_dir,
                 cache_dir=cache_dir,
                 threads=threads,
@@ -99,39 +100,39 @@ class SingleDeviceMixin(ORTMixin):
 
     @property
     def parallel_devices(self) -> Sequence[Any]:
-        """Empty: it is here so that Lightning says how many devices were asked for."""
+        """Empty. Lightning's connector sets it to the Trainer's devices."""
         return ()
 
     @parallel_devices.setter
     def parallel_devices(self, devices: Sequence[Any] | None) -> None:
         if devices is not None and len(devices) > 1:
             raise UnsupportedError(
-                f"devices={len(devices)}, and strategy='ort' trains on one. Use devices=1, or "
+                f"devices={len(devices)}, but strategy='ort' trains on one. Use devices=1, or "
                 "strategy='ort_ddp' for several."
             )
         if devices and isinstance(devices[0], torch.device):
             self._compute_on(devices[0])
 
     def _compute_on(self, device: torch.device) -> None:
-        """Takes the Trainer's device.
+        """Sets the Trainer's device.
 
         Raises:
-            UnsupportedError: the engine has no tensors there, or an optimizer in the graph.
+            UnsupportedError: the engine doesn't support the device, or `optimizer_in_graph` doesn't.
         """
         engine = self.backend_of("training_step").engine
         if device.type not in engine.device_types:
             raise UnsupportedError(
-                f"the Trainer's device is {device}, and {engine.version} computes on the CPU. Use "
+                f"the Trainer's device is {device}, but {engine.version} computes on the CPU. Use "
                 "Trainer(accelerator='cpu', strategy='ort'), or stock onnxruntime, as docs/engines.md says."
             )
         if not is_cpu(device):
             if self.options.optimizer_in_graph:
                 raise UnsupportedError(
-                    f"optimizer_in_graph=True on {device}, and its updates are built for the CPU. Leave it out there."
+                    f"optimizer_in_graph=True on {device}, but it supports only the CPU. Leave it out on this device."
                 )
             warnings.warn(
-                f"strategy='ort' on {device} has not been measured by this project so far. verify_first_step=True "
-                "compares it with eager; python -m benchmarks.gpu measures it.",
+                f"strategy='ort' on {device} has not been measured by this project so far. Use verify_first_step=True "
+                "to compare it with eager, and python -m benchmarks.gpu to measure it.",
                 LitOrtWarning,
                 stacklevel=2,
             )
@@ -145,7 +146,7 @@ class SingleDeviceMixin(ORTMixin):
     def num_nodes(self, nodes: int) -> None:
         if nodes != 1:
             raise UnsupportedError(
-                f"num_nodes={nodes}, and strategy='ort' trains on one. Use num_nodes=1, or "
+                f"num_nodes={nodes}, but strategy='ort' trains on one. Use num_nodes=1, or "
                 "strategy='ort_ddp' for several."
             )
 
@@ -153,10 +154,11 @@ class SingleDeviceMixin(ORTMixin):
 class ORTStrategy(SingleDeviceMixin, SingleDeviceStrategy):
     """Trains, validates, tests and predicts with any LightningModule through ONNX Runtime on one device.
 
-    The module stays as it is: hooks, `self.log`, state_dict keys, checkpoints. What can't run through ONNX Runtime runs
-    in eager with a warning (`fallback="warn"`) or raises (`fallback="error"`); `lit_ort.explain(trainer)` tells.
+    The module stays unchanged: hooks, `self.log`, state_dict keys, checkpoints. Graphs that can't run through ONNX
+    Runtime run in eager with a warning (`fallback="warn"`) or raise (`fallback="error"`). `lit_ort.explain(trainer)`
+    lists them.
 
     Raises:
-        OptionsError: a value outside its rule.
-        UnsupportedError: an accelerator or a precision that isn't served yet, or more than one device.
+        OptionsError: an invalid value.
+        UnsupportedError: an accelerator or a precision that isn't supported yet, or more than one device.
     """

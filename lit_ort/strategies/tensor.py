@@ -1,4 +1,4 @@
-"""`strategy="ort_tensor"`: each process has a part of every large layer; all work on the same batch."""
+"""`strategy="ort_tensor"`: each process has a shard of every large layer; all processes run the same batch."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from lit_ort.strategies.processes import ProcessesMixin, Unwrapped, take_from_fi
 
 _MARK = "_lit_ort_shard"
 
-# Optimizers that update an element by its own gradient and state alone, so that a part of a parameter is updated as it
-# would be in the whole.
+# Optimizers whose update of an element depends only on that element's gradient and state, so that a shard of a
+# parameter is updated as in the whole parameter.
 _ELEMENTWISE = (
     torch.optim.SGD,
     torch.optim.Adam,
@@ -44,7 +44,7 @@ _ELEMENTWISE = (
 
 
 class TensorMixin(ProcessesMixin):
-    """Everything of `ORTTensorStrategy` but the package of Lightning's that it comes on."""
+    """The implementation of `ORTTensorStrategy` for both Lightning packages."""
 
     strategy_name = "ort_tensor"
     shared_norm_class: ClassVar[type[SharedNormClipping]] = SharedNormPrecision
@@ -75,30 +75,31 @@ class TensorMixin(ProcessesMixin):
         checkpoint_io: CheckpointIO | None = None,
         precision_plugin: PrecisionPlugin | None = None,
     ) -> None:
-        """`lit_ort.ORTOptions` says more about the arguments from `precision` to `keep_memory`.
+        """`lit_ort.ORTOptions` documents the arguments from `precision` to `keep_memory` in detail.
 
         Args:
-            precision: what products and attention compute in; the Trainer's precision goes before it.
-            fallback: a graph that can't run through ONNX Runtime runs in PyTorch with a warning, or is an error.
-            verify_first_step: compare each graph's first run with eager, dropout off.
-            verify_every_n_steps: the same at the first and every n-th run.
+            precision: the precision of products and attention; the Trainer's precision overrides it.
+            fallback: a graph that can't run through ONNX Runtime runs in PyTorch with a warning ("warn"), or raises
+                ("error").
+            verify_first_step: compare each graph's first run with eager, with dropout off.
+            verify_every_n_steps: the same for the first and every n-th run.
             verify_tolerance: the largest relative error that verification accepts.
-            recompute: "layers" keeps less of each layer and computes the rest again in the backward; a float of 0 to 1
-                is the share of activation memory to keep.
-            dynamic: one graph for all sizes from the second one on, or one for each size.
-            disable_passes: names of graph passes to leave out.
-            dump_dir: folder that receives the ONNX file of every stage of every graph.
-            cache_dir: folder that keeps compiled graphs for later runs.
-            threads: of a session's operators; None takes torch's number.
+            recompute: "layers" saves fewer tensors of each layer and recomputes the rest in the backward; a float from
+                0 to 1 is the share of activation memory to keep.
+            dynamic: "auto" compiles one graph for all sizes from the second size on, "never" one graph per size.
+            disable_passes: names of fusions and passes to skip.
+            dump_dir: a folder to which every stage of every graph is written.
+            cache_dir: a folder that keeps compiled graphs for later runs.
+            threads: the threads of a session's operators; None uses torch's number.
             allow_spinning: let idle session threads spin.
-            engine: which build of ONNX Runtime runs sessions, `training`, `stock`, or the one that is installed.
+            engine: the build of ONNX Runtime that runs sessions: "training", "stock", or "auto" for the installed one.
             keep_memory: let the C library keep freed memory for the next step.
-            timeout: after which a process that waits for another one gives up.
-            process_group_backend: of torch.distributed; None takes gloo.
+            timeout: how long a process waits for another one.
+            process_group_backend: the backend of torch.distributed; None uses gloo.
             start_method: how Lightning starts the processes; "popen" runs the script again.
-            accelerator: as in Lightning's `DDPStrategy`; the CPU's.
+            accelerator: as in Lightning's `DDPStrategy`; only the CPU's.
             parallel_devices: as in Lightning's `DDPStrategy`, which sets them from the Trainer's devices.
-            cluster_environment: as in Lightning's `DDPStrategy`; what says which ranks there are.
+            cluster_environment: as in Lightning's `DDPStrategy`; it defines the ranks.
             checkpoint_io: as in Lightning's `DDPStrategy`.
             precision_plugin: as in Lightning's `DDPStrategy`, for one of the precisions above.
         """
@@ -111,7 +112,7 @@ class TensorMixin(ProcessesMixin):
                 verify_tolerance=verify_tolerance,
                 recompute=recompute,
                 dynamic=dynamic,
-                disable_passes=disable_passes,  # pyright: ignore[reportArgumentType] - becomes a tuple there
+                disable_passes=disable_passes,  # pyright: ignore[reportArgumentType] - ORTOptions makes it a tuple
                 dump_dir=dump_dir,
                 cache_dir=cache_dir,
                 threads=threads,
@@ -131,7 +132,7 @@ class TensorMixin(ProcessesMixin):
 
     @property
     def rank(self) -> int:
-        """Zero: dropout of values that all ranks have has to be the same on all."""
+        """Zero: for values that all ranks have, dropout has to be the same on all ranks."""
         return 0
 
     @property
@@ -151,8 +152,8 @@ class TensorMixin(ProcessesMixin):
         plan = getattr(module, "tensor_plan", None)
         if plan is None:
             raise UnsupportedError(
-                f"strategy='ort_tensor' shards the layers that {type(module).__name__}.tensor_plan() names, and it "
-                "has none. Add one (docs/scaling.md), or use strategy='ort_ddp'."
+                f"strategy='ort_tensor' shards the layers that {type(module).__name__}.tensor_plan() names, but there "
+                "is no such method. Add one (docs/scaling.md), or use strategy='ort_ddp'."
             )
         group = _world()
         take_from_first(module, group)
@@ -165,21 +166,21 @@ class TensorMixin(ProcessesMixin):
         for optimizer in self.optimizers:
             _require_elementwise(optimizer)
 
-    # Checkpoints are those of one process.
+    # Checkpoints have the form of a single process.
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         own = super().lightning_module_state_dict()
         parts = merged_state.gathered(own, _world())
         if not self.is_global_zero:
             return own
-        how = dict(cuts(self.lightning_module))
-        return {name: _whole(how.get(name), [part[name] for part in parts]) for name in own}
+        cut_by_name = dict(cuts(self.lightning_module))
+        return {name: _whole(cut_by_name.get(name), [part[name] for part in parts]) for name in own}
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         part = self.lightning_module.__dict__.get(_MARK)
-        how = dict(cuts(self.lightning_module))
+        cut_by_name = dict(cuts(self.lightning_module))
         own = {
-            name: how[name].part(value, part.rank, part.size) if name in how else value
+            name: cut_by_name[name].part(value, part.rank, part.size) if name in cut_by_name else value
             for name, value in checkpoint["state_dict"].items()
         }
         super().load_model_state_dict({"state_dict": own}, strict)
@@ -190,30 +191,30 @@ class TensorMixin(ProcessesMixin):
         parts = merged_state.gathered(own["state"], _world())
         if not self.is_global_zero:
             return {}
-        how = _cuts_by_place(optimizer)
-        whole = {place: _merged(how[place], [part[place] for part in parts]) for place in own["state"]}
+        shards = _cuts_by_index(optimizer)
+        whole = {index: _merged(shards[index], [part[index] for part in parts]) for index in own["state"]}
         return {**own, "state": whole}
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         part = self.lightning_module.__dict__[_MARK]
         states = []
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
-            how = _cuts_by_place(optimizer)
-            own = {place: _own(how[place], values, part) for place, values in state["state"].items()}
+            shards = _cuts_by_index(optimizer)
+            own = {index: _own(shards[index], values, part) for index, values in state["state"].items()}
             states.append({**state, "state": own})
         super().load_optimizer_state_dict({"optimizer_states": states})
 
 
 class ORTTensorStrategy(TensorMixin, Unwrapped, DDPStrategy):
-    """Trains a module of which each process has a part of the layers that its `tensor_plan()` names (Megatron-LM).
+    """Trains a module with a shard of the layers that its `tensor_plan()` names on each process (Megatron-LM).
 
     Sums over processes are operators of the step's graph, which stays one graph. Every process reads the same batches,
-    and dropout of a part of a layer is the same one on all. Checkpoints are those of one process.
+    and dropout in a sharded layer is the same on all processes. Checkpoints have the form of a single process.
 
     Raises:
-        OptionsError: a value outside its rule.
-        UnsupportedError: no plan, a layer that doesn't divide ...
-        RankError: a process that could not join the others.
+        OptionsError: an invalid value.
+        UnsupportedError: no plan, a layer that can't be divided ...
+        RankError: a process could not join the others.
     """
 
 
@@ -225,11 +226,12 @@ def _world() -> dist.ProcessGroup:
 
 def _require_elementwise(optimizer: Optimizer) -> None:
     known = isinstance(optimizer, _ELEMENTWISE) or getattr(optimizer, "elementwise", False)
-    if not known and any(cut is not None for cut, _ in _cuts_by_place(optimizer)):
+    if not known and any(cut is not None for cut, _ in _cuts_by_index(optimizer)):
         raise UnsupportedError(
-            f"strategy='ort_tensor' lets each process update its parts of parameters, and {type(optimizer).__name__} "
-            f"may look at whole ones (as LAMB and Adafactor do). Use {', '.join(c.__name__ for c in _ELEMENTWISE)}, "
-            "or set its attribute elementwise = True if it updates each element by its own gradient and state alone."
+            f"strategy='ort_tensor' lets each process update its shards of parameters, but {type(optimizer).__name__} "
+            f"may need whole parameters (as LAMB and Adafactor do). Use {', '.join(c.__name__ for c in _ELEMENTWISE)}, "
+            "or set its attribute elementwise = True if its update of an element depends only on that element's "
+            "gradient and state."
         )
 
 
@@ -237,23 +239,23 @@ def _whole(cut: Any, parts: list[Any]) -> Any:
     return parts[0] if cut is None else cut.whole(parts)
 
 
-def _cuts_by_place(optimizer: Optimizer) -> list[tuple[Any, Any]]:
-    """How each parameter is cut, in the order of an optimizer's state, and its own shape."""
+def _cuts_by_index(optimizer: Optimizer) -> list[tuple[Any, Any]]:
+    """The cut of each parameter, or None, and its shape on this process, in the order of an optimizer's state."""
     parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
     return [(cut_of(parameter), parameter.shape) for parameter in parameters]
 
 
-def _merged(how: tuple[Any, Any], parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """A parameter's state of all ranks: what has the parameter's shape is cut as it is."""
-    cut, shape = how
+def _merged(cut_and_shape: tuple[Any, Any], parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """A parameter's state, merged from all ranks. Values of the parameter's shape are sharded as the parameter is."""
+    cut, shape = cut_and_shape
     return {
         name: _whole(cut if getattr(value, "shape", None) == shape else None, [part[name] for part in parts])
         for name, value in parts[0].items()
     }
 
 
-def _own(how: tuple[Any, Any], values: dict[str, Any], part: Shard) -> dict[str, Any]:
-    cut, shape = how
+def _own(cut_and_shape: tuple[Any, Any], values: dict[str, Any], part: Shard) -> dict[str, Any]:
+    cut, shape = cut_and_shape
     return {
         name: cut.part(value, part.rank, part.size)
         if cut is not None and isinstance(value, Tensor) and value.dim() == len(shape)

@@ -1,4 +1,4 @@
-"""Whether the optimizer of a Trainer can step inside a run, and how that Trainer clips."""
+"""Whether the optimizer of a Trainer can step inside a run, and the Trainer's gradient clipping."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from lit_ort._compat.torch_optim import has_gradient_hooks, has_step_hooks
 from lit_ort.runtime.updates import Clipping
 
-# Where user code would look at gradients or change what a step does.
+# Hooks in which user code can read gradients or change the optimizer's step.
 _MODULE_HOOKS = (
     "on_after_backward",
     "on_before_optimizer_step",
@@ -38,7 +38,7 @@ def reason_against_updates(module: Any, trainer: Any, optimizer: Optimizer) -> s
     if trainer.accumulate_grad_batches != 1:
         return f"accumulate_grad_batches is {trainer.accumulate_grad_batches}"
     if isinstance(optimizer, torch.optim.LBFGS):
-        return "LBFGS runs the training step several times in a step"
+        return "LBFGS runs the training step several times per optimizer step"
     if has_step_hooks(optimizer):
         return f"{type(optimizer).__name__} has hooks on its step"
     overridden = next(_overridden(module, trainer), None)

@@ -1,4 +1,4 @@
-"""`strategy="ort_zero1"`: as `ort_ddp`, with the optimizer's state sharded among the processes."""
+"""`strategy="ort_zero1"`: as `ort_ddp`, with the optimizer's state sharded over the processes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from lit_ort.strategies.ddp import DDPMixin
 
 
 class Zero1Mixin(DDPMixin):
-    """Everything of `ORTZero1Strategy` but the package of Lightning's that it comes on."""
+    """The implementation of `ORTZero1Strategy` for both Lightning packages."""
 
     strategy_name = "ort_zero1"
 
     def setup_optimizers(self, trainer: Any) -> None:
-        # torch's sharded optimizer compiles a dozen others when it is imported.
+        # Importing torch's sharded optimizer compiles a dozen functional optimizers.
         from lit_ort.distributed.sharding import ShardedOptimizer
 
         super().setup_optimizers(trainer)
@@ -26,12 +26,12 @@ class Zero1Mixin(DDPMixin):
 
 
 class ORTZero1Strategy(Zero1Mixin, DDPStrategy):
-    """As `ORTDDPStrategy`, and each process keeps the optimizer's state of its part of the parameters only (ZeRO 1).
+    """As `ORTDDPStrategy`, but each process keeps the optimizer's state for only its shard of the parameters (ZeRO-1).
 
-    The module's optimizers stay as they are, and so do schedules. Checkpoints have the whole state, and are read by any
-    number of processes and by strategies that don't shard it. The arguments are those of `ORTDDPStrategy`.
+    The module's optimizers and schedulers stay unchanged. Checkpoints contain the whole state; any number of processes
+    and strategies without sharding can read them. The arguments are those of `ORTDDPStrategy`.
 
     Raises:
-        UnsupportedError: an optimizer that can't be sharded, and what `ORTDDPStrategy` refuses.
-        OptionsError, RankError: as of `ORTDDPStrategy`.
+        UnsupportedError: an optimizer that can't be sharded, or a setting that `ORTDDPStrategy` does not support.
+        OptionsError, RankError: as for `ORTDDPStrategy`.
     """

@@ -1,4 +1,4 @@
-"""The backend as torch.compile users meet it: gradients, shapes, graph breaks, fallbacks, options."""
+"""The backend with torch.compile: gradients, shapes, graph breaks, fallbacks, options."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.compare import REASON, assert_same_step, backend, gradients, relative
 
 
 @pytest.mark.slow
-def test_the_name_is_enough_and_needs_no_import() -> None:
+def test_the_name_needs_no_import() -> None:
     code = (
         "import torch; m = torch.nn.Linear(3, 1); f = torch.compile(lambda x: m(x).sum(), backend='ort',"
         "options={'fallback': 'error'}); f(torch.ones(2, 3)).backward(); print(m.bias.grad.item())"
@@ -50,7 +50,7 @@ def test_the_name_is_enough_and_needs_no_import() -> None:
         ({"verify_first_step": 1}, "is not a bool"),
     ],
 )
-def test_wrong_options_raise(options: dict[str, Any], message: str) -> None:
+def test_invalid_options_raise(options: dict[str, Any], message: str) -> None:
     function = torch.compile(lambda x: x.sum(), backend="ort", options=options)
     with pytest.raises(OptionsError, match=message):
         function(torch.ones(2, requires_grad=True))
@@ -73,23 +73,23 @@ def test_accumulation_and_scaled_gradients() -> None:
         assert relative_error(gradients(module)[name], gradient) < 1e-5
 
 
-def test_gradients_are_stolen_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     addresses: set[int] = set()
     run = Session.run
 
-    def remember(session: Session, given: RunInputs) -> list[Tensor]:
-        tensors = run(session, given)
+    def record(session: Session, inputs: RunInputs) -> list[Tensor]:
+        tensors = run(session, inputs)
         addresses.update(tensor.data_ptr() for tensor in tensors)
         return tensors
 
-    monkeypatch.setattr(Session, "run", remember)
+    monkeypatch.setattr(Session, "run", record)
     module = Classifier()
     torch.compile(Classifier.loss, backend=backend())(module, *classes(7)).backward()
     assert {p.grad.data_ptr() for p in module.parameters() if p.grad is not None} <= addresses
     assert all(p.grad is not None for p in module.parameters())
 
 
-def test_retained_graph_gives_its_gradients_again() -> None:
+def test_a_retained_graph_computes_its_gradients_again() -> None:
     module = Classifier()
     loss = torch.compile(Classifier.loss, backend=backend())(module, *classes(7))
     loss.backward(retain_graph=True)
@@ -126,7 +126,7 @@ def test_double_backward_runs_in_eager_from_then_on(scalar: bool) -> None:
 
 @pytest.mark.parametrize("scalar", [True, False])
 def test_gradients_with_and_without_a_graph_from_one_forward(scalar: bool) -> None:
-    # As in a penalty on the gradient of a score that is a part of the loss itself.
+    # As in a penalty on the gradient of a score that is also part of the loss.
     compiled = torch.compile(lambda x: (x**3).sum() if scalar else x**3, backend=backend(fallback="warn"))
     x = torch.tensor([1.0, 2.0], requires_grad=True)
     score = compiled(x).sum()
@@ -137,7 +137,7 @@ def test_gradients_with_and_without_a_graph_from_one_forward(scalar: bool) -> No
     torch.testing.assert_close(x.grad, 3 * x.detach() ** 2 + 12 * x.detach())
 
 
-def test_double_backward_is_refused_where_eager_would_differ() -> None:
+def test_double_backward_is_rejected_if_eager_would_differ() -> None:
     x = torch.ones(3, requires_grad=True)
     dropped = torch.compile(lambda x: nn.functional.dropout(x**3).sum(), backend=backend(fallback="warn"))
     with pytest.raises(SessionError, match="create_graph=True.*draws random numbers"):
@@ -154,7 +154,7 @@ def test_double_backward_is_refused_where_eager_would_differ() -> None:
         torch.autograd.grad(loss, x, create_graph=True)
 
 
-def test_graphs_of_views_alone_are_no_sessions() -> None:
+def test_graphs_of_only_views_have_no_session() -> None:
     engine = backend()
     step = torch.compile(lambda x: x.detach().view(-1), backend=engine)
     x = torch.randn(2, 3)
@@ -173,7 +173,7 @@ def test_a_graph_that_cannot_be_prepared_runs_in_eager(monkeypatch: pytest.Monke
         assert torch.equal(step(x), x.exp().sum())
     assert torch.equal(step(x), x.exp().sum())
     assert [graph.kind for graph in engine.compile_log.graphs] == ["eager"]
-    torch._dynamo.reset()
+    torch.compiler.reset()
     with pytest.raises(CompileError, match="no numbers today"):
         torch.compile(lambda x: x.exp().sum(), backend=backend())(x)
 
@@ -232,7 +232,7 @@ def test_one_operator_that_reads_a_parameter_twice(operator: str, split: bool) -
     assert [graph.kind for graph in engine.compile_log.graphs] == ["split" if split else "fused"]
 
 
-def test_a_parameter_that_the_loss_does_not_reach_gets_no_gradient() -> None:
+def test_a_parameter_that_the_loss_does_not_depend_on_has_no_gradient() -> None:
     module = nn.ModuleDict({"used": nn.Linear(3, 3), "logged": nn.Linear(3, 3)})
 
     def step(module: nn.ModuleDict, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -270,7 +270,7 @@ def test_gradients_stop_where_eager_stops_them(kind: str) -> None:
     assert_same_step(nn.Linear(4, 4), step, torch.randn(3, 4))
 
 
-def test_extra_outputs_that_carry_no_gradient_keep_the_graph_fused() -> None:
+def test_a_graph_with_other_outputs_without_gradient_is_fused() -> None:
     engine = backend()
     module, (x, y) = Classifier(), classes(9)
 
@@ -316,7 +316,7 @@ def test_split_sessions_in_flight(order: tuple[int, ...]) -> None:
         module.zero_grad()
         twin.zero_grad()
         weights = torch.randn_like(outputs[k])
-        # The engine's own thread is where backward runs under data parallelism and pipelining.
+        # Data parallelism and pipelines run the backward in the autograd engine's thread.
         thread = threading.Thread(target=outputs[k].backward, args=(weights,))
         thread.start()
         thread.join()
@@ -325,7 +325,7 @@ def test_split_sessions_in_flight(order: tuple[int, ...]) -> None:
             assert relative_error(gradients(module)[name], gradient) < 1e-5
 
 
-def test_split_graph_with_an_output_nobody_uses() -> None:
+def test_split_graph_with_an_unused_output() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -343,7 +343,7 @@ def test_split_graph_with_an_output_nobody_uses() -> None:
     assert count == (x > 0).sum()
 
 
-def test_forward_that_nobody_follows_frees_its_memory() -> None:
+def test_a_forward_without_a_backward_frees_its_memory() -> None:
     import psutil
 
     module = nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 512))
@@ -357,7 +357,7 @@ def test_forward_that_nobody_follows_frees_its_memory() -> None:
     assert psutil.Process().memory_info().rss - before < 60e6
 
 
-def test_several_shapes_are_each_served() -> None:
+def test_several_shapes() -> None:
     engine = backend()
     module = Classifier()
     loss = torch.compile(Classifier.loss, backend=engine)
@@ -368,7 +368,7 @@ def test_several_shapes_are_each_served() -> None:
     assert not [graph for graph in engine.compile_log.graphs if graph.fallback]
 
 
-def test_many_shapes_are_not_compiled_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiling_for_many_shapes_causes_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lit_ort.backend.backend.MANY_SIGNATURES", 3)
     compiled = torch.compile(lambda x: (x * 2).sum(), backend=backend(dynamic="never"))
     for rows in (4, 5, 6):
@@ -377,7 +377,7 @@ def test_many_shapes_are_not_compiled_in_silence(monkeypatch: pytest.MonkeyPatch
         compiled(torch.ones(7, requires_grad=True))
 
 
-def test_no_gradients_wanted() -> None:
+def test_forwards_without_gradients() -> None:
     engine = backend()
     module, (x, y) = Classifier(), classes(7)
     loss = torch.compile(Classifier.loss, backend=engine)
@@ -403,7 +403,7 @@ def test_fallback_warns_once_and_runs_in_eager() -> None:
     assert REASON in report.fallback
 
 
-def test_a_reason_is_given_once_and_counted() -> None:
+def test_a_reason_is_reported_once_and_counted() -> None:
     engine = backend(fallback="warn", dynamic="never")
     step = torch.compile(sparse_gradient, backend=engine)
     with pytest.warns(LitOrtWarning, match=REASON) as caught:
@@ -433,7 +433,7 @@ def test_a_label_out_of_range_raises_as_in_eager() -> None:
     loss(module, x, torch.tensor([0, 1, 2]))
     with pytest.raises(IndexError):
         loss(module, x, torch.tensor([0, 1, 5]))
-    # It is the batch that is wrong, not the graph.
+    # The batch is wrong, not the graph.
     loss(module, x, torch.tensor([0, 1, 2]))
     assert [graph.kind for graph in engine.compile_log.graphs] == ["fused"]
 
@@ -444,10 +444,10 @@ def test_a_run_that_fails_where_eager_does_not_falls_back_for_its_sizes(monkeypa
     step(torch.ones(3))
     run = Session.run
 
-    def failing(session: Session, given: RunInputs) -> list[Tensor]:
-        if given.tensors[0].numel() == 4:
-            raise SessionError("no kernel for four", remedy="Take three.")
-        return run(session, given)
+    def failing(session: Session, inputs: RunInputs) -> list[Tensor]:
+        if inputs.tensors[0].numel() == 4:
+            raise SessionError("no kernel for four", remedy="Use three.")
+        return run(session, inputs)
 
     monkeypatch.setattr(Session, "run", failing)
     with pytest.warns(LitOrtWarning, match="no kernel for four"):
@@ -457,15 +457,15 @@ def test_a_run_that_fails_where_eager_does_not_falls_back_for_its_sizes(monkeypa
     assert [graph.kind for graph in engine.compile_log.graphs] == ["forward", "forward", "eager"]
 
 
-def test_a_full_dump_folder_keeps_no_graph_from_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_runs_if_the_dump_folder_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(handle: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
     engine = backend(dump_dir=str(tmp_path))
     with pytest.warns(LitOrtWarning, match=r"dump_dir: .*1_captured.txt can't be written: No space left on device"):
-        found = torch.compile(lambda x: x.exp().sum(), backend=engine)(torch.ones(3))
-    torch.testing.assert_close(found, torch.ones(3).exp().sum())
+        result = torch.compile(lambda x: x.exp().sum(), backend=engine)(torch.ones(3))
+    torch.testing.assert_close(result, torch.ones(3).exp().sum())
     assert [graph.fallback for graph in engine.compile_log.graphs] == [None]
 
 

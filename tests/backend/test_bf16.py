@@ -1,4 +1,4 @@
-"""Mixed precision: as close to exact arithmetic as eager autocast, wherever the precision is said."""
+"""Mixed precision by option, by autocast in a step and by autocast around it: errors like those of eager autocast."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from tests.hf_models import CASES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-# How many times the error of eager autocast ours may be, for single tensors and on average.
+# The largest ratio of our error to that of eager autocast, for single tensors and on average.
 WORST, MEAN = 2.0, 1.2
 BF16 = {"precision": "bf16-mixed"}
 Step = Callable[..., Tensor]
 
 
 def autocast(step: Step) -> Step:
-    def run(*given: Any) -> Tensor:
+    def run(*args: Any) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
-            return step(*given)
+            return step(*args)
 
     return run
 
@@ -41,10 +41,10 @@ def double(value: Any) -> Any:
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
-def assert_as_close_as_autocast(module: nn.Module, ours: Step, eager: Step, exact: Step, *given: Any) -> None:
-    """Errors of loss and gradients against float64 beside those of eager autocast."""
+def assert_as_close_as_autocast(module: nn.Module, ours: Step, eager: Step, exact: Step, *args: Any) -> None:
+    """Compares the errors of loss and gradients, relative to float64, with those of eager autocast."""
     twin, reference = copy.deepcopy(module), copy.deepcopy(module).double()
-    losses = [ours(module, *given), eager(twin, *given), exact(reference, *map(double, given))]
+    losses = [ours(module, *args), eager(twin, *args), exact(reference, *map(double, args))]
     for loss in losses:
         loss.backward()
     ours_loss, eager_loss, exact_loss = (loss.detach().double() for loss in losses)
@@ -52,16 +52,16 @@ def assert_as_close_as_autocast(module: nn.Module, ours: Step, eager: Step, exac
     expected = gradients(reference)
     floor = 1e-3 * max(float(g.norm()) for g in expected.values())
 
-    def errors(found: dict[str, Tensor]) -> Tensor:
+    def errors(actual: dict[str, Tensor]) -> Tensor:
         return torch.tensor(
-            [float((found[name].double() - g).norm()) / max(float(g.norm()), floor) for name, g in expected.items()]
+            [float((actual[name].double() - g).norm()) / max(float(g.norm()), floor) for name, g in expected.items()]
         )
 
-    of_ours, of_eager = errors(gradients(module)), errors(gradients(twin))
-    assert float(of_ours.mean()) <= MEAN * float(of_eager.mean())
-    worst = int((of_ours - WORST * of_eager).argmax())
-    assert of_ours[worst] <= WORST * of_eager[worst] + 2e-3, list(expected)[worst]
-    assert float(of_ours.mean()) > 1e-4, "nothing was rounded"
+    our_errors, eager_errors = errors(gradients(module)), errors(gradients(twin))
+    assert float(our_errors.mean()) <= MEAN * float(eager_errors.mean())
+    worst = int((our_errors - WORST * eager_errors).argmax())
+    assert our_errors[worst] <= WORST * eager_errors[worst] + 2e-3, list(expected)[worst]
+    assert float(our_errors.mean()) > 1e-4, "nothing was rounded"
     assert {p.grad.dtype for p in module.parameters() if p.grad is not None} == {torch.float32}
 
 
@@ -93,7 +93,7 @@ def test_gpt2_and_bert_are_as_close_to_float64_as_autocast(name: str) -> None:
 
 
 class Two(nn.Module):
-    """Two layers, of which autocast may take the first alone."""
+    """Two layers, for steps with autocast around one of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,9 +104,9 @@ class Two(nn.Module):
 
 
 def rounded_weights(module: Two) -> set[str]:
-    """The parameters whose gradients are those of products in bfloat16: all their digits are its own."""
-    found = {name: parameter.grad for name, parameter in module.named_parameters() if name.endswith("weight")}
-    return {name for name, gradient in found.items() if gradient is not None and is_rounded(gradient)}
+    """The weights whose gradients are products in bfloat16, so that bfloat16 represents them exactly."""
+    grads = {name: parameter.grad for name, parameter in module.named_parameters() if name.endswith("weight")}
+    return {name for name, gradient in grads.items() if gradient is not None and is_rounded(gradient)}
 
 
 def is_rounded(value: Tensor) -> bool:
@@ -140,7 +140,7 @@ CASES_OF_REGIONS: dict[str, tuple[Step, Step, dict[str, str], set[str]]] = {
 
 
 @pytest.mark.parametrize("name", list(CASES_OF_REGIONS))
-def test_regions_round_what_eager_rounds(name: str) -> None:
+def test_regions_round_the_same_products_as_eager(name: str) -> None:
     step, eager, options, expected = CASES_OF_REGIONS[name]
     engine, module, x = backend(**options), Two(), torch.randn(32, 64)
     compiled = torch.compile(step, backend=engine)
@@ -156,7 +156,7 @@ def test_regions_round_what_eager_rounds(name: str) -> None:
     assert report.precision in explain(engine).details()
 
 
-def test_autocast_around_the_call_is_a_graph_of_its_own() -> None:
+def test_autocast_around_the_call_needs_another_graph() -> None:
     engine, module, x = backend(), Two(), torch.randn(32, 64)
     compiled = torch.compile(exact_two, backend=engine)
     plain = compiled(module, x)
@@ -168,7 +168,7 @@ def test_autocast_around_the_call_is_a_graph_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("wants_gradient", [True, False])
-def test_outputs_have_the_types_of_eager(wants_gradient: bool) -> None:
+def test_outputs_have_the_dtypes_of_eager(wants_gradient: bool) -> None:
     module, x = Two(), torch.randn(32, 64)
 
     def step(module: Two, x: Tensor) -> tuple[Tensor, ...]:
@@ -189,14 +189,14 @@ def test_outputs_have_the_types_of_eager(wants_gradient: bool) -> None:
         assert relative_error(ours, eager) < 1e-2
 
 
-def test_the_option_leaves_the_types_that_the_code_sees() -> None:
+def test_the_option_does_not_change_the_dtypes_that_code_sees() -> None:
     module, x = Two(), torch.randn(32, 64)
     output = torch.compile(module, backend=backend(**BF16))(x)
     assert output.dtype == torch.float32
     assert 1e-4 < relative_error(output.detach(), module(x).detach()) < 1e-2
 
 
-def test_a_tensor_from_autocast_may_enter_a_graph() -> None:
+def test_a_bfloat16_tensor_as_input_of_a_graph() -> None:
     module, engine = Two(), backend()
     x = torch.randn(32, 64)
 
@@ -249,7 +249,7 @@ def test_verification(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.compile(step, backend=backend(verify_first_step=True, **options))(Two(), x)
 
 
-def test_attention_and_dropout_stay_random_and_repeatable() -> None:
+def test_attention_and_dropout_are_random_and_reproducible() -> None:
     build, make_batch = CASES["gpt2"]
     task = build(dropout=0.3).train()
     batch = make_batch(task)
@@ -273,8 +273,8 @@ NORMS = {
 
 
 @pytest.mark.parametrize("name", NORMS)
-def test_statistics_of_bfloat16_between_forward_and_backward(name: str) -> None:
-    """Their type is that of the parameters, which torch's trace doesn't know."""
+def test_normalization_statistics_are_passed_from_forward_to_backward(name: str) -> None:
+    """Their dtype is that of the parameters, which torch's trace doesn't record."""
     layer, norm, x = nn.Linear(4, 8), NORMS[name], torch.randn(16, 4)
 
     def step(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -283,11 +283,11 @@ def test_statistics_of_bfloat16_between_forward_and_backward(name: str) -> None:
 
     engine = backend()
     with torch.autocast("cpu", torch.bfloat16):
-        found, expected = torch.compile(step, backend=engine)(x), step(x)
-    for actual, reference in zip(found, expected, strict=True):
-        torch.testing.assert_close(actual, reference, rtol=2e-2, atol=2e-2)
-    # A result's own gradient makes it two runs.
-    ours = torch.autograd.grad(found[0].float().sum() + found[1], layer.weight)[0]
+        outputs, expected = torch.compile(step, backend=engine)(x), step(x)
+    for output, reference in zip(outputs, expected, strict=True):
+        torch.testing.assert_close(output, reference, rtol=2e-2, atol=2e-2)
+    # A gradient for the first output needs the two-session form.
+    ours = torch.autograd.grad(outputs[0].float().sum() + outputs[1], layer.weight)[0]
     eagers = torch.autograd.grad(expected[0].float().sum() + expected[1], layer.weight)[0]
     torch.testing.assert_close(ours, eagers, rtol=5e-2, atol=5e-2)
     assert [graph.kind for graph in engine.compile_log.graphs] == ["fused", "split"]

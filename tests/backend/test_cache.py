@@ -1,4 +1,4 @@
-"""Compiled graphs on disk: what hits, what misses, and that nothing broken or foreign is ever used or removed."""
+"""Compiled graphs on disk: hits, misses, and damaged or foreign files, which are neither used nor removed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def step(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def outcome(folder: Path, function: Callable[..., Any] = step, rows: int = 5, **options: Any) -> dict[str, Any]:
-    """One step by a fresh backend on the same numbers: its values, its engine, and what its cache did."""
+    """Runs one step with a new backend on the same numbers. Returns its values, its backend and its cache's outcome."""
     torch.compiler.reset()
     torch.manual_seed(3)
     module, x = Regressor(), torch.randn(rows, 6)
@@ -84,7 +84,7 @@ KINDS = {"fused": step, "split": lambda module, x: module(x) * 2, "forward": wit
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_hit_gives_what_a_miss_gives(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hit_has_the_results_of_a_miss(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     miss = outcome(tmp_path, KINDS[kind])
     monkeypatch.setattr("lit_ort.backend.build.build", lambda *_, **__: pytest.fail("a hit builds nothing"))
     hit = outcome(tmp_path, KINDS[kind])
@@ -130,13 +130,13 @@ def attached(module: Regressor, x: Tensor) -> Tensor:
     ],
 )
 def test_another_graph_misses(first: dict[str, Any], second: dict[str, Any], tmp_path: Path) -> None:
-    for given in (first, second):
-        assert outcome(tmp_path, **given)["cache"] == "written"
+    for settings in (first, second):
+        assert outcome(tmp_path, **settings)["cache"] == "written"
     assert len(entries(tmp_path)) == 2
-    assert [outcome(tmp_path, **given)["cache"] for given in (first, second)] == ["read", "read"]
+    assert [outcome(tmp_path, **settings)["cache"] for settings in (first, second)] == ["read", "read"]
 
 
-def test_options_that_leave_the_model_alone_hit(tmp_path: Path) -> None:
+def test_options_that_do_not_affect_the_model_hit(tmp_path: Path) -> None:
     outcome(tmp_path)
     assert outcome(tmp_path, threads=1, allow_spinning=True, verify_tolerance=1e-3)["cache"] == "read"
 
@@ -144,16 +144,16 @@ def test_options_that_leave_the_model_alone_hit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("part", ["torch", "onnxruntime", "onnx", "python", "cpu", "lit_ort"])
 def test_another_version_misses(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outcome(tmp_path)
-    known = store.environment("stock onnxruntime 1.24.1")
-    changed = {**known, part: "another"}
-    assert changed.keys() == known.keys()
+    environment = store.environment("stock onnxruntime 1.24.1")
+    changed = {**environment, part: "another"}
+    assert changed.keys() == environment.keys()
     monkeypatch.setattr(store, "environment", lambda engine: changed)
     assert outcome(tmp_path)["cache"] == "written"
     assert len(entries(tmp_path)) == 2
 
 
 def graph_with(constant: object, function: Callable[..., Any] = torch.mul) -> fx.GraphModule:
-    """x * constant, which hides in the module."""
+    """x * constant, where the constant is an attribute of the module."""
     graph = fx.Graph()
     x = graph.placeholder("x")
     x.meta["example_value"] = torch.zeros(3)
@@ -169,7 +169,7 @@ def request(graph: fx.GraphModule) -> Request:
     return Request(separate_numbers(graph), graph, [torch.zeros(3)], (), any_sizes=False)
 
 
-def test_hidden_constants_are_told_by_value() -> None:
+def test_constants_are_digested_by_value() -> None:
     first, same = (content_of(request(graph_with(torch.tensor([1.0, 2.0, 3.0])))).digest for _ in range(2))
     value = content_of(request(graph_with(torch.tensor([1.0, 2.0, 4.0])))).digest
     dtype = content_of(request(graph_with(torch.tensor([1, 2, 3])))).digest
@@ -178,7 +178,7 @@ def test_hidden_constants_are_told_by_value() -> None:
     assert len({first, value, dtype}) == 3
 
 
-def test_what_its_content_does_not_tell_is_not_kept(tmp_path: Path) -> None:
+def test_graphs_that_their_content_does_not_determine_are_not_kept(tmp_path: Path) -> None:
     for graph, reason in (
         (graph_with(object()), "attribute constant is a object"),
         (graph_with(torch.ones(3), lambda a, b: a + b), "not torch's"),
@@ -186,7 +186,7 @@ def test_what_its_content_does_not_tell_is_not_kept(tmp_path: Path) -> None:
         content = content_of(request(graph))
         assert content.digest is None
         assert reason in str(content.obstacle)
-    torch._dynamo.allow_in_graph(local_function)
+    torch.compiler.allow_in_graph(local_function)
     result = outcome(tmp_path, lambda module, x: local_function(module(x)).mean())
     assert result["cache"].startswith("not kept: it calls tests.backend.test_cache.local_function")
     assert not entries(tmp_path)
@@ -222,27 +222,26 @@ def broken(data: bytes) -> dict[str, bytes]:
         "another format": first[:-1] + b"9\n" + rest,
         "model of another kind": sealed(data, model=b"\xff\xff\xff"),
         "model that can't run": sealed(data, model=b""),
-        "facts of another form": sealed(data, program={"kind": 3}),
-        "facts missing": sealed(data, report=None),
+        "invalid description": sealed(data, program={"kind": 3}),
+        "incomplete description": sealed(data, report=None),
         "models of other sizes": sealed(data, models=[1, 2]),
         "another graph's": sealed(data, key="0" * 64),
     }
 
 
-def sealed(data: bytes, model: bytes | None = None, **facts: object) -> bytes:
-    """An entry with other facts or another model and the right checksum."""
+def sealed(data: bytes, model: bytes | None = None, **changes: object) -> bytes:
+    """An entry with a changed description or another model, and a valid checksum."""
     _, _, text, original = data.split(b"\n", 3)
-    content = json.dumps({**json.loads(text), **facts}).encode() + b"\n" + (original if model is None else model)
+    content = json.dumps({**json.loads(text), **changes}).encode() + b"\n" + (original if model is None else model)
     return b"\n".join((FORMAT, hashlib.sha256(content).hexdigest().encode(), content))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", broken(b"a\nb\n{}\nc"))
-def test_a_broken_entry_is_built_anew_with_a_warning(kind: str, tmp_path: Path) -> None:
+def test_a_damaged_entry_is_replaced_with_a_warning(kind: str, tmp_path: Path) -> None:
     miss = outcome(tmp_path)
     (entry,) = entries(tmp_path)
-    whole = entry.read_bytes()
-    entry.write_bytes(broken(whole)[kind])
+    entry.write_bytes(broken(entry.read_bytes())[kind])
     with pytest.warns(LitOrtWarning, match=r"cached graph .* can't be used: .* compiled again"):
         again = outcome(tmp_path)
     assert again["cache"] == "written"
@@ -252,14 +251,13 @@ def test_a_broken_entry_is_built_anew_with_a_warning(kind: str, tmp_path: Path) 
 
 def naming(data: bytes, target: str) -> bytes:
     """An entry whose first statement calls another operator."""
-    facts = json.loads(data.split(b"\n", 3)[2])
-    program = facts["program"]
+    program = json.loads(data.split(b"\n", 3)[2])["program"]
     program["forward"]["nodes"][0]["statements"][0]["target"] = target
     return sealed(data, program=program)
 
 
 @pytest.mark.parametrize("target", ["aten.from_file.default", "aten.set_.source_Storage", "test_cache.twice.default"])
-def test_an_entry_calls_operators_on_tensors_alone(target: str, tmp_path: Path) -> None:
+def test_an_entry_calls_only_operators_on_tensors(target: str, tmp_path: Path) -> None:
     if target.startswith("test_cache"):
         torch.library.custom_op("test_cache::twice", lambda x: 2 * x, mutates_args=(), schema="(Tensor x) -> Tensor")
     outcome(tmp_path)
@@ -274,12 +272,12 @@ def test_an_entry_calls_operators_on_tensors_alone(target: str, tmp_path: Path) 
         decode(sealed(data, model=model[:-8] + b"location"), key)
 
 
-def test_a_pipe_in_place_of_an_entry_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_in_place_of_an_entry_does_not_block(tmp_path: Path) -> None:
     first = outcome(tmp_path)
     (entry,) = entries(tmp_path)
     entry.unlink()
     os.mkfifo(entry)
-    with pytest.warns(LitOrtWarning, match="can't be used: .*is no regular file"):
+    with pytest.warns(LitOrtWarning, match="can't be used: .*is not a regular file"):
         again = outcome(tmp_path)
     assert_equal(first["values"], again["values"])
 
@@ -289,7 +287,7 @@ def decomposed(module: nn.Module, x: Tensor) -> Tensor:
     return values.sum() + torch.searchsorted(x[0].detach().sort().values, x[0].detach()).sum()
 
 
-def test_operators_that_take_the_name_of_a_way_are_kept(tmp_path: Path) -> None:
+def test_operators_with_text_arguments_are_kept(tmp_path: Path) -> None:
     assert outcome(tmp_path, decomposed)["cache"] == "written"
     assert outcome(tmp_path, decomposed)["cache"] == "read"
 
@@ -316,9 +314,9 @@ def test_an_interrupted_write_leaves_no_entry(tmp_path: Path, monkeypatch: pytes
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_can_not_be_written_to(tmp_path: Path) -> None:
+def test_an_unwritable_folder_causes_a_warning(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(OptionsError, match="is a file, and a folder is needed"):
+    with pytest.raises(OptionsError, match="is a file, but must be a folder"):
         ORTOptions(cache_dir=str(tmp_path / "file"))
     with pytest.warns(LitOrtWarning, match="can't be written to: Not a directory"):
         outcome(tmp_path / "file" / "below")
@@ -326,12 +324,12 @@ def test_a_folder_that_can_not_be_written_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [3, "", True])
-def test_what_is_no_path_is_refused(wrong: Any) -> None:
-    with pytest.raises(OptionsError, match="cache_dir=.* is no path"):
+def test_other_values_than_paths_are_rejected(wrong: Any) -> None:
+    with pytest.raises(OptionsError, match="cache_dir=.* is not a path"):
         ORTOptions(cache_dir=wrong)
 
 
-def test_paths_are_expanded_and_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     assert ORTOptions(cache_dir="~/graphs").cache_dir == str(tmp_path / "graphs")
@@ -346,14 +344,14 @@ def test_a_graph_that_falls_back_is_not_cached(tmp_path: Path) -> None:
     assert not entries(tmp_path)
 
 
-def test_dumps_come_from_a_build(tmp_path: Path) -> None:
+def test_a_dump_needs_a_build(tmp_path: Path) -> None:
     outcome(tmp_path / "cache")
     result = outcome(tmp_path / "cache", dump_dir=str(tmp_path / "dump"))
     assert result["cache"] == "written"
     assert len(list((tmp_path / "dump" / "graph_0").iterdir())) == 5
 
 
-def test_verification_reads_the_model_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verification_checks_the_cached_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outcome(tmp_path)
     assert outcome(tmp_path, verify_first_step=True)["cache"] == "read"
     (entry,) = entries(tmp_path)
@@ -372,9 +370,9 @@ def phases(compilation: Compilation) -> list[Phase]:
     return [phase for phase in (compilation.program.forward, compilation.program.backward) if phase is not None]
 
 
-def test_an_entry_keeps_every_fact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_keeps_every_property_of_a_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Every(nn.Module):
-        """Changing sizes, dropout, a buffer that is written, an alias, a number, two results with gradients."""
+        """Dynamic sizes, dropout, a buffer that is written, an alias, a number, two results with gradients."""
 
         mean: Tensor
 
@@ -398,7 +396,7 @@ def test_an_entry_keeps_every_fact(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert any(compilation.program.signature.sizes for compilation in programs)
     for compilation in programs:
         again = decode(encode(compilation, "key"), "key")
-        # Lists stand for tuples where a fact is of no fixed form.
+        # Compared as JSON, because a value of type Any is read as a list where it was a tuple.
         for part in ("signature", "kind"):
             first, second = (json.dumps(to_plain(getattr(one.program, part))) for one in (again, compilation))
             assert first == second
@@ -422,14 +420,14 @@ def test_an_entry_keeps_every_fact(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (dict[str, int], {"Add": 2}),
     ],
 )
-def test_facts_come_back_by_type(kind: Any, value: object) -> None:
+def test_values_are_read_by_type(kind: Any, value: object) -> None:
     assert from_plain(kind, json.loads(json.dumps(to_plain(value)))) == value
     with pytest.raises(TypeError, match="is not"):
         from_plain(kind, 1.5)
 
 
-def test_a_fact_without_a_plain_form_is_refused() -> None:
-    with pytest.raises(NotPlain, match="a Size belongs to it"):
+def test_values_without_a_json_form_are_rejected() -> None:
+    with pytest.raises(NotPlain, match="it contains a Size"):
         to_plain({"shape": torch.Size([3])})
 
 
@@ -440,9 +438,9 @@ torch.manual_seed(0)
 module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.GELU(), torch.nn.Linear(4, 1))
 step = torch.compile(lambda x: module(x).sum(), backend="ort", options={"cache_dir": sys.argv[1], "fallback": "error"})
 step(torch.ones(2, 3)).backward()
-# The training build of onnxruntime imports onnx by itself.
-rooms = ("lit_ort.fusions", "lit_ort.joint", "lit_ort.lower", "lit_ort.passes")
-building = ("onnx_ir", "onnxscript", "lit_ort.backend.build", "lit_ort.capture.capture", *rooms)
+# The training build of onnxruntime imports onnx itself.
+stages = ("lit_ort.fusions", "lit_ort.joint", "lit_ort.lower", "lit_ort.passes")
+building = ("onnx_ir", "onnxscript", "lit_ort.backend.build", "lit_ort.capture.capture", *stages)
 print(module[0].weight.grad.sum().item(), lit_ort.explain().graphs[0].cache, *(m for m in building if m in sys.modules))
 """
 
@@ -463,7 +461,7 @@ def finish(process: subprocess.Popen[str]) -> list[str]:
 
 
 @pytest.mark.slow
-def test_processes_share_entries_and_a_hit_imports_nothing_of_what_builds(tmp_path: Path) -> None:
+def test_processes_share_entries_and_a_hit_imports_no_stage_of_building(tmp_path: Path) -> None:
     together = [finish(process) for process in [start(tmp_path), start(tmp_path)]]
     assert any("lit_ort.lower" in imported for imported in together)
     assert len(list(tmp_path.iterdir())) == 1
@@ -489,7 +487,7 @@ def test_through_lightning(tmp_path: Path) -> None:
     assert read == {"read"}
 
 
-def test_list_and_clear_touch_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_and_clear_ignore_other_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     outcome(tmp_path)
     (entry,) = entries(tmp_path)
     damaged = tmp_path / f"{'0' * 64}.ortgraph"
@@ -501,13 +499,14 @@ def test_list_and_clear_touch_nothing_else(tmp_path: Path, capsys: pytest.Captur
         other.write_text("mine")
     (tmp_path / f"{'1' * 64}.ortgraph").mkdir()
     command.main(["list", str(tmp_path)])
-    told = capsys.readouterr().out
-    assert "fused graph_0: x float32[5, 6]" in told
-    assert "unusable: it doesn't begin as an entry does" in told
-    assert "3 graphs" in told
+    text = capsys.readouterr().out
+    assert "fused graph_0: x float32[5, 6]" in text
+    assert "unusable: it is in another format" in text
+    assert "3 graphs" in text
     command.main(["clear", str(tmp_path)])
-    assert "removed 3 graphs" in (told := capsys.readouterr().out)
-    assert "left 4 others" in told
+    text = capsys.readouterr().out
+    assert "removed 3 graphs" in text
+    assert "kept 4 other files" in text
     assert sorted(tmp_path.iterdir()) == sorted([*others, tmp_path / f"{'1' * 64}.ortgraph"])
-    with pytest.raises(SystemExit, match="is no folder"):
+    with pytest.raises(SystemExit, match="is not a folder"):
         command.main(["clear", str(tmp_path / "missing")])

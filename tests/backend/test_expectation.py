@@ -1,4 +1,4 @@
-"""Graphs that have nothing to gain say so once, with the reason."""
+"""The report of a graph that can't be faster than in eager has the reason."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS, WIDTH = 64, 512
 
 @pytest.fixture(autouse=True)
 def gain(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a CPU where every library is as fast at products."""
+    """Simulates a CPU on which every library computes products equally fast."""
     monkeypatch.setattr(expectation, "onednn_gain", lambda: getattr(request, "param", Gain.NONE))
 
 
@@ -53,16 +53,16 @@ def with_labels(module: nn.Module, x: Tensor) -> Tensor:
     return F.cross_entropy(module(x), torch.zeros(len(x), dtype=torch.int64))
 
 
-def test_products_alone_are_as_fast_as_eagers() -> None:
+def test_products_without_fusions_are_as_fast_as_eagers() -> None:
     assert speed_of(plain, layers(), torch.randn(ROWS, WIDTH)) == ALL_BY_TORCH
 
 
 @pytest.mark.parametrize("gain", [Gain.MUCH], indirect=True)
-def test_products_of_a_faster_library_are_not() -> None:
+def test_products_of_a_faster_library_are_faster() -> None:
     assert speed_of(plain, layers(), torch.randn(ROWS, WIDTH)) is None
 
 
-def test_what_is_fused_is_faster() -> None:
+def test_fused_operators_are_faster() -> None:
     assert speed_of(with_dropout, layers(), torch.randn(ROWS, WIDTH)) is None
     assert speed_of(with_labels, classifier(), torch.randn(4 * ROWS, WIDTH)) is None
 
@@ -71,19 +71,19 @@ def test_what_is_fused_is_faster() -> None:
 def test_a_small_graph_is_slower(step: Callable[[nn.Module, Tensor], Tensor]) -> None:
     speed = speed_of(step, layers(), torch.randn(2, WIDTH))
     assert speed is not None
-    # Two products forward and, as the first input needs no gradient, three backward.
+    # Two products in the forward and three in the backward, as the first input requires no gradient.
     products = 5 * 2 * 2 * WIDTH * 4 * WIDTH
     assert f"{products / 1e9:.2g} GFLOP" in speed
 
 
-def test_a_graph_without_gradients_says_nothing() -> None:
+def test_a_graph_without_gradients_has_no_report_of_speed() -> None:
     engine = backend()
     with torch.no_grad():
         torch.compile(plain, backend=engine)(layers(), torch.randn(2, WIDTH))
     assert engine.compile_log.graphs[0].speed is None
 
 
-def test_the_hint_comes_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_speed_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "lit_ort")
     step = torch.compile(plain, backend=backend(dynamic="never"))
     for rows in (ROWS, ROWS + 1, ROWS + 2):
@@ -108,7 +108,7 @@ def test_products_of_our_operators_are_counted() -> None:
     assert counts["lit_ort.linear_cross_entropy"] == 3 * 2 * 10 * 16 * 100
 
 
-def test_sizes_that_change_are_counted_as_they_were() -> None:
+def test_dynamic_sizes_count_with_their_first_values() -> None:
     engine = backend()
     step = torch.compile(plain, backend=engine)
     module = layers()

@@ -1,4 +1,4 @@
-"""Memory plans: what a graph holds, what one more item adds, and what a process then takes."""
+"""Memory plans: the memory of a graph and of one more item, and the measured memory of a process."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def test_gradients_parameters_and_activations() -> None:
     plan = lit_ort.plan_memory(lambda x: module(x).square().mean(), torch.randn(1000, 64))
     size = 4 * (64 * 64 + 64) * 4
     assert plan.parameter_bytes == plan.gradient_bytes == size
-    # The results of the four layers, and a gradient or two that are on their way.
+    # The results of the four layers, and one or two gradients of them at a time.
     assert size + 4 * 256_000 < plan.run_bytes < size + 7 * 256_000
     assert all(parameter.grad is None for parameter in module.parameters())
     assert "MB of it gradients" in str(plan)
 
 
-def test_what_one_more_item_adds() -> None:
+def test_the_memory_of_one_more_item() -> None:
     module = make()
 
     def step(x: Tensor) -> Tensor:
@@ -60,20 +60,20 @@ def test_a_lightning_module_that_logs_needs_no_trainer() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_options_count(name: str) -> None:
+def test_recompute_reduces_the_planned_memory(name: str) -> None:
     make_task, make_batch = CASES[name]
     task = make_task(dropout=0.1)
     task.model.train()
     batch = make_batch(task, 64)
-    kept = lit_ort.plan_memory(task.loss, batch)
+    plan = lit_ort.plan_memory(task.loss, batch)
     torch.compiler.reset()
-    again = lit_ort.plan_memory(task.loss, batch, options=ORTOptions(recompute="layers"))
-    assert again.run_bytes < kept.run_bytes
+    plan_with_recompute = lit_ort.plan_memory(task.loss, batch, options=ORTOptions(recompute="layers"))
+    assert plan_with_recompute.run_bytes < plan.run_bytes
 
 
-def test_bad_calls_say_what_to_do() -> None:
+def test_errors_have_a_remedy() -> None:
     module = make()
-    with pytest.raises(OptionsError, match="two at least"):
+    with pytest.raises(OptionsError, match="at least two"):
         lit_ort.plan_memory(lambda x: module(x).mean(), torch.randn(1, 64), batch_dim=0)
     plan = lit_ort.plan_memory(lambda x: module(x).sum(), torch.randn(8, 64))
     with pytest.raises(OptionsError, match="batch_dim="):
@@ -93,7 +93,7 @@ import psutil
 from lit_ort.callbacks import peak_rss_bytes
 module = nn.Sequential(*(layer for _ in range(12) for layer in (nn.Linear(256, 1024), nn.Tanh(), nn.Linear(1024, 256))))
 step = torch.compile(lambda x: module(x).square().mean(), backend=lit_ort.ORTBackend(lit_ort.ORTOptions()))
-# The second size compiles for any, outside of what is measured.
+# The second size compiles the graph for any size, before the measurement.
 step(torch.randn(8, 256)).backward()
 step(torch.randn(16, 256)).backward()
 x = torch.randn(4096, 256)
@@ -106,8 +106,8 @@ print(plan.run_bytes, peak_rss_bytes() - before)
 
 
 @pytest.mark.slow
-def test_a_process_takes_what_was_planned() -> None:
-    """In a process of its own, as memory that others gave back would hide some."""
+def test_the_measured_memory_is_the_planned_memory() -> None:
+    """Measured in a separate process, as memory that other tests have freed would hide some."""
     result = subprocess.run([sys.executable, "-c", MEASURED], capture_output=True, text=True, check=True)
     planned, measured = map(int, result.stdout.split())
     assert 0.9 < measured / planned < 1.1

@@ -1,4 +1,4 @@
-"""Comparison with eager while training: it passes, finds what is wrong, and changes nothing."""
+"""Verification against eager during training: it passes, detects errors, and doesn't change the training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_verification_passes_with_dropout() -> None:
     assert engine.compile_log.graphs[0].kind == "fused"
 
 
-def test_verification_names_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verification_names_the_wrong_values(monkeypatch: pytest.MonkeyPatch) -> None:
     scale_outputs(monkeypatch, (5, 8), 1.5)
     loss = torch.compile(Classifier.loss, backend=backend(verify_first_step=True))
     with pytest.raises(VerificationError, match=r"gradient of head\.weight 5\.0e-01"):
@@ -41,18 +41,18 @@ def test_every_nth_run_is_verified_and_reported() -> None:
     assert "verified 3 times; errors at most " in str(report)
 
 
-def test_a_run_that_disagrees_later_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_later_wrong_run_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = backend(verify_every_n_steps=2)
     module = Classifier()
     loss = torch.compile(Classifier.loss, backend=engine)
     loss(module, *classes(7))
     loss(module, *classes(7))
-    monkeypatch.setattr(verify, "run_in_eager", lambda graph, given, precision: [given[0].new_zeros(())])
+    monkeypatch.setattr(verify, "run_in_eager", lambda graph, inputs, precision: [inputs[0].new_zeros(())])
     with pytest.raises(VerificationError, match="disagrees"):
         loss(module, *classes(7))
 
 
-def test_verification_uses_up_no_random_numbers() -> None:
+def test_verification_does_not_change_random_numbers() -> None:
     def masks(**options: Any) -> list[Tensor]:
         torch.manual_seed(3)
         loss = torch.compile(Classifier.loss, backend=backend(**options))

@@ -1,4 +1,4 @@
-"""Makes the engine wrong, for tests of what finds that out."""
+"""Makes compiled graphs wrong, for tests of verification."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lit_ort.passes import pipeline
 
 
 def scale_outputs(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], factor: float) -> None:
-    """Lets graphs that are built from now on return their outputs of one shape multiplied by a factor."""
+    """Multiplies the outputs of one shape by a factor, in graphs that are built from now on."""
     apply = pipeline.apply
 
     def wrong(module: fx.GraphModule, *rest: Any, **others: Any) -> Any:

@@ -190,4 +190,4 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_the_command_line_names_what_is_missing(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         command.main([name])
-    assert "names no function" in capsys.readouterr().err
+    assert "does not name a function" in capsys.readouterr().err

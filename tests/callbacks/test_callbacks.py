@@ -1,4 +1,4 @@
-"""Step statistics, the progress bar, the memory figures."""
+"""The callbacks for step statistics and the progress bar, and the functions that measure memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from lit_ort.callbacks import (
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 STEP_S, VALIDATION_S, FIRST_S = 0.01, 0.2, 0.15
-ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the peak can be reset on Linux alone")
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the peak can be reset on Linux only")
 
 
 def batches(count: int) -> DataLoader[Any]:
@@ -39,7 +39,7 @@ def batches(count: int) -> DataLoader[Any]:
 
 
 class SlowModel(BoringModel):
-    """Steps of a known length: the first takes longer, validation much longer."""
+    """Steps of a known duration; the first step takes longer, a validation step much longer."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         time.sleep(FIRST_S if self.trainer.global_step == 0 else STEP_S)
@@ -74,7 +74,7 @@ def fit(statistics: StepStatistics, folder: Path, library: Any = lightning.pytor
     return trainer
 
 
-def test_validation_and_the_first_step_are_not_in_a_batch(tmp_path: Path) -> None:
+def test_the_time_of_a_batch_excludes_validation_and_the_first_step(tmp_path: Path) -> None:
     statistics = StepStatistics()
     fit(statistics, tmp_path, val_check_interval=6)
     summary = statistics.summary()
@@ -88,7 +88,7 @@ def test_validation_and_the_first_step_are_not_in_a_batch(tmp_path: Path) -> Non
     assert summary.step_ms_mean < 1e3 * (STEP_S + 4 * VALIDATION_S / 23)
 
 
-def test_the_rate_counts_items_over_time(tmp_path: Path) -> None:
+def test_the_rate_is_items_per_second(tmp_path: Path) -> None:
     statistics = StepStatistics(item="numbers", count_items=lambda batch: batch.numel())
     trainer = fit(statistics, tmp_path, limit_val_batches=0)
     summary = statistics.summary()
@@ -99,7 +99,7 @@ def test_the_rate_counts_items_over_time(tmp_path: Path) -> None:
     assert trainer.callback_metrics["speed/numbers_per_s"].item() == pytest.approx(summary.items_per_s, rel=0.5)
 
 
-def test_figures_reach_the_logger_at_its_steps(tmp_path: Path) -> None:
+def test_measurements_are_logged_at_the_steps_of_the_logger(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path, name="", version="")
     fit(StepStatistics(window=2), tmp_path, logger=logger, limit_val_batches=0)
     header, *lines = (tmp_path / "metrics.csv").read_text().splitlines()
@@ -110,7 +110,7 @@ def test_figures_reach_the_logger_at_its_steps(tmp_path: Path) -> None:
         assert float(row["speed/samples_per_s"]) < 3 / STEP_S
 
 
-def test_a_second_fit_starts_anew(tmp_path: Path) -> None:
+def test_a_second_fit_starts_from_zero(tmp_path: Path) -> None:
     statistics = StepStatistics()
     fit(statistics, tmp_path, limit_val_batches=0, limit_train_batches=6)
     fit(statistics, tmp_path, limit_val_batches=0, limit_train_batches=4)
@@ -130,7 +130,7 @@ def test_the_strategys_setup_is_part_of_the_first_step(tmp_path: Path) -> None:
     assert first_step_s >= FIRST_S + 0.3
 
 
-def test_a_test_run_does_not_forget_the_fit(tmp_path: Path) -> None:
+def test_a_test_run_keeps_the_measurements_of_the_fit(tmp_path: Path) -> None:
     statistics = StepStatistics()
     trainer = fit(statistics, tmp_path, limit_val_batches=0, limit_train_batches=4)
     trainer.test(SlowModel(), verbose=False)
@@ -177,8 +177,8 @@ def test_it_works_with_pytorch_lightning(tmp_path: Path) -> None:
 
 
 @ON_LINUX
-def test_the_peak_counts_memory_given_back_and_starts_anew() -> None:
-    # Garbage that is freed meanwhile would hide the block, and so would memory that the C library keeps.
+def test_the_peak_includes_freed_memory_and_can_be_reset() -> None:
+    # Garbage that is freed during the test would hide the block, and so would memory that the C library keeps.
     gc.collect()
     assert reset_peak_rss()
     start = peak_rss_bytes()
@@ -196,15 +196,15 @@ def test_the_peak_counts_memory_given_back_and_starts_anew() -> None:
 
 
 @ON_LINUX
-def test_the_summary_holds_what_fit_added(tmp_path: Path) -> None:
-    class Hungry(StepStatistics):
+def test_the_summary_has_the_memory_above_the_start_of_fit(tmp_path: Path) -> None:
+    class Allocating(StepStatistics):
         def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
             super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
-            # Memory that the C library doesn't keep from other tests.
+            # mmap, because malloc could reuse memory that the C library keeps from other tests.
             with mmap.mmap(-1, 128 * 2**20) as memory:
                 memory.write(b"1" * len(memory))
 
-    statistics = Hungry()
+    statistics = Allocating()
     fit(statistics, tmp_path, limit_val_batches=0, limit_train_batches=2, log_every_n_steps=1)
     summary = statistics.summary()
     assert summary.peak_mib is not None
@@ -227,7 +227,7 @@ def test_first_dimension(batch: Any, count: int) -> None:
     assert first_dimension(batch) == count
 
 
-def test_a_window_below_one_is_refused() -> None:
+def test_a_window_below_one_is_rejected() -> None:
     with pytest.raises(ValueError, match="window=0: must be at least 1"):
         StepStatistics(window=0)
 
@@ -252,7 +252,7 @@ def test_short_figure(value: Any, short: Any) -> None:
     assert short_figure(value) == short
 
 
-def test_the_bar_shows_speed_on_one_line_an_epoch(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_bar_shows_speed_on_one_line_per_epoch(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     options: dict[str, Any] = dict(callbacks=[StepStatistics(), OneLineProgressBar()], logger=False, max_epochs=2)
     trainer = lightning.pytorch.Trainer(
         accelerator="cpu",
@@ -265,10 +265,10 @@ def test_the_bar_shows_speed_on_one_line_an_epoch(tmp_path: Path, capfd: pytest.
         **options,
     )
     trainer.fit(SlowModel())
-    # tqdm writes to either stream; of the states between carriage returns, the last stays on the screen.
+    # tqdm writes to either stream; of the texts between carriage returns, the last one stays on the screen.
     captured = capfd.readouterr()
-    shown = [line.rsplit("\r", 1)[-1] for line in (captured.out + captured.err).split("\n")]
-    lines = [line for line in shown if line.strip()]
+    last = [line.rsplit("\r", 1)[-1] for line in (captured.out + captured.err).split("\n")]
+    lines = [line for line in last if line.strip()]
     assert [line.split(":")[0] for line in lines] == ["Epoch 0", "Epoch 1"]
     assert all("ms=" in line and "samples/s=" in line for line in lines)
     assert "v_num" not in captured.out + captured.err
@@ -277,7 +277,7 @@ def test_the_bar_shows_speed_on_one_line_an_epoch(tmp_path: Path, capfd: pytest.
 def test_the_first_epoch_after_a_sanity_check_has_a_bar(tmp_path: Path) -> None:
     shown: list[bool] = []
 
-    class Looking(lightning.pytorch.Callback):
+    class RecordingBar(lightning.pytorch.Callback):
         def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
             shown.append(not trainer.progress_bar_callback.train_progress_bar.disable)
 
@@ -285,7 +285,7 @@ def test_the_first_epoch_after_a_sanity_check_has_a_bar(tmp_path: Path) -> None:
         accelerator="cpu",
         devices=1,
         default_root_dir=tmp_path,
-        callbacks=[OneLineProgressBar(), Looking()],
+        callbacks=[OneLineProgressBar(), RecordingBar()],
         logger=False,
         max_epochs=2,
         limit_train_batches=2,

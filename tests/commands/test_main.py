@@ -1,4 +1,4 @@
-"""`lit-ort` from the command line: what each command runs, and what it refuses."""
+"""The commands of `lit-ort`, and the errors for wrong arguments."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ HERE = f"{__name__}:make"
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     program.main([])
-    shown = capsys.readouterr().out
-    assert all(f"\n  lit-ort {name} " in shown for name in (*program.COMMANDS, *program.PROGRAMS))
+    text = capsys.readouterr().out
+    assert all(f"\n  lit-ort {name} " in text for name in (*program.COMMANDS, *program.PROGRAMS))
     program.main(["--version"])
     assert capsys.readouterr().out == f"{__version__}\n"
 
 
-def test_an_unknown_command_is_told_with_those_there_are() -> None:
+def test_an_unknown_command_lists_all_commands() -> None:
     with pytest.raises(SystemExit, match=r"lit-ort tain: no such command. Use one of train, compare, benchmark"):
         program.main(["tain"])
 
@@ -69,7 +69,7 @@ def test_export_writes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("command", ["explain", "export"])
-def test_a_function_that_returns_no_module_and_batch(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_function_must_return_a_module_and_a_batch(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         program.main([command, f"{__name__}:make_list", *(["a.onnx"] if command == "export" else [])])
     assert "make_list() returned a list. Return a tuple of a module and its batch" in capsys.readouterr().err
@@ -77,15 +77,13 @@ def test_a_function_that_returns_no_module_and_batch(command: str, capsys: pytes
 
 def test_training_needs_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "PACKAGE_OF_TASKS", "no_such_package")
-    with pytest.raises(
-        SystemExit, match=r"lit-ort train needs the tasks extra. Install it: pip install"
-    ):
+    with pytest.raises(SystemExit, match=r"lit-ort train needs the tasks extra. Install it: pip install"):
         program.main(["train", "strategy=ort"])
 
 
 @pytest.mark.parametrize("name", ["train", "compare"])
 def test_programs_run_as_the_main_module(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from lit_ort.commands.main import main; main()", name, "--help"]
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert f"  lit-ort {name} [GROUP=CHOICE ...]" in ended.stdout
+    process = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert process.returncode == 0, process.stderr
+    assert f"  lit-ort {name} [GROUP=CHOICE ...]" in process.stdout

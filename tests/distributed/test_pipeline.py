@@ -171,9 +171,9 @@ def test_error_messages(results: list[dict[str, Any]]) -> None:
     messages = results[0]["messages"]
     assert "3 stages for the 2 processes of a pipeline" in messages["three"]
     assert "3 stages for 2 processes, but schedule='interleaved'" in messages["interleaved"]
-    assert "that Net makes in configure_model, and it makes none" in messages["plain"]
+    assert "that Net creates in configure_model, but it creates none" in messages["plain"]
     assert "extra is outside of its stages" in messages["outside"]
-    assert "makes its lit_ort.Pipeline outside of configure_model" in messages["early"]
+    assert "creates its lit_ort.Pipeline outside of configure_model" in messages["early"]
     assert "a batch has 8 rows, but micro_batches=9" in messages["short"]
     assert "pipeline_size=3 doesn't divide the 2 processes" in messages["size"]
 
@@ -198,8 +198,8 @@ def test_two_pipelines_average_their_gradients() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"micro_batches": 0}, "micro_batches=0 must be a whole number above 0"),
-        ({"pipeline_size": True}, "pipeline_size=True must be a whole number above 0"),
+        ({"micro_batches": 0}, "micro_batches=0 must be an integer above 0"),
+        ({"pipeline_size": True}, "pipeline_size=True must be an integer above 0"),
         ({"schedule": "zigzag"}, "schedule='zigzag' is not one of"),
     ],
 )

@@ -168,9 +168,9 @@ def test_checkpoints_are_those_of_one_process(results: list[dict[str, Any]], alo
 @pytest.mark.slow
 def test_error_messages(results: list[dict[str, Any]]) -> None:
     messages = results[0]["messages"]
-    assert "the layers that Net.tensor_plan() names, and it has none" in messages["no plan"]
+    assert "the layers that Net.tensor_plan() names, but there is no such method" in messages["no plan"]
     assert "3 attention heads don't divide into equal parts for 2 processes" in messages["heads"]
-    assert "Lamb may look at whole ones (as LAMB and Adafactor do)" in messages["LAMB"]
+    assert "Lamb may need whole parameters (as LAMB and Adafactor do)" in messages["LAMB"]
     assert "25 outputs of model.encoder.layers.0.linear1 don't divide" in messages["columns"]
 
 
@@ -245,5 +245,5 @@ def test_gradients_of_pytorch_lightnings_modules_are_clipped() -> None:
 def test_invalid_arguments_raise_at_once() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'plan'"):
         ORTTensorStrategy(plan={})  # pyright: ignore[reportCallIssue]
-    with pytest.raises(OptionsError, match="threads=0 must be a whole number above 0"):
+    with pytest.raises(OptionsError, match="threads=0 must be an integer above 0"):
         ORTTensorStrategy(threads=0)

@@ -1,4 +1,4 @@
-"""Strategies name and type every argument, so that editors, type checkers and LightningCLI see them."""
+"""Strategies have explicit, typed arguments for editors, type checkers and LightningCLI."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tests.strategies.test_lightning_features import Rows
 
 STRATEGIES = (ORTStrategy, ORTDDPStrategy, ORTZero1Strategy, ORTPipelineStrategy, ORTTensorStrategy)
 PASS = "merge_equal"
-# Runs of several processes combine gradients before the optimizer's step.
+# Several processes reduce gradients before the optimizer's step.
 SINGLE_PROCESS = {"optimizer_in_graph"}
-# jsonargparse's own, of how Lightning uses it.
+# jsonargparse deprecates how Lightning uses it.
 ignore_jsonargparse = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
@@ -74,7 +74,7 @@ def test_options_reach_the_engine(strategy: type[Any]) -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_both_packages_have_the_same_arguments_and_plugins_of_their_own(strategy: type[Any]) -> None:
+def test_both_packages_have_the_same_arguments_and_their_own_plugins(strategy: type[Any]) -> None:
     other: Any = getattr(on_pytorch_lightning, strategy.__name__)
     assert parameters(other) == parameters(strategy)
     plugins = ("precision_class", "shared_norm_class")
@@ -95,19 +95,19 @@ def test_arguments_reach_distributed_data_parallel() -> None:
 
 
 def command_line(strategy: str, *init_args: str, run: bool = False) -> LightningCLI:
-    """The command line of a program with a strategy's class and its arguments."""
+    """A LightningCLI with a strategy's class and its arguments."""
     quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    words = ["fit"] if run else []
-    words += ["--trainer.accelerator=cpu", "--trainer.max_epochs=1", *(f"--trainer.{name}=false" for name in quiet)]
-    words += [f"--trainer.strategy={strategy}", *(f"--trainer.strategy.{word}" for word in init_args)]
-    return LightningCLI(Net, Rows, args=words, run=run, save_config_callback=None, seed_everything_default=1)
+    args = ["fit"] if run else []
+    args += ["--trainer.accelerator=cpu", "--trainer.max_epochs=1", *(f"--trainer.{name}=false" for name in quiet)]
+    args += [f"--trainer.strategy={strategy}", *(f"--trainer.strategy.{argument}" for argument in init_args)]
+    return LightningCLI(Net, Rows, args=args, run=run, save_config_callback=None, seed_everything_default=1)
 
 
 @ignore_jsonargparse
 @pytest.mark.usefixtures("_no_arguments")
 def test_lightning_cli_trains_with_a_strategys_arguments() -> None:
-    typed = ("init_args.fallback=error", "init_args.verify_first_step=true", "init_args.verify_every_n_steps=3")
-    cli = command_line("lit_ort.ORTStrategy", *typed, run=True)
+    init_args = ("init_args.fallback=error", "init_args.verify_first_step=true", "init_args.verify_every_n_steps=3")
+    cli = command_line("lit_ort.ORTStrategy", *init_args, run=True)
     assert isinstance(cli.trainer.strategy, ORTStrategy)
     assert cli.trainer.strategy.options == ORTOptions(fallback="error", verify_first_step=True, verify_every_n_steps=3)
     assert {graph.kind for graph in lit_ort.explain(cli.trainer).graphs} == {"fused", "forward"}
@@ -116,9 +116,9 @@ def test_lightning_cli_trains_with_a_strategys_arguments() -> None:
 
 @ignore_jsonargparse
 @pytest.mark.usefixtures("_no_arguments")
-def test_lightning_cli_types_the_arguments_of_several_processes() -> None:
-    words = ("overlap=true", "bucket_cap_mb=0.5", "timeout=0:05:00", f"disable_passes=[{PASS}]", "threads=2")
-    cli = command_line("lit_ort.ORTDDPStrategy", *(f"init_args.{word}" for word in words))
+def test_lightning_cli_converts_the_arguments_of_ort_ddp() -> None:
+    arguments = ("overlap=true", "bucket_cap_mb=0.5", "timeout=0:05:00", f"disable_passes=[{PASS}]", "threads=2")
+    cli = command_line("lit_ort.ORTDDPStrategy", *(f"init_args.{argument}" for argument in arguments))
     arguments = cli.config.trainer.strategy.init_args
     assert (arguments.overlap, arguments.bucket_cap_mb, arguments.timeout) == (True, 0.5, timedelta(minutes=5))
     strategy: Any = cli.trainer.strategy
@@ -129,7 +129,7 @@ def test_lightning_cli_types_the_arguments_of_several_processes() -> None:
 @ignore_jsonargparse
 @pytest.mark.usefixtures("_no_arguments")
 @pytest.mark.parametrize(
-    ("strategy", "word", "message"),
+    ("strategy", "argument", "message"),
     [
         ("ORTStrategy", "fallback=never", "'warn', 'error'"),
         ("ORTStrategy", "threads=two", "threads"),
@@ -139,15 +139,15 @@ def test_lightning_cli_types_the_arguments_of_several_processes() -> None:
         ("ORTPipelineStrategy", "schedule=zigzag", "'1f1b', 'gpipe', 'interleaved'"),
     ],
 )
-def test_lightning_cli_refuses_wrong_arguments(
-    strategy: str, word: str, message: str, capsys: pytest.CaptureFixture[str]
+def test_lightning_cli_rejects_invalid_arguments(
+    strategy: str, argument: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        command_line(f"lit_ort.{strategy}", f"init_args.{word}")
+        command_line(f"lit_ort.{strategy}", f"init_args.{argument}")
     assert message in capsys.readouterr().err
 
 
 @pytest.fixture
 def _no_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """LightningCLI warns of words that it doesn't read."""
+    """LightningCLI warns about command line arguments that it doesn't use."""
     monkeypatch.setattr("sys.argv", ["train.py"])

@@ -1,4 +1,4 @@
-"""What Lightning and its users do to a strategy beside training: copies, pickles, mocks, steps at odd times."""
+"""What Lightning and its users do with a strategy besides training: copies, pickles, mocks, steps outside of runs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_trainer_is_copied_and_pickled_in_the_middle_of_a_run() -> None:
 
 
 @pytest.mark.parametrize("manual", [False, True])
-def test_a_backward_that_is_wrapped_is_counted_once_a_step(manual: bool) -> None:
+def test_a_wrapped_backward_is_called_once_per_step(manual: bool) -> None:
     class Manual(Net):
         automatic_optimization = not manual  # pyright: ignore[reportAssignmentType,reportIncompatibleMethodOverride]
 
@@ -88,7 +88,7 @@ def test_a_step_that_is_mocked_runs_compiled() -> None:
     assert [graph.kind for graph in explain(strategy).graphs] == ["fused"]
 
 
-def test_what_dynamo_fails_at_runs_in_eager_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_dynamo_fails_to_trace_runs_in_eager_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise AttributeError("__name__")
 
@@ -108,7 +108,7 @@ def test_what_dynamo_fails_at_runs_in_eager_with_one_warning(monkeypatch: pytest
     assert_same_weights(*outcomes)
 
 
-def test_garbage_is_collected_but_for_the_first_step() -> None:
+def test_garbage_collection_is_disabled_only_in_the_first_step() -> None:
     class Watching(Net):
         def __init__(self) -> None:
             super().__init__()
@@ -116,11 +116,11 @@ def test_garbage_is_collected_but_for_the_first_step() -> None:
 
         def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
             loss = super().training_step(batch, batch_idx)
-            self.watch()  # pyright: ignore[reportCallIssue] - what `disable` gives is not typed
+            self.record()  # pyright: ignore[reportCallIssue] - `disable` returns an untyped function
             return loss
 
         @torch.compiler.disable
-        def watch(self) -> None:
+        def record(self) -> None:
             self.enabled.append(gc.isenabled())
 
     module = Watching()
@@ -129,7 +129,7 @@ def test_garbage_is_collected_but_for_the_first_step() -> None:
     assert gc.isenabled()
 
 
-def test_steps_before_and_after_a_run_are_eagers() -> None:
+def test_steps_outside_of_a_run_are_not_compiled() -> None:
     module, strategy = Net(), ORTStrategy(fallback="error")
     own = trainer(strategy, max_epochs=1)
     own.fit(module, loader())
@@ -153,7 +153,7 @@ def test_logged_values_survive_an_error_of_the_step(strategy: str) -> None:
         value = -1.0
 
         def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-            self.value = float(trainer._results["training_step.seen"].value)
+            self.value = float(trainer.callback_metrics["seen"])
 
     last = Last()
     with pytest.raises(KeyError, match="third batch"):
@@ -161,7 +161,7 @@ def test_logged_values_survive_an_error_of_the_step(strategy: str) -> None:
     assert last.value == 2
 
 
-def test_log_raises_where_it_may_not_be_called() -> None:
+def test_log_raises_where_it_is_not_allowed() -> None:
     class Logging(Net):
         def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
             self.log("value", 1.0)
@@ -187,12 +187,12 @@ assert pl.__spec__.loader.__class__.__module__.startswith(("importlib", "_frozen
 
 @pytest.mark.slow
 def test_the_other_package_is_registered_when_it_is_imported() -> None:
-    done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
 
 
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec:FutureWarning")
-def test_an_instance_serves_the_other_package() -> None:
+def test_an_instance_works_with_the_other_package() -> None:
     import pytorch_lightning as pl
 
     class Other(pl.LightningModule):

@@ -1,9 +1,10 @@
-"""Lightning's features under `strategy="ort"`: what each does to a run is what it does to an eager one."""
+"""Lightning's features have the same effect under `strategy="ort"` as in eager."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lit_ort import ORTStrategy, explain
+from lit_ort import LitOrtWarning, ORTStrategy, explain
 from tests.lightning_models import BATCH, Net, assert_same_weights, loader, trainer
 
 pytestmark = [
@@ -49,19 +50,19 @@ def fit(strategy: Any, make: Make = Net, loaders: Any = None, **settings: Any) -
 
 
 def assert_same_run(make: Make = Net, loaders: Callable[[], Any] = loader, **settings: Any) -> LightningModule:
-    """Trains with both strategies; settings that are made for each run come as functions without arguments."""
+    """Trains with both strategies. Settings that can't be shared by two runs are functions without arguments."""
 
-    def made() -> dict[str, Any]:
+    def new_settings() -> dict[str, Any]:
         return {name: value() if callable(value) else value for name, value in settings.items()}
 
-    expected = fit("auto", make, loaders(), **made())
+    expected = fit("auto", make, loaders(), **new_settings())
     strategy = strict()
-    found = fit(strategy, make, loaders(), **made())
+    actual = fit(strategy, make, loaders(), **new_settings())
     kinds = {graph.kind for graph in explain(strategy).graphs if graph.name.startswith("training")}
     assert "fused" in kinds
-    assert_same_weights(found, expected)
-    assert getattr(found, "seen", []) == pytest.approx(getattr(expected, "seen", []), rel=1e-4)
-    return found
+    assert_same_weights(actual, expected)
+    assert getattr(actual, "values", []) == pytest.approx(getattr(expected, "values", []), rel=1e-4)
+    return actual
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -94,7 +95,7 @@ def test_barebones() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")
-def test_the_pytorch_profiler_sees_the_step(tmp_path: Path) -> None:
+def test_the_pytorch_profiler_records_the_step(tmp_path: Path) -> None:
     from lightning.pytorch.profilers import PyTorchProfiler
 
     fit(strict(), profiler=PyTorchProfiler(tmp_path, "profile", export_to_chrome=False, max_name_column_width=99))
@@ -112,20 +113,20 @@ class Clipping(Net):
 
 
 class Hooks(Net):
-    """Notes what it finds in every hook around the backward."""
+    """Records the gradients in every hook around the backward."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[float] = []
+        self.values: list[float] = []
 
     def note(self) -> None:
-        self.seen.append(sum(float(p.grad.abs().sum()) for p in self.parameters() if p.grad is not None))
+        self.values.append(sum(float(p.grad.abs().sum()) for p in self.parameters() if p.grad is not None))
 
     def on_before_zero_grad(self, optimizer: Any) -> None:
         self.note()
 
     def on_before_backward(self, loss: Tensor) -> None:
-        self.seen.append(float(loss.detach()))
+        self.values.append(float(loss.detach()))
 
     def on_after_backward(self) -> None:
         self.note()
@@ -135,14 +136,14 @@ class Hooks(Net):
 
 
 class Gan(LightningModule):
-    """Two optimizers in manual optimization, each on its own half."""
+    """Manual optimization with two optimizers, each for one half of the parameters."""
 
     def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.generator = nn.Sequential(nn.Linear(3, 12), nn.ReLU(), nn.Linear(12, 6))
         self.discriminator = nn.Sequential(nn.Linear(6, 12), nn.LeakyReLU(0.2), nn.Linear(12, 1))
-        self.seen: list[float] = []
+        self.values: list[float] = []
 
     def forward(self, noise: Tensor) -> Tensor:
         return self.generator(noise)
@@ -166,7 +167,7 @@ class Gan(LightningModule):
         self.manual_backward(other)
         second.step()
         self.untoggle_optimizer(second)
-        self.seen += [float(loss.detach()), float(other.detach())]
+        self.values += [float(loss.detach()), float(other.detach())]
 
     def configure_optimizers(self) -> Any:
         return [torch.optim.Adam(half.parameters(), 0.01) for half in (self.generator, self.discriminator)]
@@ -179,7 +180,7 @@ class Sample:
 
 
 class Complicated(Net):
-    """A batch of everything that Python has."""
+    """Batches with lists, tuples, None, a dataclass, text and numbers."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         first, (second, nothing), sample = batch["first"], batch["more"], batch["sample"]
@@ -201,7 +202,7 @@ class Batches(torch.utils.data.IterableDataset):
 
 
 class Unused(Net):
-    """Parameters that a step doesn't touch, one that nothing trains, and one that comes later."""
+    """Has parameters that a step doesn't use, and one that is frozen in the first epoch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -250,7 +251,7 @@ class Headed(Net):
 
 
 class Double(torch.autograd.Function):
-    """The gradient is not that of what it computes."""
+    """A Function whose backward is not the derivative of its forward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -268,12 +269,12 @@ class OwnGradient(Net):
 
 
 class Shared(Net):
-    """One module twice, a hook that changes what it gives, and a part without gradient."""
+    """Calls one module twice, with a hook that changes its output, and once without gradient."""
 
     def __init__(self) -> None:
         super().__init__()
         self.square = nn.Linear(6, 6)
-        self.square.register_forward_hook(lambda module, given, result: result.tanh())
+        self.square.register_forward_hook(lambda module, inputs, output: output.tanh())
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
@@ -289,16 +290,16 @@ class Autocast(Net):
 
 
 MODULES: dict[str, Make] = {
-    "a gradient of its own": OwnGradient,
-    "clipping of its own": Clipping,
+    "custom autograd function": OwnGradient,
+    "custom clipping": Clipping,
     "hooks": Hooks,
-    "parameters that come later": Growing,
+    "parameters that are added later": Growing,
     "unused, frozen and thawed parameters": Unused,
     "shared modules, hooks, no_grad": Shared,
 }
 
 
-# Dynamo makes an instance of a Function.
+# Dynamo creates an instance of a Function.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("make", MODULES.values(), ids=MODULES)
 def test_same_run_of(make: Make) -> None:
@@ -306,17 +307,17 @@ def test_same_run_of(make: Make) -> None:
 
 
 def test_a_finetuning_callback() -> None:
-    found = assert_same_run(Headed, callbacks=lambda: [Thawing()])
-    assert all(parameter.requires_grad for parameter in found.parameters())
+    module = assert_same_run(Headed, callbacks=lambda: [Thawing()])
+    assert all(parameter.requires_grad for parameter in module.parameters())
 
 
-def test_two_optimizers_by_hand() -> None:
-    found = assert_same_run(Gan, loaders=lambda: loader(), callbacks=list)
-    assert isinstance(found, Gan)
-    assert len(found.seen) == 20
+def test_manual_optimization_with_two_optimizers() -> None:
+    module = assert_same_run(Gan, loaders=lambda: loader(), callbacks=list)
+    assert isinstance(module, Gan)
+    assert len(module.values) == 20
 
 
-def test_batches_of_everything() -> None:
+def test_batches_of_many_types() -> None:
     assert_same_run(Complicated, lambda: DataLoader(Batches(), batch_size=None))
 
 
@@ -336,10 +337,13 @@ def test_several_validation_loaders() -> None:
             self.log(f"val_{dataloader_idx}", F.cross_entropy(self(batch[0]), batch[1]), add_dataloader_idx=False)
 
     metrics = []
-    for strategy in ("auto", strict()):
+    # Dynamo can't format the index of the second loader, a symbolic number, and leaves the step in eager.
+    warns = pytest.warns(LitOrtWarning, match="validation_step runs in eager PyTorch: an f-string contains a number")
+    for strategy, context in (("auto", nullcontext()), (strict(), warns)):
         seed_everything(1, verbose=False)
         runner = trainer(strategy)
-        runner.fit(Two(), loader(), [loader(batch=10), loader(30, 10)])
+        with context:
+            runner.fit(Two(), loader(), [loader(batch=10), loader(30, 10)])
         metrics.append({name: float(value) for name, value in runner.callback_metrics.items()})
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-4)
     assert {"val_0", "val_1"} <= metrics[0].keys()
@@ -347,16 +351,16 @@ def test_several_validation_loaders() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*checkpoint:UserWarning")
 def test_learning_rate_finder(tmp_path: Path) -> None:
-    found = []
+    losses = []
     for strategy in ("auto", strict()):
         seed_everything(1, verbose=False)
         module = Net()
         runner = trainer(strategy, tmp_path, max_epochs=1)
         finder = Tuner(runner).lr_find(module, loader(), num_training=12, attr_name="learning_rate", max_lr=0.5)
         assert finder is not None
-        found.append(finder.results["loss"])
+        losses.append(finder.results["loss"])
         runner.fit(module, loader())
-    assert found[0] == pytest.approx(found[1], rel=1e-4)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
 @pytest.mark.slow
@@ -373,13 +377,13 @@ def test_batch_size_finder(tmp_path: Path) -> None:
         def val_dataloader(self) -> Any:
             return loader(batch=10)
 
-    found, strategy = [], strict()
+    sizes, strategy = [], strict()
     for each in ("auto", strategy):
         data, runner = Data(), trainer(each, tmp_path, max_epochs=1)
         size = Tuner(runner).scale_batch_size(Net(), datamodule=data, max_trials=3, steps_per_trial=2)
-        found.append((size, data.batch_size))
-    assert found[0] == found[1]
-    # The first size by itself, all others in one graph.
+        sizes.append((size, data.batch_size))
+    assert sizes[0] == sizes[1]
+    # One graph for the first size, and one for all others.
     assert sum(graph.name.startswith("training") for graph in explain(strategy).graphs) == 2
 
 
@@ -411,8 +415,8 @@ def test_predictions_are_written(inference_mode: bool) -> None:
     assert [len(part) for part in predictions] == [2, 1]
     assert writer.epochs == [2]
     expected = [module.eval()(x).softmax(-1) for batches in (loader(20, 10), loader(rows=8)) for x, _ in batches]
-    for found, wanted in zip(writer.batches, expected, strict=True):
-        torch.testing.assert_close(found, wanted.detach())
+    for prediction, reference in zip(writer.batches, expected, strict=True):
+        torch.testing.assert_close(prediction, reference.detach())
 
 
 class Rows(LightningDataModule):
@@ -423,7 +427,7 @@ class Rows(LightningDataModule):
         return loader(batch=10)
 
 
-# jsonargparse's own, of how Lightning uses it.
+# jsonargparse deprecates how Lightning uses it.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["train.py"])
@@ -431,13 +435,13 @@ def test_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     settings += ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
     modules = []
     for strategy in ("auto", "ort"):
-        given = ["fit", f"--trainer.strategy={strategy}", "--trainer.accelerator=cpu", *settings]
-        cli = LightningCLI(Net, Rows, args=given, save_config_callback=None, seed_everything_default=1)
+        args = ["fit", f"--trainer.strategy={strategy}", "--trainer.accelerator=cpu", *settings]
+        cli = LightningCLI(Net, Rows, args=args, save_config_callback=None, seed_everything_default=1)
         modules.append(cli.model)
     assert_same_weights(modules[1], modules[0])
 
 
-def test_fit_twice_and_in_between() -> None:
+def test_several_fits_and_evaluations_by_one_trainer() -> None:
     modules = []
     for strategy in ("auto", strict()):
         seed_everything(1, verbose=False)
@@ -453,8 +457,8 @@ def test_fit_twice_and_in_between() -> None:
     assert_same_weights(modules[1], modules[0])
 
 
-def test_calls_from_hooks_run_as_they_are() -> None:
-    class Looking(Callback):
+def test_calls_of_the_module_in_hooks_are_not_compiled() -> None:
+    class Calling(Callback):
         def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
             x = next(iter(loader()))[0]
             with torch.no_grad():
@@ -462,12 +466,12 @@ def test_calls_from_hooks_run_as_they_are() -> None:
             pl_module(x).sum().backward()
             pl_module.zero_grad()
 
-    assert_same_run(callbacks=lambda: [Looking()])
+    assert_same_run(callbacks=lambda: [Calling()])
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("clip", [None, 0.1])
-def test_what_is_not_finite_goes_the_same_way(bad: float, clip: float | None) -> None:
+def test_non_finite_values_propagate_as_in_eager(bad: float, clip: float | None) -> None:
     x, y = next(iter(loader()))
     x = x.clone()
     x[0, 0] = bad
@@ -492,7 +496,7 @@ def test_an_anomaly_is_detected() -> None:
         fit(strict(), loaders=data, max_epochs=1, detect_anomaly=True)
 
 
-def test_the_same_seed_gives_the_same_bits() -> None:
+def test_the_same_seed_produces_the_same_bits() -> None:
     def run() -> tuple[list[float], dict[str, Tensor]]:
         module = fit(strict(), lambda: Net(dropout=0.3), max_epochs=3)
         assert isinstance(module, Net)

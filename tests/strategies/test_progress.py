@@ -1,4 +1,4 @@
-"""The progress bar and the log while a step compiles."""
+"""The progress bar and Lightning's log while a step compiles."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ TEXT = "compiling training_step"
 
 
 class Describing(Callback):
-    """Describes the bar in the middle of a run, and puts back what was there."""
+    """Describes the bar during a run, and restores its description."""
 
     def __init__(self) -> None:
-        self.seen: list[str] = []
+        self.descriptions: list[str] = []
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         bar = trainer.progress_bar_callback
-        before = _description(bar)
+        original = _description(bar)
         restore = describe_bar(bar, "train", TEXT)
         assert restore is not None
-        self.seen.append(_description(bar))
+        self.descriptions.append(_description(bar))
         restore()
-        assert _description(bar) == before
+        assert _description(bar) == original
 
 
 def _description(bar: Any) -> str:
@@ -46,36 +46,36 @@ def _description(bar: Any) -> str:
 
 
 @pytest.mark.parametrize("kind", [TQDMProgressBar, RichProgressBar])
-def test_the_bar_says_what_is_compiled(kind: type[Any], tmp_path: Path) -> None:
+def test_the_bar_shows_a_description(kind: type[Any], tmp_path: Path) -> None:
     describing = Describing()
     run = trainer(
         "auto", tmp_path, max_steps=2, num_sanity_val_steps=0, callbacks=[kind(), describing], enable_progress_bar=True
     )
     run.fit(Net(), loader(), loader())
-    assert len(describing.seen) == 2
-    assert all(seen.startswith(TEXT) for seen in describing.seen)
+    assert len(describing.descriptions) == 2
+    assert all(description.startswith(TEXT) for description in describing.descriptions)
 
 
-def test_a_bar_that_is_hidden_is_not_described(tmp_path: Path) -> None:
+def test_a_hidden_bar_is_not_described(tmp_path: Path) -> None:
     bar = RichProgressBar()
-    seen: list[bool] = []
+    is_visible: list[bool] = []
 
     class Hidden(Callback):
         def on_validation_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
             if not trainer.sanity_checking:
                 assert bar.progress is not None
                 restore = describe_bar(bar, "val", TEXT)
-                shown = [task for task in bar.progress.tasks if task.description == TEXT]
-                seen.append(restore is not None and len(shown) == 1 and shown[0].visible)
+                tasks = [task for task in bar.progress.tasks if task.description == TEXT]
+                is_visible.append(restore is not None and len(tasks) == 1 and tasks[0].visible)
 
     trainer("auto", tmp_path, max_epochs=1, callbacks=[bar, Hidden()], enable_progress_bar=True).fit(
         Net(), loader(), loader()
     )
-    assert seen
-    assert all(seen)
+    assert is_visible
+    assert all(is_visible)
 
 
-def test_without_a_bar_there_is_nothing_to_describe() -> None:
+def test_without_a_bar_nothing_is_described() -> None:
     assert describe_bar(None, "train", TEXT) is None
 
 
@@ -83,7 +83,7 @@ def test_without_a_bar_there_is_nothing_to_describe() -> None:
 def test_a_long_compilation_is_shown(
     bar: type[Any] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In a bar with its seconds and then as one line; without a bar as one line."""
+    """With a bar, the bar shows the seconds and one line follows; without a bar, there is one line."""
     monkeypatch.setattr(watch, "SECONDS", 0.02)
     texts: list[str] = []
 
@@ -138,7 +138,7 @@ def test_a_graph_break_is_a_line_of_lightnings(
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_lines_go_to_the_stream_that_a_bar_puts_in_place_of_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_are_written_to_the_stream_by_which_a_bar_replaces_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
     own, original, replacement = trainer("auto"), io.StringIO(), io.StringIO()
     monkeypatch.setattr(sys, "__stderr__", original)
     monkeypatch.setattr(sys, "stderr", replacement)

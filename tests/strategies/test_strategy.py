@@ -1,4 +1,4 @@
-"""`Trainer(strategy="ort")` beside eager: the same curves, logs and checkpoints, and clear refusals."""
+"""`Trainer(strategy="ort")` compared with eager: the same losses, logs and checkpoints; errors for invalid settings."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import importlib
 import mmap
 import pickle
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,12 +22,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lit_ort
+from lit_ort._compat.lightning import is_compiled
 from lit_ort.errors import CaptureError, LitOrtWarning, OptionsError, UnsupportedError
 from tests.compare import REASON
 from tests.lightning_models import Branching, Net, assert_same_weights, constant_loader, loader, trainer
 
 pytestmark = pytest.mark.filterwarnings(
-    # Lightning's advice on data loaders, and its own use of a deprecated checkpoint flag.
+    # Lightning's advice about dataloaders and checkpoints.
     "ignore:The '.*dataloader' does not have many workers:UserWarning",
     "ignore:The number of training batches .* is smaller than the logging interval:UserWarning",
     "ignore:You're resuming from a checkpoint that ended before the epoch ended:UserWarning",
@@ -76,14 +78,14 @@ def test_branches_counters_and_a_shorter_last_batch() -> None:
     assert runner.callback_metrics.keys() == eager.callback_metrics.keys()
     graphs = lit_ort.explain(runner).graphs
     training = [graph for graph in graphs if graph.name.startswith("training_step")]
-    # One for each set of logged values and each batch size, and again where a counter is 0 or 1, which Dynamo takes for
-    # constants; not one for each of 60 steps.
+    # One graph for each set of logged values and each batch size, and further graphs for counters of 0 and 1, which
+    # Dynamo specializes; but not one for each of the 60 steps.
     assert {graph.kind for graph in training} == {"fused"}
     assert len(training) <= 12
     assert {graph.kind for graph in graphs if graph.name.startswith("validation")} == {"forward"}
 
 
-def test_a_counter_is_not_compiled_at_every_value() -> None:
+def test_counters_do_not_cause_a_recompile_at_every_value() -> None:
     from torch._dynamo.utils import counters
 
     counters.clear()
@@ -92,7 +94,7 @@ def test_a_counter_is_not_compiled_at_every_value() -> None:
     assert counters["stats"]["unique_graphs"] <= 8
 
 
-def test_every_entry_point_goes_through_the_engine() -> None:
+def test_every_entry_point_runs_compiled_steps() -> None:
     runner, module = fit("ort", max_epochs=1)
     twin = copy.deepcopy(module).eval()
     (metrics,) = runner.test(module, loader(batch=10), verbose=False)
@@ -120,7 +122,7 @@ def test_early_stopping_and_best_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), [("ort", "auto"), ("auto", "ort"), ("ort", "ort")])
-def test_checkpoints_go_both_ways(first: str, second: str, tmp_path: Path) -> None:
+def test_checkpoints_are_compatible_with_eager(first: str, second: str, tmp_path: Path) -> None:
     _, whole = fit("auto", max_epochs=3)
     runner, _ = fit(first, Net, tmp_path, max_epochs=1)
     runner.save_checkpoint(tmp_path / "half.ckpt")
@@ -147,16 +149,16 @@ def test_resume_with_dropout_repeats_the_losses(step: int, tmp_path: Path) -> No
     torch.testing.assert_close(torch.tensor(resumed.losses), torch.tensor(whole.losses[step:]), rtol=1e-6, atol=1e-7)
 
 
-def test_seed_decides_dropout() -> None:
+def test_the_seed_determines_dropout() -> None:
     first, again = (fit("ort", dropping, max_epochs=1)[1].losses for _ in range(2))
     assert again == first
     assert first != fit("ort", max_epochs=1)[1].losses
 
 
-def test_the_module_is_plain_again() -> None:
+def test_a_run_leaves_the_module_unchanged() -> None:
     runner, module = fit("ort", max_epochs=1)
     assert "log" not in vars(module)
-    assert module._compiler_ctx is None
+    assert not is_compiled(module)
     module.trainer = None
     pickle.loads(pickle.dumps(module))
     copy.deepcopy(module)
@@ -166,15 +168,15 @@ def test_the_module_is_plain_again() -> None:
 
 
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
-def test_names_are_known_to_both_packages(package: str) -> None:
+def test_both_packages_register_the_names(package: str) -> None:
     registry = importlib.import_module(f"{package}.strategies").StrategyRegistry
     for name in ("ort", "ort_ddp", "ort_zero1", "ort_pipeline", "ort_tensor"):
-        made = registry.get(name)
-        assert made.strategy_name == name
-        assert any(base.__module__.startswith(package.split(".")[0] + ".") for base in type(made).__mro__)
+        strategy = registry.get(name)
+        assert strategy.strategy_name == name
+        assert any(base.__module__.startswith(package.split(".")[0] + ".") for base in type(strategy).__mro__)
 
 
-def test_pytorch_lightning_too() -> None:
+def test_a_run_with_pytorch_lightning() -> None:
     import pytorch_lightning as pl
 
     class Plain(pl.LightningModule):
@@ -213,7 +215,7 @@ def test_pytorch_lightning_too() -> None:
         ({"precision": "64-true"}, "precision='64-true'"),
     ],
 )
-def test_what_is_not_served_is_refused_at_once(settings: dict[str, Any], message: str) -> None:
+def test_unsupported_settings_are_rejected_by_the_trainer(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedError, match=message):
         trainer("ort", **settings)
 
@@ -221,12 +223,12 @@ def test_what_is_not_served_is_refused_at_once(settings: dict[str, Any], message
 def test_precision_plugin() -> None:
     runner = trainer("ort", plugins=[lit_ort.ORTPrecision("32-true")], max_steps=1)
     runner.fit(Net(), loader(), loader(batch=10))
-    with pytest.raises(UnsupportedError, match="Built so far: 32-true, bf16-mixed"):
+    with pytest.raises(UnsupportedError, match="Use one of 32-true, bf16-mixed"):
         lit_ort.ORTPrecision("16-mixed")
 
 
 class Wide(Net):
-    """Large enough for products in bfloat16."""
+    """A model whose products are large enough for bfloat16 kernels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -270,19 +272,19 @@ def test_mixed_precision_clips_gradients_of_fused_optimizers() -> None:
     assert runner.precision == "bf16-mixed"
 
 
-def test_sixteen_mixed_is_what_lightning_makes_of_it_on_a_cpu() -> None:
+def test_lightning_replaces_16_mixed_on_a_cpu() -> None:
     with pytest.warns(UserWarning, match="Using `precision='bf16-mixed'` instead"):
         strategy: Any = trainer("ort", precision="16-mixed").strategy
     assert strategy.options.precision == "bf16-mixed"
 
 
-def test_a_compiled_module_is_refused() -> None:
+def test_a_compiled_module_is_rejected() -> None:
     module: Any = torch.compile(Net(), backend="eager")
     with pytest.raises(UnsupportedError, match="already compiled"):
         trainer("ort").fit(module, loader(), loader())
 
 
-def test_wrong_options_raise_where_they_are_written() -> None:
+def test_invalid_options_raise_when_the_strategy_is_created() -> None:
     with pytest.raises(TypeError, match="falback"):
         lit_ort.ORTStrategy(falback="error")  # pyright: ignore[reportCallIssue]
     with pytest.raises(OptionsError, match="'tall_gem', which is not a pass"):
@@ -290,7 +292,7 @@ def test_wrong_options_raise_where_they_are_written() -> None:
 
 
 class Counting(Net):
-    """Looks at every counter of the trainer's, and computes with them."""
+    """Reads the trainer's counters, and computes with them."""
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         scale = 2.0 if self.global_step > 3 else 1.0
@@ -323,13 +325,13 @@ def test_fallback_warns_and_trains_as_eager() -> None:
     assert {graph.name.rsplit("_", 1)[0] for graph in fallbacks} == {"training_step"}
 
 
-def test_fallback_error_raises_itself() -> None:
+def test_fallback_error_raises_the_reason() -> None:
     with pytest.raises(CaptureError, match=REASON):
         fit(lit_ort.ORTStrategy(fallback="error"), Unsupported, max_epochs=1)
 
 
 class Restless(Net):
-    """Reads another text at every call, which Dynamo takes for a constant."""
+    """Reads a different text at every call, which Dynamo specializes."""
 
     word = ""
 
@@ -339,9 +341,7 @@ class Restless(Net):
 
 
 @pytest.mark.parametrize("fallback", ["warn", "error"])
-def test_the_recompile_limit_is_never_hit_in_silence(
-    fallback: Literal["warn", "error"], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_recompile_limit_is_reported(fallback: Literal["warn", "error"], monkeypatch: pytest.MonkeyPatch) -> None:
     from lit_ort.backend import steps
 
     monkeypatch.setattr(steps, "RECOMPILE_LIMIT", 3)
@@ -354,37 +354,37 @@ def test_the_recompile_limit_is_never_hit_in_silence(
             fit(strategy, Restless, max_epochs=1)
 
 
-class _Watching(lit_ort.ORTStrategy):
-    """Remembers whether gradients were there when each training step began to run."""
+class GradientsBeforeSteps(lit_ort.ORTStrategy):
+    """Records whether there were gradients when each training step began."""
 
-    seen: tuple[bool, ...] = ()
+    has_gradients: tuple[bool, ...] = ()
 
-    def _run(self, step: str, *args: Any, **kwargs: Any) -> Any:
-        if step == "training_step":
+    def step_context(self, kind: str) -> AbstractContextManager[Any]:
+        if kind == "train":
             assert self.lightning_module is not None
-            self.seen += (any(p.grad is not None for p in self.lightning_module.parameters()),)
-        return super()._run(step, *args, **kwargs)
+            self.has_gradients += (any(p.grad is not None for p in self.lightning_module.parameters()),)
+        return super().step_context(kind)
 
 
-class _Listening(Net):
+class ReadsGradients(Net):
     def on_before_zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
         self.losses.append(float(sum(p.grad.norm() for p in self.parameters() if p.grad is not None)))
 
 
 @pytest.mark.parametrize(
-    ("make", "accumulate", "seen"),
-    [(Net, 1, [False] * 4), (Net, 2, [False, True] * 2), (_Listening, 1, [False, True, True, True])],
+    ("make", "accumulate", "has_gradients"),
+    [(Net, 1, [False] * 4), (Net, 2, [False, True] * 2), (ReadsGradients, 1, [False, True, True, True])],
 )
-def test_old_gradients_are_freed_before_a_run_unless_somebody_listens(
-    make: Callable[[], Net], accumulate: int, seen: list[bool]
+def test_old_gradients_are_freed_before_a_run_unless_a_hook_reads_them(
+    make: Callable[[], Net], accumulate: int, has_gradients: list[bool]
 ) -> None:
-    strategy = _Watching(fallback="error")
+    strategy = GradientsBeforeSteps(fallback="error")
     fit(strategy, make, max_steps=4 // accumulate, accumulate_grad_batches=accumulate, max_epochs=1)
-    assert list(strategy.seen[:4]) == seen
+    assert list(strategy.has_gradients[:4]) == has_gradients
 
 
 class ManyClasses(LightningModule):
-    """Its logits take 80 MB."""
+    """A model with logits of 80 MB."""
 
     CLASSES, ROWS = 50_000, 400
 
@@ -400,7 +400,7 @@ class ManyClasses(LightningModule):
 
 
 class MemoryOfSteps(Callback):
-    """Notes the process's memory, bytes, after each step."""
+    """Records the process's resident memory after each step, in bytes."""
 
     def __init__(self) -> None:
         self.resident: list[int] = []
@@ -410,7 +410,7 @@ class MemoryOfSteps(Callback):
 
 
 class MemoryOfSaving(TorchCheckpointIO):
-    """Notes it when a checkpoint is written."""
+    """Records it when a checkpoint is written."""
 
     def __init__(self) -> None:
         self.resident: list[int] = []
@@ -420,8 +420,8 @@ class MemoryOfSaving(TorchCheckpointIO):
         super().save_checkpoint(*args, **kwargs)
 
 
-@pytest.mark.skipif(not hasattr(mmap.mmap, "madvise"), reason="the system takes no advice on memory")
-def test_steps_keep_no_memory_while_a_checkpoint_is_written(tmp_path: Path) -> None:
+@pytest.mark.skipif(not hasattr(mmap.mmap, "madvise"), reason="the system has no madvise")
+def test_buffers_of_steps_are_freed_while_a_checkpoint_is_written(tmp_path: Path) -> None:
     module, steps, saving = ManyClasses(), MemoryOfSteps(), MemoryOfSaving()
     rows = torch.randn(2 * module.ROWS, 6), torch.randint(module.CLASSES, (2 * module.ROWS,))
     data = DataLoader(TensorDataset(*rows), module.ROWS)

@@ -1,4 +1,4 @@
-"""Graphs by content: one digest for all graphs that become the same model, in this process and in any other."""
+"""Digests graphs by content: graphs that compile to the same model have the same digest, in every process."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from lit_ort._compat.torch_fx import inputs_of
 from lit_ort._compat.torch_ops import OpOverload, qualified_name
 from lit_ort.capture.numbers import NumberedGraph, size_symbols
 
-# What is found in these by name is decided by the versions of torch and Python. Other code may change under its name.
+# A name in these packages stands for the same code as long as the versions of torch and Python are the same. Elsewhere
+# the code behind a name can change.
 _KNOWN_PACKAGES = frozenset({"torch", "operator", "_operator", "builtins", "math"})
 _KNOWN_OPERATORS = frozenset({"aten", "prims"})
 _NAMED_TYPES = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 class Request(Protocol):
-    """A graph to compile and one call of it, as `lit_ort.backend.request.Request` has it."""
+    """A graph to compile and one call of it, see `lit_ort.backend.request.Request`."""
 
     @property
     def graph(self) -> NumberedGraph: ...
@@ -45,11 +46,11 @@ class Request(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Content:
-    """What a graph is.
+    """The content of a graph.
 
     Args:
-        digest: equal for graphs that become the same model; None where its content doesn't tell all of it.
-        obstacle: what it doesn't tell, or None.
+        digest: equal for graphs that compile to the same model; None if the content doesn't determine the model.
+        obstacle: the part of the graph that prevents a digest, or None.
     """
 
     digest: str | None
@@ -59,7 +60,7 @@ class Content:
 def content_of(request: Request) -> Content:
     """Digests a graph's operations and constants, the types of one call's inputs and the settings that tracing reads.
 
-    Symbolic sizes count by name where the graph is compiled for any, and not by their value in this call.
+    If the graph is compiled for any size, symbolic sizes are digested by name and not by their value in this call.
     """
     module = request.graph.module
     placeholders = inputs_of(module.graph)
@@ -77,11 +78,11 @@ def content_of(request: Request) -> Content:
 
 
 class _Obstacle(Exception):
-    """Something that its content doesn't tell."""
+    """A part of a graph that prevents a digest."""
 
 
 def _settings(request: Request) -> list[str]:
-    """What decides about the program beside the graph."""
+    """The settings besides the graph that the program depends on."""
     modes = (request.gradients, request.autocast, torch.are_deterministic_algorithms_enabled())
     return [str(setting) for setting in (torch.get_default_dtype(), torch.get_default_device(), *modes)]
 
@@ -115,52 +116,56 @@ def _target(node: fx.Node, graph_module: fx.GraphModule) -> Any:
 
 
 def _layers(node: fx.Node) -> list[str]:
-    """Where a node is among the module's parts, which decides what is computed again in the backward."""
+    """The submodules that a node belongs to, which determine what the backward recomputes."""
     return [str(path) for path, _ in node.meta.get("nn_module_stack", {}).values()]
 
 
 def _wants_gradient(node: fx.Node) -> Any:
-    """Where eager autograd stops is part of the graph, also where grad mode is switched outside of it."""
+    """Whether a node's value requires a gradient, which also depends on the grad mode around the graph."""
     value = node.meta.get("example_value", node.meta.get("val"))
     return [value.requires_grad, value.is_floating_point()] if isinstance(value, torch.Tensor) else None
 
 
 def _function(function: Any) -> str:
-    """A name that stands for the same function in every process."""
+    """A name that identifies the same function in every process."""
     if isinstance(function, OpOverload):
         if function.namespace in _KNOWN_OPERATORS:
             return str(function)
-        raise _Obstacle(f"it calls the custom operator {function}, whose code may change")
+        raise _Obstacle(f"it calls the custom operator {function}, whose code can change")
     try:
-        # torch's name of the one builtin that attributes of tensors, such as x.T, become has no module.
+        # Attributes of tensors, such as x.T, become calls of getattr, for which torch's name has no module.
         name = "builtins.getattr" if function is getattr else qualified_name(function)
         package, *path = name.split(".")
         known = package in _KNOWN_PACKAGES and functools.reduce(getattr, path, sys.modules[package]) is function
     except (AttributeError, KeyError, RuntimeError):
         name, known = str(function), False
     if not known:
-        raise _Obstacle(f"it calls {name}, which is not torch's and may change")
+        raise _Obstacle(f"it calls {name}, which is not torch's and can change")
     return name
 
 
 def _constant(name: str, value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
-        raise _Obstacle(f"its attribute {name} is a {type(value).__name__}, and tensors are told by value")
-    described = _tensor_type(value, value)
+        raise _Obstacle(f"its attribute {name} is a {type(value).__name__}, and only tensors are digested by value")
     data = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    return [*described, hashlib.sha256(data).hexdigest()]
+    return [*_tensor_type(value, value), hashlib.sha256(data).hexdigest()]
 
 
 def _tensor_type(tensor: torch.Tensor, sized: torch.Tensor) -> list[Any]:
-    """Args: sized: what has its sizes, as numbers or names."""
+    """The type of a tensor.
+
+    Args:
+        tensor: the tensor.
+        sized: a tensor with the same sizes and strides, as numbers or as names.
+    """
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
-        raise _Obstacle(f"it takes a {type(tensor).__name__} with the layout {tensor.layout}")
-    described = (tensor.dtype, str(tensor.device), tuple(sized.shape), sized.stride(), tensor.requires_grad)
-    return [str(part) for part in described]
+        raise _Obstacle(f"it has an input of type {type(tensor).__name__} and layout {tensor.layout}")
+    parts = (tensor.dtype, str(tensor.device), tuple(sized.shape), sized.stride(), tensor.requires_grad)
+    return [str(part) for part in parts]
 
 
 def _value(value: Any, positions: Mapping[fx.Node, int]) -> Any:
-    """A node's argument, as JSON has it; types stay apart."""
+    """A node's argument as a JSON value, with its type."""
     inner: Callable[[Any], Any] = functools.partial(_value, positions=positions)
     if isinstance(value, fx.Node):
         return ["node", positions[value]]
@@ -176,4 +181,4 @@ def _value(value: Any, positions: Mapping[fx.Node, int]) -> Any:
         return ["dict", *([inner(name), inner(part)] for name, part in value.items())]
     if callable(value):
         return ["function", _function(value)]
-    raise _Obstacle(f"an operation takes a {type(value).__name__}, which has no plain form")
+    raise _Obstacle(f"an operation has an argument of type {type(value).__name__}, which has no JSON form")

@@ -1,6 +1,6 @@
-"""A compiled graph as bytes: one line that says what it is, a checksum, the facts as JSON, the model as ONNX.
+"""A compiled graph as bytes: a format line, a checksum, a description in JSON, the models in ONNX.
 
-Reading one runs nothing of it, unlike a pickle.
+Unlike a pickle, an entry contains no code that runs when it is read.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 class UnusableEntry(Exception):
-    """The bytes are not a whole entry for the graph asked for."""
+    """The bytes are not a complete entry of the requested graph."""
 
 
 class NotPlain(Exception):
-    """A fact about the graph has no JSON form."""
+    """A property of the graph has no JSON form."""
 
 
 def encode(compilation: Compilation, key: str) -> bytes:
     """The entry of a graph.
 
     Raises:
-        NotPlain: the graph returns a constant that is none of number, text and None, or calls an operator of another
-            library, which a reader can't know to be harmless.
+        NotPlain: the graph returns a constant that is not a number, text or None, or calls an operator of another
+            library, of which a reader can't know whether it is harmless.
     """
     for output in compilation.program.signature.outputs:
         if type(output.value) not in _PLAIN:
-            raise NotPlain(f"it returns a {type(output.value).__name__}, which has no plain form")
+            raise NotPlain(f"it returns a {type(output.value).__name__}, which has no JSON form")
     program = compilation.program
     if (unknown := _unknown_operator(program)) is not None:
         raise NotPlain(f"it calls {unknown}, which is not one of torch's operators on tensors")
     models = [phase.model for phase in _phases(program)]
-    facts = {
+    description = {
         "key": key,
         "program": to_plain(_without_models(program)),
         "report": to_plain(compilation.report),
         "models": [len(model) for model in models],
     }
-    content = json.dumps(facts).encode() + b"\n" + b"".join(models)
+    content = json.dumps(description).encode() + b"\n" + b"".join(models)
     return b"\n".join((FORMAT, _checksum(content), content))
 
 
@@ -62,24 +62,24 @@ def decode(data: bytes, key: str) -> Compilation:
     """The graph of an entry.
 
     Raises:
-        UnusableEntry: says what is wrong with it.
+        UnusableEntry: with the reason.
     """
-    facts, models = _parts(data)
-    if facts.get("key") != key:
+    description, models = _parts(data)
+    if description.get("key") != key:
         raise UnusableEntry("it is the entry of another graph")
     try:
-        program = from_plain(Program, facts["program"])
-        report = from_plain(GraphReport, facts["report"])
-        first, *rest = from_plain(tuple[int, ...], facts["models"])
+        program = from_plain(Program, description["program"])
+        report = from_plain(GraphReport, description["report"])
+        first, *rest = from_plain(tuple[int, ...], description["models"])
         unknown = _unknown_operator(program)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise UnusableEntry(f"its facts don't fit ({error!r})") from error
+        raise UnusableEntry(f"its description is invalid ({error!r})") from error
     if unknown is not None:
         raise UnusableEntry(f"it calls {unknown}, which is not one of torch's operators on tensors")
     forward = dataclasses.replace(program.forward, model=models[:first])
     backward = None if program.backward is None else dataclasses.replace(program.backward, model=models[first:])
     if len(models) != first + sum(rest) or bool(rest) != (backward is not None):
-        raise UnusableEntry("its models are not those it tells of")
+        raise UnusableEntry("its models don't match its description")
     if _EXTERNAL in models:
         raise UnusableEntry("its models refer to other files")
     return Compilation(dataclasses.replace(program, forward=forward, backward=backward), report)
@@ -90,10 +90,10 @@ def _phases(program: Program) -> list[Phase]:
 
 
 def _unknown_operator(program: Program) -> str | None:
-    """The first operator called that may do more than compute with tensors.
+    """The first operator that is not known to only compute with tensors, or None.
 
     Raises:
-        TypeError: a name of none.
+        TypeError: a name that is not an operator's.
     """
     targets = (s.target for phase in _phases(program) for node in phase.nodes for s in node.statements)
     return next((target for target in targets if not is_of_tensors(overload_of(target))), None)
@@ -106,14 +106,14 @@ def _without_models(program: Program) -> Program:
 
 
 def summary(data: bytes) -> str:
-    """Kind and inputs of an entry's graph, in a line.
+    """The kind and inputs of an entry's graph, in one line.
 
     Raises:
-        UnusableEntry: says what is wrong with it.
+        UnusableEntry: with the reason.
     """
-    facts, _ = _parts(data)
+    description, _ = _parts(data)
     try:
-        report = from_plain(GraphReport, facts["report"])
+        report = from_plain(GraphReport, description["report"])
     except (KeyError, TypeError) as error:
         raise UnusableEntry("it is the entry of another version") from error
     return f"{report.kind} {report.name}: {', '.join(report.shapes) or 'no data'}"
@@ -122,18 +122,18 @@ def summary(data: bytes) -> str:
 def _parts(data: bytes) -> tuple[dict[str, Any], bytes]:
     first, _, rest = data.partition(b"\n")
     if first != FORMAT:
-        raise UnusableEntry("it doesn't begin as an entry does")
+        raise UnusableEntry("it is in another format")
     checksum, _, content = rest.partition(b"\n")
     if checksum != _checksum(content):
-        raise UnusableEntry("it is damaged or was not written to its end")
-    text, _, model = content.partition(b"\n")
+        raise UnusableEntry("it is damaged or incomplete")
+    text, _, models = content.partition(b"\n")
     try:
-        facts = json.loads(text)
+        description = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UnusableEntry("its facts are not JSON") from error
-    if not isinstance(facts, dict):
-        raise UnusableEntry("its facts are not a mapping")
-    return facts, model
+        raise UnusableEntry("its description is not JSON") from error
+    if not isinstance(description, dict):
+        raise UnusableEntry("its description is not a mapping")
+    return description, models
 
 
 def _checksum(content: bytes) -> bytes:
@@ -145,10 +145,10 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def to_plain(value: Any) -> Any:
-    """Facts as JSON has them: dataclasses, tuples, sets and dictionaries of plain values, and torch's types.
+    """Return a value as JSON: dataclasses, tuples, sets and dictionaries of plain values, and torch's dtypes.
 
     Raises:
-        NotPlain: something else.
+        NotPlain: any other value.
     """
     if type(value) in _PLAIN:
         return value
@@ -164,14 +164,15 @@ def to_plain(value: Any) -> Any:
         return [to_plain(part) for part in (value if type(value) is tuple else sorted(value))]
     if type(value) is dict and all(type(name) is str for name in value):
         return {name: to_plain(part) for name, part in value.items()}
-    raise NotPlain(f"a {type(value).__name__} belongs to it, which has no plain form")
+    raise NotPlain(f"it contains a {type(value).__name__}, which has no JSON form")
 
 
 def from_plain(kind: Any, value: Any) -> Any:
-    """What `to_plain` was given, by its type.
+    """The inverse of `to_plain`, for a value of a type.
 
     Raises:
-        TypeError: `value` is not of that form. KeyError: nor are its fields.
+        TypeError: `value` doesn't have the form of that type.
+        KeyError: a dataclass has no field of that name.
     """
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type) and type(value) is dict:
@@ -188,10 +189,10 @@ def from_plain(kind: Any, value: Any) -> Any:
     if origin is types.UnionType:
         if value is None and type(None) in inner:
             return None
-        fitting = [option for option in inner if option is type(value)] or [o for o in inner if o is not type(None)]
-        return from_plain(fitting[0], value)
-    if kind is torch.dtype and isinstance(found := getattr(torch, str(value).removeprefix("torch."), None), kind):
-        return found
+        options = [option for option in inner if option is type(value)] or [o for o in inner if o is not type(None)]
+        return from_plain(options[0], value)
+    if kind is torch.dtype and isinstance(dtype := getattr(torch, str(value).removeprefix("torch."), None), kind):
+        return dtype
     if kind is Any or type(value) is kind:
         return value
     raise TypeError(f"{value!r} is not {kind}")

@@ -1,9 +1,8 @@
-"""A folder of compiled graphs, found by their content: a graph that any process compiled before is read, not built.
+"""A folder of compiled graphs, looked up by content: a graph that any process has compiled is read instead of built.
 
-The name of an entry digests everything that decides about the model: the graph, the types of its inputs, options,
-versions, and the code of this package. So an entry is never out of date: after a change it is
-no longer looked for.
-Entries are as trustworthy as the folder: the checksum tells damage, not a forgery.
+The name of an entry is a digest of everything that the model depends on: the graph, the types of its inputs, options,
+versions, and the code of this package. So an entry is never out of date: after a change its name is another one.
+Entries are as trustworthy as the folder: the checksum detects damage, but not a forgery.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ from lit_ort.options import ORTOptions
 from lit_ort.runtime.engines.engine import Engine
 
 SUFFIX = ".ortgraph"
-# Bytes of an entry; the largest of the suite's models has some hundred thousand.
+# Bytes of an entry. Entries of the benchmark suite have at most some hundred thousand.
 LARGEST = 2**30
 _OWN_FILE = re.compile(rf"\.?[0-9a-f]{{64}}{re.escape(SUFFIX)}(\.[0-9a-f]{{32}}\.tmp)?")
 
 
 class GraphCache:
-    """The entries that one set of options reads and writes.
+    """Reads and writes the entries of one set of options.
 
     Args:
         options: with a `cache_dir`.
-        engine: what runs the graphs.
+        engine: the build of ONNX Runtime that runs the graphs.
     """
 
     def __init__(self, options: ORTOptions, engine: Engine) -> None:
@@ -49,10 +48,10 @@ class GraphCache:
         self._options, self._engine = options.key, f"{engine.name} {engine.version}"
 
     def read(self, content: Content) -> Compilation | None:
-        """The graph of that content; None where there is none, or none that is whole, which is warned of."""
+        """The graph with that content, or None. An entry that can't be used is reported in a warning."""
         if content.digest is None or not self._reads:
             return None
-        path = self._path(content.digest)
+        path = self.path(content.digest)
         try:
             return decode(read_regular(path, LARGEST), path.stem)
         except (FileNotFoundError, NotADirectoryError):
@@ -64,17 +63,17 @@ class GraphCache:
     def refuse(self, content: Content, reason: Exception) -> None:
         """Warns of an entry that can't be used."""
         assert content.digest is not None
-        path = self._path(content.digest)
+        path = self.path(content.digest)
         message = (
-            f"The cached graph {path} can't be used: {reason}. The graph is compiled again, and its entry replaced."
+            f"The cached graph {path} can't be used: {reason}. The graph is compiled again, and its entry is replaced."
         )
         warnings.warn(message, LitOrtWarning, stacklevel=2)
 
     def write(self, content: Content, compilation: Compilation) -> str:
-        """Keeps a graph. Returns what came of it, for the report; a folder that can't be written to is warned of."""
+        """Writes a graph, and returns the outcome for its report. An unwritable folder causes a warning."""
         if content.digest is None:
             return f"not kept: {content.obstacle}"
-        path = self._path(content.digest)
+        path = self.path(content.digest)
         try:
             data = encode(compilation, path.stem)
             remove_unfinished(self._folder)
@@ -84,25 +83,26 @@ class GraphCache:
             return f"not kept: {reason}"
         except OSError as error:
             warnings.warn(
-                f"cache_dir={str(self._folder)!r} can't be written to: {error.strerror}. Training goes on, and the "
-                "next run compiles again. Choose a folder of your own with space left, or leave cache_dir out.",
+                f"cache_dir={str(self._folder)!r} can't be written to: {error.strerror}. Training continues, and the "
+                "next run compiles again. Choose a writable folder with free space, or leave cache_dir out.",
                 LitOrtWarning,
                 stacklevel=2,
             )
             return f"not kept: {error.strerror}"
         return "written"
 
-    def _path(self, digest: str) -> Path:
+    def path(self, digest: str) -> Path:
+        """The file of a graph whose content has a digest, for these options and this environment."""
         key = json.dumps([digest, self._options, environment(self._engine)])
         return self._folder / f"{hashlib.sha256(key.encode()).hexdigest()}{SUFFIX}"
 
 
 @functools.cache
 def environment(engine: str) -> dict[str, str]:
-    """The versions of all that takes part in making a model, and the CPU, which torch's tracing may ask for.
+    """The versions of everything that a model depends on, and the CPU, which torch's tracing can depend on.
 
     Args:
-        engine: its name and version.
+        engine: the engine's name and version.
     """
     return {
         "format": FORMAT.decode(),
@@ -110,14 +110,14 @@ def environment(engine: str) -> dict[str, str]:
         "python": platform.python_version(),
         "torch": f"{torch.__version__} {torch.version.git_version}",
         "onnxruntime": engine,
-        # Importing it takes longer than reading a graph.
+        # Importing onnx takes longer than reading a graph.
         "onnx": importlib.metadata.version("onnx"),
         "lit_ort": _code(Path(__file__).parents[2]),
     }
 
 
 def own_files(folder: Path) -> Iterator[Path]:
-    """The files in a folder that a cache wrote: entries, and what an interrupted process left of one."""
+    """The files in a folder that a cache wrote: entries, and incomplete entries of interrupted processes."""
     return (path for path in sorted(folder.iterdir()) if _OWN_FILE.fullmatch(path.name) and path.is_file())
 
 
