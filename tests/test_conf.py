@@ -12,7 +12,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import ConfigCompositionException, MissingConfigException
+from hydra.errors import ConfigCompositionException, InstantiationException, MissingConfigException
 from hydra.utils import instantiate
 from lightning.pytorch import Trainer
 from lit_ort_tasks.data.tokenization import train_byte_level_bpe, train_wordpiece
@@ -176,6 +176,17 @@ def test_a_scheduler_reaches_the_task(choice: str, expected: str | None, tmp_pat
     schedule = settings["scheduler"] if isinstance(settings, dict) else settings
     assert (type(schedule).__name__ if schedule is not None else None) == expected
     assert (isinstance(settings, dict) and settings["interval"] == "step") == (choice in SHAPES)
+
+
+@pytest.mark.parametrize("task", choices("task"))
+def test_every_task_trains_without_a_schedule_and_with_torchs(task: str, tmp_path: Path) -> None:
+    assert isinstance(make(composed(tmp_path, f"task={task}", "scheduler=none"), "scheduler"), torch.optim.Optimizer)
+    config = composed(tmp_path, f"task={task}", "scheduler=step")
+    if "warmup" in config.scheduler:
+        with pytest.raises(InstantiationException, match=r"has no option scheduler.warmup.*~scheduler.warmup"):
+            make(config, "scheduler")
+        config = composed(tmp_path, f"task={task}", "scheduler=step", "~scheduler.warmup")
+    assert isinstance(make(config, "scheduler")["lr_scheduler"], torch.optim.lr_scheduler.StepLR)
 
 
 def test_values_reach_their_objects(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def require_same_origin(task: Any, optimizer: str, checkpoint: Mapping[str, Any]
         task: the module of the run, with its hyperparameters.
         optimizer: the name of its optimizer's class.
         checkpoint: one of Lightning's. Where it has no origin, as from another program, only the shapes are checked.
-        is_whole: whether the module has all parameters, in their whole shapes.
+        is_whole: whether the module has all parameters, none of them sharded.
 
     Raises:
         InputError: the checkpoint has another task, other hyperparameters or another optimizer.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 from lightning.pytorch import LightningModule
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, StepLR
 from transformers import optimization as schedules
 
 from lit_ort._compat.torch_optim import take_no_loss_scale
@@ -101,6 +102,22 @@ _SHAPES: dict[str, Callable[[Optimizer, Schedule, int, float], LRScheduler]] = {
 
 # A Schedule, which advances at every step, or a schedule of torch, which advances at every epoch.
 ScheduleFactory: TypeAlias = "Schedule | Callable[[Optimizer], LRScheduler]"
+
+
+def no_schedule(**_: Any) -> None:
+    """Return the schedule of a constant rate, which is None, whatever options a task sets for other schedules."""
+
+
+def step_schedule(*, step_size: int, gamma: float, **others: Any) -> Callable[[Optimizer], LRScheduler]:
+    """Return a factory of torch's StepLR.
+
+    Raises:
+        InputError: there are options of other schedules, which a task sets.
+    """
+    names = ", ".join(f"scheduler.{name}" for name in others)
+    remedy = " ".join(f"~scheduler.{name}" for name in others)
+    require(not others, f"scheduler=step: has no option {names}, which the task sets. Delete it: {remedy}.")
+    return partial(StepLR, step_size=step_size, gamma=gamma)
 
 
 def weight_decay_groups(module: nn.Module) -> list[dict[str, Any]]:

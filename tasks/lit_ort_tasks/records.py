@@ -1,8 +1,8 @@
-"""What loggers record of a run besides its curves: hyperparameters under readable names, and the final figures.
+"""Records of a run in its loggers besides the curves: hyperparameters with readable names, and the final figures.
 
-TensorBoard shows both in its HPARAMS tab. Only the start and the end of a run are written as the tab's records. It then
-lists the hyperparameters and figures of all runs of a folder, those that differ first; with a description of the whole
-experiment, which `TensorBoardLogger.log_hyperparams` writes, it would list those of one run in the alphabetical order.
+TensorBoard shows both in its HPARAMS tab. Only the start and the end of a run are written for the tab, which then lists
+the hyperparameters and figures of all runs, those that differ between runs first. `TensorBoardLogger.log_hyperparams`
+also writes a description of the experiment, with which the tab lists those of a single run in alphabetical order.
 """
 
 from __future__ import annotations

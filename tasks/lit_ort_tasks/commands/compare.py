@@ -1,4 +1,4 @@
-"""Trains the same model with several strategies and reports their results. `lit-ort compare --help` says more."""
+"""Trains the same model with several strategies and reports the results (`lit-ort compare --help`)."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class CommandLine:
             name, equals, value = argument.partition("=")
             require(
                 bool(equals) and name in _NAMES,
-                f"{argument!r}: is no NAME=VALUE with a name of {', '.join(_NAMES)}. --help says more.",
+                f"{argument!r}: is no NAME=VALUE with a name of {', '.join(_NAMES)}. --help shows them.",
             )
             if name == "text":
                 texts.append(value)

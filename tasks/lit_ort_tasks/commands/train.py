@@ -1,4 +1,4 @@
-"""Trains one model: composes the configuration, builds its parts, fits and tests. `lit-ort train --help` says more."""
+"""Trains one model: composes the configuration, builds its parts, fits and tests (`lit-ort train --help`)."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def run_configured(config: DictConfig) -> float | None:
             print(f"\nerror: {error}", file=sys.stderr)
             finish_wandb(1)
             return None
-        # Hydra wraps the error of a constructor in its own.
+        # Hydra raises the error of a constructor as the cause of another one.
         for link in (error, error.__cause__):
             if isinstance(link, (InputError, LitOrtError)):
                 sys.exit(f"error: {link}")
