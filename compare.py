@@ -1,4 +1,4 @@
-"""Trains one model with several strategies: `python compare.py --help` says more."""
+"""Trains one model with several strategies: `python compare.py --help` shows the options."""
 
 from lit_ort_tasks.commands.compare import main
 

@@ -1,4 +1,4 @@
-"""Predicts with an exported model: `python predict.py --help` says more."""
+"""Predicts with an exported model: `python predict.py --help` shows the options."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Trains one model: `python train.py --help` says more."""
+"""Trains one model: `python train.py --help` shows the options."""
 
 from lit_ort_tasks.commands.train import main
 

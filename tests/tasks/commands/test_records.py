@@ -23,12 +23,12 @@ from tests.tasks.commands.small import SMALL, TRAIN, run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-# Its classes are made when it is imported.
+# Its classes are created at import.
 messages: Any = api_pb2
 
 
 def hparams_tab(folder: Path) -> tuple[list[str], list[str], dict[str, tuple[dict[str, Any], dict[str, float]]]]:
-    """The columns of hyperparameters and of figures that the tab has, and each run's values of both."""
+    """The names of the tab's hyperparameters and figures, and each run's values of both."""
     events = EventMultiplexer()
     events.AddRunsFromDirectory(str(folder))
     events.Reload()

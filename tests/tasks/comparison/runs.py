@@ -1,4 +1,4 @@
-"""The figures that a run of a comparison writes in these tests, and consoles."""
+"""The results of the runs in these tests, and consoles without a terminal."""
 
 from __future__ import annotations
 
