@@ -54,8 +54,7 @@ def export(
         half: `float16` or `bfloat16` stores the weights in 16 bits; operators still run in float32.
         quantize: `int8` computes matrix products with weights in 8 bits.
         verify: whether to run the model in a plain session, in a process without torch, at the batch's sizes, at half
-        of
-            them and at one.
+            of them and at one.
         tolerance: the largest error that verification accepts, relative to the largest value of a result; by default
             1e-4, for float16 1e-2, for bfloat16 5e-2, for int8 0.1.
         input_names, output_names: names that replace those of the step's parameters and of its result.

@@ -99,8 +99,7 @@ def export_training(
         result: the name of the submodule whose results `export_model_for_inferencing` returns. None selects the module
             itself if its step calls it, and otherwise the outputs of `forward` other than the loss.
         verify: whether to run the files in a separate process, at the batch's sizes, at half of them and at one.
-        Compares
-            the loss and the results of the evaluation model and, for modules without dropout, every gradient.
+            Compares the loss and the results of the evaluation model and, for modules without dropout, every gradient.
         tolerance: the largest error that verification accepts, relative to the largest value.
 
     Raises:

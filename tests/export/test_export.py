@@ -94,6 +94,7 @@ def test_a_batch_of_keywords_and_of_a_loader(tmp_path: Path) -> None:
     assert predicted.outputs == ("output",)
 
 
+@pytest.mark.slow
 def test_names_and_sizes_may_be_given(tmp_path: Path) -> None:
     names: Any = {"input_names": ["words"], "output_names": ["scores", "best"]}
     exported = lit_ort.export(Words(), tmp_path / "m.onnx", dynamic={"words": {0: "batch"}}, **names)
@@ -104,6 +105,7 @@ def test_names_and_sizes_may_be_given(tmp_path: Path) -> None:
     assert len(fixed.checked) == 1
 
 
+@pytest.mark.slow
 def test_one_item_is_enough_for_a_batch_that_changes(tmp_path: Path) -> None:
     exported = lit_ort.export(Net(), tmp_path / "m.onnx", torch.randn(1, 6))
     assert exported.inputs == {"x": ("x_0", 6)}
@@ -111,6 +113,7 @@ def test_one_item_is_enough_for_a_batch_that_changes(tmp_path: Path) -> None:
     assert named.inputs == {"x": ("batch", 6)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_weights_in_16_bits(tmp_path: Path, form: Any) -> None:
     module = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256))
@@ -133,6 +136,7 @@ def test_products_in_8_bits(tmp_path: Path) -> None:
     assert "MatMulInteger" in {node.op_type for node in onnx.load(exported.path).graph.node}
 
 
+@pytest.mark.slow
 def test_weights_beyond_two_gib_lie_beside_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "EXTERNAL_BYTES", 2**10)
     exported = lit_ort.export(nn.Linear(64, 64), tmp_path / "m.onnx", torch.randn(2, 64))
@@ -152,6 +156,7 @@ class Fitted(Net):
         return F.cross_entropy(self(x=batch[0]), batch[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Net, Fitted])
 def test_the_batch_of_the_last_fit_is_the_example(kind: type[Net], tmp_path: Path) -> None:
     module = kind()
@@ -186,6 +191,7 @@ def test_models(name: str, tmp_path: Path) -> None:
     assert exported.error < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["BART", pytest.param("T5", marks=pytest.mark.slow)])
 def test_an_encoder_and_a_decoder_are_two_files(name: str, tmp_path: Path) -> None:
     made, batch = CASES[name].make(0.0)
@@ -201,6 +207,7 @@ def test_an_encoder_and_a_decoder_are_two_files(name: str, tmp_path: Path) -> No
     assert max(encoder.error or 1.0, decoder.error or 1.0) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Llama", pytest.param("GPT-2", marks=pytest.mark.slow)])
 def test_a_decoder_goes_on_from_its_cache(name: str, tmp_path: Path) -> None:
     made, batch = CASES[name].make(0.0)
@@ -279,6 +286,7 @@ class Constant(nn.Module):
         return x * float(torch.tensor(x.shape[0]).item() if not torch.compiler.is_exporting() else 4)
 
 
+@pytest.mark.slow
 def test_a_size_that_is_a_constant_in_the_file_alone(tmp_path: Path) -> None:
     with pytest.raises(
         ExportError, match=r"'x': \(2, 3\)}, but tolerance=0.0001. Fix that size: dynamic=False, or name"
@@ -293,6 +301,7 @@ def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
         lit_ort.export(Net(), tmp_path / "file" / "m.onnx", torch.randn(2, 6))
 
 
+@pytest.mark.slow
 def test_another_result_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     describe = writing.describe
 

@@ -159,8 +159,11 @@ def eager_losses(module: nn.Module, batches: list[dict[str, Tensor]], optimizer:
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("make", "batches"),
-    [(LanguageModel, lambda: words("tokens", "targets")), (bert, classified_words), (Classifier, images)],
-    ids=["transformer", "bert", "convolutions"],
+    [
+        pytest.param(LanguageModel, lambda: words("tokens", "targets"), marks=pytest.mark.slow, id="transformer"),
+        pytest.param(bert, classified_words, marks=pytest.mark.slow, id="bert"),
+        pytest.param(Classifier, images, id="convolutions"),
+    ],
 )
 def test_twenty_steps_are_those_of_eager(make: Any, batches: Any, optimizer: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
@@ -190,6 +193,7 @@ def test_twenty_steps_are_those_of_eager(make: Any, batches: Any, optimizer: str
             np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_is_left_in_the_folder(tmp_path: Path) -> None:
     module = Classifier().eval()
     exported = lit_ort.export_training(module, tmp_path / "device", (torch.randn(4, 3, 8, 8), torch.randint(4, (4,))))
@@ -207,6 +211,7 @@ def test_what_is_left_in_the_folder(tmp_path: Path) -> None:
     assert {one.output.split(" ")[0] for one in exported.checked} >= {"loss"}
 
 
+@pytest.mark.slow
 def test_frozen_parts_stay_frozen(tmp_path: Path) -> None:
     module = bert()
     before = {name: value.clone() for name, value in module.named_parameters()}
@@ -220,6 +225,7 @@ def test_frozen_parts_stay_frozen(tmp_path: Path) -> None:
     assert set(exported.frozen) == before.keys() - changed
 
 
+@pytest.mark.slow
 def test_a_module_after_fit_and_parts_in_eval_mode(tmp_path: Path) -> None:
     module = Classifier()
     items: Any = [(torch.randn(3, 8, 8), 1)] * 4
@@ -273,6 +279,7 @@ def test_forms_with_gradients_as_torchs(tmp_path: Path) -> None:
     torch.testing.assert_close(module.words(ids), F.embedding(ids, module.words.weight))
 
 
+@pytest.mark.slow
 def test_a_pool_of_changing_sizes(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2), nn.Flatten(), nn.LazyLinear(1), Mean())
     batch = torch.randn(2, 3, 8, 8)
@@ -336,6 +343,7 @@ def test_what_is_refused_leaves_nothing(
     assert not os.listdir(tmp_path)
 
 
+@pytest.mark.slow
 def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
     batch = {"x": torch.randn(2, 6)}
     lit_ort.export_training(Softened(6), tmp_path, batch, dynamic=False)
