@@ -1,10 +1,10 @@
-"""Serves an exported run over HTTP, requests that arrive together as one batch.
+"""Serves an exported run over HTTP. Requests that arrive together run as one batch.
 
-    PYTHONPATH=. python examples/serve/serve.py run=RUN_FOLDER [host=127.0.0.1] [port=8000] [batch=16] [wait_ms=5]
+    PYTHONPATH=tasks python examples/serve/serve.py run=RUN_FOLDER [host=127.0.0.1] [port=8000] [batch=16] [wait_ms=5]
         [queue=256] [max_characters=4000] [max_tokens=100] [threads=N]
 
-POST /predict takes {"text": ...} and, for a language model, "tokens", "temperature", "top_k" and "seed". GET /health
-tells the model's kind.
+POST /predict accepts {"text": ...} and, for a language model, "tokens", "temperature", "top_k" and "seed". GET /health
+returns the kind of the model.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import asyncio
 import contextlib
 import dataclasses
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import FastAPI, HTTPException
 from lit_ort_tasks.errors import InputError, require
@@ -26,17 +26,19 @@ from lit_ort_tasks.prediction.masked import unmasked
 from lit_ort_tasks.prediction.model import Model
 from pydantic import BaseModel, Field
 
+Number = TypeVar("Number", int, float)
+
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What a service takes.
+    """Limits of the service.
 
     Args:
-        batch: texts of one run.
-        wait_ms: how long a text waits for others.
-        queue: texts that may wait.
-        max_characters: of a text.
-        max_tokens: that a text goes on for.
+        batch: largest number of texts in one run.
+        wait_ms: how long a text waits for others, in milliseconds.
+        queue: largest number of waiting texts.
+        max_characters: largest length of a text.
+        max_tokens: largest number of generated tokens.
     """
 
     batch: int = 16
@@ -47,11 +49,11 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            require(value >= (0 if name == "wait_ms" else 1), f"{name}={value}: is too small. Give a larger number.")
+            require(value >= (0 if name == "wait_ms" else 1), f"{name}={value} is too small. Give a larger number.")
 
 
-class Asked(BaseModel):
-    """One request; everything but the text is of language models."""
+class Query(BaseModel):
+    """One request. All fields but the text are for language models."""
 
     text: Annotated[str, Field(min_length=1)]
     tokens: Annotated[int, Field(ge=1)] = 40
@@ -64,27 +66,31 @@ class Asked(BaseModel):
 
 
 class Batcher:
-    """Collects texts that are asked for alike within a moment, and runs them at once beside the event loop."""
+    """Collects requests for a short time and runs those with the same sampling as one batch, in a thread."""
 
     def __init__(self, model: Model, limits: Limits) -> None:
         self._model, self._limits = model, limits
-        self._waiting: asyncio.Queue[tuple[Asked, asyncio.Future[Any]]] = asyncio.Queue(limits.queue)
+        self._waiting: asyncio.Queue[tuple[Query, asyncio.Future[Any]]] = asyncio.Queue(limits.queue)
 
-    async def answer(self, asked: Asked) -> Any:
-        """Raises asyncio.QueueFull where too many wait."""
+    async def answer(self, query: Query) -> Any:
+        """Return the answer to a request.
+
+        Raises:
+            asyncio.QueueFull: too many requests wait.
+        """
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.put_nowait((asked, future))
+        self._waiting.put_nowait((query, future))
         return await future
 
     async def run(self) -> None:
-        """Answers for as long as it isn't cancelled."""
+        """Answers requests until it is canceled."""
         while True:
             group = await self._group()
-            kinds: dict[Sampling, list[tuple[Asked, asyncio.Future[Any]]]] = {}
-            for asked, future in group:
-                kinds.setdefault(asked.sampling(), []).append((asked, future))
-            for sampling, members in kinds.items():
-                texts = [asked.text for asked, _ in members]
+            batches: dict[Sampling, list[tuple[Query, asyncio.Future[Any]]]] = {}
+            for query, future in group:
+                batches.setdefault(query.sampling(), []).append((query, future))
+            for sampling, members in batches.items():
+                texts = [query.text for query, _ in members]
                 try:
                     answers: Sequence[Any] = await asyncio.to_thread(predicted, self._model, texts, sampling)
                 except InputError as error:
@@ -93,7 +99,7 @@ class Batcher:
                     if not future.done():
                         future.set_result(answer)
 
-    async def _group(self) -> list[tuple[Asked, asyncio.Future[Any]]]:
+    async def _group(self) -> list[tuple[Query, asyncio.Future[Any]]]:
         group = [await self._waiting.get()]
         clock = asyncio.get_running_loop().time
         end = clock() + self._limits.wait_ms / 1000
@@ -104,13 +110,17 @@ class Batcher:
 
 
 def predicted(model: Model, texts: Sequence[str], sampling: Sampling) -> list[dict[str, Any]]:
-    """An answer for each text, by the model's kind. Raises InputError for a text that the model can't take."""
+    """Return an answer for each text, in the form of the model's kind.
+
+    Raises:
+        InputError: the model can't process a text.
+    """
     if model.facts.kind == CLASSIFIER:
-        return [{"label": label, "probability": share} for label, share in classified(model, texts)]
+        return [{"label": label, "probability": probability} for label, probability in classified(model, texts)]
     if model.facts.kind == MASKED_MODEL:
-        return [{"masks": places} for places in unmasked(model, texts)]
-    *_, found = continued(model, texts, sampling)
-    return [{"text": more} for more in found]
+        return [{"masks": candidates} for candidates in unmasked(model, texts)]
+    *_, continuations = continued(model, texts, sampling)
+    return [{"text": continuation} for continuation in continuations]
 
 
 def application(model: Model, limits: Limits) -> FastAPI:
@@ -129,17 +139,19 @@ def application(model: Model, limits: Limits) -> FastAPI:
         return {"model": model.facts.kind}
 
     @app.post("/predict")
-    async def predict(asked: Asked) -> Any:
-        if len(asked.text) > limits.max_characters:
-            raise HTTPException(422, f"text has {len(asked.text)} characters, and at most {limits.max_characters} fit.")
-        if asked.tokens > limits.max_tokens:
-            raise HTTPException(422, f"tokens={asked.tokens}, and at most {limits.max_tokens} are given.")
+    async def predict(query: Query) -> Any:
+        if len(query.text) > limits.max_characters:
+            raise HTTPException(
+                422, f"text has {len(query.text)} characters, and at most {limits.max_characters} are allowed."
+            )
+        if query.tokens > limits.max_tokens:
+            raise HTTPException(422, f"tokens={query.tokens}, and at most {limits.max_tokens} are allowed.")
         try:
-            # Alone first: a text without tokens would fail its whole batch.
-            await asyncio.to_thread(require_tokens, model, asked.text)
-            answer = await batcher.answer(asked)
+            # Before it joins a batch: a text without tokens would fail the whole batch.
+            await asyncio.to_thread(require_tokens, model, query.text)
+            answer = await batcher.answer(query)
         except asyncio.QueueFull as error:
-            raise HTTPException(503, f"{limits.queue} requests wait already. Try again in a moment.") from error
+            raise HTTPException(503, f"{limits.queue} requests are already waiting. Try again later.") from error
         except InputError as error:
             raise HTTPException(422, str(error)) from error
         if isinstance(answer, InputError):
@@ -150,26 +162,30 @@ def application(model: Model, limits: Limits) -> FastAPI:
 
 
 def require_tokens(model: Model, text: str) -> None:
-    require(bool(model.encode([text])[0]), f"text={text!r}: has no token. Give at least a word.")
+    require(bool(model.encode([text])[0]), f"text={text!r} has no token. Give at least one word.")
 
 
 def main(arguments: Sequence[str]) -> None:
     import uvicorn
 
-    parts = [argument.partition("=") for argument in arguments]
-    given = {name: value for name, _, value in parts}
-    numbers: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Limits)}
-    known = ("run", "host", "port", "threads", *numbers)
-    for name in given:
-        require(name in known, f"{name}: is unknown. Give NAME=VALUE with a name of {', '.join(known)}.")
-    require("run" in given, "run: is missing. Give the folder of a run that was exported: run=RUN_FOLDER.")
+    values = {name: value for name, _, value in (argument.partition("=") for argument in arguments)}
+    defaults: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Limits)}
+    names = ("run", "host", "port", "threads", *defaults)
+    for name in values:
+        require(name in names, f"{name} is not an option. Give NAME=VALUE with one of the names {', '.join(names)}.")
+    require("run" in values, "run is missing. Give the folder of an exported run: run=RUN_FOLDER.")
+    limits = Limits(**{name: number(values, name, type(defaults[name])) for name in defaults if name in values})
+    port = number(values, "port", int) if "port" in values else 8000
+    threads = number(values, "threads", int) if "threads" in values else None
+    model = Model(Path(values["run"]), threads)
+    uvicorn.run(application(model, limits), host=values.get("host", "127.0.0.1"), port=port)
+
+
+def number(values: Mapping[str, str], name: str, kind: type[Number]) -> Number:
     try:
-        limits = Limits(**{name: type(numbers[name])(given[name]) for name in numbers if name in given})
-        port, threads = int(given.get("port", "8000")), given.get("threads")
-        model = Model(Path(given["run"]), None if threads is None else int(threads))
+        return kind(values[name])
     except ValueError as error:
-        raise InputError(f"{error}. Give a number.") from error
-    uvicorn.run(application(model, limits), host=given.get("host", "127.0.0.1"), port=port)
+        raise InputError(f"{name}={values[name]} is not a number. Give a number.") from error
 
 
 if __name__ == "__main__":

@@ -32,11 +32,11 @@ def test_texts_that_arrive_together_are_one_batch(
         return predicted(model, texts, *others)  # pyright: ignore[reportArgumentType]
 
     monkeypatch.setattr(serve, "predicted", counted)
-    asked = [{"text": text, "tokens": 3, "temperature": 0} for text in ("the list", "it has", "sorted ?")] * 2
+    requests = [{"text": text, "tokens": 3, "temperature": 0} for text in ("the list", "it has", "sorted ?")] * 2
     with TestClient(application(Model(trained[0]), Limits(batch=4, wait_ms=200))) as client:
-        alone = [client.post("/predict", json=one).json()["text"] for one in asked[:3]]
+        alone = [client.post("/predict", json=one).json()["text"] for one in requests[:3]]
         with concurrent.futures.ThreadPoolExecutor(6) as pool:
-            answers = list(pool.map(lambda one: client.post("/predict", json=one).json()["text"], asked))
+            answers = list(pool.map(lambda one: client.post("/predict", json=one).json()["text"], requests))
     assert answers == alone * 2
     assert sizes[:3] == [1, 1, 1]
     assert sum(sizes[3:]) == 6
@@ -52,27 +52,27 @@ def test_classes_and_masks(berts: dict[str, Path]) -> None:
         assert 0.5 <= answer["probability"] <= 1
     with TestClient(application(Model(berts[MASKED_MODEL]), Limits())) as client:
         assert len(client.post("/predict", json={"text": "the [MASK]"}).json()["masks"][0]) == 5
-        refused = client.post("/predict", json={"text": "the list"})
-        assert refused.status_code == 422
-        assert "has no [MASK] to fill" in refused.json()["detail"]
+        response = client.post("/predict", json={"text": "the list"})
+        assert response.status_code == 422
+        assert "has no [MASK] to fill" in response.json()["detail"]
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("query", "message"),
     [
-        ({"text": "x" * 60}, "text has 60 characters, and at most 50 fit."),
-        ({"text": "a", "tokens": 9}, "tokens=9, and at most 5 are given."),
+        ({"text": "x" * 60}, "text has 60 characters, and at most 50 are allowed."),
+        ({"text": "a", "tokens": 9}, "tokens=9, and at most 5 are allowed."),
         ({"text": "  ", "tokens": 1}, "has no token"),
         ({"text": ""}, "at least 1 character"),
         ({"text": "a", "temperature": -1}, "greater than or equal to 0"),
         ({}, "Field required"),
     ],
 )
-def test_what_is_refused(trained: tuple[Path, object, object], asked: dict[str, object], message: str) -> None:
+def test_what_is_refused(trained: tuple[Path, object, object], query: dict[str, object], message: str) -> None:
     with TestClient(application(Model(trained[0]), Limits(max_characters=50, max_tokens=5))) as client:
-        refused = client.post("/predict", json=asked)
-        assert refused.status_code == 422
-        assert message in refused.text
+        response = client.post("/predict", json=query)
+        assert response.status_code == 422
+        assert message in response.text
         assert client.post("/predict", json={"text": "the", "tokens": 1}).status_code == 200
 
 
@@ -93,21 +93,22 @@ def test_a_full_queue_is_refused(trained: tuple[Path, object, object], monkeypat
         entered.wait(30)
         others = [pool.submit(client.post, "/predict", json={"text": "the"}) for _ in range(2)]
         done, _ = concurrent.futures.wait(others, 30, concurrent.futures.FIRST_COMPLETED)
-        refused = next(iter(done)).result()
+        response = next(iter(done)).result()
         leave.set()
-        assert refused.status_code == 503
-        assert "1 requests wait already" in refused.json()["detail"]
+        assert response.status_code == 503
+        assert "1 requests are already waiting" in response.json()["detail"]
         assert sorted(one.result().status_code for one in [first, *others]) == [200, 200, 503]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["port=1"], "run: is missing"),
-        (["run=none", "size=3"], "size: is unknown. Give NAME=VALUE with a name of run, host"),
-        (["run=none", "batch=0"], "batch=0: is too small"),
-        (["run=none", "batch=many"], "invalid literal for int"),
-        (["run=none"], "none/model.onnx: there is no such file"),
+        (["port=1"], "run is missing"),
+        (["run=none", "size=3"], "size is not an option. Give NAME=VALUE with one of the names run, host"),
+        (["run=none", "batch=0"], "batch=0 is too small"),
+        (["run=none", "batch=many"], "batch=many is not a number. Give a number."),
+        (["run=none", "port=http"], "port=http is not a number"),
+        (["run=none"], r"none/model.onnx: there is no such file. Give the folder of a run of `lit-ort train export=onnx`.$"),
     ],
 )
 def test_the_command_line(arguments: list[str], message: str) -> None:
