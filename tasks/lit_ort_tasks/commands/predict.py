@@ -148,11 +148,11 @@ def _column(line: CommandLine) -> list[str]:
 
 def main() -> None:
     """Runs the command line of this process."""
-    if sys.argv[1:] in ([], ["--help"], ["-h"]):
-        print(HELP.format(predict=command_line("predict"), train=command_line("train")))
-        return
     try:
-        predict(sys.argv[1:])
+        if sys.argv[1:] in ([], ["--help"], ["-h"]):
+            print(HELP.format(predict=command_line("predict"), train=command_line("train")))
+        else:
+            predict(sys.argv[1:])
         sys.stdout.flush()
     except InputError as error:
         sys.exit(f"error: {error}")
