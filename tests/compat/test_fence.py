@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FENCE = ROOT / "lit_ort" / "_compat"
-FOLDERS = ("lit_ort", "tasks", "benchmarks", "examples")
+FOLDERS = ("lit_ort", "tasks", "benchmarks")
 FILES = [
     *(path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")) if FENCE not in path.parents),
 ]
