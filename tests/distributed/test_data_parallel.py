@@ -248,7 +248,7 @@ def test_error_messages(results: Results) -> None:
     [
         ({"adasum": 1}, "adasum=1 is not a bool"),
         ({"fallback": "never"}, "fallback='never' is not one of"),
-        ({"adasum": True, "ddp_comm_hook": print}, "adasum=True is a ddp_comm_hook"),
+        ({"adasum": True, "ddp_comm_hook": print}, "adasum=True sets a ddp_comm_hook"),
     ],
 )
 def test_invalid_arguments_raise_at_once(arguments: dict[str, Any], message: str) -> None:
