@@ -148,7 +148,7 @@ class _Build:
         if self._device.type not in self._engine.device_types:
             raise CaptureError(
                 f"its tensors are on {self._device}, but engine={self._engine.name!r} computes on the CPU",
-                remedy="Train with accelerator='cpu', or install stock onnxruntime as docs/engines.md says.",
+                remedy="Train with accelerator='cpu', or install stock onnxruntime, see docs/engines.md.",
             )
 
     def _fused(self, captured: Captured) -> tuple[Captured, frozenset[str], bool]:

@@ -1,4 +1,4 @@
-"""Dynamo's events in the user's terms: where in the user's code, why, and what to change."""
+"""Turns Dynamo's events into reports with the line of the user's code, the reason and a remedy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from lit_ort._compat.dynamo_events import BRANCH, Function, Obstacle, Stack
 from lit_ort.runtime.report import EagerFunction, GraphBreak, Recompile
 
-# Packages whose code is not the user's to change.
+# Packages with code that users don't change.
 _PACKAGES = (
     "torch",
     "lightning",
@@ -54,7 +54,7 @@ _CALLS = (
     "Attempted to inline function marked as skipped",
     "Failed to trace builtin operator",
 )
-# Kinds of functions that eager has to run: an exception of the user's is raised there.
+# Kinds that are not reported: the function raises an exception, or asks to be skipped.
 _NO_NEWS = ("Call to `torch._dynamo.skip_frame()`", "Observed exception")
 # Kinds that the user's code asks for.
 _ASKED_FOR = (
@@ -81,7 +81,7 @@ _CONTAINS = re.compile(r"(?P<no>not )?___dict_contains\((?P<key>'[^']*'), (?P<ow
 
 
 def graph_break_of(step: str, obstacle: Obstacle, resumes: bool = True) -> GraphBreak | None:
-    """A graph break in a step; None for one in the code of libraries alone, and where the step raises an exception."""
+    """The report of a graph break; None if no line of the stack is the user's, or if the step raises an exception."""
     place = place_of(obstacle.stack)
     if place is None or obstacle.kind in _NO_NEWS:
         return None
@@ -92,9 +92,9 @@ def graph_break_of(step: str, obstacle: Obstacle, resumes: bool = True) -> Graph
 
 
 def eager_function_of(step: str, obstacle: Obstacle, function: Function) -> EagerFunction | None:
-    """A function of a step that Dynamo leaves in eager.
+    """The report of a function that Dynamo leaves in eager.
 
-    None for a library's, unless Dynamo failed there, and where the function raises an exception.
+    None for a library's function, unless Dynamo failed there, and for a function that raises an exception.
     """
     if obstacle.kind in _NO_NEWS or (_is_library(function.file) and not obstacle.is_error):
         return None
@@ -104,17 +104,17 @@ def eager_function_of(step: str, obstacle: Obstacle, function: Function) -> Eage
 
 
 def recompile_of(step: str, function: Function, reason: str, stack: Stack) -> Recompile | None:
-    """A function that is compiled again; None for a library's."""
+    """The report of a recompile; None for a library's function."""
     if _is_library(function.file):
         return None
     place = place_of(stack) or f"{function.file}:{function.line}"
-    # A guard comes with the line of code that it is for; a comparison of tensors is text.
+    # The text of a guard ends with its line of code as a comment; a comparison of tensors has none.
     guard, _, line = reason.partition("  #")
     if not line:
         text = _readable(reason).replace(". expected", ": expected")
         return Recompile(step, _name(function), place, _sentence(text), None)
     guard = guard.strip()
-    # Dynamo's next graph serves any number.
+    # Dynamo makes the number symbolic in the next graph.
     remedy = None if _NUMBER.fullmatch(guard) else _KEEP_OUT
     return Recompile(step, _name(function), place, f"the guard `{_readable(guard)}` failed.", remedy)
 

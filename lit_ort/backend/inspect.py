@@ -16,7 +16,7 @@ from lit_ort.runtime.report import EagerFunction, GraphBreak, GraphReport, Recom
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """What `explain` returns: the reports, readable when printed and in a notebook.
+    """The result of `explain`, readable when printed and in a notebook.
 
     Args:
         graphs: the report of each graph, in the order that they were compiled.
@@ -78,7 +78,7 @@ class Explanation:
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """A line for each thing that the user can act on: fallbacks, graph breaks, recompiles, fixed sizes."""
+        """One line for each fallback, graph break, recompile and graph with fixed sizes: what the user can act on."""
         reasons = collections.Counter(graph.fallback for graph in self.fallbacks)
         sizes = {graph.fixed_sizes: graph.name for graph in reversed(self.graphs) if graph.fixed_sizes is not None}
         return (
@@ -107,8 +107,8 @@ class CompileLog:
 
     Attributes:
         graphs: the reports.
-        breaks, eager_functions: what Dynamo did not put into a graph.
-        clock: the time of their runs.
+        breaks, eager_functions: the graph breaks and the functions that run in eager.
+        clock: the time of the graphs' runs.
         watch: the time of their compilation; its listener receives a line for each graph break and recompile.
     """
 

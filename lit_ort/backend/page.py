@@ -1,4 +1,4 @@
-"""`explain` in a notebook: the two lines, what to act on, a table of graphs and each graph's details."""
+"""The HTML of `explain` in a notebook: the summary, the advice, a table of graphs and the details of each graph."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _COLUMNS = ("graph", "kind", "inputs", "gradients", "precision", "memory", "comp
 
 
 def page(summary: str, advice: Sequence[str], graphs: Sequence[GraphReport]) -> str:
-    """HTML without scripts and styles; every text in it is escaped.
+    """Return HTML without scripts and styles, in which every text is escaped.
 
     Args:
-        summary: lines.
-        advice: a line for each thing that the user can act on.
-        graphs: the report of each.
+        summary: the lines of the summary.
+        advice: one line for each fallback, graph break or recompile.
+        graphs: the reports of all graphs.
     """
     parts = [f"<p>{'<br>'.join(map(escape, summary.splitlines()))}</p>"]
     if advice:

@@ -153,7 +153,7 @@ def take_from_first(module: torch.nn.Module, group: dist.ProcessGroup) -> None:
 
 
 def _cause(exception: BaseException) -> str:
-    """One line about an exception, which tells a failure of another rank from one of this rank."""
+    """One line about an exception, which distinguishes a failure of another rank from one of this rank."""
     line = f"{type(exception).__name__}: {exception}".strip().splitlines()[0]
     if any(sign in str(exception) for sign in _LOST):
         return (

@@ -1,4 +1,4 @@
-"""What a person sees while a step compiles: a text in the progress bar, and lines in Lightning's log."""
+"""Reports compilations in the Trainer's progress bar and in Lightning's log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STAGES = {"training_step": "train", "validation_step": "val", "test_step": "tes
 
 
 class ProgressListener:
-    """Shows compilations in a Trainer's progress bar, and logs them, on rank zero.
+    """Shows compilations in a Trainer's progress bar and logs lines about them, on rank zero.
 
     Args:
         trainer: of either of Lightning's packages.
@@ -38,7 +38,7 @@ class ProgressListener:
             self._log.compiling(step, seconds)
 
     def finished(self, step: str, seconds: float) -> None:
-        """Puts the bar's own text back and logs how long it took."""
+        """Restores the bar's description and logs the seconds, if the bar was used."""
         self._log.finished(step, seconds)
         if self._restore is not None:
             self._restore()
@@ -58,10 +58,10 @@ def package_of(trainer: Any) -> str:
 
 @contextmanager
 def above_bars(trainer: Any) -> Iterator[None]:
-    """Writes what Lightning logs above a Trainer's bars instead of into their line.
+    """Keeps Lightning's log lines apart from the Trainer's bars.
 
-    tqdm clears its bars meanwhile. Rich prints what is written to `sys.stderr`, which it replaces after Lightning's
-    logger has kept the original.
+    tqdm's bars are cleared while the block runs. Rich replaces `sys.stderr` by a stream that writes above its bars, but
+    Lightning's logger keeps the original stream; it uses the replacement while the block runs.
     """
     handlers = [handler for handler in logging.getLogger(package_of(trainer)).handlers if _is_for_stderr(handler)]
     for handler in handlers:

@@ -123,7 +123,7 @@ class SingleDeviceMixin(ORTMixin):
         if device.type not in engine.device_types:
             raise UnsupportedError(
                 f"the Trainer's device is {device}, but {engine.version} computes on the CPU. Use "
-                "Trainer(accelerator='cpu', strategy='ort'), or stock onnxruntime, as docs/engines.md says."
+                "Trainer(accelerator='cpu', strategy='ort'), or stock onnxruntime, see docs/engines.md."
             )
         if not is_cpu(device):
             if self.options.optimizer_in_graph:

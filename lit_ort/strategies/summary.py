@@ -18,10 +18,10 @@ WINDOW = 10_000
 
 
 class FitSummary:
-    """Measures one fit.
+    """Measures one fit, from its creation on.
 
     Args:
-        compile_log: the strategy's.
+        compile_log: the strategy's compile log.
     """
 
     def __init__(self, compile_log: CompileLog) -> None:
@@ -30,19 +30,19 @@ class FitSummary:
         self._rss, self._peak_before = rss_bytes(), peak_rss_bytes()
 
     def add(self, start: float) -> None:
-        """Counts a batch that has just ended.
+        """Records the time of a batch that has just ended.
 
         Args:
-            start: when it began, of `time.perf_counter`, in seconds.
+            start: when it began, by `time.perf_counter`, in seconds.
         """
         self._seconds.append(time.perf_counter() - start)
 
     def lines(self, callbacks: Sequence[Any]) -> list[str]:
-        """The summary; empty where no training batch ran or nothing was compiled.
+        """The lines of the summary. There are none if no training batch ran or nothing was compiled.
 
         Args:
-            callbacks: the Trainer's. With StepStatistics among them, which has its own report of time and memory, only
-                fallbacks and graph breaks are reported.
+            callbacks: the Trainer's callbacks. If StepStatistics is one of them, which reports time and memory itself,
+                there is only a line about fallbacks and graph breaks, if there are any.
         """
         explanation = self._compile_log.explanation()
         if not self._seconds or explanation.is_empty:
@@ -59,9 +59,9 @@ class FitSummary:
         return f"{explanation.counts}, compiled in {seconds:.1f} s{more}"
 
     def costs(self) -> str:
-        """Time per batch and memory; empty where neither is known."""
+        """Time per batch and peak memory; empty if neither is known."""
         parts = []
-        # The first batch has the compilation in it.
+        # The time of the first batch includes the compilation.
         if timed := list(self._seconds)[1:]:
             parts.append(f"{median(timed) * 1e3:.1f} ms per batch (median of {len(timed)})")
         peak = peak_rss_bytes()
