@@ -143,7 +143,7 @@ def test_without_a_gpu_lightning_raises() -> None:
 @needs_stock
 def test_optimizer_in_graph_is_rejected_on_a_gpu() -> None:
     strategy = ORTStrategy(optimizer_in_graph=True)
-    with pytest.raises(UnsupportedError, match="its updates are built for the CPU"):
+    with pytest.raises(UnsupportedError, match="it supports only the CPU"):
         strategy.parallel_devices = [torch.device("cuda", 0)]
 
 
