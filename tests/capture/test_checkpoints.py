@@ -204,7 +204,7 @@ def test_a_module_without_layers_is_declined() -> None:
 
 
 def test_an_unknown_value_raises() -> None:
-    with pytest.raises(OptionsError, match="must be None 'layers'"):
+    with pytest.raises(OptionsError, match="must be None, 'layers'"):
         ORTOptions(recompute="all")
 
 
