@@ -7,23 +7,19 @@ lit-ort benchmark my_package.my_module:make --rounds 20
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from lit_ort.benchmark.result import BASELINES
 from lit_ort.benchmark.run import benchmark
-from lit_ort.commands.target import add_target, module_and_batch
+from lit_ort.commands.target import module_and_batch, parser_for
 from lit_ort.errors import OptionsError
 from lit_ort.options import BF16_MIXED, FLOAT32, ORTOptions
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="lit-ort benchmark", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_target(parser)
+    parser = parser_for("benchmark", __doc__)
     parser.add_argument("--rounds", type=int, default=10, help="timed steps of each baseline")
     parser.add_argument("--baselines", nargs="+", default=list(BASELINES), choices=BASELINES)
     parser.add_argument("--precision", default=FLOAT32, choices=(FLOAT32, BF16_MIXED))

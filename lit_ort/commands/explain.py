@@ -7,23 +7,19 @@ lit-ort explain my_package.my_module:make --details
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
 from lit_ort.backend.backend import ORTBackend
 from lit_ort.backend.inspect import explain
 from lit_ort.benchmark.result import ORT
 from lit_ort.benchmark.steps import Runner, Workload
-from lit_ort.commands.target import add_target, module_and_batch
+from lit_ort.commands.target import module_and_batch, parser_for
 from lit_ort.errors import LitOrtError
 from lit_ort.options import BF16_MIXED, FLOAT32, ORTOptions
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="lit-ort explain", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_target(parser)
+    parser = parser_for("explain", __doc__)
     parser.add_argument("--details", action="store_true", help="every graph's inputs, memory, operators and passes")
     parser.add_argument("--precision", default=FLOAT32, choices=(FLOAT32, BF16_MIXED))
     args = parser.parse_args(arguments)

@@ -7,20 +7,16 @@ lit-ort export my_package.my_module:make model.onnx
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
-from lit_ort.commands.target import add_target, module_and_batch
+from lit_ort.commands.target import module_and_batch, parser_for
 from lit_ort.errors import LitOrtError
 from lit_ort.export.call import FORWARD, STEPS
 from lit_ort.export.export import BFLOAT16, FLOAT16, INT8, OPSET, export
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="lit-ort export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_target(parser)
+    parser = parser_for("export", __doc__)
     parser.add_argument("path", metavar="FILE", help="the file to write")
     parser.add_argument("--step", default=FORWARD, choices=STEPS)
     parser.add_argument("--fixed", action="store_true", help="use the sizes of the batch instead of dynamic sizes")

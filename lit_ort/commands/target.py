@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from argparse import ArgumentParser
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,18 @@ from torch import nn
 from lit_ort.errors import OptionsError
 
 
-def add_target(parser: ArgumentParser) -> None:
-    """Adds the argument with the function's name to a parser."""
+def parser_for(command: str, description: str | None) -> ArgumentParser:
+    """A parser of a command's arguments, of which the first one is the function's name, `target`.
+
+    Args:
+        command: the name of the command, such as "explain".
+        description: shown by `--help` as it is.
+    """
+    parser = ArgumentParser(
+        prog=f"lit-ort {command}", description=description, formatter_class=RawDescriptionHelpFormatter
+    )
     parser.add_argument("target", metavar="MODULE:FUNCTION", help="has no arguments and returns a module and a batch")
+    return parser
 
 
 def module_and_batch(name: str) -> tuple[nn.Module, Any]:

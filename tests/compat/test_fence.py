@@ -13,6 +13,7 @@ FENCE = ROOT / "lit_ort" / "_compat"
 FOLDERS = ("lit_ort", "tasks", "benchmarks")
 FILES = [
     *(path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")) if FENCE not in path.parents),
+    *(ROOT / name for name in ("train.py", "compare.py", "predict.py")),
 ]
 
 

@@ -108,7 +108,10 @@ def test_a_full_queue_is_refused(trained: tuple[Path, object, object], monkeypat
         (["run=none", "batch=0"], "batch=0 is too small"),
         (["run=none", "batch=many"], "batch=many is not a number. Give a number."),
         (["run=none", "port=http"], "port=http is not a number"),
-        (["run=none"], r"none/model.onnx: there is no such file. Give the folder of a run of `lit-ort train export"),
+        (
+            ["run=none"],
+            r"none/model.onnx: there is no such file. Give the folder of a run of `lit-ort train export=onnx`.$",
+        ),
     ],
 )
 def test_the_command_line(arguments: list[str], message: str) -> None:
