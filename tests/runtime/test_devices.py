@@ -117,7 +117,7 @@ def test_recurrent_layers_are_rejected() -> None:
     engine = backend()
     with (
         dynamo_settings("step", strict=False),
-        pytest.raises(CompileError, match="recurrent layers on cpu are not built yet"),
+        pytest.raises(CompileError, match="recurrent layers on cpu are not supported yet"),
     ):
         torch.compile(lambda x: lstm(x)[0].sum(), backend=engine)(torch.randn(3, 2, 4))
 
