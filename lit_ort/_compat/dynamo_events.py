@@ -1,7 +1,8 @@
 """Private interfaces of Dynamo: its reports of graph breaks, recompiles and functions that it leaves in eager.
 
 Dynamo writes them to logs that are off by default (`TORCH_LOGS=graph_breaks,recompiles`). Here a listener receives
-them. The hooks are installed once for the process, and do nothing while there is no listener.
+them. The hooks are installed once for the process, and do nothing while there is no listener. A backend can listen
+while Dynamo traces functions for it, also if it is used by `torch.compile` alone.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ import dataclasses
 import functools
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import CodeType
 from typing import Any, Protocol
 
 import torch._dynamo.convert_frame
 import torch._dynamo.utils
-from torch import fx
+from torch._dynamo.eval_frame import innermost_backend
 from torch._dynamo.exc import Unsupported, UserError
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 
@@ -36,9 +37,8 @@ Stack = tuple[tuple[str, int], ...]
 # Torch's names (`gb_type`) for obstacles.
 RECOMPILE_LIMIT = "Dynamo recompile limit exceeded"
 BRANCH = "Data-dependent branching"
+EXCEPTION = "Observed exception"
 
-# Where a graph ends in front of an obstacle.
-_NO_OBSTACLE = "step_unsupported"
 # In reports about obstacles that leave the whole function in eager, which is an event itself.
 _LEAVES_FUNCTION = ("Failed to handle graph break gracefully", "Skipping frame due to graph break")
 _STOPS = "that we cannot resume from"
@@ -93,17 +93,19 @@ class Listener(Protocol):
         ...
 
     def left_in_eager(self, obstacle: Obstacle, function: Function) -> None:
-        """A function runs in eager, except for functions that it calls."""
+        """A function runs in eager, except for functions that it calls; at the recompile limit, only for new values.
+
+        Any exception that it raises reaches the caller of the function.
+        """
         ...
 
     def recompiled(self, function: Function, reason: str, stack: Stack) -> None:
         """A function is compiled again by the same backend. `reason`: the guard that failed, one line of torch's."""
         ...
 
-    def limit_reached(self) -> None:
-        """A function has been compiled as often as the settings allow."""
-        ...
 
+# Of a backend and the keyword arguments that torch.compile passes to it: the context in which its functions are traced.
+ContextOf = Callable[[Any, Mapping[str, Any]], AbstractContextManager[Any] | None]
 
 _LISTENERS: list[Listener] = []
 
@@ -119,13 +121,29 @@ def listening(listener: Listener) -> Iterator[None]:
         _LISTENERS.pop()
 
 
-def break_after(graph_module: fx.GraphModule) -> Obstacle | None:
-    """The obstacle at which a graph ends, of a graph that Dynamo passes to a backend; None at a function's end."""
-    reason = getattr(graph_module, "compile_subgraph_reason", None)
-    if reason is None or not reason.graph_break or reason.reason == _NO_OBSTACLE:
-        return None
-    obstacle = _obstacle(reason.reason, _stack_of(reason.user_stack))
-    return dataclasses.replace(obstacle, kind=BRANCH) if obstacle.kind.startswith("generic_jump") else obstacle
+@functools.cache
+def trace_in_context(context_of: ContextOf) -> None:
+    """Makes Dynamo enter a context while it traces a function, unless a listener is there already.
+
+    Args:
+        context_of: returns the context for a backend, or None.
+    """
+    catch_errors: Any = torch._dynamo.convert_frame.CatchErrorsWrapper
+    convert = catch_errors.__call__
+
+    def convert_in_context(self: Any, *args: Any, **kwargs: Any) -> Any:
+        context = None if _LISTENERS else context_of(*_backend_of(self))
+        with nullcontext() if context is None else context:
+            return convert(self, *args, **kwargs)
+
+    catch_errors.__call__ = convert_in_context
+
+
+def _backend_of(convert: Any) -> tuple[Any, Mapping[str, Any]]:
+    """The backend for which a function is traced, and the keyword arguments that torch.compile passes to it."""
+    backend: Any = innermost_backend(convert)
+    # torch.compile wraps backends that are not inductor.
+    return getattr(backend, "compiler_fn", backend), getattr(backend, "kwargs", {})
 
 
 @functools.cache
@@ -174,11 +192,8 @@ def _is_no_event(record: logging.LogRecord) -> bool:
     """Keeps a log line unless it is one about an event that a listener receives."""
     if not _LISTENERS:
         return True
-    if is_recompile_limit(record):
-        _LISTENERS[-1].limit_reached()
-        return False
     # The advice at `item()` would be wrong here: a value that a step reads costs it one more graph.
-    return suppressed_error(record) is None and not is_scalar_advice(record)
+    return not (is_recompile_limit(record) or suppressed_error(record) or is_scalar_advice(record))
 
 
 def obstacle_of(error: BaseException) -> Obstacle:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.abc
-import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
@@ -19,7 +18,7 @@ def when_imported(package: str, action: Callable[[], None]) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds one package with the other finders, then removes itself."""
+    """Finds one package with the finders behind it, until the package is loaded."""
 
     def __init__(self, package: str, action: Callable[[], None]) -> None:
         self._package = package
@@ -28,13 +27,20 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != self._package:
+        if fullname != self._package or self not in sys.meta_path:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        behind = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        specs = (finder.find_spec(fullname, path, target) for finder in behind)
+        spec = next((spec for spec in specs if spec is not None), None)
+        # A search for a package, as by `importlib.util.find_spec`, doesn't load it.
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._action)
+            spec.loader = _Loader(spec.loader, self._loaded)
         return spec
+
+    def _loaded(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        self._action()
 
 
 class _Loader(importlib.abc.Loader):

@@ -11,43 +11,49 @@ from typing import Any
 
 import torch
 import torch._dynamo
+import torch._dynamo.external_utils
 from torch._dynamo import trace_rules
 from torch._dynamo.callback import CallbackArgs, callback_handler
-from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch.nn.modules import transformer
 
 from lit_ort._compat.imports import when_imported
 from lit_ort._compat.patching import replaced
 
-# Raised at the recompile limit if `step_settings` is strict.
-RecompileLimitHit: type[Exception] = FailOnRecompileLimitHit
-# If it is not strict, this logger reports the limit, and each function that could not be traced.
+# Reports the recompile limit, and each function that could not be traced.
 FRAME_LOGGER = "torch._dynamo.convert_frame"
 _LIMIT_LINE = "_dynamo hit config"
+# The file of the functions that call a library's module which is compiled itself.
+MODULE_CALLS: str = torch._dynamo.external_utils.__file__
 # Logs thirteen lines of advice at the first `item()` of a step in the process.
 SCALAR_LOGGER = "torch._dynamo.variables.tensor"
 _SCALAR_LINE = "Graph break from `Tensor.item()`"
 
 
+def tracing_settings() -> AbstractContextManager[Any]:
+    """A context with Dynamo's settings for any function that is compiled for ONNX Runtime."""
+    return torch._dynamo.config.patch(_TRACING)
+
+
+# By default, RNNs are not traced, and Dynamo replaces calls of numpy's generator, which draw the same numbers as in
+# eager here, by torch's.
+_TRACING = {"allow_rnn": True, "use_numpy_random_stream": True}
+
+
 def step_settings(recompile_limit: int, strict: bool) -> AbstractContextManager[Any]:
     """A context with Dynamo's settings for a step.
 
-    RNNs are traced instead of skipped, and counters that a step reads can change without a recompile.
+    Counters that a step reads can change without a recompile.
 
     Args:
         recompile_limit: the number of times that one function can be compiled.
-        strict: whether the limit raises `RecompileLimitHit`, and an error while tracing a function is raised. Otherwise
-            the function runs in eager.
+        strict: whether an error while tracing a function is raised. Otherwise the function runs in eager.
     """
     settings: dict[str, Any] = {
-        "allow_rnn": True,
+        **_TRACING,
         # The counters of self.global_step and self.current_epoch are attributes of the module.
         "allow_unspec_int_on_nn_module": True,
         "recompile_limit": recompile_limit,
-        "fail_on_recompile_limit_hit": strict,
         "suppress_errors": not strict,
-        # Calls of numpy's generator draw the same numbers as in eager; by default, Dynamo replaces them by torch's.
-        "use_numpy_random_stream": True,
         # By default, a call of a logger breaks the graph.
         "ignore_logging_functions": _logging_functions(),
     }

@@ -11,6 +11,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -19,17 +20,19 @@ from torch import fx
 
 from lit_ort._compat.checkpoints import keep_checkpoints
 from lit_ort._compat.devices import device_of
-from lit_ort._compat.dynamo_events import break_after
+from lit_ort._compat.dynamo_events import trace_in_context
+from lit_ort._compat.fabric import keep_backward_checks
 from lit_ort._compat.torch_dynamo import hold_constant, leave_untraced
 from lit_ort.backend.cache.content import Content, content_of
 from lit_ort.backend.cache.store import GraphCache
 from lit_ort.backend.compilation import Compilation, others_as_compile_errors
 from lit_ort.backend.eager import autocast_of, run_in_eager
-from lit_ort.backend.events import graph_break_of
+from lit_ort.backend.events import DISABLED
 from lit_ort.backend.executable import Executable, is_for, require_own_memory
 from lit_ort.backend.forms import Forms
 from lit_ort.backend.inspect import CompileLog
 from lit_ort.backend.request import Request
+from lit_ort.backend.steps import tracing_for
 from lit_ort.backend.verify import Check
 from lit_ort.capture.checkpoints import inline_checkpoints
 from lit_ort.capture.dimensions import changing_dimensions
@@ -61,6 +64,7 @@ leave_untraced("torchmetrics")
 # At a model's first call the transformers library installs hooks under a lock, which would break the graph for good.
 hold_constant("transformers.utils.output_capturing", "maybe_install_capturing_hooks")
 keep_checkpoints()
+keep_backward_checks(DISABLED)
 
 # Compiling one graph for this many signatures takes longer than most users expect.
 MANY_SIGNATURES = 16
@@ -109,12 +113,11 @@ class ORTBackend:
         self._executables: WeakValueDictionary[Any, Executable] = WeakValueDictionary()
 
     def __call__(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        obstacle = break_after(graph_module)
-        graph_break = None if obstacle is None else graph_break_of(self.name, obstacle)
-        if graph_break is not None:
-            # Without Lightning, no listener has recorded it.
-            self.compile_log.note_break(graph_break)
         return CompiledGraph(self, graph_module) if computes(graph_module.graph) else graph_module.forward
+
+    def tracing(self) -> AbstractContextManager[None]:
+        """The context in which Dynamo traces a function of `torch.compile`."""
+        return tracing_for(self.compile_log, strict=self.options.fallback == "error")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ORTBackend:
         # torch.compile copies the backend of a module that it wraps; sessions and reports stay with this object.
@@ -404,29 +407,31 @@ def ort(
     graph_module: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
     """The backend of `torch.compile(..., backend="ort", options={...})`, whose options are those of `ORTOptions`."""
+    return _backend_named_ort(options)(graph_module, example_inputs)
+
+
+def _backend_named_ort(options: Mapping[str, Any] | None) -> ORTBackend:
     frozen = {key: tuple(value) if isinstance(value, list) else value for key, value in (options or {}).items()}
-    return _Lazy(graph_module, frozen)
-
-
-class _Lazy:
-    """Reads the options at the first run, so that a wrong one raises its own error instead of one of Dynamo's."""
-
-    def __init__(self, graph_module: fx.GraphModule, options: Mapping[str, Any]) -> None:
-        self._graph_module = graph_module
-        self._options = options
-        self._compiled: Callable[..., Any] | None = None
-
-    def __call__(self, *arguments: Any) -> Any:
-        if self._compiled is None:
-            backend = _backend_of(ORTOptions.from_mapping(self._options))
-            self._compiled = backend(self._graph_module, arguments)
-        return self._compiled(*arguments)
+    return _backend_of(ORTOptions.from_mapping(frozen))
 
 
 @functools.cache
 def _backend_of(options: ORTOptions) -> ORTBackend:
     """One backend for equal options, as Dynamo calls a named backend again for every graph."""
     return ORTBackend(options)
+
+
+def _tracing_of(backend: Any, arguments: Mapping[str, Any]) -> AbstractContextManager[None] | None:
+    """The context in which Dynamo traces for a backend; None for a backend that is not lit_ort's.
+
+    An error in the options of `torch.compile` is raised here, before Dynamo could make it one of its own.
+    """
+    if backend is ort:
+        backend = _backend_named_ort(arguments.get("options"))
+    return backend.tracing() if isinstance(backend, ORTBackend) else None
+
+
+trace_in_context(_tracing_of)
 
 
 def _require_pass_names(options: ORTOptions) -> None:

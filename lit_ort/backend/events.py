@@ -8,7 +8,8 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from lit_ort._compat.dynamo_events import BRANCH, Function, Obstacle, Stack
+from lit_ort._compat.dynamo_events import BRANCH, EXCEPTION, RECOMPILE_LIMIT, Function, Obstacle, Stack
+from lit_ort._compat.torch_dynamo import MODULE_CALLS
 from lit_ort.runtime.report import EagerFunction, GraphBreak, Recompile
 
 # Packages with code that users don't change.
@@ -54,8 +55,8 @@ _CALLS = (
     "Attempted to inline function marked as skipped",
     "Failed to trace builtin operator",
 )
-# Kinds that are not reported: the function raises an exception, or asks to be skipped.
-_NO_NEWS = ("Call to `torch._dynamo.skip_frame()`", "Observed exception")
+# The kind of a function that asks to be skipped.
+_SKIPPED = "Call to `torch._dynamo.skip_frame()`"
 # Kinds that the user's code asks for.
 _ASKED_FOR = (
     "Call to `torch._dynamo.graph_break()`",
@@ -63,7 +64,7 @@ _ASKED_FOR = (
     "Skip inlining `torch.compiler.disable()`d function",
 )
 # Everything of the above: the kinds that torch has to have.
-KINDS = frozenset((*_KNOWN, *_CALLS, *_NO_NEWS, *_ASKED_FOR))
+KINDS = frozenset((*_KNOWN, *_CALLS, _SKIPPED, EXCEPTION, RECOMPILE_LIMIT, *_ASKED_FOR))
 
 # A function's name in torch's explanations, such as "builtin operator `print`" or "function `<function A.f at 0x7f>`".
 _NAME = re.compile(r"(?:builtin operator|builtin|function) `?(?:<unknown module>\.)?(?:<function )?(?P<name>[\w.]*\w)")
@@ -77,13 +78,18 @@ _NAMES = (
 _NUMBER = re.compile(r"[\w.\[\]'\"]+ == -?\d[\d.e+-]*")
 # Words of hints that are no remedy: about torch's settings and issue tracker, or of a general kind.
 _NO_REMEDY = ("torch._dynamo", "issue", "fullgraph", "TORCH", "is fundamental", "running in eager")
+_LIMIT = re.compile(r"currently set to (?P<limit>\d+)")
+_RAISED = re.compile(r"raised exception (?P<exception>.+)")
+_LIMIT_REMEDY = (
+    "Run with TORCH_LOGS=recompiles to see which value changes; pass it as a tensor, or keep it out of the step."
+)
 _CONTAINS = re.compile(r"(?P<no>not )?___dict_contains\((?P<key>'[^']*'), (?P<owner>.+)\)")
 
 
-def graph_break_of(step: str, obstacle: Obstacle, resumes: bool = True) -> GraphBreak | None:
+def graph_break_of(step: str | None, obstacle: Obstacle, resumes: bool = True) -> GraphBreak | None:
     """The report of a graph break; None if no line of the stack is the user's, or if the step raises an exception."""
     place = place_of(obstacle.stack)
-    if place is None or obstacle.kind in _NO_NEWS:
+    if place is None or obstacle.kind in (_SKIPPED, EXCEPTION):
         return None
     reason, remedy = _explained(obstacle)
     if not resumes:
@@ -91,19 +97,31 @@ def graph_break_of(step: str, obstacle: Obstacle, resumes: bool = True) -> Graph
     return GraphBreak(step, place, reason, remedy, by_design=_is_by_design(obstacle))
 
 
-def eager_function_of(step: str, obstacle: Obstacle, function: Function) -> EagerFunction | None:
+def eager_function_of(step: str | None, obstacle: Obstacle, function: Function) -> EagerFunction | None:
     """The report of a function that Dynamo leaves in eager.
 
-    None for a library's function, unless Dynamo failed there, and for a function that raises an exception.
+    None for a library's function, unless Dynamo failed there or it is a module's that is compiled itself, and for a
+    function that raises an exception of its own or asks to be skipped.
     """
-    if obstacle.kind in _NO_NEWS or (_is_library(function.file) and not obstacle.is_error):
+    is_module = function.file == MODULE_CALLS
+    if obstacle.kind == _SKIPPED or _is_raised_by_user(obstacle):
+        return None
+    if _is_library(function.file) and not (is_module or obstacle.is_error):
         return None
     place = place_of(obstacle.stack) or f"{function.file}:{function.line}"
     reason, remedy = _explained(obstacle)
-    return EagerFunction(step, _name(function), place, reason, remedy, is_rest=function.continues)
+    name = _COMPILED_MODULE if is_module else _name(function)
+    return EagerFunction(step, name, place, reason, remedy, is_rest=function.continues)
 
 
-def recompile_of(step: str, function: Function, reason: str, stack: Stack) -> Recompile | None:
+_COMPILED_MODULE = "the compiled module"
+
+
+def _is_raised_by_user(obstacle: Obstacle) -> bool:
+    return obstacle.kind == EXCEPTION and bool(obstacle.stack) and not _is_library(obstacle.stack[-1][0])
+
+
+def recompile_of(step: str | None, function: Function, reason: str, stack: Stack) -> Recompile | None:
     """The report of a recompile; None for a library's function."""
     if _is_library(function.file):
         return None
@@ -141,6 +159,10 @@ def _explained(obstacle: Obstacle) -> tuple[str, str | None]:
         return _sentence(
             f"Dynamo can't trace it: {obstacle.kind}: {obstacle.explanation}"
         ), "TORCH_LOGS=dynamo shows more."
+    if obstacle.kind == RECOMPILE_LIMIT:
+        return _limit_reason(obstacle), _LIMIT_REMEDY
+    if obstacle.kind == EXCEPTION:
+        return f"an exception is raised while Dynamo traces it: {_exception_of(obstacle)}.", None
     match = _NAME.search(obstacle.explanation)
     function = "a function" if match is None else match["name"]
     if _is_own(obstacle):
@@ -152,6 +174,17 @@ def _explained(obstacle: Obstacle) -> tuple[str, str | None]:
         return f"Dynamo can't trace `{function}`.", _PRINT_IN_A_HOOK if function == "print" else _CALL_IN_A_HOOK
     hints = (hint for hint in obstacle.hints if not any(word in hint for word in _NO_REMEDY))
     return _sentence(_ADDRESS.sub("", obstacle.explanation)), next(map(_sentence, hints), None)
+
+
+def _limit_reason(obstacle: Obstacle) -> str:
+    match = _LIMIT.search(obstacle.text)
+    times = "as often as torch's settings allow" if match is None else f"{match['limit']} times"
+    return f"it was compiled {times}, and each new value of something it reads needs another graph."
+
+
+def _exception_of(obstacle: Obstacle) -> str:
+    match = _RAISED.search(obstacle.text)
+    return "of unknown type" if match is None else match["exception"]
 
 
 def _sentence(text: str) -> str:

@@ -109,21 +109,22 @@ class GraphBreak:
     """A statement at which Dynamo ends a graph; the code after it is another graph.
 
     Args:
-        step: the step that is compiled, such as `training_step`.
+        step: the step that is compiled, such as `training_step`, or None for a function of `torch.compile`.
         place: `file:line` in the user's code.
         reason: why Dynamo can't trace the statement, a sentence.
         remedy: what to change, a sentence, or None.
         by_design: whether lit_ort or the user asks for it, as for `torch.compiler.disable`.
     """
 
-    step: str
+    step: str | None
     place: str
     reason: str
     remedy: str | None = None
     by_design: bool = False
 
     def __str__(self) -> str:
-        return _sentences(f"graph break in {self.step} at {self.place}: {self.reason}", self.remedy)
+        step = "" if self.step is None else f" in {self.step}"
+        return _sentences(f"graph break{step} at {self.place}: {self.reason}", self.remedy)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +132,7 @@ class EagerFunction:
     """A function, or the rest of one, that has no graph: it runs in eager PyTorch, except for functions that it calls.
 
     Args:
-        step: the step that it belongs to.
+        step: the step that it belongs to, or None for a function of `torch.compile`.
         name: the function's.
         place: `file:line` of the obstacle, or of the function.
         reason: why Dynamo can't trace it, a sentence.
@@ -139,12 +140,17 @@ class EagerFunction:
         is_rest: whether it is the rest of a function, after a graph break.
     """
 
-    step: str
+    step: str | None
     name: str
     place: str
     reason: str
     remedy: str | None = None
     is_rest: bool = False
+
+    @property
+    def label(self) -> str:
+        """The function's name, and the step's unless it is the step's own function."""
+        return _function_of(self.step, self.name)
 
     @property
     def message(self) -> str:
@@ -155,7 +161,7 @@ class EagerFunction:
         return self._text(f" ({self.place})")
 
     def _text(self, place: str) -> str:
-        head = f"{_function_of(self.step, self.name)} runs in eager PyTorch{place}: {self.reason}"
+        head = f"{self.label} runs in eager PyTorch{place}: {self.reason}"
         return _sentences(head, self.remedy)
 
 
@@ -164,7 +170,7 @@ class Recompile:
     """A function that is compiled again.
 
     Args:
-        step: the step that it belongs to.
+        step: the step that it belongs to, or None for a function of `torch.compile`.
         name: the function's.
         place: `file:line` of the code that reads the value, or of the function.
         reason: what differs from the compiled code, a sentence.
@@ -172,7 +178,7 @@ class Recompile:
         count: how often.
     """
 
-    step: str
+    step: str | None
     name: str
     place: str
     reason: str
@@ -185,9 +191,9 @@ class Recompile:
         return _sentences(head, self.remedy)
 
 
-def _function_of(step: str, name: str) -> str:
+def _function_of(step: str | None, name: str) -> str:
     """A function's name, and the step's unless it is the step's own function."""
-    return name if name.split(" ")[0] == step else f"{name} of {step}"
+    return name if step is None or name.split(" ")[0] == step else f"{name} of {step}"
 
 
 def _sentences(*parts: str | None) -> str:

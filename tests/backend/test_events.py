@@ -269,7 +269,7 @@ def test_breaks_without_lightning_are_recorded() -> None:
     (graph_break,) = explain(engine).breaks
     assert graph_break.place == line(printing, 2)
     assert notes.lines == [str(graph_break)]
-    assert notes.lines[0].startswith("graph break in graph at ")
+    assert notes.lines[0].startswith(f"graph break at {line(printing, 2)}: ")
 
 
 def test_the_place_is_the_users() -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 import time
 import warnings
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,6 @@ class Listener:
         self.breaks: list[tuple[Obstacle, bool]] = []
         self.eager: list[tuple[Obstacle, Function]] = []
         self.recompiles: list[tuple[Function, str, Stack]] = []
-        self.limits = 0
 
     def graph_break(self, obstacle: Obstacle, resumes: bool) -> None:
         self.breaks.append((obstacle, resumes))
@@ -43,9 +43,6 @@ class Listener:
 
     def recompiled(self, function: Function, reason: str, stack: Stack) -> None:
         self.recompiles.append((function, reason, stack))
-
-    def limit_reached(self) -> None:
-        self.limits += 1
 
 
 def printing(x: torch.Tensor) -> torch.Tensor:
@@ -129,7 +126,6 @@ def test_recompile_limit() -> None:
         with dynamo_events.listening(listener), torch._dynamo.config.patch(recompile_limit=2):
             for count in range(3):
                 step(torch.ones(2), "x" * count)
-        assert listener.limits == 1
         assert [obstacle.kind for obstacle, _ in listener.eager] == [dynamo_events.RECOMPILE_LIMIT]
 
 
@@ -145,24 +141,40 @@ def test_warnings_about_builtins(monkeypatch: pytest.MonkeyPatch) -> None:
             assert len(caught) == (0 if listens else 1)
 
 
-def test_compile_subgraph_reason() -> None:
-    effect = "explain() shows no graph breaks without Lightning"
-    with canary("GraphModule.compile_subgraph_reason", EVENTS, effect):
-        obstacles: list[Obstacle | None] = []
+@pytest.mark.parametrize("options", [None, {"engine": "stock"}])
+def test_trace_in_context(options: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrapper = torch._dynamo.convert_frame.CatchErrorsWrapper
+    monkeypatch.setattr(wrapper, "__call__", wrapper.__call__)
+    effect = "torch.compile(backend='ort') reports no graph breaks, and doesn't trace RNNs"
+    with canary("torch._dynamo.convert_frame.CatchErrorsWrapper or torch._TorchCompileWrapper", EVENTS, effect):
+        listener, calls = Listener(), []
 
-        def backend(graph_module: Any, _: Any) -> Any:
-            obstacles.append(dynamo_events.break_after(graph_module))
+        def backend(graph_module: Any, _: Any, **arguments: Any) -> Any:
             return graph_module.forward
 
-        torch.compile(printing, backend=backend)(torch.ones(2))
-        first, last = obstacles
-        assert first is not None
-        assert first.kind == "Failed to trace builtin operator"
-        assert first.stack[-1] == (HERE, printing.__code__.co_firstlineno + 2)
-        assert last is None
-        torch.compile(lambda x: x * 2 if x.sum() > 0 else x, backend=backend)(torch.ones(2))
-        assert obstacles[2] is not None
-        assert obstacles[2].kind == dynamo_events.BRANCH
+        def context_of(compiler: Any, arguments: Mapping[str, Any]) -> AbstractContextManager[Any] | None:
+            calls.append((compiler, arguments))
+            return dynamo_events.listening(listener) if compiler is backend else None
+
+        dynamo_events.trace_in_context(context_of)
+        torch.compile(printing, backend=backend, options=options)(torch.ones(2))
+        assert len(listener.breaks) == 1
+        expected = {} if options is None else {"options": options}
+        assert calls
+        assert all(call == (backend, expected) for call in calls)
+        calls.clear()
+        with dynamo_events.listening(Listener()):
+            torch.compile(printing, backend=backend)(torch.ones(2, 2))
+        assert len(listener.breaks) == 1
+
+
+def test_a_branch_on_a_value() -> None:
+    effect = "the reason of a graph break at a branch is torch's own text"
+    with canary("torch's name of data-dependent branches", EVENTS, effect):
+        listener = Listener()
+        with dynamo_events.listening(listener):
+            torch.compile(lambda x: x * 2 if x.sum() > 0 else x, backend="eager")(torch.ones(2))
+        assert [obstacle.kind for obstacle, _ in listener.breaks] == [dynamo_events.BRANCH]
 
 
 def test_kinds_of_obstacles() -> None:

@@ -26,7 +26,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lit_ort import LitOrtWarning, ORTStrategy, explain
+from lit_ort import LitOrtWarning, ORTBackend, ORTOptions, ORTStrategy, explain
 from tests.lightning_models import BATCH, Net, assert_same_weights, loader, trainer
 
 pytestmark = [
@@ -523,3 +523,42 @@ def test_fabric() -> None:
             optimizer.step()
         weights.append(plain)
     assert_same_weights(weights[1], weights[0])
+
+
+@pytest.mark.parametrize("what", ["module", "function"])
+def test_fabric_with_mixed_precision(what: str) -> None:
+    """Fabric's hook on the module's output, which checks that `fabric.backward` is called, is outside of graphs."""
+    weights, engine = [], ORTBackend(ORTOptions(fallback="error"))
+    for is_compiled in (False, True):
+        seed_everything(1, verbose=False)
+        fabric = Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
+        plain = Net()
+        module, optimizer = fabric.setup(plain, torch.optim.SGD(plain.parameters(), 0.1))
+        if is_compiled and what == "module":
+            module = torch.compile(module, backend=engine)
+
+        def step(x: Tensor, y: Tensor, module: Any = module) -> Tensor:
+            return F.cross_entropy(module(x), y)
+
+        if is_compiled and what == "function":
+            step = torch.compile(step, backend=engine)
+        for x, y in fabric.setup_dataloaders(loader()):
+            loss = step(x, y)
+            optimizer.zero_grad()
+            fabric.backward(loss)
+            optimizer.step()
+        weights.append(plain)
+    assert_same_weights(weights[1], weights[0], 1e-2)
+    explanation = explain(engine)
+    assert len(explanation.graphs) == (1 if what == "module" else 2)
+    assert "bf16-mixed" in explanation.graphs[0].precision
+    assert explanation.counts.endswith("no fallback, no graph break" if what == "module" else "1 graph break")
+    assert all(graph_break.by_design for graph_break in explanation.breaks)
+
+
+def test_fabrics_check_is_kept() -> None:
+    fabric = Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
+    module = torch.compile(fabric.setup(Net()), backend=ORTBackend(ORTOptions(fallback="error")))
+    loss = module(torch.zeros(2, 6)).sum()
+    with pytest.raises(RuntimeError, match="fabric.backward"):
+        loss.backward()

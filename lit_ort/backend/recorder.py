@@ -1,0 +1,63 @@
+"""Records Dynamo's events in a compile log, and reports or refuses the code that Dynamo leaves in eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lit_ort._compat.dynamo_events import Function, Obstacle, Stack
+from lit_ort.backend.events import eager_function_of, graph_break_of, recompile_of
+from lit_ort.backend.inspect import CompileLog
+from lit_ort.errors import CaptureError
+
+
+class EventRecorder:
+    """A listener for Dynamo's events.
+
+    Args:
+        step: the name of the step that is compiled, or None for a function of `torch.compile`.
+        strict: raise an error for a function that Dynamo leaves in eager.
+        report: receives `file:line`, or None, and the reason why code runs in eager.
+        compile_log: records graph breaks, recompiles and functions that run in eager.
+    """
+
+    def __init__(
+        self,
+        step: str | None,
+        strict: bool,
+        report: Callable[[str | None, str], None],
+        compile_log: CompileLog | None,
+    ) -> None:
+        self._step = step
+        self._strict = strict
+        self._report = report
+        self._compile_log = compile_log
+
+    def graph_break(self, obstacle: Obstacle, resumes: bool) -> None:
+        graph_break = graph_break_of(self._step, obstacle, resumes)
+        if graph_break is not None and self._compile_log is not None:
+            self._compile_log.note_break(graph_break)
+
+    def recompiled(self, function: Function, reason: str, stack: Stack) -> None:
+        recompile = recompile_of(self._step, function, reason, stack)
+        if recompile is not None and self._compile_log is not None:
+            self._compile_log.note_recompile(recompile)
+
+    def left_in_eager(self, obstacle: Obstacle, function: Function) -> None:
+        """Records a function that runs in eager.
+
+        Raises:
+            CaptureError: under `strict`, for a whole function. What follows a graph break may be no more than a print,
+                and its graph break is reported.
+        """
+        eager_function = eager_function_of(self._step, obstacle, function)
+        if eager_function is None:
+            return
+        if self._strict and not eager_function.is_rest:
+            raise CaptureError(
+                f"{eager_function.label} can't run through ONNX Runtime ({eager_function.place}): "
+                f"{eager_function.reason.rstrip('.')}",
+                remedy=eager_function.remedy or "Under fallback='warn' it runs in eager PyTorch.",
+            )
+        is_new = self._compile_log is None or self._compile_log.note_eager_function(eager_function)
+        if is_new and not eager_function.is_rest:
+            self._report(eager_function.place, eager_function.message)
