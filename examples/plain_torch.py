@@ -55,7 +55,6 @@ def main() -> None:
 
     step = loss_of
     if args.strategy == "ort":
-        torch._dynamo.config.allow_rnn = True  # else torch.compile leaves recurrent layers to eager PyTorch
         step = torch.compile(loss_of, backend="ort", options={"fallback": "error"})
 
     for number in range(1, args.steps + 1):

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 from lit_ort.backend.page import page
 from lit_ort.backend.watch import CompileWatch
@@ -120,7 +120,7 @@ class CompileLog:
         self.watch = CompileWatch()
         self._recompiles: dict[tuple[str, str], Recompile] = {}
         self._reasons: set[str] = set()
-        _LOGS.add(self)
+        _LOGS[id(self)] = self
 
     # The watch belongs to this process: it has a thread.
 
@@ -184,8 +184,8 @@ class CompileLog:
         )
 
 
-# All logs of the process, as Dynamo's cache of compiled code belongs to the process.
-_LOGS: WeakSet[CompileLog] = WeakSet()
+# All logs of the process in the order of their creation, as Dynamo's cache of compiled code belongs to the process.
+_LOGS: WeakValueDictionary[int, CompileLog] = WeakValueDictionary()
 
 
 def explain(source: Any = None) -> Explanation:
@@ -199,7 +199,7 @@ def explain(source: Any = None) -> Explanation:
         TypeError: the strategy of `source` is not one of lit_ort's.
     """
     if source is None:
-        return _joined([log.explanation() for log in _LOGS])
+        return _joined([log.explanation() for log in _LOGS.values()])
     strategy = getattr(source, "strategy", source)
     log = getattr(strategy, "compile_log", None)
     if not isinstance(log, CompileLog):

@@ -23,7 +23,7 @@ class BaselineFigures:
         gradient_error: the largest relative error of the loss or a gradient compared with eager, without dropout; None
             for eager, and for a step that draws random numbers besides dropout.
         ran: the summary of `explain`; empty for baselines other than `ort`.
-        fallbacks: the reasons why graphs ran in eager.
+        fallbacks: the reasons why graphs or functions ran in eager.
     """
 
     step_ms: tuple[float, ...]
@@ -75,7 +75,11 @@ class Benchmark:
         )
         lines = [f"{self.step}; {self.machine}; {versions}", "", head, "|---|---|---|---|---|---|---|---|"]
         lines += [f"| {' | '.join(self._row(name))} |" for name in self.figures]
-        summaries = [f"{name}: {line}" for name, figures in self.figures.items() for line in figures.ran.splitlines()]
+        summaries = [
+            f"{name}: {line}"
+            for name, figures in self.figures.items()
+            for line in (*figures.ran.splitlines(), *figures.fallbacks)
+        ]
         return "\n".join([*lines, "", *summaries, *self.notes])
 
     def _row(self, name: str) -> list[str]:

@@ -130,7 +130,8 @@ class Measurement:
         if self._runner.backend is not None:
             explanation = explain(self._runner.backend)
             summary = explanation.summary
-            fallbacks = tuple(dict.fromkeys(graph.fallback for graph in explanation.fallbacks if graph.fallback))
+            reasons = [graph.fallback for graph in explanation.fallbacks if graph.fallback]
+            fallbacks = tuple(dict.fromkeys([*reasons, *map(str, explanation.eager_functions)]))
         return BaselineFigures(
             tuple(1e3 * second for second in seconds), self._first, self._cached, self._peak, error, summary, fallbacks
         )

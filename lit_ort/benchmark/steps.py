@@ -105,8 +105,9 @@ class Runner:
         self.workload = workload
         self.backend = backend
         self._settings: Callable[[], AbstractContextManager[Any]] = nullcontext
-        if baseline == ORT:
-            self._settings = lambda: dynamo_settings("training_step", strict=False)
+        if backend is not None:
+            log = backend.compile_log
+            self._settings = lambda: dynamo_settings("training_step", strict=False, compile_log=log)
         self._precision = BF16_MIXED if low_precision else FLOAT32
         compiler = {INDUCTOR: "inductor", ORT: backend}.get(baseline)
         self._forward: Callable[..., Tensor] = workload.forward

@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> None:
         options = ORTOptions(precision=args.precision)
         result = benchmark(module, batch, rounds=args.rounds, baselines=args.baselines, options=options, clip=args.clip)
     except OptionsError as error:
-        parser.error(str(error))
+        parser.exit(2, f"error: {error}\n")
     print(result)
     if args.json is not None:
         args.json.write_text(json.dumps(result.as_dict()) + "\n")

@@ -28,6 +28,6 @@ def main(arguments: Sequence[str]) -> None:
         backend = ORTBackend(ORTOptions(precision=args.precision))
         Runner(ORT, Workload(module, batch), args.precision == BF16_MIXED, backend).step()
     except LitOrtError as error:
-        parser.error(str(error))
+        parser.exit(2, f"error: {error}\n")
     explanation = explain(backend)
     print(explanation.details() if args.details else explanation)

@@ -39,5 +39,5 @@ def main(arguments: Sequence[str]) -> None:
             tolerance=args.tolerance,
         )
     except LitOrtError as error:
-        parser.error(str(error))
+        parser.exit(2, f"error: {error}\n")
     print(exported)

@@ -18,7 +18,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
 }
 # Programs of the `tasks` extra. They run as the main module, because Lightning starts the other processes of a run by
 # the name of the main module.
-PROGRAMS = {name: f"lit_ort_tasks.commands.{name}" for name in ("train", "compare")}
+PROGRAMS = {name: f"lit_ort_tasks.commands.{name}" for name in ("train", "compare", "predict")}
 # If this package of the extra is installed, the extra is.
 PACKAGE_OF_TASKS = "hydra"
 
@@ -26,6 +26,7 @@ HELP = f"""lit-ort {__version__}: train PyTorch Lightning models through ONNX Ru
 
   lit-ort train strategy=ort               train a task; NAME=VALUE sets the configuration  [tasks]
   lit-ort compare strategies=[eager,ort]   train a task with each strategy and report       [tasks]
+  lit-ort predict run=FOLDER text="..."    predict with the exported model of a run         [tasks]
   lit-ort benchmark MODULE:FUNCTION        time your own step in eager, inductor and ort
   lit-ort explain MODULE:FUNCTION          run your own step once and show what ran where
   lit-ort export MODULE:FUNCTION FILE      write your own module as an ONNX file            [export]

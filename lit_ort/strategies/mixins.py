@@ -191,6 +191,11 @@ class ORTMixin(CompiledMixin):
     # Its state is the same in every process, and each rank uses a separate stream.
 
     def on_train_start(self) -> None:
+        if self.options.optimizer_in_graph and torch.is_anomaly_enabled():
+            raise UnsupportedError(
+                "detect_anomaly=True with optimizer_in_graph=True: gradients stay in the session, where no anomaly is "
+                "detected. Leave one of them out."
+            )
         super().on_train_start()
         self._generator = torch.Generator()
         if self._resumed_state is None:

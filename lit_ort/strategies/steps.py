@@ -45,7 +45,7 @@ class CompiledSteps:
         self._strict = strict
         self._compile_log = compile_log
         self._recorder = LogRecorder()
-        self._compiled: dict[str, Callable[..., Any]] = {}
+        self._compiled: dict[tuple[str, tuple[Any, ...]], Callable[..., Any]] = {}
         self._reported: set[str] = set()
 
     def run(self, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -54,14 +54,16 @@ class CompiledSteps:
         Raises:
             CaptureError: under `strict`, the step needs a new graph at nearly every call.
         """
-        step, compiles = self._compiled.get(name), nullcontext()
+        batch_arguments, index = args[:_BEFORE_INDEX], args[_BEFORE_INDEX:]
+        step, compiles = self._compiled.get((name, index)), nullcontext()
         if step is None:
-            step = torch.compile(_function(getattr(self._module, name)), backend=self._backend_of(name))
-            self._compiled[name], compiles = step, _collection_paused()
+            function = _function(getattr(self._module, name), index)
+            step = torch.compile(function, backend=self._backend_of(name))
+            self._compiled[name, index], compiles = step, _collection_paused()
         log = self._compile_log
         settings = dynamo_settings(name, self._strict, self._report, log)
         with compiles, log.watch.step(name), settings, self._attached():
-            return step(*args, **kwargs)
+            return step(*batch_arguments, **kwargs)
 
     def _report(self, place: str | None, message: str) -> None:
         """Warns once for each message, which can be the same for many functions of a step."""
@@ -102,12 +104,26 @@ def _collection_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _function(step: Callable[..., Any]) -> Callable[..., Any]:
-    """A step as a function that Dynamo compiles, also if it is wrapped or mocked."""
-    if isinstance(step, (types.FunctionType, types.MethodType)):
+# Lightning passes the batch, its index, and with several dataloaders the dataloader's index.
+_BEFORE_INDEX = 2
+
+
+def _function(step: Callable[..., Any], index: tuple[Any, ...]) -> Callable[..., Any]:
+    """A step as a function that Dynamo compiles, also if it is wrapped or mocked.
+
+    Args:
+        step: the step.
+        index: its last arguments, constants of the graph. Dynamo would make the index of the second dataloader a
+            symbolic number, which can't be formatted as in `self.log(f"loss_{dataloader_idx}", ...)`.
+    """
+    if not index and isinstance(step, (types.FunctionType, types.MethodType)):
         return step
 
+    # Dynamo treats the defaults of functions that are called as constants.
+    def with_index(*args: Any, _index: tuple[Any, ...] = index, **kwargs: Any) -> Any:
+        return step(*args, *_index, **kwargs)
+
     def call(*args: Any, **kwargs: Any) -> Any:
-        return step(*args, **kwargs)
+        return with_index(*args, **kwargs)
 
     return call

@@ -45,7 +45,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_unknown_command_lists_all_commands() -> None:
-    with pytest.raises(SystemExit, match=r"lit-ort tain: no such command. Use one of train, compare, benchmark"):
+    with pytest.raises(SystemExit, match="lit-ort tain: no such command. Use one of train, compare, predict"):
         program.main(["tain"])
 
 
@@ -60,6 +60,35 @@ def test_explain_runs_a_step(capsys: pytest.CaptureFixture[str]) -> None:
     assert "  runs  " in details
 
 
+class Reader(nn.Module):
+    """Reads the value of a tensor in a loop, which Dynamo can't trace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros(())
+        for row in self.layer(inputs):
+            total = total + row.sum() * (1 if row.sum().item() > 0 else 2)
+        return total
+
+
+def make_reader() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    return Reader(), {"inputs": torch.randn(4, 6)}
+
+
+@pytest.mark.filterwarnings("ignore:.*runs in eager PyTorch:lit_ort.errors.LitOrtWarning")
+@pytest.mark.parametrize("command", ["explain", "benchmark"])
+def test_functions_in_eager_are_listed(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [] if command == "explain" else ["--rounds", "1", "--baselines", "ort"]
+    program.main([command, f"{__name__}:make_reader", *arguments])
+    printed = capsys.readouterr().out
+    assert "1 function in eager PyTorch" in printed
+    assert "forward of training_step runs in eager PyTorch" in printed
+    assert "the step reads the value of a tensor" in printed
+
+
 def test_export_writes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "model.onnx"
     program.main(["export", HERE, str(path), "--fixed"])
@@ -72,7 +101,9 @@ def test_export_writes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_a_function_must_return_a_module_and_a_batch(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         program.main([command, f"{__name__}:make_list", *(["a.onnx"] if command == "export" else [])])
-    assert "make_list() returned a list. Return a tuple of a module and its batch" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.endswith("make_list() returned a list. Return a tuple of a module and its batch.\n")
 
 
 def test_training_needs_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from pytorch_optimizer import Lamb
 from torch import Tensor
 
 import lit_ort
-from lit_ort.errors import LitOrtWarning, OptionsError, SessionError
+from lit_ort.errors import LitOrtWarning, OptionsError, SessionError, UnsupportedError
 from lit_ort.options import ORTOptions
 from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.updates import Clipping, Updates, step_alone
@@ -228,3 +228,8 @@ def test_peak_memory_is_lower() -> None:
 def test_without_an_optimizer_the_option_is_rejected() -> None:
     with pytest.raises(OptionsError, match="needs an optimizer"):
         lit_ort.ORTBackend(ORTOptions(optimizer_in_graph=True))
+
+
+def test_anomalies_are_not_detected_in_a_session() -> None:
+    with pytest.raises(UnsupportedError, match="detect_anomaly=True with optimizer_in_graph=True"):
+        fit(strategy(), seeded(), detect_anomaly=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lit_ort import LitOrtWarning, ORTBackend, ORTOptions, ORTStrategy, explain
+from lit_ort import ORTBackend, ORTOptions, ORTStrategy, explain
 from tests.lightning_models import BATCH, Net, assert_same_weights, loader, trainer
 
 pytestmark = [
@@ -337,16 +336,16 @@ def test_several_validation_loaders() -> None:
             self.log(f"val_{dataloader_idx}", F.cross_entropy(self(batch[0]), batch[1]), add_dataloader_idx=False)
 
     metrics = []
-    # Dynamo can't format the index of the second loader, a symbolic number, and leaves the step in eager.
-    warns = pytest.warns(LitOrtWarning, match="validation_step runs in eager PyTorch: an f-string contains a number")
-    for strategy, context in (("auto", nullcontext()), (strict(), warns)):
+    for strategy in ("auto", strict()):
         seed_everything(1, verbose=False)
         runner = trainer(strategy)
-        with context:
-            runner.fit(Two(), loader(), [loader(batch=10), loader(30, 10)])
+        runner.fit(Two(), loader(), [loader(batch=10), loader(30, 10), loader(batch=10)])
         metrics.append({name: float(value) for name, value in runner.callback_metrics.items()})
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-4)
-    assert {"val_0", "val_1"} <= metrics[0].keys()
+    assert {"val_0", "val_1", "val_2"} <= metrics[0].keys()
+    explanation = explain(runner)
+    assert not explanation.is_partly_eager
+    assert explanation.recompiles == ()
 
 
 @pytest.mark.filterwarnings("ignore:.*checkpoint:UserWarning")

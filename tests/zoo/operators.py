@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import torch
@@ -40,8 +41,8 @@ class Operations(nn.Module):
         return total
 
 
-def group(make: Callable[[], dict[str, Operation]], *shape: int, positive: bool = False, breaks: bool = False) -> Case:
-    return Case(lambda dropout: (Operations(make(), shape, positive), {}), lambda loss: loss, breaks=breaks)
+def group(make: Callable[[], dict[str, Operation]], *shape: int, positive: bool = False) -> Case:
+    return Case(lambda dropout: (Operations(make(), shape, positive), {}), lambda loss: loss)
 
 
 def activations() -> dict[str, Operation]:
@@ -301,7 +302,7 @@ def arithmetic() -> dict[str, Operation]:
     }
 
 
-READING = group(losses_that_read_values, 3, 4, positive=True, breaks=True)
+READING = dataclasses.replace(group(losses_that_read_values, 3, 4, positive=True), breaks=True, loops=True)
 GROUPS: dict[str, Case] = {
     "activations": group(activations, 3, 4, 4),
     "normalizations": group(normalizations, 3, 4, 6, 6),

@@ -1,1 +1,1 @@
-"""The commands `lit-ort train` and `lit-ort compare`, which are also programs of a clone, and predict.py."""
+"""The commands `lit-ort train`, `lit-ort compare` and `lit-ort predict`, which are also programs of a clone."""

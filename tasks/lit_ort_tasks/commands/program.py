@@ -11,8 +11,6 @@ import lit_ort_tasks
 _PACKAGE = Path(lit_ort_tasks.__file__).parent
 # Programs at the top of a clone.
 _PROGRAMS = ("train.py", "compare.py", "predict.py")
-# Commands of `lit-ort`.
-_COMMANDS = ("train", "compare")
 
 
 def configuration_folder() -> Path:
@@ -26,9 +24,9 @@ def command_line(name: str) -> str:
 
     Returns:
         `python train.py`, with the path from the working directory, in a process of such a program; elsewhere
-        `lit-ort train`, or `python -m lit_ort_tasks.commands.NAME` for a command that `lit-ort` lacks.
+        `lit-ort train`.
     """
     program = Path(sys.argv[0])
     if program.name in _PROGRAMS and _PACKAGE not in program.absolute().parents:
         return f"python {os.path.relpath(program.with_name(f'{name}.py'))}"
-    return f"lit-ort {name}" if name in _COMMANDS else f"python -m lit_ort_tasks.commands.{name}"
+    return f"lit-ort {name}"

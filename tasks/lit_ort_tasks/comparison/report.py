@@ -5,23 +5,19 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import torch
-
+from lit_ort.benchmark.machine import machine, versions
 from lit_ort_tasks.commands.program import command_line
 from lit_ort_tasks.comparison.outcome import Outcome
 from lit_ort_tasks.comparison.table import markdown_table
-
-# Packages whose versions the report has.
-PACKAGES = ("torch", "lightning", "onnxruntime-training-cpu", "onnxruntime-training", "onnx")
 
 
 def write_report(folder: Path, outcomes: Sequence[Outcome], overrides: Sequence[str], note: str) -> Path:
     """Writes report.md: the table, the picture, the command, the machine and the versions. Returns its path."""
     command = " ".join([command_line("compare"), f"strategies=[{','.join(o.strategy for o in outcomes)}]", *overrides])
     first = outcomes[0].strategy
+    packages = ", ".join(f"{name} {version}" for name, version in versions().items())
     lines = [
         f"# {', '.join(outcome.strategy for outcome in outcomes)}",
         "",
@@ -36,7 +32,7 @@ def write_report(folder: Path, outcomes: Sequence[Outcome], overrides: Sequence[
         "",
         "![Loss, step time and memory](report.png)",
         "",
-        f"{machine()}. Python {platform.python_version()}, {', '.join(versions())}. {note}".rstrip(),
+        f"{machine()}, {platform.system()}. Python {platform.python_version()}, {packages}. {note}".rstrip(),
         "",
     ]
     report = folder / "report.md"
@@ -59,22 +55,3 @@ def busy() -> str:
     if load < cores / 4:
         return ""
     return f"Other programs were running (load {load:.1f} on {cores} cores): the times are not reliable."
-
-
-def machine() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    model = next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine()
-    )
-    return f"{model}, {torch.get_num_threads()} threads, {platform.system()}"
-
-
-def versions() -> list[str]:
-    installed = []
-    for package in PACKAGES:
-        try:
-            installed.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            continue
-    return installed

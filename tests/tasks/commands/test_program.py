@@ -24,7 +24,7 @@ def test_a_program_of_a_clone_names_the_programs_of_the_clone(program: str, monk
 def test_other_programs_name_installed_commands(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", [program])
     assert command_line("train") == "lit-ort train"
-    assert command_line("predict") == "python -m lit_ort_tasks.commands.predict"
+    assert command_line("predict") == "lit-ort predict"
 
 
 def test_the_configuration_of_a_clone_is_at_its_top() -> None:
