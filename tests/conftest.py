@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -42,3 +44,19 @@ def every_thread() -> Iterator[None]:
     torch.set_num_threads(os.cpu_count() or 1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, list[str]]:
+    """The folder of an exported language model, the model and its vocabulary."""
+    from tests.tasks.exported import language_model  # takes seconds, for few tests
+
+    return language_model(tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def berts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The folders of an exported classifier and an exported masked language model."""
+    from tests.tasks.exported import berts
+
+    return berts(tmp_path_factory)

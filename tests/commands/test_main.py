@@ -112,7 +112,7 @@ def test_training_needs_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         program.main(["train", "strategy=ort"])
 
 
-@pytest.mark.parametrize("name", ["train", "compare"])
+@pytest.mark.parametrize("name", ["train", pytest.param("compare", marks=pytest.mark.slow)])
 def test_programs_run_as_the_main_module(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from lit_ort.commands.main import main; main()", name, "--help"]
     process = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)

@@ -32,7 +32,7 @@ print(graph.torch_operators.get("aten.tanh.default", 0), graph.operators_before.
     [
         (ONNXRUNTIME, LIT_ORT, CHECKPOINT),
         pytest.param((LIT_ORT, ONNXRUNTIME, CHECKPOINT), marks=pytest.mark.slow),
-        (ONNXRUNTIME, CHECKPOINT, LIT_ORT),
+        pytest.param((ONNXRUNTIME, CHECKPOINT, LIT_ORT), marks=pytest.mark.slow),
         pytest.param((CHECKPOINT, ONNXRUNTIME, LIT_ORT), marks=pytest.mark.slow),
     ],
 )

@@ -17,8 +17,8 @@ from lit_ort_tasks.prediction.model import Model
 
 from examples.serve import serve
 from examples.serve.serve import Limits, application, main
-from tests.tasks.commands.test_predict import berts as berts
-from tests.tasks.test_prediction import trained as trained
+
+pytestmark = pytest.mark.xdist_group("prediction")
 
 
 def test_texts_that_arrive_together_are_one_batch(

@@ -57,6 +57,7 @@ def operators(path: Path) -> set[str]:
     return {node.domain for node in model.graph.node}
 
 
+@pytest.mark.slow
 def test_a_module_in_training_is_exported_in_eval_and_left_as_it_was(tmp_path: Path) -> None:
     module = Convolutions().train()
     module[0].eval()
@@ -84,6 +85,7 @@ def test_names_sizes_and_facts(tmp_path: Path) -> None:
     assert {"torch", "lit_ort", "step"} <= facts.keys()
 
 
+@pytest.mark.slow
 def test_a_batch_of_keywords_and_of_a_loader(tmp_path: Path) -> None:
     module, tokens = Words(), torch.randint(11, (2, 5))
     scale = torch.tensor(2.0, requires_grad=True)
@@ -271,6 +273,7 @@ def test_what_is_refused_leaves_nothing(
     assert not os.listdir(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_file_stays_where_another_export_fails(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(b"before")

@@ -156,12 +156,13 @@ def eager_losses(module: nn.Module, batches: list[dict[str, Tensor]], optimizer:
     return losses
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize(
     ("make", "batches"),
     [
-        pytest.param(LanguageModel, lambda: words("tokens", "targets"), marks=pytest.mark.slow, id="transformer"),
-        pytest.param(bert, classified_words, marks=pytest.mark.slow, id="bert"),
+        pytest.param(LanguageModel, lambda: words("tokens", "targets"), id="transformer"),
+        pytest.param(bert, classified_words, id="bert"),
         pytest.param(Classifier, images, id="convolutions"),
     ],
 )
@@ -241,6 +242,7 @@ def test_a_module_after_fit_and_parts_in_eval_mode(tmp_path: Path) -> None:
     assert torch.equal(norm.running_mean, statistics)
 
 
+@pytest.mark.slow
 def test_dropout_is_in_the_training_model_alone(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Linear(6, 64), nn.Dropout(0.5), Mean())
     batch = torch.randn(2, 6)
@@ -268,6 +270,7 @@ class Forms(nn.Module):
         return F.hardsigmoid(self.out(x)).square().mean()
 
 
+@pytest.mark.slow
 def test_forms_with_gradients_as_torchs(tmp_path: Path) -> None:
     torch.manual_seed(0)
     module = Forms()

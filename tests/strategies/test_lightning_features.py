@@ -93,6 +93,7 @@ def test_barebones() -> None:
     assert_same_weights(runs[1], runs[0])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")
 def test_the_pytorch_profiler_records_the_step(tmp_path: Path) -> None:
     from lightning.pytorch.profilers import PyTorchProfiler

@@ -8,33 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from lit_ort_tasks.data.text import build_vocabulary, encode, tokenize
+from lit_ort_tasks.data.text import encode, tokenize
 from lit_ort_tasks.errors import InputError
-from lit_ort_tasks.inference import BatchFirst, Inference, changing, example, word_tokenizer, write_inference
 from lit_ort_tasks.prediction.classification import classified
-from lit_ort_tasks.prediction.facts import LANGUAGE_MODEL, Facts
 from lit_ort_tasks.prediction.generation import Sampling, continued
 from lit_ort_tasks.prediction.model import Model
 from lit_ort_tasks.prediction.perplexity import perplexity
 from lit_ort_tasks.transformer_lm import TransformerModel
 from torch.nn import functional
 
-TEXT = 'The list isn\'t empty; it has (three) items. <br />Is "it" sorted? Yes! No: never, at all.'
-LENGTH = 8
+from tests.tasks.exported import LENGTH, TEXT
 
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TransformerModel, list[str]]:
-    """The folder of an exported model, the model and its vocabulary."""
-    torch.manual_seed(0)
-    vocabulary = build_vocabulary(tokenize(TEXT))
-    model = TransformerModel(len(vocabulary), 1, 2, 16, 32, 0.1, LENGTH)
-    folder = tmp_path_factory.mktemp("run")
-    facts = Facts(LANGUAGE_MODEL, LENGTH, separator=" ")
-    batch = example(len(vocabulary), LENGTH // 2, "input_ids")
-    inference = Inference(BatchFirst(model), batch, changing(["input_ids"]), word_tokenizer(vocabulary), facts)
-    write_inference(inference, folder, "none", {})
-    return folder, model.eval(), vocabulary
+pytestmark = pytest.mark.xdist_group("prediction")
 
 
 def test_the_files_of_the_folder(trained: tuple[Path, TransformerModel, list[str]]) -> None:

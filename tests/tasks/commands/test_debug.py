@@ -44,6 +44,7 @@ def test_profiles_are_in_the_folder_of_the_run(
         assert action in (tmp_path / "run" / f"{stage}-profile.txt").read_text()
 
 
+@pytest.mark.slow
 @STRATEGIES
 def test_an_anomaly_of_a_compiled_step_is_explained(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path, strategy: str, capsys: pytest.CaptureFixture[str]

@@ -8,16 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from lit_ort_tasks.inference import Inference, Logits, bert_example, changing, write_inference
-from lit_ort_tasks.prediction.facts import CLASSIFIER, MASKED_MODEL, Facts
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
+from lit_ort_tasks.prediction.facts import CLASSIFIER, MASKED_MODEL
+from tokenizers import Tokenizer
 
-from tests.tasks.test_prediction import trained as trained
-
+pytestmark = pytest.mark.xdist_group("prediction")
 ROOT = Path(__file__).parents[3]
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"the list is empty sorted not".split()]
 # Removes the packages that an environment of `pip install onnxruntime tokenizers` lacks.
 WITHOUT = """
 import runpy, sys
@@ -31,26 +26,6 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def predict(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", WITHOUT, *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-
-
-@pytest.fixture(scope="module")
-def berts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders of an exported classifier and an exported masked language model."""
-    torch.manual_seed(0)
-    tokenizer = Tokenizer(models.WordLevel({word: k for k, word in enumerate(WORDS)}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.post_processor = processors.TemplateProcessing("[CLS] $0 [SEP]", None, [("[CLS]", 2), ("[SEP]", 3)])
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    config = BertConfig(vocab_size=len(WORDS), max_position_embeddings=16, **sizes)  # pyright: ignore[reportArgumentType]
-    tasks = {CLASSIFIER: BertForSequenceClassification(config), MASKED_MODEL: BertForMaskedLM(config)}
-    folders = {}
-    for kind, model in tasks.items():
-        folders[kind] = tmp_path_factory.mktemp("run")
-        batch = bert_example(config)
-        facts = Facts(kind, 16, ("short", "long") if kind == CLASSIFIER else ())
-        inference = Inference(Logits(model), batch, changing(list(batch)), tokenizer, facts)
-        write_inference(inference, folders[kind], "none", {"verify": False})
-    return folders
 
 
 def test_a_text_is_continued(trained: tuple[Path, object, object]) -> None:
