@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,3 +61,9 @@ def berts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     from tests.tasks.exported import berts
 
     return berts(tmp_path_factory)
+
+
+def pytest_collection_finish() -> None:
+    """Keeps what was imported out of garbage collections, of which Dynamo runs one at every compilation."""
+    gc.collect()
+    gc.freeze()

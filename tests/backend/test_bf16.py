@@ -249,6 +249,7 @@ def test_verification(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.compile(step, backend=backend(verify_first_step=True, **options))(Two(), x)
 
 
+@pytest.mark.slow
 def test_attention_and_dropout_are_random_and_reproducible() -> None:
     build, make_batch = CASES["gpt2"]
     task = build(dropout=0.3).train()

@@ -87,6 +87,7 @@ def test_prints_a_table_and_a_summary() -> None:
     assert f"torch {torch.__version__}" in text
 
 
+@pytest.mark.slow
 def test_ratios_are_computed_from_medians() -> None:
     result = measured(Scored())
     ort, eager = result.figures["ort"].median_ms, result.figures["eager"].median_ms
@@ -94,17 +95,20 @@ def test_ratios_are_computed_from_medians() -> None:
     assert result.ratio("ort", "inductor") is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inputs", [{"x": batch()[0], "y": batch()[1]}, list(batch())])
 def test_accepts_dictionaries_and_lists_as_batches(inputs: Any) -> None:
     assert measured(Scored(), inputs).figures["ort"].fallbacks == ()
 
 
+@pytest.mark.slow
 def test_logging_of_a_lightning_module_is_ignored() -> None:
     result = measured(Net(0.1))
     assert result.step.startswith("Net")
     assert result.figures["ort"].fallbacks == ()
 
 
+@pytest.mark.slow
 def test_bf16_is_compared_under_autocast() -> None:
     result = measured(Scored(), options=lit_ort.ORTOptions(precision="bf16-mixed"))
     error = result.figures["ort"].gradient_error
@@ -113,12 +117,14 @@ def test_bf16_is_compared_under_autocast() -> None:
     assert "bf16-mixed" in result.step
 
 
+@pytest.mark.slow
 def test_errors_of_a_step_with_random_numbers_are_not_measured() -> None:
     result = measured(Noisy())
     assert result.figures["ort"].gradient_error is None
     assert "draws random numbers" in str(result)
 
 
+@pytest.mark.slow
 def test_fallbacks_are_reported() -> None:
     (reason,) = measured(Strided()).figures["ort"].fallbacks
     assert "strides" in reason
@@ -179,6 +185,7 @@ def make() -> tuple[nn.Module, Any]:
     return Scored(), batch()
 
 
+@pytest.mark.slow
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "figures.json"
     command.main([f"{__name__}:make", "--rounds", "2", "--baselines", "eager", "ort", "--json", str(file)])

@@ -74,6 +74,7 @@ def fit(statistics: StepStatistics, folder: Path, library: Any = lightning.pytor
     return trainer
 
 
+@pytest.mark.slow
 def test_the_time_of_a_batch_excludes_validation_and_the_first_step(tmp_path: Path) -> None:
     statistics = StepStatistics()
     fit(statistics, tmp_path, val_check_interval=6)

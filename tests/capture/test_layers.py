@@ -111,6 +111,7 @@ def test_recomputation_has_the_same_gradients_and_needs_less_memory(
     assert recomputing.peak_bytes < saving.peak_bytes
 
 
+@pytest.mark.slow
 def test_a_budget_of_one_saves_everything() -> None:
     counts = []
     for recompute in (None, 1.0):

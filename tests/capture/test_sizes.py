@@ -73,6 +73,7 @@ def test_fifty_lengths_need_two_graphs() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_batch_and_length_change_independently() -> None:
     engine = backend()
     sizes = [(3, 9), (3, 12), (4, 12), (5, 7), (2, 30), (4, 12), (3, 9)]
@@ -80,12 +81,14 @@ def test_batch_and_length_change_independently() -> None:
     assert len(engine.compile_log.graphs) == 3
 
 
+@pytest.mark.slow
 def test_slices_of_a_longer_batch() -> None:
     engine, (words, labels) = backend(), text(3, 40)
     assert_equal_steps(Block(), engine, *((words[:, :n], labels[:, :n].contiguous()) for n in (7, 12, 19, 30)))
     assert len(engine.compile_log.graphs) == 2
 
 
+@pytest.mark.slow
 def test_the_same_passes_fire_as_for_fixed_sizes() -> None:
     engine, module = backend(), Block(words=6000)
     assert_equal_steps(module, engine, text(4, 60), text(5, 64), text(6, 50))
@@ -95,6 +98,7 @@ def test_the_same_passes_fire_as_for_fixed_sizes() -> None:
     assert fired[1]["linear_cross_entropy"] == 1
 
 
+@pytest.mark.slow
 def test_bf16() -> None:
     torch.manual_seed(0)
     engine, module = backend(precision="bf16-mixed"), Block(words=6000)
@@ -230,6 +234,7 @@ def test_recurrent_layers_share_one_graph_for_all_lengths_and_batches(
     assert len(engine.compile_log.graphs) == 2
 
 
+@pytest.mark.slow
 def test_a_graph_for_fixed_sizes_reports_why(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(program: Any) -> Any:
         raise CaptureError("the sizes decide", remedy="Each size is compiled separately.")
@@ -242,6 +247,7 @@ def test_a_graph_for_fixed_sizes_reports_why(monkeypatch: pytest.MonkeyPatch) ->
     assert "these only: the sizes decide" in str(graphs[1])
 
 
+@pytest.mark.slow
 def test_equal_graphs_share_one_program_for_any_size() -> None:
     engine, modules = backend(), [Block(), Block()]
     steps = [torch.compile(module, backend=engine) for module in modules]
@@ -251,6 +257,7 @@ def test_equal_graphs_share_one_program_for_any_size() -> None:
     assert len(engine.compile_log.graphs) == 2
 
 
+@pytest.mark.slow
 def test_a_graph_for_any_size_is_cached(tmp_path: Path) -> None:
     lengths = (5, 8, 13)
     for expected in ("written", "read"):

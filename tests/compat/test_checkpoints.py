@@ -27,13 +27,14 @@ print(graph.torch_operators.get("aten.tanh.default", 0), graph.operators_before.
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "imports",
     [
         (ONNXRUNTIME, LIT_ORT, CHECKPOINT),
-        pytest.param((LIT_ORT, ONNXRUNTIME, CHECKPOINT), marks=pytest.mark.slow),
-        pytest.param((ONNXRUNTIME, CHECKPOINT, LIT_ORT), marks=pytest.mark.slow),
-        pytest.param((CHECKPOINT, ONNXRUNTIME, LIT_ORT), marks=pytest.mark.slow),
+        (LIT_ORT, ONNXRUNTIME, CHECKPOINT),
+        (ONNXRUNTIME, CHECKPOINT, LIT_ORT),
+        (CHECKPOINT, ONNXRUNTIME, LIT_ORT),
     ],
 )
 def test_checkpoints_are_traced(imports: tuple[str, ...], tmp_path: Path) -> None:

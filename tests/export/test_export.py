@@ -75,6 +75,7 @@ def test_a_module_in_training_is_exported_in_eval_and_left_as_it_was(tmp_path: P
     assert "training mode" not in str(lit_ort.export(module.eval(), exported.path, torch.randn(4, 3, 16, 16)))
 
 
+@pytest.mark.slow
 def test_names_sizes_and_facts(tmp_path: Path) -> None:
     exported = lit_ort.export(Words(), tmp_path / "model.onnx", metadata={"tokenizer": "words"})
     assert exported.inputs == {"tokens": ("tokens_0", "tokens_1")}
@@ -129,6 +130,7 @@ def test_weights_in_16_bits(tmp_path: Path, form: Any) -> None:
     assert not (tmp_path / "n.onnx").exists()
 
 
+@pytest.mark.slow
 def test_products_in_8_bits(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256))
     exported = lit_ort.export(module, tmp_path / "m.onnx", torch.randn(4, 256), quantize="int8")

@@ -331,11 +331,16 @@ class Manual(Classifier):
         ),
         (Softplus(), torch.randn(2, 6), {"trainable": ["bias"]}, "trainable='bias' matches no parameter of Softplus."),
         (Softplus(), torch.randn(2, 6), {"result": "net"}, "result='net' is not a submodule of Softplus."),
-        (Cumulative(), torch.randn(2, 6), {}, "ONNX Runtime has no gradient for CumSum at"),
+        pytest.param(
+            *(Cumulative(), torch.randn(2, 6), {}, "ONNX Runtime has no gradient for CumSum at"), marks=pytest.mark.slow
+        ),
         (Softplus(), torch.randn(2, 7), {}, "Softplus.forward rejects the batch: RuntimeError"),
         (nn.Linear(6, 2), torch.randn(2, 6), {}, "Linear.forward returns [2, 2] of torch.float32, but a loss is"),
         (Manual(), (torch.randn(2, 3, 8, 8), torch.ones(2)), {}, "Manual has automatic_optimization=False"),
-        (Softplus(), torch.randn(2, 6), {"tolerance": -1.0, "trainable": "*"}, "but tolerance=-1."),
+        pytest.param(
+            *(Softplus(), torch.randn(2, 6), {"tolerance": -1.0, "trainable": "*"}, "but tolerance=-1."),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_what_is_refused_leaves_nothing(

@@ -70,6 +70,7 @@ def test_same_curve_and_logs_as_eager(settings: dict[str, Any]) -> None:
         torch.testing.assert_close(runner.callback_metrics[name], value, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_branches_counters_and_a_shorter_last_batch() -> None:
     settings: dict[str, Any] = {"rows": 44, "max_epochs": 10}
     eager, expected = fit("auto", Branching, **settings)
@@ -85,6 +86,7 @@ def test_branches_counters_and_a_shorter_last_batch() -> None:
     assert {graph.kind for graph in graphs if graph.name.startswith("validation")} == {"forward"}
 
 
+@pytest.mark.slow
 def test_counters_do_not_cause_a_recompile_at_every_value() -> None:
     from torch._dynamo.utils import counters
 
@@ -149,6 +151,7 @@ def test_resume_with_dropout_repeats_the_losses(step: int, tmp_path: Path) -> No
     torch.testing.assert_close(torch.tensor(resumed.losses), torch.tensor(whole.losses[step:]), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_the_seed_determines_dropout() -> None:
     first, again = (fit("ort", dropping, max_epochs=1)[1].losses for _ in range(2))
     assert again == first

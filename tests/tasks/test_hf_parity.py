@@ -33,6 +33,7 @@ NAMES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(CASES))
 def test_loss_and_every_gradient_of_the_first_step(name: str) -> None:
     task, batch = task_and_batch(name)

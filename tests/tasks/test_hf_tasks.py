@@ -77,6 +77,7 @@ def test_a_run_saves_a_folder_that_the_library_loads(name: str, tmp_path: Path) 
     torch.testing.assert_close(again.loss(batch), task.loss(batch))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(CASES))
 def test_a_checkpoint_can_be_the_pretrained_model_and_tokenizer(name: str, tmp_path: Path) -> None:
     build, make_batch = CASES[name]

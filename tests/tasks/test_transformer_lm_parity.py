@@ -50,6 +50,7 @@ def _is_noise(reference: Tensor, gradient: Tensor, largest: float) -> bool:
     return float((gradient - reference).norm()) < 1e-7 * largest
 
 
+@pytest.mark.slow
 def test_gradients_are_as_close_to_float64_as_those_of_eager() -> None:
     module, twin, engine = twins()
     exact = copy.deepcopy(module).double()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 
@@ -14,13 +16,18 @@ CASES = {**text_models.CASES, **image_and_sound_models.CASES, **plain_models.CAS
 pytestmark = pytest.mark.usefixtures("one_thread")
 # Models that have no dropout.
 WITHOUT_DROPOUT = {"ConvNeXt", "Mamba"}
-QUICK = ("Llama", "BERT", "T5", "ViT", "ResNet", "LSTM", "graph network")
+QUICK = ("Llama", "BERT", "ResNet", "LSTM", "graph network")
+
+QUICK_GROUP = "activations"
 
 
-# The tests of one model of each kind are not marked slow.
-@pytest.mark.parametrize(
-    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in CASES if name not in QUICK)]
-)
+def some_slow(names: Iterable[str], quick: Sequence[str]) -> list[Any]:
+    """The names as parameters, slow but for the quick ones."""
+    return [*quick, *(pytest.param(name, marks=pytest.mark.slow) for name in names if name not in quick)]
+
+
+# The tests of one model of each kind, and of one group of operators, are not marked slow.
+@pytest.mark.parametrize("name", some_slow(CASES, QUICK))
 @pytest.mark.usefixtures("every_thread")
 def test_same_as_eager(name: str) -> None:
     outcome = compare_steps(CASES[name])
@@ -37,7 +44,10 @@ def test_the_support_page_lists_operators_fusions_and_passes() -> None:
         assert part in report.PATH.read_text(), "run python -m tests.zoo.report"
 
 
-@pytest.mark.parametrize("name", operators.GROUPS)
+@pytest.mark.parametrize(
+    "name",
+    [QUICK_GROUP, *(pytest.param(name, marks=pytest.mark.slow) for name in operators.GROUPS if name != QUICK_GROUP)],
+)
 def test_operators_are_the_same_as_in_eager(name: str) -> None:
     outcome = compare_steps(operators.GROUPS[name])
     assert [graph.kind for graph in outcome.graphs] == ["fused"]

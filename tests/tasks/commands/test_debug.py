@@ -26,6 +26,7 @@ def test_a_fast_dev_run_takes_one_batch_of_each_kind_and_writes_to_the_folder_of
     assert not list(Path("run").rglob("events.out.tfevents.*"))
 
 
+@pytest.mark.slow
 @STRATEGIES
 def test_a_model_overfits_a_few_batches(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path, strategy: str
@@ -35,6 +36,7 @@ def test_a_model_overfits_a_few_batches(
     assert results["metrics"]["train/loss"] < 0.1
 
 
+@pytest.mark.slow
 @STRATEGIES
 def test_profiles_are_in_the_folder_of_the_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path, strategy: str

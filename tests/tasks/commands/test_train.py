@@ -176,6 +176,7 @@ def test_a_checkpoint_of_another_run_is_refused(
         run(monkeypatch, tmp_path / "two", text, f"ckpt_path={last}")
 
 
+@pytest.mark.slow
 def test_several_runs_have_a_folder_each(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path) -> None:
     folder = tmp_path / "sweep"
     values = (f"data.dir={text}", f"hydra.sweep.dir={folder}", "trainer.max_steps=2", "seed=1,2")
