@@ -14,7 +14,7 @@ from lit_ort.runtime.clock import Clock
 from lit_ort.runtime.report import EagerFunction, GraphBreak, GraphReport, Recompile
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Explanation:
     """The result of `explain`, readable when printed and in a notebook.
 
@@ -93,6 +93,8 @@ class Explanation:
 
     def __str__(self) -> str:
         return "\n".join([self.summary, *self.advice])
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         return page(self.summary, self.advice, self.graphs)

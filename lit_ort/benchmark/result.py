@@ -39,9 +39,9 @@ class BaselineFigures:
         return statistics.median(self.step_ms)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Benchmark:
-    """The result of `lit_ort.benchmark`; prints as a table.
+    """The result of `lit_ort.benchmark`; prints as a table, also in a notebook.
 
     Args:
         step: a description of the step.
@@ -80,7 +80,10 @@ class Benchmark:
             for name, figures in self.figures.items()
             for line in (*figures.ran.splitlines(), *figures.fallbacks)
         ]
-        return "\n".join([*lines, "", *summaries, *self.notes])
+        # Two spaces at the end of a line break it in Markdown.
+        return "\n".join([*lines, "", "  \n".join([*summaries, *self.notes])])
+
+    __repr__ = _repr_markdown_ = __str__
 
     def _row(self, name: str) -> list[str]:
         figures = self.figures[name]
