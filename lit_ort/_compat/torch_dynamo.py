@@ -14,10 +14,13 @@ import torch._dynamo
 import torch._dynamo.external_utils
 from torch._dynamo import trace_rules
 from torch._dynamo.callback import CallbackArgs, callback_handler
+from torch._dynamo.guards import GuardBuilder
+from torch._dynamo.variables import UserFunctionVariable
+from torch._dynamo.variables.builder import VariableBuilder
 from torch.nn.modules import transformer
 
 from lit_ort._compat.imports import when_imported
-from lit_ort._compat.patching import replaced
+from lit_ort._compat.patching import replaced_entry
 
 # Reports the recompile limit, and each function that could not be traced.
 FRAME_LOGGER = "torch._dynamo.convert_frame"
@@ -129,8 +132,18 @@ def graphs_by_bucket(enabled: bool) -> AbstractContextManager[Any]:
 
 
 def unchecked_causal_masks() -> AbstractContextManager[None]:
-    """A context in which `nn.Transformer` does not read the values of a mask, which would break the graph."""
-    return replaced(transformer, "_detect_is_causal_mask", _as_declared)
+    """A context in which Dynamo doesn't trace how `nn.Transformer` reads the values of a mask: that breaks the graph.
+
+    The compiled code is valid outside of the context too.
+    """
+    function: Any = transformer._detect_is_causal_mask
+    return replaced_entry(VariableBuilder._id_dispatch(), id(function), _trace_as_declared)
+
+
+def _trace_as_declared(builder: VariableBuilder, value: Callable[..., Any]) -> UserFunctionVariable:
+    """Dynamo's variable for the function of masks, with a guard on that function."""
+    builder.install_guards(GuardBuilder.CLOSURE_MATCH)
+    return UserFunctionVariable(_as_declared)
 
 
 def _as_declared(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:

@@ -77,6 +77,19 @@ def test_recurrent_layers_need_no_setting(layer: Any) -> None:
     assert torch._dynamo.config.allow_rnn is False
 
 
+def test_settings_that_hold_while_tracing_cause_no_recompile() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+    recurrent = nn.LSTM(8, 8, batch_first=True)
+    mask = nn.Transformer.generate_square_subsequent_mask(3)
+    engine = backend()
+    compiled = torch.compile(lambda x: recurrent(encoder(x, mask))[0].sum(), backend=engine)
+    compiled(torch.randn(2, 3, 8))
+    with torch.compiler.set_stance("fail_on_recompile"):
+        compiled(torch.randn(2, 3, 8))
+    assert explain(engine).counts == "1 graph (1 fused), no fallback, no graph break"
+
+
 def test_a_module_of_torch_that_is_left_in_eager() -> None:
     class Printing(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

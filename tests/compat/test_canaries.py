@@ -276,6 +276,8 @@ def test_detect_is_causal_mask() -> None:
         compiled = torch.compile(encoder, backend="eager", fullgraph=True)
         with dynamo.unchecked_causal_masks():
             torch.testing.assert_close(compiled(torch.ones(3, 1, 4), mask), encoder(torch.ones(3, 1, 4), mask))
+        with torch.compiler.set_stance("fail_on_recompile"):
+            compiled(torch.ones(3, 1, 4), mask)
 
 
 # torch.distributed
