@@ -184,10 +184,11 @@ def gradients_in_eager(workload: Workload, options: ORTOptions) -> Gradients | N
 
 def _gradients(runner: Runner, seed: int) -> Gradients:
     torch.manual_seed(seed)
-    state = {name: value.clone() for name, value in runner.workload.module.state_dict().items()}
+    # The forward changes buffers such as running means.
+    buffers = [(buffer, buffer.clone()) for buffer in runner.workload.module.buffers()]
     loss = runner.gradients()
-    # Restores buffers such as running means, which the forward has changed.
-    runner.workload.module.load_state_dict(state)
+    for buffer, value in buffers:
+        buffer.copy_(value)
     gradients = {name: p.grad for name, p in runner.workload.module.named_parameters() if p.grad is not None}
     return {"loss": loss, **{name: gradient.clone() for name, gradient in gradients.items()}}
 
