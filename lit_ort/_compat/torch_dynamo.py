@@ -64,7 +64,7 @@ def step_settings(recompile_limit: int, strict: bool) -> AbstractContextManager[
 
 
 @contextmanager
-def traces_told(started: Callable[[], None], ended: Callable[[], None]) -> Iterator[None]:
+def tracing_callbacks(started: Callable[[], None], ended: Callable[[], None]) -> Iterator[None]:
     """While the block runs, calls `started` when Dynamo begins to compile, and `ended` when it has finished."""
 
     def start(_: CallbackArgs) -> None:
@@ -82,14 +82,14 @@ def traces_told(started: Callable[[], None], ended: Callable[[], None]) -> Itera
         callback_handler.remove_end_callback(end)
 
 
-def leave_untraced(package: str) -> None:
+def skip_package(package: str) -> None:
     """Makes Dynamo call the functions of a package without tracing them, for the rest of the process."""
     origin = _origin(package)
     if origin is not None and not trace_rules.check_file(origin).skipped:
         trace_rules.add(package)
 
 
-def hold_constant(module: str, function: str) -> None:
+def mark_constant_result(module: str, function: str) -> None:
     """Makes Dynamo call a function while it traces, and use the result as a constant.
 
     Args:

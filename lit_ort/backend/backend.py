@@ -22,7 +22,7 @@ from lit_ort._compat.checkpoints import keep_checkpoints
 from lit_ort._compat.devices import device_of
 from lit_ort._compat.dynamo_events import trace_in_context
 from lit_ort._compat.fabric import keep_backward_checks
-from lit_ort._compat.torch_dynamo import hold_constant, leave_untraced
+from lit_ort._compat.torch_dynamo import mark_constant_result, skip_package
 from lit_ort.backend.cache.content import Content, content_of
 from lit_ort.backend.cache.store import GraphCache
 from lit_ort.backend.compilation import Compilation, others_as_compile_errors
@@ -36,8 +36,8 @@ from lit_ort.backend.steps import tracing_for
 from lit_ort.backend.verify import Check
 from lit_ort.capture.checkpoints import inline_checkpoints
 from lit_ort.capture.dimensions import changing_dimensions
+from lit_ort.capture.locations import first_line
 from lit_ort.capture.numbers import separate_numbers
-from lit_ort.capture.places import first_line
 from lit_ort.capture.trivial import computes
 from lit_ort.errors import (
     CompileError,
@@ -60,9 +60,9 @@ from lit_ort.runtime.updates import HAND_OVER, Updates
 
 # Metrics count their updates, cache results and read the values of tensors: if Dynamo traced them, nearly every call
 # would need another graph. This is at module level because torch.compile imports a backend before it traces anything.
-leave_untraced("torchmetrics")
+skip_package("torchmetrics")
 # At a model's first call the transformers library installs hooks under a lock, which would break the graph for good.
-hold_constant("transformers.utils.output_capturing", "maybe_install_capturing_hooks")
+mark_constant_result("transformers.utils.output_capturing", "maybe_install_capturing_hooks")
 keep_checkpoints()
 keep_backward_checks(DISABLED)
 

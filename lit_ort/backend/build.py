@@ -32,13 +32,13 @@ from lit_ort.fusions import pipeline as fusions
 from lit_ort.fusions.graph import FusionGraph
 from lit_ort.joint.aliases import share_memory
 from lit_ort.joint.kinds import detach_others, loss_position
-from lit_ort.joint.outputs import Returned, settle_outputs
+from lit_ort.joint.outputs import Returned, normalize_outputs
 from lit_ort.joint.phases import SOURCE, PhaseGraph, one_phase, saved_inputs, two_phases
 from lit_ort.joint.trace import trace
 from lit_ort.lower.lower import Lowered, lower
 from lit_ort.lower.memory import peak_bytes
 from lit_ort.lower.model import LEAF
-from lit_ort.lower.sizes import conditions_of, places_of, terms_of
+from lit_ort.lower.sizes import SymbolSources, conditions_of, symbol_sources, terms_of
 from lit_ort.options import BF16_MIXED, FLOAT32, LAYERS, ORTOptions
 from lit_ort.passes import optimizer_updates
 from lit_ort.passes import pipeline as passes
@@ -120,18 +120,18 @@ class _Build:
         before = _counts(captured.module.graph)
         self._dump.graph("1_captured", captured.module)
         captured, precisions, draws = self._fused(captured)
-        places = places_of(captured.examples)
+        sources = symbol_sources(captured.examples)
         loss = None if self._form == SPLIT else loss_position(captured.module, differentiable)
         module = captured.module if loss is None else detach_others(captured.module, differentiable, loss)
         joint = share_memory(trace(module, captured.examples))
         self._dump.graph("3_joint", joint.module)
         inputs, values = captured.examples.tensors, [example_of(node) for node in returned_by(captured.module.graph)]
-        returned = settle_outputs(joint, inputs, values, lambda sizes: terms_of(sizes, places))
+        returned = normalize_outputs(joint, inputs, values, lambda sizes: terms_of(sizes, sources))
         computed = [dataclasses.replace(o, untracked=k in untracked) for k, o in enumerate(returned.outputs)]
         kind = FORWARD if not returned.joint.differentiable else SPLIT if loss is None else FUSED
         draws |= number_streams(returned.joint.module)
         phases, loss_result = self._phases(kind, returned, loss)
-        lowered = [self._lowered(k, phase, places) for k, phase in enumerate(phases)]
+        lowered = [self._lowered(k, phase, sources) for k, phase in enumerate(phases)]
         signature = self._signature(
             returned, phases, _all_outputs(outputs, computed, returned.joint.tangents), differentiable, loss_result
         )
@@ -186,10 +186,10 @@ class _Build:
             self._reports += (PassReport(optimizer_updates.NAME, fired),)
         return phases, result
 
-    def _lowered(self, position: int, phase: PhaseGraph, places: Any) -> Lowered:
+    def _lowered(self, position: int, phase: PhaseGraph, sources: SymbolSources) -> Lowered:
         label = f"{4 + position}_{('forward', 'backward')[position]}"
         self._dump.graph(label, phase.module)
-        lowered = lower(phase, places, self._name, self._engine.keeps_order, self._device)
+        lowered = lower(phase, sources, self._name, self._engine.keeps_order, self._device)
         self._dump.model(label, lowered.model)
         return lowered
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from lit_ort._compat.torch_dynamo import traces_told
+from lit_ort._compat.torch_dynamo import tracing_callbacks
 
 # Compilations shorter than this are not reported; longer ones are reported again after each such interval.
 SECONDS = 1.0
@@ -74,7 +74,7 @@ class CompileWatch:
         """Watches Dynamo while a step runs."""
         self._step, self._spent = name, 0.0
         try:
-            with traces_told(self._enter, self._leave):
+            with tracing_callbacks(self._enter, self._leave):
                 yield
         finally:
             self._step = None

@@ -19,8 +19,8 @@ from lit_ort._compat.torch_fx import MISTRACED_OPERATORS, aten_graph, inputs_of
 from lit_ort._compat.torch_ops import HigherOrderOperator, of_functorch
 from lit_ort.capture.dimensions import changing_dimensions
 from lit_ort.capture.examples import Examples, examples_of
+from lit_ort.capture.locations import source_line
 from lit_ort.capture.numbers import NumberedGraph, copy_graph, size_symbols
-from lit_ort.capture.places import source_line
 from lit_ort.capture.vmaps import inline_vmaps
 from lit_ort.errors import CaptureError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from lit_ort.capture.places import source_line
+from lit_ort.capture.locations import source_line
 from lit_ort.errors import CaptureError
 
 aten = torch.ops.aten

@@ -39,7 +39,7 @@ class Returned:
     mutations: tuple[Mutation, ...]
 
 
-def settle_outputs(
+def normalize_outputs(
     joint: JointGraph, inputs: Sequence[torch.Tensor], captured: Sequence[Any], terms: Terms
 ) -> Returned:
     """Removes aliases from the outputs of a joint graph, and makes the remaining results contiguous.

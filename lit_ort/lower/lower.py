@@ -19,7 +19,7 @@ from lit_ort.lower.emitter import Emitter
 from lit_ort.lower.engines import onnx_nodes
 from lit_ort.lower.model import ModelBuilder
 from lit_ort.lower.operators import lowering_of
-from lit_ort.lower.sizes import Places, term_of, terms_of
+from lit_ort.lower.sizes import SymbolSources, term_of, terms_of
 from lit_ort.lower.torch_nodes import Region, base_of, form_of
 from lit_ort.ops.hand_over import hand_over
 from lit_ort.passes.streams import STREAM
@@ -36,12 +36,14 @@ class Lowered:
     model: onnx.ModelProto
 
 
-def lower(graph: PhaseGraph, places: Places, name: str, keeps_order: bool, device: torch.device = CPU) -> Lowered:
+def lower(
+    graph: PhaseGraph, sources: SymbolSources, name: str, keeps_order: bool, device: torch.device = CPU
+) -> Lowered:
     """Lowers a phase to an ONNX model.
 
     Args:
         graph: the phase.
-        places: the input and dimension of each symbolic size.
+        sources: the input and dimension of each symbolic size.
         name: the name of the model.
         keeps_order: whether the engine runs nodes in the order of the model.
         device: the device of the phase. ONNX Runtime's kernels are for the CPU; on other devices, all operators are in
@@ -51,7 +53,7 @@ def lower(graph: PhaseGraph, places: Places, name: str, keeps_order: bool, devic
         ConvertError: a constant has a dtype that sessions don't support or is not on the CPU, or an operator has an
             argument that torch nodes don't support.
     """
-    lowering = _Lowering(graph.module, places, device)
+    lowering = _Lowering(graph.module, sources, device)
     for node in graph.module.graph.nodes:
         lowering.visit(node)
     return lowering.finish(name, keeps_order)
@@ -60,8 +62,8 @@ def lower(graph: PhaseGraph, places: Places, name: str, keeps_order: bool, devic
 class _Lowering:
     """The state of lowering one phase."""
 
-    def __init__(self, module: fx.GraphModule, places: Places, device: torch.device) -> None:
-        self._module, self._places, self._device = module, places, device
+    def __init__(self, module: fx.GraphModule, sources: SymbolSources, device: torch.device) -> None:
+        self._module, self._sources, self._device = module, sources, device
         self._builder = ModelBuilder()
         self._by_onnx = onnx_nodes(module.graph) if is_cpu(device) else frozenset()
         self._inputs: list[tuple[str, Source]] = []
@@ -236,10 +238,10 @@ class _Lowering:
     # Sizes and dtypes
 
     def _size_index(self, size: Any) -> int:
-        return self._terms.setdefault(term_of(size, self._places), len(self._terms))
+        return self._terms.setdefault(term_of(size, self._sources), len(self._terms))
 
     def _vector_of(self, sizes: Sequence[Any]) -> str:
-        terms = terms_of(sizes, self._places)
+        terms = terms_of(sizes, self._sources)
         if terms not in self._vectors:
             name = f"sizes_{len(self._vectors)}"
             self._inputs.append((name, Source("sizes", terms=terms)))

@@ -13,8 +13,8 @@ from lit_ort.capture.examples import Examples
 from lit_ort.errors import CaptureError
 from lit_ort.runtime.sizes import SIZE
 
-# For each symbol, the position of an input and the dimension that has this size.
-Places = Mapping[sympy.Expr, tuple[int, int]]
+# Where the value of each symbol is read: the position of an input, and its dimension.
+SymbolSources = Mapping[sympy.Expr, tuple[int, int]]
 
 _TERMS: dict[Any, str] = {
     sympy.Add: "add",
@@ -33,14 +33,14 @@ _TERMS: dict[Any, str] = {
 }
 
 
-def places_of(examples: Examples) -> Places:
+def symbol_sources(examples: Examples) -> SymbolSources:
     """The input and dimension whose size each symbol is."""
-    places: dict[sympy.Expr, tuple[int, int]] = {}
+    sources: dict[sympy.Expr, tuple[int, int]] = {}
     for position, value in enumerate(examples.tensors):
         for dimension, size in enumerate(value.shape):
             if isinstance(size, torch.SymInt) and expression_of(size).is_symbol:
-                places.setdefault(expression_of(size), (position, dimension))
-    return places
+                sources.setdefault(expression_of(size), (position, dimension))
+    return sources
 
 
 def conditions_of(examples: Examples) -> tuple[Any, ...]:
@@ -50,22 +50,22 @@ def conditions_of(examples: Examples) -> tuple[Any, ...]:
         CaptureError: a guard can't be written as a term.
     """
     environment = examples.mode.shape_env
-    places = places_of(examples)
+    sources = symbol_sources(examples)
     if environment is None:
         return ()
-    conditions = [term_of(guard, places) for guard in guards_of(environment)]
-    conditions += [term for symbol in places for term in _range(symbol, environment, places)]
+    conditions = [term_of(guard, sources) for guard in guards_of(environment)]
+    conditions += [term for symbol in sources for term in _range(symbol, environment, sources)]
     for position, dimensions in examples.changing.items():
         for dimension in dimensions:
             # Tracing can replace a symbol by a number or by another symbol.
             size = examples.tensors[position].shape[dimension]
-            place = places.get(expression_of(size)) if isinstance(size, torch.SymInt) else None
-            if place != (position, dimension):
-                conditions.append(("equal", (SIZE, position, dimension), term_of(size, places)))
+            source = sources.get(expression_of(size)) if isinstance(size, torch.SymInt) else None
+            if source != (position, dimension):
+                conditions.append(("equal", (SIZE, position, dimension), term_of(size, sources)))
     return tuple(dict.fromkeys(conditions))
 
 
-def term_of(expression: Any, places: Places) -> Any:
+def term_of(expression: Any, sources: SymbolSources) -> Any:
     """Convert an expression of sizes to a term.
 
     Raises:
@@ -79,27 +79,27 @@ def term_of(expression: Any, places: Places) -> Any:
         return float(expression)
     if expression in (sympy.true, sympy.false):
         return int(bool(expression))
-    if expression in places:
-        return (SIZE, *places[expression])
+    if expression in sources:
+        return (SIZE, *sources[expression])
     name = _TERMS.get(expression.func)
     if name is None or (name == "power" and not _is_whole(expression.args[1])):
         raise CaptureError(
             f"the graph is valid for some sizes only, but the condition {expression} can't be checked at run time",
             remedy="Each size is compiled separately.",
         )
-    return (name, *(term_of(part, places) for part in expression.args))
+    return (name, *(term_of(part, sources) for part in expression.args))
 
 
-def terms_of(sizes: Sequence[Any], places: Places) -> tuple[Any, ...]:
+def terms_of(sizes: Sequence[Any], sources: SymbolSources) -> tuple[Any, ...]:
     """Convert the sizes of a shape to terms."""
-    return tuple(term_of(size, places) for size in sizes)
+    return tuple(term_of(size, sources) for size in sizes)
 
 
-def _range(symbol: sympy.Expr, environment: Any, places: Places) -> Iterator[Any]:
+def _range(symbol: sympy.Expr, environment: Any, sources: SymbolSources) -> Iterator[Any]:
     smallest, largest = range_of(environment, symbol)
-    yield ("at least", (SIZE, *places[symbol]), smallest)
+    yield ("at least", (SIZE, *sources[symbol]), smallest)
     if largest is not None:
-        yield ("at most", (SIZE, *places[symbol]), largest)
+        yield ("at most", (SIZE, *sources[symbol]), largest)
 
 
 def _is_whole(exponent: Any) -> bool:

@@ -239,8 +239,8 @@ def test_scalar_advice() -> None:
 def test_untraced_packages() -> None:
     effect = "a step with metrics is compiled as many small graphs"
     with canary("torch._dynamo.trace_rules.add", DYNAMO, effect) as dynamo:
-        dynamo.leave_untraced("torchmetrics")
-        dynamo.leave_untraced("a package that is not installed")
+        dynamo.skip_package("torchmetrics")
+        dynamo.skip_package("a package that is not installed")
         metric = importlib.import_module("torchmetrics").MeanMetric()
         graphs: list[Any] = []
 

@@ -12,7 +12,7 @@ from lit_ort._compat import torch_fx
 from lit_ort.capture.capture import Captured, capture
 from lit_ort.capture.checkpoints import inline_checkpoints
 from lit_ort.capture.numbers import separate_numbers
-from lit_ort.joint.outputs import Returned, settle_outputs
+from lit_ort.joint.outputs import Returned, normalize_outputs
 from lit_ort.joint.phases import SOURCE, PhaseGraph
 from lit_ort.joint.trace import JointGraph, trace
 
@@ -48,7 +48,7 @@ def returned_by(function: Function, *inputs: Tensor) -> Returned:
     graph = captured(function, *inputs)
     joint = trace(graph.module, graph.examples)
     values = [torch_fx.example_of(node) for node in torch_fx.returned_by(graph.module.graph)]
-    return settle_outputs(joint, graph.examples.tensors, values, lambda sizes: tuple(map(int, sizes)))
+    return normalize_outputs(joint, graph.examples.tensors, values, lambda sizes: tuple(map(int, sizes)))
 
 
 def run(phase: PhaseGraph, values: dict[tuple[str, int], Tensor]) -> list[Any]:

@@ -44,9 +44,9 @@ _OPERATORS = """
 
 ## Operators of torch
 
-For every operator of torch's database of tests (`torch.testing`), results and gradients of its first five samples in
-float32 and float64 are compared with eager: all are the same, and none raises an error. The following operators run in
-eager for some of their samples, all others in sessions:
+For every operator of torch's database of tests (`torch.testing`), results and gradients of its first two samples in
+float32 are compared with eager: all are the same, and none raises an error. The following operators run in eager for
+some of their samples, all others in sessions:
 
 """
 _MODELS = """
