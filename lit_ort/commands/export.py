@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from lit_ort.commands.target import module_and_batch, parser_for
 from lit_ort.errors import LitOrtError
 from lit_ort.export.call import FORWARD, STEPS
-from lit_ort.export.export import BFLOAT16, FLOAT16, INT8, OPSET, export
+from lit_ort.export.export import OPSET, export
+from lit_ort.export.forms import BFLOAT16, FLOAT16, INT8
 
 
 def main(arguments: Sequence[str]) -> None:

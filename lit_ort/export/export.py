@@ -12,10 +12,10 @@ from torch import nn
 
 from lit_ort.errors import ExportError
 from lit_ort.export.call import FORWARD, call_of, evaluating
+from lit_ort.export.forms import BFLOAT16, FLOAT16, INT8
 from lit_ort.export.last_fit import batch_of_last_fit
 from lit_ort.export.result import Exported
 
-FLOAT16, BFLOAT16, INT8 = "float16", "bfloat16", "int8"
 # The default tolerance of each form: rounding of float32, of weights with 11 and 8 bits, and of products in 8 bits.
 TOLERANCES = {None: 1e-4, FLOAT16: 1e-2, BFLOAT16: 5e-2, INT8: 0.1}
 # The newest opset that onnxruntime-training 1.19 reads in full, and those that torch's exporter writes.

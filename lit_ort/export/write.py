@@ -17,7 +17,7 @@ from torch import nn
 from lit_ort.errors import ExportError
 from lit_ort.export.call import Call
 from lit_ort.export.check import FIX_SIZE, check
-from lit_ort.export.export import INT8
+from lit_ort.export.forms import INT8
 from lit_ort.export.graph import dynamic_dimensions
 from lit_ort.export.reduced import halve, quantize
 from lit_ort.export.result import Checked, Exported
