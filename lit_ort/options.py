@@ -40,8 +40,8 @@ class ORTOptions:
         precision: `"32-true"` computes in float32; `"bf16-mixed"` computes in bfloat16 what `torch.autocast` does
             (matrix products, convolutions, attention), with weights and their gradients in float32; GRUs and plain
             recurrent layers stay in float32. Under Lightning, the Trainer sets it.
-        fallback: what to do with a graph that can't be compiled, and with a function that Dynamo can't trace as a whole.
-            `"warn"` runs it in eager PyTorch, with one warning that has the reason; `"error"` raises.
+        fallback: what to do with a graph that can't be compiled, and with a function that Dynamo can't trace as a
+            whole. `"warn"` runs it in eager PyTorch, with one warning that has the reason; `"error"` raises.
         verify_first_step: compare the loss and every gradient of each graph's first run with eager, with dropout off,
             and raise `VerificationError` with the largest errors.
         verify_every_n_steps: the same for each graph's first run and every n-th run, with the weights at that time;

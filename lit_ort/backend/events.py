@@ -75,6 +75,7 @@ _NAMES = (
     (re.compile(r"self\._trainer\.fit_loop\.epoch_loop\.\w+_optimization\.[\w.]*completed"), "self.global_step"),
     (re.compile(r"self\._trainer\.fit_loop\.epoch_progress\.[\w.]*(completed|processed)"), "self.current_epoch"),
 )
+_DISPATCH_KEYS = "dispatch key set mismatch"
 _NUMBER = re.compile(r"[\w.\[\]'\"]+ == -?\d[\d.e+-]*")
 # Words of hints that are no remedy: about torch's settings and issue tracker, or of a general kind.
 _NO_REMEDY = ("torch._dynamo", "issue", "fullgraph", "TORCH", "is fundamental", "running in eager")
@@ -122,8 +123,12 @@ def _is_raised_by_user(obstacle: Obstacle) -> bool:
 
 
 def recompile_of(step: str | None, function: Function, reason: str, stack: Stack) -> Recompile | None:
-    """The report of a recompile; None for a library's function."""
-    if _is_library(function.file):
+    """The report of a recompile.
+
+    None for a library's function, and for tensors of inference mode: Lightning validates in that mode and also without
+    it, and torch compiles for each.
+    """
+    if _is_library(function.file) or _DISPATCH_KEYS in reason:
         return None
     place = place_of(stack) or f"{function.file}:{function.line}"
     # The text of a guard ends with its line of code as a comment; a comparison of tensors has none.

@@ -54,7 +54,8 @@ class Explanation:
         listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
         parts = [f"{_count(len(self.graphs), 'graph')} ({listed})" if self.graphs else "no graph"]
         if self.fallbacks:
-            parts.append(f"{len(self.fallbacks)} of them in eager PyTorch")
+            some = "" if len(self.fallbacks) == len(self.graphs) else f"{len(self.fallbacks)} of them "
+            parts.append(f"{some}in eager PyTorch")
         if self.eager_functions:
             parts.append(f"{_count(len(self.eager_functions), 'function')} in eager PyTorch")
         if not self.fallbacks and not self.eager_functions:

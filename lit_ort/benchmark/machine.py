@@ -38,3 +38,12 @@ def versions() -> dict[str, str]:
     """The versions of the installed packages that affect measurements."""
     installed = {name.lower() for name in (d.metadata["Name"] for d in importlib.metadata.distributions()) if name}
     return {name: importlib.metadata.version(name) for name in PACKAGES if name in installed}
+
+
+def busy() -> str:
+    """A sentence if other programs use the cores; empty if not, or if that isn't known."""
+    cores = os.cpu_count() or 1
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if load < cores / 4:
+        return ""
+    return f"Other programs were running (load {load:.1f} on {cores} cores): the times are not reliable."

@@ -48,7 +48,7 @@ class Benchmark:
         machine: processor, cores and threads.
         versions: the versions of the packages that affect measurements.
         figures: the measurements by baseline.
-        notes: what could not be measured, and why.
+        notes: what could not be measured, and why; and whether other programs used the cores.
     """
 
     step: str
@@ -76,7 +76,7 @@ class Benchmark:
         lines = [f"{self.step}; {self.machine}; {versions}", "", head, "|---|---|---|---|---|---|---|---|"]
         lines += [f"| {' | '.join(self._row(name))} |" for name in self.figures]
         summaries = [
-            f"{name}: {line}"
+            f"{name}: {line.removeprefix('lit_ort: ')}"
             for name, figures in self.figures.items()
             for line in (*figures.ran.splitlines(), *figures.fallbacks)
         ]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lit_ort._compat.torch_dynamo import fresh_inductor
 from lit_ort.backend.backend import ORTBackend
 from lit_ort.backend.inspect import explain
-from lit_ort.benchmark.machine import machine, versions
+from lit_ort.benchmark.machine import busy, machine, versions
 from lit_ort.benchmark.memory import peak_mb
 from lit_ort.benchmark.result import BASELINES, EAGER, INDUCTOR, ORT, BaselineFigures, Benchmark
 from lit_ort.benchmark.steps import Runner, Workload, without_dropout
@@ -59,18 +59,16 @@ def benchmark(
     """
     _require(rounds, baselines)
     options = ORTOptions() if options is None else options
-    workload = Workload(module, batch, clip, loss)
+    workload, load = Workload(module, batch, clip, loss), busy()
     measurements = {name: Measurement(name, workload, options) for name in baselines}
     times = interleaved({name: measurement.step for name, measurement in measurements.items()}, rounds)
     expected = gradients_in_eager(workload, options)
-    notes = (
-        ()
-        if expected is not None
-        else ("Errors are not measured: without dropout, the step still draws random numbers.",)
+    errors = (
+        "" if expected is not None else "Errors are not measured: without dropout, the step still draws random numbers."
     )
     figures = {name: measurement.figures(times[name], expected) for name, measurement in measurements.items()}
     step = f"{type(module).__name__}, {options.precision}, medians of {rounds} rounds"
-    return Benchmark(step, machine(), versions(), figures, notes)
+    return Benchmark(step, machine(), versions(), figures, tuple(note for note in (errors, load) if note))
 
 
 def _require(rounds: int, baselines: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from lit_ort.benchmark.result import BASELINES
 from lit_ort.benchmark.run import benchmark
 from lit_ort.commands.target import module_and_batch, parser_for
-from lit_ort.errors import OptionsError
+from lit_ort.errors import LitOrtError
 from lit_ort.options import BF16_MIXED, FLOAT32, ORTOptions
 
 
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> None:
         module, batch = module_and_batch(args.target)
         options = ORTOptions(precision=args.precision)
         result = benchmark(module, batch, rounds=args.rounds, baselines=args.baselines, options=options, clip=args.clip)
-    except OptionsError as error:
+    except LitOrtError as error:
         parser.exit(2, f"error: {error}\n")
     print(result)
     if args.json is not None:

@@ -37,7 +37,7 @@ def listed(folder: Path) -> list[str]:
         f"{path.name[:12]}  {_size(stat.st_size):>9}  {_age(time.time() - stat.st_mtime):>8}  {_content(path)}"
         for stat, path in entries
     ]
-    return [*lines, f"{len(entries)} graphs, {_size(sum(stat.st_size for stat, _ in entries))}"]
+    return [*lines, f"{_graphs(len(entries))}, {_size(sum(stat.st_size for stat, _ in entries))}"]
 
 
 def clear(folder: Path) -> str:
@@ -48,7 +48,11 @@ def clear(folder: Path) -> str:
         path.unlink(missing_ok=True)
     others = sum(1 for _ in folder.iterdir())
     kept = f"; kept {others} other files" if others else ""
-    return f"removed {len(files)} graphs, {_size(size)}{kept}"
+    return f"removed {_graphs(len(files))}, {_size(size)}{kept}"
+
+
+def _graphs(number: int) -> str:
+    return f"{number} graph{'' if number == 1 else 's'}"
 
 
 def _content(path: Path) -> str:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from lit_ort.commands import benchmark, cache, explain, export
+from lit_ort.extras import install_command
 from lit_ort.version import __version__
 
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
@@ -33,7 +34,7 @@ HELP = f"""lit-ort {__version__}: train PyTorch Lightning models through ONNX Ru
   lit-ort cache list|clear FOLDER          list or clear a folder of compiled graphs
 
 MODULE:FUNCTION, such as my_project.model:make, names a function without arguments that returns a module and a batch.
-Each command has --help. [NAME] is the extra that a command needs: pip install "lit_ort[NAME]"."""
+Each command has --help. [NAME] is the extra that a command needs; without it, the command says what to install."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -59,6 +60,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run_program(command: str, arguments: Sequence[str]) -> None:
     """Runs a command of the `tasks` extra as this process's main module."""
     if importlib.util.find_spec(PACKAGE_OF_TASKS) is None:
-        sys.exit(f'error: lit-ort {command} needs the tasks extra. Install it: pip install "lit_ort[tasks]".')
+        sys.exit(f"error: lit-ort {command} needs the tasks extra. Install it: {install_command('tasks')}")
     sys.argv[1:] = arguments
     runpy.run_module(PROGRAMS[command], run_name="__main__", alter_sys=True)

@@ -34,13 +34,15 @@ def module_and_batch(name: str) -> tuple[nn.Module, Any]:
         OptionsError: there is no such function, or it doesn't return a module and a batch.
     """
     module, _, function = name.partition(":")
+    if not (module and function):
+        raise OptionsError(f"{name} has no ':FUNCTION'. Write package.module:function, as in my_project.model:make.")
     sys.path.insert(0, str(Path.cwd()))
     try:
         make = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise OptionsError(
-            f"{name} does not name a function: {error}. Write package.module:function, as in my_project.model:make."
-        ) from error
+    except ImportError as error:
+        raise OptionsError(f"{module} can't be imported: {error}. Check its name and the current folder.") from error
+    except AttributeError as error:
+        raise OptionsError(f"{module} has no function {function}. Check its name.") from error
     result = make()
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], nn.Module)):
         raise OptionsError(f"{name}() returned a {type(result).__name__}. Return a tuple of a module and its batch.")

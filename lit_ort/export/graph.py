@@ -21,6 +21,7 @@ from torch.export import Dim
 from lit_ort._compat.torch_export import prepare_for_onnx
 from lit_ort.errors import ExportError, LitOrtWarning, first_line_of
 from lit_ort.export.call import Call
+from lit_ort.extras import install_command
 
 # The names of dynamic dimensions, by name of the input and dimension.
 Dimensions = Mapping[str, Mapping[int, str]]
@@ -41,7 +42,7 @@ def model_of(call: Call, dynamic: bool | Dimensions, opset: int, fixed: Collecti
             code.
     """
     if importlib.util.find_spec("onnxscript") is None:
-        raise ExportError("Exporting needs onnxscript, which is not installed: pip install 'lit_ort[export]'.")
+        raise ExportError(f"Exporting needs onnxscript, which is not installed: {install_command('export')}")
     dimensions = tuple(_dynamic_dimensions(call, dynamic, fixed))
     tensors = tuple(_with_size_two(call, dynamic, dimensions))
     try:

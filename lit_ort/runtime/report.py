@@ -93,7 +93,7 @@ class GraphReport:
         lines.append(f"  runs     {_counts(self.operators_after)}")
         if self.torch_operators:
             lines.append(f"  by torch {_counts(self.torch_operators)}")
-        for report in self.passes:
+        for report in (one for one in self.passes if one.fired or one.declined):
             lines.append(f"  pass     {report.name}: {report.fired} rewritten, {len(report.declined)} declined")
             lines.extend(f"             {reason}" for reason in report.declined[:MOST_REASONS])
             if len(report.declined) > MOST_REASONS:

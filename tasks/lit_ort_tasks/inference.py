@@ -151,6 +151,7 @@ A {facts.kind}, exported from {checkpoint}; {exported.size_bytes / 2**20:.1f} Mi
 - {TOKENIZER}: from text to ids, for `tokenizers.Tokenizer.from_file`
 - labels: {", ".join(facts.labels) or "none"}
 
-    pip install onnxruntime tokenizers
     {command_line("predict")} run=FOLDER text="..."   (FOLDER: the folder of this file)
+
+predict.py of a clone also runs in a separate environment with `pip install onnxruntime tokenizers` alone.
 """

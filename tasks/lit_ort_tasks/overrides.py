@@ -15,11 +15,13 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
+from lit_ort.extras import install_command
 from lit_ort_tasks.commands.program import command_line
 from lit_ort_tasks.errors import require
 
 # Choices that need an extra, with the extra and a module of it.
 EXTRAS = {
+    ("export", "onnx"): ("export", "onnxscript"),
     ("hparams_search", "optuna"): ("optuna", "hydra_plugins.hydra_optuna_sweeper"),
     ("logger", "mlflow"): ("mlflow", "mlflow"),
     ("logger", "wandb"): ("wandb", "wandb"),
@@ -72,10 +74,8 @@ def _require_choices(group: Override) -> None:
     )
     for choice in _choices(group):
         extra, module = EXTRAS.get((key, choice), ("", ""))
-        require(
-            not module or _is_installed(module),
-            f'{key}={choice}: needs the {extra} extra. Install it: pip install "lit_ort[{extra}]".',
-        )
+        if module and not _is_installed(module):
+            require(False, f"{key}={choice}: needs the {extra} extra. Install it: {install_command(extra)}")
 
 
 def _choices(group: Override) -> list[str]:

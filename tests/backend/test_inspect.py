@@ -41,7 +41,7 @@ AGAIN = Recompile("training_step", "training_step", "model.py:2", "the guard `x`
         (Explanation((), eager_functions=(FUNCTION,)), "no graph, 1 function in eager PyTorch, no graph break"),
         (
             Explanation((report("b", "eager", "why"),), eager_functions=(FUNCTION, FUNCTION)),
-            "1 graph (1 eager), 1 of them in eager PyTorch, 2 functions in eager PyTorch, no graph break",
+            "1 graph (1 eager), in eager PyTorch, 2 functions in eager PyTorch, no graph break",
         ),
     ],
 )

@@ -12,10 +12,11 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
 
+from lit_ort.benchmark.machine import busy
 from lit_ort_tasks.commands.program import configuration_folder
 from lit_ort_tasks.comparison.picture import draw
 from lit_ort_tasks.comparison.processes import require_comparable, run
-from lit_ort_tasks.comparison.report import busy, write_report
+from lit_ort_tasks.comparison.report import write_report
 from lit_ort_tasks.comparison.table import text_table
 from lit_ort_tasks.errors import InputError
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,12 +45,3 @@ def tested(outcomes: Sequence[Outcome]) -> str:
     if len(set(names.values())) == 1:
         return f"checkpoints/{next(iter(names.values()))}"
     return ", ".join(f"checkpoints/{name} for {strategy}" for strategy, name in names.items()) or "no checkpoint"
-
-
-def busy() -> str:
-    """A sentence if other programs use the cores as the comparison starts; empty if not, or if that isn't known."""
-    cores = os.cpu_count() or 1
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    if load < cores / 4:
-        return ""
-    return f"Other programs were running (load {load:.1f} on {cores} cores): the times are not reliable."
