@@ -63,12 +63,13 @@ def benchmark(
     measurements = {name: Measurement(name, workload, options) for name in baselines}
     times = interleaved({name: measurement.step for name, measurement in measurements.items()}, rounds)
     expected = gradients_in_eager(workload, options)
-    errors = (
-        "" if expected is not None else "Errors are not measured: without dropout, the step still draws random numbers."
-    )
+    errors = _NOT_REPEATABLE if expected is None else ""
     figures = {name: measurement.figures(times[name], expected) for name, measurement in measurements.items()}
     step = f"{type(module).__name__}, {options.precision}, medians of {rounds} rounds"
     return Benchmark(step, machine(), versions(), figures, tuple(note for note in (errors, load) if note))
+
+
+_NOT_REPEATABLE = "Errors are not measured: without dropout, the step still draws random numbers."
 
 
 def _require(rounds: int, baselines: Sequence[str]) -> None:

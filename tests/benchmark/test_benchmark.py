@@ -201,8 +201,20 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert set(json.loads(file.read_text())["figures"]) == set(BASELINES)
 
 
-@pytest.mark.parametrize("name", ["no_such_module:make", f"{__name__}:no_such_function", "nothing"])
-def test_the_command_line_names_what_is_missing(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_such_module:make", "no_such_module can't be imported: No module named"),
+        (f"{__name__}:no_such_function", f"{__name__} has no function no_such_function."),
+        ("nothing", "nothing has no ':FUNCTION'."),
+    ],
+)
+def test_the_command_line_names_what_is_missing(name: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         command.main([name])
-    assert "does not name a function" in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith(f"error: {message}")
+
+
+def test_a_busy_machine_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (9.0, 0.0, 0.0), raising=False)
+    assert "Other programs were running (load 9.0" in str(measured(Scored(), baselines=("eager",), rounds=1))
