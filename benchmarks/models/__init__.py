@@ -11,7 +11,7 @@ GROUPS: dict[str, dict[str, Model]] = {
     "decoders": decoders.MODELS,
     "sequences and sound": sequences.MODELS,
     "vision": vision.MODELS,
-    "users' own": own.MODELS,
+    "hand-written": own.MODELS,
     TASKS: tasks.MODELS,
 }
 MODELS: dict[str, Model] = {name: model for models in GROUPS.values() for name, model in models.items()}

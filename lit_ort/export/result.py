@@ -67,5 +67,5 @@ class Exported:
         form = "" if self.form is None else f" in {self.form}, {self.float32_bytes / MIB:.1f} MiB in float32"
         lines = [f"{self.path}: {self.size_bytes / MIB:.1f} MiB{form}; {inputs} -> {', '.join(self.outputs)}"]
         if self.was_training:
-            lines.append("  exported in eval mode; the module is still in training mode")
+            lines.append("  exported in eval mode; the module itself stays in training mode")
         return "\n".join([*lines, *(f"  {check}" for check in self.checked)])

@@ -88,7 +88,7 @@ class GraphReport:
             lines.append(f"  sizes    these only: {self.fixed_sizes}")
         if self.speed is not None:
             lines.append(f"  speed    {self.speed}")
-        lines.append(f"  memory   {self.peak_bytes / 1e6:.0f} MB at most, inputs aside, as planned")
+        lines.append(f"  memory   {self.peak_bytes / 1e6:.0f} MB planned peak, without inputs")
         lines.append(f"  forward  {_counts(self.operators_before)}")
         lines.append(f"  runs     {_counts(self.operators_after)}")
         if self.torch_operators:

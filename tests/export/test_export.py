@@ -71,7 +71,7 @@ def test_a_module_in_training_is_exported_in_eval_and_left_as_it_was(tmp_path: P
     assert exported.error < 1e-5
     assert operators(exported.path) <= {"", "ai.onnx"}
     assert "largest error compared with eager" in str(exported)
-    assert "exported in eval mode; the module is still in training mode" in str(exported)
+    assert "exported in eval mode; the module itself stays in training mode" in str(exported)
     assert "training mode" not in str(lit_ort.export(module.eval(), exported.path, torch.randn(4, 3, 16, 16)))
 
 
