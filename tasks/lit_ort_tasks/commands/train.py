@@ -217,9 +217,8 @@ def show(results: dict[str, Any]) -> None:
         rate = f"{steps['items_per_s']:.0f} {steps['item']}/s"
         console.print(f"{steps['step_ms_median']:.1f} ms/batch (median of {steps['steps']}), {rate}")
     if results["planned_mib"] is not None:
-        console.print(
-            f"planned memory of a step: {results['planned_mib']:.0f} MiB, in addition to parameters, optimizer and batch"
-        )
+        plan = f"planned memory of a step: {results['planned_mib']:.0f} MiB"
+        console.print(f"{plan}, in addition to parameters, optimizer and batch")
     if results["ran"] is not None:
         console.print(results["ran"])
     if results["exported"] is not None:
