@@ -299,6 +299,8 @@ def test_torchs_words_are_made_readable() -> None:
     assert counter.remedy is None
     assert str(recompile).startswith(f"training_step from line 3 on was compiled again at {HERE}:4: ")
     assert recompile_of("training_step", Function("forward", torch.__file__, 3, False), guard, ()) is None
+    keys = "tensor 'x' dispatch key set mismatch. expected DispatchKeySet(CPU), actual DispatchKeySet(CPU, AutogradCPU)"
+    assert recompile_of("validation_step", Function("validation_step", HERE, 3, False), keys, ()) is None
 
 
 def test_what_lit_ort_leaves_untraced_is_named() -> None:
