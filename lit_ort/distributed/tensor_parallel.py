@@ -296,7 +296,8 @@ def _weights_of(layer: Any) -> tuple[nn.Parameter, nn.Parameter | None]:
 
 def _first_of(count: int, shard: Shard) -> int:
     """The first word of a rank; if the count is not divisible, earlier ranks have one more word."""
-    quotient, remainder = divmod(count, shard.size)
+    # Dynamo can't trace divmod of a symbolic size.
+    quotient, remainder = count // shard.size, count % shard.size
     return shard.rank * quotient + min(shard.rank, remainder)
 
 

@@ -20,15 +20,14 @@ class Case:
         make: returns, for a dropout probability, the module and the batch with which it is called.
         loss: returns a scalar loss from the module's output.
         tolerance: the largest allowed relative error of a gradient.
-        breaks: whether its code reads values of tensors, which breaks the graph.
-        loops: whether it does so in a loop of `forward`, which Dynamo then leaves in eager, except for what it calls.
+        breaks: whether its code reads values of tensors, which breaks the graph. In a loop, Dynamo leaves the function
+            in eager, except for functions that it calls.
     """
 
     make: Callable[[float], ModuleAndBatch]
     loss: Callable[[Any], Tensor]
     tolerance: float = 1e-4
     breaks: bool = False
-    loops: bool = False
 
 
 def loss_of_output(output: Any) -> Tensor:

@@ -302,7 +302,7 @@ def arithmetic() -> dict[str, Operation]:
     }
 
 
-READING = dataclasses.replace(group(losses_that_read_values, 3, 4, positive=True), breaks=True, loops=True)
+READING = dataclasses.replace(group(losses_that_read_values, 3, 4, positive=True), breaks=True)
 GROUPS: dict[str, Case] = {
     "activations": group(activations, 3, 4, 4),
     "normalizations": group(normalizations, 3, 4, 6, 6),

@@ -83,8 +83,8 @@ def losses_with_dropout(case: Case, steps: int = 4) -> list[float]:
 
 @contextmanager
 def _settings(case: Case) -> Iterator[None]:
-    with warnings.catch_warnings(), dynamo_settings("step", strict=not case.loops):
-        if case.loops:
+    with warnings.catch_warnings(), dynamo_settings("step", strict=not case.breaks):
+        if case.breaks:
             warnings.filterwarnings("ignore", ".* runs in eager PyTorch", LitOrtWarning)
         yield
 
