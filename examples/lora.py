@@ -105,8 +105,8 @@ def pretrain(strategy: str, steps: int, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--strategy", choices=STRATEGIES, default="ort")
-    parser.add_argument("--pretraining-steps", type=int, default=150)
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--pretraining-steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=60)
     args = parser.parse_args()
 
     seed_everything(0)
