@@ -7,10 +7,13 @@ import os
 import platform
 from pathlib import Path
 
+import psutil
 import torch
 
 PACKAGES = ("torch", "onnxruntime-training-cpu", "onnxruntime-training", "onnxruntime", "lightning", "transformers")
 
+# A quarter of the cores.
+_BUSY_PERCENT = 25.0
 # By Linux's names of CPU flags, the widest unit first.
 VECTOR_UNITS = {"amx_tile": "AMX", "avx512f": "AVX-512", "avx2": "AVX2"}
 
@@ -41,9 +44,8 @@ def versions() -> dict[str, str]:
 
 
 def busy() -> str:
-    """A sentence if other programs use the cores; empty if not, or if that isn't known."""
-    cores = os.cpu_count() or 1
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    if load < cores / 4:
+    """A sentence if other programs use the cores, measured for half a second; empty if not."""
+    share = psutil.cpu_percent(interval=0.5)
+    if share < _BUSY_PERCENT:
         return ""
-    return f"Other programs were running (load {load:.1f} on {cores} cores): the times are not reliable."
+    return f"Other programs were running ({share:.0f} % of {os.cpu_count()} cores): the times are not reliable."

@@ -21,16 +21,16 @@ ORT = "ort 80.0 7000 0.5 700 280 6.5000 600.00 500.00"
 pytestmark = pytest.mark.xdist_group("compare")
 
 
-@pytest.mark.parametrize(("load", "is_busy"), [(0.1, False), (3.0, True)])
+@pytest.mark.parametrize(("percent", "is_busy"), [(3.0, False), (71.0, True)])
 def test_a_busy_machine_is_reported(
-    train_program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: float, is_busy: bool
+    train_program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, percent: float, is_busy: bool
 ) -> None:
-    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr("psutil.cpu_percent", lambda interval: percent)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     terminal = console()
     compare(["eager"], [], tmp_path, terminal)
     for text in (output_of(terminal), (tmp_path / "report.md").read_text()):
-        assert ("load 3.0 on 2 cores" in text) == is_busy
+        assert ("71 % of 2 cores" in text) == is_busy
 
 
 def test_a_failure_has_a_row_and_the_others_finish(train_program: Path, tmp_path: Path) -> None:
