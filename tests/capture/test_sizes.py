@@ -138,6 +138,7 @@ def test_products_of_two_dynamic_sizes(precision: str) -> None:
     assert len(engine.compile_log.graphs) == 2
 
 
+@pytest.mark.slow
 def test_causal_attention_without_the_fused_operator() -> None:
     engine = backend(disable_passes=("attention",))
     assert_equal_steps(Block(), engine, *(text(3, length) for length in (5, 8, 13)))

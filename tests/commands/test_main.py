@@ -89,6 +89,7 @@ def test_functions_in_eager_are_listed(command: str, capsys: pytest.CaptureFixtu
     assert "the step reads the value of a tensor" in printed
 
 
+@pytest.mark.slow
 def test_export_writes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "model.onnx"
     program.main(["export", HERE, str(path), "--fixed"])
@@ -112,7 +113,8 @@ def test_training_needs_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         program.main(["train", "strategy=ort"])
 
 
-@pytest.mark.parametrize("name", ["train", pytest.param("compare", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["train", "compare"])
 def test_programs_run_as_the_main_module(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from lit_ort.commands.main import main; main()", name, "--help"]
     process = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)

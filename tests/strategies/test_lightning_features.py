@@ -317,6 +317,7 @@ def test_manual_optimization_with_two_optimizers() -> None:
     assert len(module.values) == 20
 
 
+@pytest.mark.slow
 def test_batches_of_many_types() -> None:
     assert_same_run(Complicated, lambda: DataLoader(Batches(), batch_size=None))
 

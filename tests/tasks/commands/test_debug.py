@@ -13,6 +13,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 STRATEGIES = pytest.mark.parametrize("strategy", ["eager", "ort"])
 
 
+@pytest.mark.slow
 @STRATEGIES
 def test_a_fast_dev_run_takes_one_batch_of_each_kind_and_writes_to_the_folder_of_the_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path, strategy: str

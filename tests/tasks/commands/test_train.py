@@ -25,6 +25,7 @@ from tests.tasks.commands.small import QUIET, SMALL, TRAIN, run, start
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.mark.slow
 def test_a_plan_is_printed_and_nothing_trained(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -83,6 +84,7 @@ def test_a_step_limit_within_the_first_epoch(monkeypatch: pytest.MonkeyPatch, tm
     assert results["metrics"]["test/loss"] == pytest.approx(loss_of(Path(results["checkpoint"]), text), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_seed_determines_the_loss(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path) -> None:
     losses = [
         run(monkeypatch, tmp_path / str(index), text, "trainer.max_steps=3", f"seed={seed}", "task.dropout=0.3")[
@@ -155,6 +157,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_or_is_null(
     assert results["metrics"]["test/loss"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "message"),
     [
