@@ -15,10 +15,11 @@ def install_command(extra: str) -> str:
         ValueError: lit_ort has no such extra.
     """
     texts = importlib.metadata.requires("lit_ort") or []
-    needed = [one for one in map(Requirement, texts) if one.marker is not None and _is_for(one, extra)]
+    # What is in front of a marker is a requirement itself.
+    needed = [text.partition(";")[0].strip() for text in texts if _is_for(Requirement(text), extra)]
     if not needed:
         raise ValueError(f"extra={extra!r}: lit_ort has no extra of that name with packages.")
-    return f"pip install {shlex.join(f'{one.name}{one.specifier}' for one in needed)}"
+    return f"pip install {shlex.join(needed)}"
 
 
 def _is_for(requirement: Requirement, extra: str) -> bool:

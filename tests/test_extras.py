@@ -12,6 +12,7 @@ def test_the_command_names_the_packages_of_the_extra() -> None:
     command = install_command("tasks")
     assert "hydra-core" in command
     assert "'torch<" not in command  # of the core
+    assert "'jsonargparse[signatures]<" in install_command("examples")
 
 
 def test_an_unknown_extra() -> None:

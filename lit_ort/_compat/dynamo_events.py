@@ -121,7 +121,6 @@ def listening(listener: Listener) -> Iterator[None]:
         _LISTENERS.pop()
 
 
-@functools.cache
 def trace_in_context(context_of: ContextOf) -> None:
     """Makes Dynamo enter a context while it traces a function, unless a listener is there already.
 

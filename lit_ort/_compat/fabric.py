@@ -33,6 +33,8 @@ def _keep(wrappers: Any, reason: str) -> None:
     register_outside: Any = torch.compiler.disable(register, reason=reason)
 
     def register_backward_hook(self: Any, tensor: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_compiling():
+            return register(self, tensor)
         methods = ("pre_backward", "backward", "post_backward")
         checks = is_overridden("backward", self._strategy, parent=strategy) or any(
             is_overridden(method, self._strategy.precision, parent=precision) for method in methods

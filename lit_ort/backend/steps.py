@@ -7,7 +7,7 @@ and no common base.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -60,13 +60,12 @@ def in_place_of(module: Any, name: str, method: Callable[..., Any]) -> Iterator[
             module.__dict__[name] = own
 
 
-@contextmanager
 def dynamo_settings(
     step: str,
     strict: bool,
     report: Callable[[str | None, str], None] = warn_at,
     compile_log: CompileLog | None = None,
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Dynamo's settings for a training step, while one runs.
 
     RNNs are traced rather than skipped; counters that a step reads can change without a recompile; and a step that
@@ -83,17 +82,10 @@ def dynamo_settings(
         CaptureError: under `strict`, a function that Dynamo leaves in eager, for which the recompile limit is one
             reason.
     """
-    with (
-        listening(EventRecorder(step, strict, report, compile_log)),
-        step_settings(RECOMPILE_LIMIT, strict),
-        unchecked_causal_masks(),
-        shapes_without_steps(),
-    ):
-        yield
+    return _tracing(EventRecorder(step, strict, report, compile_log), step_settings(RECOMPILE_LIMIT, strict))
 
 
-@contextmanager
-def tracing_for(compile_log: CompileLog, strict: bool) -> Iterator[None]:
+def tracing_for(compile_log: CompileLog, strict: bool) -> AbstractContextManager[None]:
     """Dynamo's settings while it traces a function of `torch.compile`, with one warning for each obstacle.
 
     torch's own settings hold for everything that doesn't depend on the backend, such as the recompile limit.
@@ -105,10 +97,10 @@ def tracing_for(compile_log: CompileLog, strict: bool) -> Iterator[None]:
     Raises:
         CaptureError: under `strict`, a function that Dynamo leaves in eager.
     """
-    with (
-        listening(EventRecorder(None, strict, warn_at, compile_log)),
-        tracing_settings(),
-        unchecked_causal_masks(),
-        shapes_without_steps(),
-    ):
+    return _tracing(EventRecorder(None, strict, warn_at, compile_log), tracing_settings())
+
+
+@contextmanager
+def _tracing(recorder: EventRecorder, settings: AbstractContextManager[Any]) -> Iterator[None]:
+    with listening(recorder), settings, unchecked_causal_masks(), shapes_without_steps():
         yield

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from lit_ort.benchmark.result import BASELINES
 from lit_ort.benchmark.run import benchmark
-from lit_ort.commands.target import module_and_batch, parser_for
-from lit_ort.errors import LitOrtError
+from lit_ort.commands.target import module_and_batch, one_line_errors, parser_for
 from lit_ort.options import BF16_MIXED, FLOAT32, ORTOptions
 
 
@@ -26,12 +25,10 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--clip", type=float, help="the maximum norm of the gradients")
     parser.add_argument("--json", type=Path, help="a file for all measurements")
     args = parser.parse_args(arguments)
-    try:
+    with one_line_errors(parser):
         module, batch = module_and_batch(args.target)
         options = ORTOptions(precision=args.precision)
         result = benchmark(module, batch, rounds=args.rounds, baselines=args.baselines, options=options, clip=args.clip)
-    except LitOrtError as error:
-        parser.exit(2, f"error: {error}\n")
     print(result)
     if args.json is not None:
         args.json.write_text(json.dumps(result.as_dict()) + "\n")

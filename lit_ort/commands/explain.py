@@ -13,8 +13,7 @@ from lit_ort.backend.backend import ORTBackend
 from lit_ort.backend.inspect import explain
 from lit_ort.benchmark.result import ORT
 from lit_ort.benchmark.steps import Runner, Workload
-from lit_ort.commands.target import module_and_batch, parser_for
-from lit_ort.errors import LitOrtError
+from lit_ort.commands.target import module_and_batch, one_line_errors, parser_for
 from lit_ort.options import BF16_MIXED, FLOAT32, ORTOptions
 
 
@@ -23,11 +22,9 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--details", action="store_true", help="every graph's inputs, memory, operators and passes")
     parser.add_argument("--precision", default=FLOAT32, choices=(FLOAT32, BF16_MIXED))
     args = parser.parse_args(arguments)
-    try:
+    with one_line_errors(parser):
         module, batch = module_and_batch(args.target)
         backend = ORTBackend(ORTOptions(precision=args.precision))
         Runner(ORT, Workload(module, batch), args.precision == BF16_MIXED, backend).step()
-    except LitOrtError as error:
-        parser.exit(2, f"error: {error}\n")
     explanation = explain(backend)
     print(explanation.details() if args.details else explanation)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lit_ort.commands.target import module_and_batch, parser_for
-from lit_ort.errors import LitOrtError
+from lit_ort.commands.target import module_and_batch, one_line_errors, parser_for
 from lit_ort.export.call import FORWARD, STEPS
 from lit_ort.export.export import OPSET, export
 from lit_ort.export.forms import BFLOAT16, FLOAT16, INT8
@@ -26,7 +25,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--quantize", choices=(INT8,), help="compute products with weights in 8 bits")
     parser.add_argument("--tolerance", type=float, help="the largest relative error to accept")
     args = parser.parse_args(arguments)
-    try:
+    with one_line_errors(parser):
         module, batch = module_and_batch(args.target)
         exported = export(
             module,
@@ -39,6 +38,4 @@ def main(arguments: Sequence[str]) -> None:
             quantize=args.quantize,
             tolerance=args.tolerance,
         )
-    except LitOrtError as error:
-        parser.exit(2, f"error: {error}\n")
     print(exported)
