@@ -427,6 +427,11 @@ def _tracing_of(backend: Any, arguments: Mapping[str, Any]) -> AbstractContextMa
     An error in the options of `torch.compile` is raised here, before Dynamo could make it one of its own.
     """
     if backend is ort:
+        if unknown := sorted(arguments.keys() - {"options"}):
+            raise OptionsError(
+                f"torch.compile({unknown[0]}={arguments[unknown[0]]!r}) is not for backend='ort'. Leave it out, or "
+                "pass options={...} with fields of lit_ort.ORTOptions."
+            )
         backend = _backend_named_ort(arguments.get("options"))
     return backend.tracing() if isinstance(backend, ORTBackend) else None
 

@@ -58,7 +58,7 @@ class Explanation:
             parts.append(f"{some}in eager PyTorch")
         if self.eager_functions:
             parts.append(f"{_count(len(self.eager_functions), 'function')} in eager PyTorch")
-        if not self.fallbacks and not self.eager_functions:
+        if self.graphs and not self.fallbacks and not self.eager_functions:
             parts.append("no fallback")
         return ", ".join([*parts, _count(len(self.breaks), "graph break")])
 

@@ -61,6 +61,20 @@ def test_the_named_backend_reports_too() -> None:
 def test_an_invalid_option_is_an_error_of_its_own() -> None:
     with pytest.raises(OptionsError, match="fallback='never'"):
         torch.compile(looping, backend="ort", options={"fallback": "never"})(torch.zeros(2))
+    with pytest.raises(OptionsError, match=r"torch.compile\(mode='max-autotune'\) is not for backend='ort'"):
+        torch.compile(looping, backend="ort", mode="max-autotune")(torch.zeros(2))
+
+
+def test_a_recurrent_layer_between_graph_breaks_is_no_graph() -> None:
+    layer = nn.GRU(4, 3, batch_first=True)
+
+    def packed(x: Tensor, lengths: Tensor) -> Tensor:
+        outputs, _ = layer(nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))
+        return nn.utils.rnn.pad_packed_sequence(outputs, batch_first=True)[0]
+
+    engine, inputs = backend(), (torch.randn(2, 5, 4), torch.tensor([5, 3]))
+    torch.testing.assert_close(torch.compile(packed, backend=engine)(*inputs), packed(*inputs))
+    assert explain(engine).counts == "no graph, 2 graph breaks"
 
 
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
