@@ -24,6 +24,7 @@ import lit_ort.callbacks
 from benchmarks import suite_report
 from lit_ort.commands.main import COMMANDS
 from lit_ort.runtime.engines.choice import installed_kind
+from tests.scripts import run_script
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -114,15 +115,7 @@ def test_code_runs(page: str, tmp_path: Path) -> None:
         path = tmp_path / ("train.py" if number == 0 else f"train_{number}.py")
         # The first line of a page is its title.
         path.write_text(f"from readers_own import *{program}")
-        ended = subprocess.run(
-            [sys.executable, str(path)],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tasks'}"},
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-        )
+        ended = run_script(path, (), tmp_path, SECONDS, imports_from=(ROOT, ROOT / "tasks"))
         assert ended.returncode == 0, f"{page}, lines as in the page:\n{ended.stderr}"
         output += ended.stdout
     require_lines(expected_output(page), output)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.scripts import run_script
+
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "examples" / "cli.yaml"
 STRATEGIES = ("eager", "ort")
+SECONDS = 240
 
 
 def run(folder: Path, program: str, *arguments: str) -> str:
@@ -22,13 +23,7 @@ def run(folder: Path, program: str, *arguments: str) -> str:
         program: path below `examples/`.
         arguments: of the command line.
     """
-    ended = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / program), *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = run_script(ROOT / "examples" / program, arguments, folder, SECONDS)
     output = ended.stdout + ended.stderr
     assert ended.returncode == 0, output
     assert "LitOrtWarning" not in output
