@@ -279,6 +279,7 @@ def test_released_sessions_leak_no_memory_threads_or_files() -> None:
     assert (process.num_threads(), process.num_fds()) == before[1:]
 
 
+@pytest.mark.slow
 def test_a_process_exits_cleanly_with_live_sessions_and_tensors() -> None:
     code = (
         "import torch, lit_ort; m = torch.nn.Linear(3, 700_000); f = torch.compile(lambda x: m(x).sum(), backend='ort',"
@@ -380,6 +381,7 @@ except SessionError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_failed_allocation_is_reported() -> None:
     result = subprocess.run([sys.executable, "-c", _TOO_LARGE], capture_output=True, text=True, check=False, cwd=ROOT)
     if engine_of(AUTO).name == "stock":
