@@ -1,4 +1,4 @@
-"""Runs scripts as main modules of processes that have torch, Lightning and lit_ort imported already."""
+"""Runs scripts as main modules of processes that have torch, Lightning and ONNX Runtime imported already."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-# The imports take five seconds, which is most of the time of a small script.
-PRELOADED = ["lightning.pytorch", "onnxruntime", "lit_ort"]
+# The imports take five seconds, which is most of the time of a small script. Not lit_ort, whose import registers the
+# strategies: a script that forgets it must fail.
+PRELOADED = ["lightning.pytorch", "onnxruntime", "torch._dynamo"]
 
 
 def run_script(
@@ -55,5 +56,6 @@ def _main(
     os.chdir(folder)
     sys.argv = [str(path), *arguments]
     sys.path[:0] = map(str, (path.parent, *imports_from))
-    os.environ["PYTHONPATH"] = os.pathsep.join(map(str, imports_from))
+    if imports_from:  # for the processes that the script starts
+        os.environ["PYTHONPATH"] = os.pathsep.join(map(str, imports_from))
     runpy.run_path(str(path), run_name="__main__")
