@@ -9,7 +9,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 
-def when_imported(package: str, action: Callable[[], None]) -> None:
+def when_imported(package: str, action: Callable[[], object]) -> None:
     """Calls `action` after a package is imported, or immediately if it already is."""
     if package in sys.modules:
         action()
@@ -20,7 +20,7 @@ def when_imported(package: str, action: Callable[[], None]) -> None:
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds one package with the finders behind it, until the package is loaded."""
 
-    def __init__(self, package: str, action: Callable[[], None]) -> None:
+    def __init__(self, package: str, action: Callable[[], object]) -> None:
         self._package = package
         self._action = action
 
@@ -46,7 +46,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 class _Loader(importlib.abc.Loader):
     """Loads a package with its original loader, then calls an action."""
 
-    def __init__(self, original: importlib.abc.Loader, action: Callable[[], None]) -> None:
+    def __init__(self, original: importlib.abc.Loader, action: Callable[[], object]) -> None:
         self._original = original
         self._action = action
 

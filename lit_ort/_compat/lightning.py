@@ -12,6 +12,30 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+PYTORCH_LIGHTNING = "pytorch_lightning"
+
+
+def package_of(value: Any) -> str:
+    """The package of an object of Lightning's, `lightning.pytorch` or `pytorch_lightning`.
+
+    Its class can also be derived from one of Lightning's, as libraries derive their Trainers.
+    """
+    return PYTORCH_LIGHTNING if _is_in(own_class_of(value), PYTORCH_LIGHTNING) else "lightning.pytorch"
+
+
+def is_from_lightning(value: Any) -> bool:
+    """Whether a class or a function is Lightning's."""
+    return any(_is_in(value, package) for package in ("lightning", PYTORCH_LIGHTNING))
+
+
+def own_class_of(value: Any) -> type:
+    """The class of Lightning's that an object's class is, or is derived from; the object's class if there is none."""
+    return next((kind for kind in type(value).__mro__ if is_from_lightning(kind)), type(value))
+
+
+def _is_in(value: Any, package: str) -> bool:
+    return value.__module__.partition(".")[0] == package
+
 
 def is_compiled(module: Any) -> bool:
     """Whether a LightningModule was compiled by `torch.compile`. Lightning then stores in it how to undo that."""
@@ -33,7 +57,7 @@ def checks_logged_values_at_once(module: Any) -> bool:
     trainer = module._trainer
     if trainer is None or trainer._results is None:
         return True
-    return type(trainer._active_loop._data_fetcher).__name__ == "_DataLoaderIterDataFetcher"
+    return own_class_of(trainer._active_loop._data_fetcher).__name__ == "_DataLoaderIterDataFetcher"
 
 
 def move_to(strategy: Any, device: torch.device) -> None:

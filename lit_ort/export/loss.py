@@ -12,6 +12,7 @@ import torch
 from onnx import numpy_helper
 from torch import Tensor, nn
 
+from lit_ort._compat.lightning import is_from_lightning
 from lit_ort.errors import ExportError
 from lit_ort.export.call import (
     FORWARD,
@@ -26,8 +27,6 @@ from lit_ort.export.call import (
 )
 
 LOSS = "loss"
-# Lightning's own packages: modules without a training step inherit one that does nothing.
-_LIGHTNING = ("lightning.", "pytorch_lightning.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +156,8 @@ def _recording(module: nn.Module, submodule: str | None) -> Iterator[list[Any]]:
 
 def _step_of(module: nn.Module) -> str:
     training_step = getattr(type(module), TRAINING_STEP, None)
-    if training_step is None or training_step.__module__.startswith(_LIGHTNING):
+    # Modules without a training step inherit one that does nothing.
+    if training_step is None or is_from_lightning(training_step):
         return FORWARD
     if not getattr(module, "automatic_optimization", True):
         raise ExportError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from functools import partial
 from typing import Any
 
 from lit_ort._compat.imports import when_imported
@@ -30,12 +31,14 @@ def register() -> None:
     from lightning.pytorch.strategies import StrategyRegistry
 
     _register(StrategyRegistry, importlib.import_module(__name__))
-    when_imported("pytorch_lightning", _register_in_pytorch_lightning)
+    # That module registers its classes itself, because it can be what imports `pytorch_lightning`.
+    when_imported("pytorch_lightning", partial(importlib.import_module, "lit_ort.strategies.on_pytorch_lightning"))
 
 
-def _register_in_pytorch_lightning() -> None:
+def register_in_pytorch_lightning(classes: Any) -> None:
+    """Registers a module's strategies with `pytorch_lightning`."""
     package = importlib.import_module("pytorch_lightning.strategies")
-    _register(package.StrategyRegistry, importlib.import_module("lit_ort.strategies.on_pytorch_lightning"))
+    _register(package.StrategyRegistry, classes)
     for name in _DESCRIPTIONS:
         # Its Trainer then also accepts instances of the classes above, which have everything that it needs.
         package.Strategy.register(globals()[name])

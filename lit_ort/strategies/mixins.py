@@ -14,7 +14,14 @@ from typing import Any, ClassVar
 import torch
 from lightning.pytorch.plugins.precision import Precision
 
-from lit_ort._compat.lightning import chosen_checkpoint_io, is_compiled
+from lit_ort._compat.lightning import (
+    PYTORCH_LIGHTNING,
+    chosen_checkpoint_io,
+    is_compiled,
+    is_from_lightning,
+    own_class_of,
+    package_of,
+)
 from lit_ort._compat.torch_optim import note_step
 from lit_ort.backend.backend import ORTBackend
 from lit_ort.backend.eager import autocast_for
@@ -29,7 +36,7 @@ from lit_ort.runtime.updates import Updates
 from lit_ort.strategies.progress import ProgressListener
 from lit_ort.strategies.steps import CompiledSteps
 from lit_ort.strategies.summary import FitSummary, show
-from lit_ort.strategies.updates import clipping_of, is_from_lightning, reason_against_updates
+from lit_ort.strategies.updates import clipping_of, reason_against_updates
 
 # The mixins precede a strategy of either package in the bases of a strategy.
 _Base: Any = object
@@ -300,17 +307,15 @@ class ORTMixin(CompiledMixin):
 
     @accelerator.setter
     def accelerator(self, accelerator: Any) -> None:
-        if accelerator is not None and type(accelerator).__name__ not in self.accelerators:
+        if accelerator is not None and own_class_of(accelerator).__name__ not in self.accelerators:
             raise UnsupportedError(
                 f"accelerator is {type(accelerator).__name__}, but strategy={self.strategy_name!r} supports "
                 f"{' and '.join(self.accelerators)}. Use Trainer(accelerator='cpu', strategy={self.strategy_name!r}), "
                 "or Lightning's own strategies on this accelerator."
             )
-        if type(accelerator).__module__.startswith("pytorch_lightning."):
+        if package_of(accelerator) == PYTORCH_LIGHTNING != package_of(self):
             # The loops of that package check for its own classes, which have the same attributes.
-            from lit_ort.strategies import on_pytorch_lightning
-
-            self.__class__ = getattr(on_pytorch_lightning, type(self).__name__, type(self))
+            self.__class__ = _on_pytorch_lightning(type(self))
         super(ORTMixin, type(self)).accelerator.fset(self, accelerator)
 
     @property
@@ -333,6 +338,20 @@ class ORTMixin(CompiledMixin):
         self._compute_in(PRECISIONS.get(precision, FLOAT32))
 
 
+def _on_pytorch_lightning(kind: type) -> type:
+    """The class of strategies for `pytorch_lightning` that a class for `lightning.pytorch` corresponds to."""
+    from lit_ort import strategies
+    from lit_ort.strategies import on_pytorch_lightning
+
+    own = next(base for base in kind.__mro__ if vars(strategies).get(base.__name__) is base)
+    if own is not kind:
+        raise UnsupportedError(
+            f"{kind.__name__} derives from lit_ort's {own.__name__} for lightning.pytorch, but the Trainer is "
+            f"pytorch_lightning's. Derive it from lit_ort.strategies.on_pytorch_lightning.{own.__name__}."
+        )
+    return getattr(on_pytorch_lightning, own.__name__)
+
+
 def _parameters_of(optimizer: Any) -> Iterator[torch.Tensor]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
@@ -348,5 +367,5 @@ def _untraced(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def _listens_to_zero_grad(module: Any, callbacks: Sequence[Any]) -> bool:
     hooks = ("on_before_zero_grad", "optimizer_zero_grad")
-    overridden = any(not is_from_lightning(getattr(type(module), hook)) for hook in hooks)
-    return overridden or any(not is_from_lightning(type(callback).on_before_zero_grad) for callback in callbacks)
+    overridden = any(not is_from_lightning(getattr(module, hook)) for hook in hooks)
+    return overridden or any(not is_from_lightning(callback.on_before_zero_grad) for callback in callbacks)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 from pytorch_lightning.plugins.precision import Precision
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 
 from lit_ort.distributed.clipping import SharedNormClipping
+from lit_ort.strategies import register_in_pytorch_lightning
 from lit_ort.strategies.ddp import DDPMixin
 from lit_ort.strategies.pipeline import PipelineMixin
 from lit_ort.strategies.processes import Unwrapped
@@ -48,3 +51,6 @@ class ORTTensorStrategy(TensorMixin, Unwrapped, DDPStrategy):
 
     precision_class = Precision
     shared_norm_class = SharedNormPrecision
+
+
+register_in_pytorch_lightning(sys.modules[__name__])

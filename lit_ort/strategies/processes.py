@@ -18,6 +18,7 @@ from torch.distributed import DistError
 from lit_ort._compat.lightning import (
     leave_samplers_alone,
     note_sigterm,
+    own_class_of,
     replace_sigterm_handler,
     synchronizes_layers,
 )
@@ -114,7 +115,7 @@ def _ending_with_launcher(environment: Any) -> Iterator[None]:
     connection.
     """
     launcher = os.environ.get(_LAUNCHER)
-    by_lightning = type(environment).__name__ == "LightningEnvironment"
+    by_lightning = own_class_of(environment).__name__ == "LightningEnvironment"
     if not by_lightning or environment.local_rank() == 0 or launcher is None:
         yield
         return

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeGuard
 
-from lit_ort._compat.lightning import beside_bars, describe_bar
+from lit_ort._compat.lightning import beside_bars, describe_bar, package_of
 from lit_ort.backend.watch import LogListener
 
 _STAGES = {"training_step": "train", "validation_step": "val", "test_step": "test", "predict_step": "predict"}
@@ -23,6 +23,7 @@ class ProgressListener:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
+        # Lightning's loggers are named after its packages.
         self._log = LogListener(package_of(trainer))
         self._restore: Callable[[], None] | None = None
 
@@ -49,11 +50,6 @@ class ProgressListener:
         if self._trainer.is_global_zero:
             with above_bars(self._trainer):
                 self._log.note(line)
-
-
-def package_of(trainer: Any) -> str:
-    """The package that a Trainer is from, `lightning.pytorch` or `pytorch_lightning`; its logger has the same name."""
-    return type(trainer).__module__.partition(".trainer")[0]
 
 
 @contextmanager

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+from lit_ort._compat.lightning import package_of
 from lit_ort.backend.inspect import CompileLog, Explanation
 from lit_ort.callbacks import MIB, StepStatistics, peak_rss_bytes, rss_bytes
-from lit_ort.strategies.progress import above_bars, package_of
+from lit_ort.strategies.progress import above_bars
 
 # Batches behind the median: those at the end of a long fit.
 WINDOW = 10_000

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from lit_ort._compat.lightning import is_from_lightning
 from lit_ort._compat.torch_optim import has_gradient_hooks, has_step_hooks
 from lit_ort.runtime.updates import Clipping
 
@@ -20,10 +21,6 @@ _MODULE_HOOKS = (
     "optimizer_step",
 )
 _CALLBACK_HOOKS = ("on_after_backward", "on_before_optimizer_step")
-
-
-def is_from_lightning(function: Any) -> bool:
-    return function.__module__.split(".")[0] in ("lightning", "pytorch_lightning")
 
 
 def clipping_of(trainer: Any) -> Clipping:
@@ -52,5 +49,5 @@ def reason_against_updates(module: Any, trainer: Any, optimizer: Optimizer) -> s
 def _overridden(module: Any, trainer: Any) -> Iterator[str]:
     for owner, hooks in ((module, _MODULE_HOOKS), *((callback, _CALLBACK_HOOKS) for callback in trainer.callbacks)):
         for hook in hooks:
-            if not is_from_lightning(getattr(type(owner), hook)):
+            if not is_from_lightning(getattr(owner, hook)):
                 yield f"{type(owner).__name__}.{hook}"

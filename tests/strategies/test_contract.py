@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import gc
+import importlib
 import io
+import logging
 import subprocess
 import sys
 from typing import Any
@@ -16,7 +18,8 @@ from lightning.pytorch import Callback, seed_everything
 from lightning.pytorch.strategies import Strategy
 from torch import Tensor, nn
 
-from lit_ort import LitOrtWarning, ORTStrategy, explain
+from lit_ort import LitOrtWarning, ORTStrategy, UnsupportedError, explain
+from lit_ort.strategies import on_pytorch_lightning
 from tests.lightning_models import Net, assert_same_weights, loader, trainer
 
 pytestmark = [
@@ -186,9 +189,80 @@ assert pl.__spec__.loader.__class__.__module__.startswith(("importlib", "_frozen
 
 
 @pytest.mark.slow
-def test_the_other_package_is_registered_when_it_is_imported() -> None:
-    process = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("first", ["pytorch_lightning", "lit_ort.strategies.on_pytorch_lightning"])
+def test_the_other_package_is_registered_when_it_is_imported(first: str) -> None:
+    script = IMPORT.replace("import pytorch_lightning as pl", f"import {first}\nimport pytorch_lightning as pl")
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
+
+
+def _as_libraries_derive(package: str) -> tuple[Any, Any]:
+    """A quiet Trainer and a module of a package, each of them and of its plugins derived from Lightning's."""
+    pl = importlib.import_module(package)
+    accelerators = importlib.import_module(f"{package}.accelerators")
+    progress = importlib.import_module(f"{package}.callbacks.progress")
+
+    class OwnTrainer(pl.Trainer): ...
+
+    class OwnAccelerator(accelerators.CPUAccelerator): ...
+
+    class OwnBar(progress.TQDMProgressBar): ...
+
+    class OwnModule(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 2)
+
+        def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+            return self.linear(batch[0]).square().mean()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    class Derived(OwnModule): ...
+
+    def own_trainer(strategy: Any) -> Any:
+        quiet = ("logger", "enable_checkpointing", "enable_model_summary")
+        settings: Any = dict.fromkeys(quiet, False)
+        return OwnTrainer(
+            strategy=strategy, accelerator=OwnAccelerator(), callbacks=[OwnBar()], devices=1, max_epochs=1, **settings
+        )
+
+    return own_trainer, Derived
+
+
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_classes_that_libraries_derive_are_lightnings(package: str, caplog: pytest.LogCaptureFixture) -> None:
+    own_trainer, module = _as_libraries_derive(package)
+    own = own_trainer("ort")
+    with caplog.at_level(logging.INFO, package):
+        own.fit(module(), loader())
+    assert [graph.kind for graph in explain(own).graphs] == ["fused"]
+    assert any("1 graph (1 fused)" in line for line in caplog.messages)
+
+
+@pytest.mark.parametrize("base", [ORTStrategy, on_pytorch_lightning.ORTStrategy])
+def test_strategies_that_libraries_derive(base: Any) -> None:
+    class Counting(base):
+        steps = 0
+
+        def training_step(self, *args: Any, **kwargs: Any) -> Any:
+            self.steps += 1
+            return super().training_step(*args, **kwargs)
+
+    package = "lightning.pytorch" if base is ORTStrategy else "pytorch_lightning"
+    strategy = Counting(fallback="error")
+    own_trainer, module = _as_libraries_derive(package)
+    own_trainer(strategy).fit(module(), loader())
+    assert strategy.steps == len(loader())
+
+
+def test_a_strategy_that_is_derived_for_the_other_package_is_refused() -> None:
+    class Own(ORTStrategy): ...
+
+    own_trainer, _ = _as_libraries_derive("pytorch_lightning")
+    with pytest.raises(UnsupportedError, match="Derive it from lit_ort.strategies.on_pytorch_lightning.ORTStrategy"):
+        own_trainer(Own())
 
 
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec:FutureWarning")
