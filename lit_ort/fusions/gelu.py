@@ -45,7 +45,6 @@ def fuse_gelu(graph: FusionGraph) -> PassReport:
         last.replace_all_uses_with(gelu)
         graph.graph.erase_node(last)
         fired += 1
-    graph.graph.eliminate_dead_code()
     return PassReport(NAME, fired, tuple(declined))
 
 

@@ -52,7 +52,6 @@ def fuse_linear_cross_entropy(graph: FusionGraph) -> PassReport:
         assert not isinstance(chain, str)
         _replace(graph, loss, chain)
         fired += 1
-    graph.graph.eliminate_dead_code()
     return PassReport(NAME, fired, tuple(declined))
 
 
