@@ -13,6 +13,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from types import CodeType
 from typing import Any, Protocol
 
@@ -23,6 +24,7 @@ from torch._dynamo.exc import Unsupported, UserError
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 
 from lit_ort._compat.torch_dynamo import (
+    COMPILE_LOCK,
     FRAME_LOGGER,
     SCALAR_LOGGER,
     is_recompile_limit,
@@ -107,7 +109,12 @@ class Listener(Protocol):
 # Of a backend and the keyword arguments that torch.compile passes to it: the context in which its functions are traced.
 ContextOf = Callable[[Any, Mapping[str, Any]], AbstractContextManager[Any] | None]
 
+# Only a thread that holds Dynamo's lock adds one.
 _LISTENERS: list[Listener] = []
+
+_own_context: ContextVar[Callable[[], AbstractContextManager[None]] | None] = ContextVar(
+    "lit_ort_tracing_context", default=None
+)
 
 
 @contextmanager
@@ -122,20 +129,46 @@ def listening(listener: Listener) -> Iterator[None]:
 
 
 def trace_in_context(context_of: ContextOf) -> None:
-    """Makes Dynamo enter a context while it traces a function, unless a listener is there already.
+    """Makes Dynamo enter a context while it traces a function, unless `traced_in` sets one or a listener is there.
 
     Args:
         context_of: returns the context for a backend, or None.
     """
+    _enter_in_conversions(lambda own: context_of(*_backend_of(own)) if _own_context.get() is None else None)
+
+
+@contextmanager
+def traced_in(context: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """While the block runs, Dynamo traces this thread's functions in a new context each.
+
+    What the context changes in torch is changed while a function is traced, and under Dynamo's lock: other threads that
+    run or trace meanwhile don't see it.
+    """
+    _install()
+    token = _own_context.set(context)
+    try:
+        yield
+    finally:
+        _own_context.reset(token)
+
+
+def _enter_in_conversions(context_of: Callable[[Any], AbstractContextManager[Any] | None]) -> None:
+    """Makes Dynamo trace under its lock, in the context for one of its callbacks, unless a listener is there."""
     catch_errors: Any = torch._dynamo.convert_frame.CatchErrorsWrapper
     convert = catch_errors.__call__
 
     def convert_in_context(self: Any, *args: Any, **kwargs: Any) -> Any:
-        context = None if _LISTENERS else context_of(*_backend_of(self))
-        with nullcontext() if context is None else context:
-            return convert(self, *args, **kwargs)
+        with COMPILE_LOCK:
+            context = None if _LISTENERS else context_of(self)
+            with nullcontext() if context is None else context:
+                return convert(self, *args, **kwargs)
 
     catch_errors.__call__ = convert_in_context
+
+
+def _context_of_thread(_: Any) -> AbstractContextManager[None] | None:
+    context = _own_context.get()
+    return None if context is None else context()
 
 
 def _backend_of(convert: Any) -> tuple[Any, Mapping[str, Any]]:
@@ -185,6 +218,7 @@ def _install() -> None:
     convert_frame.format_error_msg = on_error
     for name in (FRAME_LOGGER, SCALAR_LOGGER):
         logging.getLogger(name).addFilter(_is_no_event)
+    _enter_in_conversions(_context_of_thread)
 
 
 def _is_no_event(record: logging.LogRecord) -> bool:

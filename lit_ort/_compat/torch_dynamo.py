@@ -5,18 +5,19 @@ from __future__ import annotations
 import importlib.util
 import logging
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import torch._dynamo
 import torch._dynamo.external_utils
 from torch._dynamo import trace_rules
-from torch._dynamo.callback import CallbackArgs, callback_handler
+from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.variables import UserFunctionVariable
 from torch._dynamo.variables.builder import VariableBuilder
+from torch.fx import _symbolic_trace
 from torch.nn.modules import transformer
 
 from lit_ort._compat.imports import when_imported
@@ -25,6 +26,8 @@ from lit_ort._compat.patching import replaced_entry
 # Reports the recompile limit, and each function that could not be traced.
 FRAME_LOGGER = "torch._dynamo.convert_frame"
 _LIMIT_LINE = "_dynamo hit config"
+# One thread at a time traces: tracing changes tables of torch and flags of the process. Reentrant.
+COMPILE_LOCK = compile_lock
 # The file of the functions that call a library's module which is compiled itself.
 MODULE_CALLS: str = torch._dynamo.external_utils.__file__
 # Logs thirteen lines of advice at the first `item()` of a step in the process.
@@ -63,23 +66,20 @@ def step_settings(recompile_limit: int, strict: bool) -> AbstractContextManager[
     return torch._dynamo.config.patch(settings)
 
 
-@contextmanager
-def tracing_callbacks(started: Callable[[], None], ended: Callable[[], None]) -> Iterator[None]:
-    """While the block runs, calls `started` when Dynamo begins to compile, and `ended` when it has finished."""
+def ignore_traces_of_other_threads() -> None:
+    """Lets a compiled function run while another thread traces with FX, for the rest of the process.
 
-    def start(_: CallbackArgs) -> None:
-        started()
+    Torch refuses to trace a compiled function, and recognizes a trace by a flag of the process.
+    """
+    is_tracing = _symbolic_trace.is_fx_symbolic_tracing
 
-    def end(_: CallbackArgs) -> None:
-        ended()
+    def is_tracing_here() -> bool:
+        if not is_tracing() or not COMPILE_LOCK.acquire(blocking=False):
+            return False
+        COMPILE_LOCK.release()
+        return True
 
-    callback_handler.register_start_callback(start)
-    callback_handler.register_end_callback(end)
-    try:
-        yield
-    finally:
-        callback_handler.remove_start_callback(start)
-        callback_handler.remove_end_callback(end)
+    _symbolic_trace.is_fx_symbolic_tracing = is_tracing_here
 
 
 def skip_package(package: str) -> None:

@@ -22,7 +22,12 @@ from lit_ort._compat.checkpoints import keep_checkpoints
 from lit_ort._compat.devices import device_of
 from lit_ort._compat.dynamo_events import trace_in_context
 from lit_ort._compat.fabric import keep_backward_checks
-from lit_ort._compat.torch_dynamo import mark_constant_result, skip_package
+from lit_ort._compat.torch_dynamo import (
+    COMPILE_LOCK,
+    ignore_traces_of_other_threads,
+    mark_constant_result,
+    skip_package,
+)
 from lit_ort.backend.cache.content import Content, content_of
 from lit_ort.backend.cache.store import GraphCache
 from lit_ort.backend.compilation import Compilation, others_as_compile_errors
@@ -63,6 +68,7 @@ from lit_ort.runtime.updates import HAND_OVER, Updates
 skip_package("torchmetrics")
 # At a model's first call the transformers library installs hooks under a lock, which would break the graph for good.
 mark_constant_result("transformers.utils.output_capturing", "maybe_install_capturing_hooks")
+ignore_traces_of_other_threads()
 keep_checkpoints()
 keep_backward_checks(DISABLED)
 
@@ -129,7 +135,7 @@ class ORTBackend:
         Raises:
             CompileError: under `fallback="error"`, a graph that can't run through ONNX Runtime.
         """
-        with self.compile_log.watch.compiling(self.name):
+        with COMPILE_LOCK, self.compile_log.watch.compiling(self.name):
             return self._executable_or_fallback(request)
 
     def _executable_or_fallback(self, request: Request) -> Executable | None:
@@ -252,7 +258,7 @@ class ORTBackend:
 
         def make_split(tensors: Sequence[torch.Tensor]) -> SplitRunner:
             start, name = time.perf_counter(), f"{self.name}_{self._count}"
-            with self.compile_log.watch.compiling(self.name):
+            with COMPILE_LOCK, self.compile_log.watch.compiling(self.name):
                 compilation = self._compiled(dataclasses.replace(template, tensors=tensors), name)
                 runner = SplitRunner(compilation.program, self._session_options({}))
             self._report(compilation.report, start)

@@ -7,12 +7,12 @@ and no common base.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 
-from lit_ort._compat.dynamo_events import listening
+from lit_ort._compat.dynamo_events import listening, traced_in
 from lit_ort._compat.recurrent import shapes_without_steps
 from lit_ort._compat.torch_dynamo import step_settings, tracing_settings, unchecked_causal_masks
 from lit_ort.backend.inspect import CompileLog
@@ -82,7 +82,8 @@ def dynamo_settings(
         CaptureError: under `strict`, a function that Dynamo leaves in eager, for which the recompile limit is one
             reason.
     """
-    return _tracing(EventRecorder(step, strict, report, compile_log), step_settings(RECOMPILE_LIMIT, strict))
+    recorder = EventRecorder(step, strict, report, compile_log)
+    return traced_in(lambda: _tracing(recorder, step_settings(RECOMPILE_LIMIT, strict), step, compile_log))
 
 
 def tracing_for(compile_log: CompileLog, strict: bool) -> AbstractContextManager[None]:
@@ -97,10 +98,13 @@ def tracing_for(compile_log: CompileLog, strict: bool) -> AbstractContextManager
     Raises:
         CaptureError: under `strict`, a function that Dynamo leaves in eager.
     """
-    return _tracing(EventRecorder(None, strict, warn_at, compile_log), tracing_settings())
+    return _tracing(EventRecorder(None, strict, warn_at, compile_log), tracing_settings(), "a function", compile_log)
 
 
 @contextmanager
-def _tracing(recorder: EventRecorder, settings: AbstractContextManager[Any]) -> Iterator[None]:
-    with listening(recorder), settings, unchecked_causal_masks(), shapes_without_steps():
+def _tracing(
+    recorder: EventRecorder, settings: AbstractContextManager[Any], name: str, compile_log: CompileLog | None
+) -> Iterator[None]:
+    watched = nullcontext() if compile_log is None else compile_log.watch.compiling(name)
+    with watched, listening(recorder), settings, unchecked_causal_masks(), shapes_without_steps():
         yield

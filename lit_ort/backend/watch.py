@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from lit_ort._compat.torch_dynamo import tracing_callbacks
-
 # Compilations shorter than this are not reported; longer ones are reported again after each such interval.
 SECONDS = 1.0
 
@@ -71,11 +69,10 @@ class CompileWatch:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Watches Dynamo while a step runs."""
+        """Adds up what is compiled while a step runs."""
         self._step, self._spent = name, 0.0
         try:
-            with tracing_callbacks(self._enter, self._leave):
-                yield
+            yield
         finally:
             self._step = None
             if self._is_reported:
@@ -83,7 +80,7 @@ class CompileWatch:
 
     @contextmanager
     def compiling(self, name: str) -> Iterator[None]:
-        """Counts what a backend does; outside of a step, as the compilation of `name`."""
+        """Counts what Dynamo or a backend does; outside of a step, as the compilation of `name`."""
         is_alone = self._step is None
         if is_alone:
             self._step, self._spent = name, 0.0

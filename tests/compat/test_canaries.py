@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import threading
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -176,6 +177,28 @@ def test_step_settings() -> None:
         with dynamo.tracing_settings():
             assert [getattr(config, name) for name in names] == [True, False, 8, False]
             assert config.use_numpy_random_stream
+
+
+def test_traces_of_other_threads() -> None:
+    effect = "a compiled function raises while another thread compiles"
+    with canary("torch.fx._symbolic_trace.is_fx_symbolic_tracing", DYNAMO, effect):
+        seen: list[Any] = []
+        step = torch.compile(lambda x: x + 1, backend="eager")
+        step(torch.ones(2))
+
+        class Traced(nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                with lock:
+                    thread = threading.Thread(target=lambda: seen.append(step(torch.ones(2))))
+                    thread.start()
+                    thread.join()
+                return x
+
+        lock = importlib.import_module("torch._dynamo.convert_frame").compile_lock
+        torch.fx.symbolic_trace(Traced())
+        assert len(seen) == 1
+        with pytest.raises(RuntimeError, match="symbolically trace"):
+            torch.fx.symbolic_trace(lambda x: step(x))
 
 
 def recompiled() -> None:
