@@ -19,6 +19,11 @@ from lit_ort._compat.torch_ops import OpOverload
 OF_BACKWARD: Mapping[str, Any] = MappingProxyType({"partitioner_tag": "is_backward"})
 
 
+def is_of_backward(node: fx.Node) -> bool:
+    """Whether a node is part of the backward."""
+    return all(node.meta.get(key) == value for key, value in OF_BACKWARD.items())
+
+
 @dataclasses.dataclass(frozen=True)
 class JointTrace:
     """AOTAutograd's trace of a graph.
@@ -202,7 +207,8 @@ def partition(module: fx.GraphModule, results: int, budget: float | None) -> tup
 
     if budget is None:
         return partitioners.default_partition(module, (), num_fwd_outputs=results)
-    with config.patch(activation_memory_budget=budget):
+    # Its elimination of common subexpressions merges 0.0 and -0.0.
+    with config.patch(activation_memory_budget=budget, cse=False):
         return partitioners.min_cut_rematerialization_partition(module, (), num_fwd_outputs=results)
 
 

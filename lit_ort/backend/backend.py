@@ -309,11 +309,14 @@ class CompiledGraph:
         if self._obstacle is not None:
             return self._without_graph(self._obstacle, arguments)
         tensors, keys, numbers = self._graph.arguments(arguments)
-        key = (keys, tuple([tensors[position].shape for position in self._resized]))
+        # As text, since 0.0 and -0.0 are equal, and nan is not equal to itself.
+        key = (tuple(map(repr, keys)), tuple([tensors[position].shape for position in self._resized]))
         if key in self._executables:
             executable = self._executables[key]
         else:
-            executable = self._executables[key] = self._compiled_for(keys, tensors) or self._compile(key, tensors)
+            executable = self._executables[key] = self._compiled_for(key[0], tensors) or self._compile(
+                key, keys, tensors
+            )
         if executable is None or executable.wants_eager:
             return self._in_eager(arguments)
         try:
@@ -373,8 +376,10 @@ class CompiledGraph:
             autocast=autocast_of(self._backend.options.precision, device_of(tensors)),
         )
 
-    def _compile(self, key: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> Executable | None:
-        executable = self._backend.executable(self._request(tensors, key[0]))
+    def _compile(
+        self, key: tuple[Any, ...], keys: tuple[Any, ...], tensors: Sequence[torch.Tensor]
+    ) -> Executable | None:
+        executable = self._backend.executable(self._request(tensors, keys))
         # If one size can't be compiled for any size, the next one can't either.
         self._any_sizes = self._any_sizes and executable is not None and executable.changes_size
         self._compiled += 1

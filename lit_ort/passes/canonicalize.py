@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from lit_ort._compat.torch_aot import is_of_backward
 from lit_ort._compat.torch_fx import arguments_of
+from lit_ort.runtime.words import exact
 
 aten = torch.ops.aten
 _VIEWS = frozenset({aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default})
@@ -75,7 +77,10 @@ def _same_type_and_shape(node: fx.Node) -> fx.Node | None:
 
 
 def _sum_with_zero(node: fx.Node) -> fx.Node | None:
-    return _with_neutral(node, 0.0) if node.kwargs.get("alpha", 1) == 1 else None
+    if node.kwargs.get("alpha", 1) != 1:
+        return None
+    # -0.0 + 0.0 is 0.0. Zeros in a backward are gradients of unused values, which eager doesn't add.
+    return _with_neutral(node, -0.0, *((0.0,) if is_of_backward(node) or not _is_float(node) else ()))
 
 
 def _product_with_one(node: fx.Node) -> fx.Node | None:
@@ -83,16 +88,22 @@ def _product_with_one(node: fx.Node) -> fx.Node | None:
 
 
 def _quotient_by_one(node: fx.Node) -> fx.Node | None:
-    argument = _first(node)
-    by_one = _fill(node.args[1]) == 1.0
-    return argument if argument is not None and by_one and _is_like(argument, node) else None
+    return _without(node, *node.args[:2], 1.0)
 
 
-def _with_neutral(node: fx.Node, neutral: float) -> fx.Node | None:
-    for argument, other in (node.args[:2], reversed(node.args[:2])):
-        if isinstance(argument, fx.Node) and _fill(other) == neutral and _is_like(argument, node):
-            return argument
-    return None
+def _with_neutral(node: fx.Node, *neutral: float) -> fx.Node | None:
+    first, second = node.args[:2]
+    return _without(node, first, second, *neutral) or _without(node, second, first, *neutral)
+
+
+def _without(node: fx.Node, argument: Any, other: Any, *neutral: float) -> fx.Node | None:
+    """The argument of a node if the other one is a neutral number, or None. Complex arithmetic has no neutral numbers:
+    the product of an infinite value with 1 is nan.
+    """
+    is_neutral = exact(_fill(other)) in map(exact, neutral)
+    if not isinstance(argument, fx.Node) or not is_neutral or not _is_like(argument, node):
+        return None
+    return None if argument.meta["val"].is_complex() else argument
 
 
 def _fill(value: Any) -> float | None:

@@ -16,6 +16,7 @@ from torch import fx
 from lit_ort._compat.torch_aot import is_marked
 from lit_ort._compat.torch_fx import tree_flatten
 from lit_ort._compat.torch_ops import OpOverload, draws, is_mutable
+from lit_ort.runtime.words import exact
 
 aten = torch.ops.aten
 
@@ -49,5 +50,5 @@ def _can_merge(node: fx.Node) -> bool:
 
 def _key(node: fx.Node) -> Any:
     leaves, spec = tree_flatten((node.args, node.kwargs))
-    parts = tuple((type(leaf), str(leaf) if isinstance(leaf, torch.SymInt) else leaf) for leaf in leaves)
+    parts = tuple(exact(str(leaf) if isinstance(leaf, torch.SymInt) else leaf) for leaf in leaves)
     return node.target, parts, str(spec)

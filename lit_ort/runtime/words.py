@@ -6,6 +6,7 @@ complex number `{"complex": [re, im]}` and a device `{"device": name}`. Other co
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -69,3 +70,12 @@ def is_constant(word: Any) -> bool:
     if isinstance(word, list):
         return all(map(is_constant, word))
     return not isinstance(word, dict) or word.keys().isdisjoint({SLOT, SIZE})
+
+
+def exact(value: Any) -> Any:
+    """A key of a constant that is equal only for the same bits and type: 0.0 == -0.0, 1 == True and nan != nan."""
+    if isinstance(value, float):
+        return float, struct.pack("d", value)
+    if isinstance(value, complex):
+        return complex, struct.pack("dd", value.real, value.imag)
+    return type(value), value
