@@ -40,9 +40,9 @@ def tracing_settings() -> AbstractContextManager[Any]:
     return torch._dynamo.config.patch(_TRACING)
 
 
-# By default, RNNs are not traced, and Dynamo replaces calls of numpy's generator, which draw the same numbers as in
-# eager here, by torch's.
-_TRACING = {"allow_rnn": True, "use_numpy_random_stream": True}
+# By default, RNNs are not traced, Dynamo replaces calls of numpy's generator, which draw the same numbers as in eager
+# here, by torch's, and it ignores hooks on modules that are registered after the first call.
+_TRACING = {"allow_rnn": True, "use_numpy_random_stream": True, "skip_nnmodule_hook_guards": False}
 
 
 def step_settings(recompile_limit: int, strict: bool) -> AbstractContextManager[Any]:

@@ -177,6 +177,7 @@ def test_step_settings() -> None:
         with dynamo.tracing_settings():
             assert [getattr(config, name) for name in names] == [True, False, 8, False]
             assert config.use_numpy_random_stream
+            assert not config.skip_nnmodule_hook_guards
 
 
 def test_traces_of_other_threads() -> None:
