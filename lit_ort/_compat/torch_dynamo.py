@@ -14,14 +14,16 @@ import torch._dynamo
 import torch._dynamo.external_utils
 from torch._dynamo import trace_rules
 from torch._dynamo.convert_frame import compile_lock
+from torch._dynamo.exc import unimplemented
 from torch._dynamo.guards import GuardBuilder
-from torch._dynamo.variables import UserFunctionVariable
+from torch._dynamo.variables import AutogradFunctionVariable, UserFunctionVariable, VariableTracker
 from torch._dynamo.variables.builder import VariableBuilder
 from torch.fx import _symbolic_trace
 from torch.nn.modules import transformer
 
 from lit_ort._compat.imports import when_imported
-from lit_ort._compat.patching import replaced_entry
+from lit_ort._compat.patching import replaced, replaced_entry
+from lit_ort._compat.torch_functorch import is_differentiating
 
 # Reports the recompile limit, and each function that could not be traced.
 FRAME_LOGGER = "torch._dynamo.convert_frame"
@@ -149,6 +151,32 @@ def _trace_as_declared(builder: VariableBuilder, value: Callable[..., Any]) -> U
 def _as_declared(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
     """Whether a mask is declared to be causal. The layer applies the mask in any case."""
     return is_causal is True
+
+
+def kept_backwards() -> AbstractContextManager[None]:
+    """A context in which Dynamo leaves an `autograd.Function` in eager that `torch.func.grad` differentiates.
+
+    Unless one of its inputs also requires grad, Dynamo would trace the forward alone, and drop the function's backward.
+    """
+    call_apply = AutogradFunctionVariable.call_apply
+
+    def call_apply_with_backward(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if is_differentiating() and not _requires_grad((args, kwargs)):
+            unimplemented(
+                gb_type="autograd.Function under torch.func",
+                context=f"{self.fn_cls.__name__}.apply",
+                explanation=f"torch.func differentiates {self.fn_cls.__name__}, which has its own backward.",
+                hints=["Differentiate with torch.autograd.grad."],
+            )
+        return call_apply(self, tx, args, kwargs)
+
+    return replaced(AutogradFunctionVariable, "call_apply", call_apply_with_backward)
+
+
+def _requires_grad(arguments: Any) -> bool:
+    found: list[Any] = []
+    VariableTracker.visit(found.append, arguments)
+    return any(value.is_tensor() and value.requires_grad for value in found)
 
 
 def _logging_functions() -> set[Callable[..., Any]]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import fx
+from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue] - not in the stubs
 from torch._functorch import predispatch
 
 VMAP_START: Callable[..., Any] = predispatch._vmap_increment_nesting
@@ -15,6 +16,13 @@ LOAD_RULES: Callable[..., Any] = predispatch.lazy_load_decompositions
 VMAP_FUNCTIONS: frozenset[Callable[..., Any]] = frozenset(
     {VMAP_START, VMAP_END, predispatch._add_batch_dim, predispatch._remove_batch_dim, LOAD_RULES}
 )
+
+
+def is_differentiating() -> bool:
+    """Whether a transform of `torch.func` that differentiates is in progress."""
+    levels: Any = _functorch
+    kinds = (levels.TransformType.Grad, levels.TransformType.Jvp)
+    return any(level.key() in kinds for level in levels.get_interpreter_stack() or ())
 
 
 def operators_of(graph_module: fx.GraphModule, examples: Sequence[Any]) -> fx.GraphModule:

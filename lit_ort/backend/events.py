@@ -47,6 +47,7 @@ _KNOWN: dict[str, tuple[str | None, str | None]] = {
         "torch.autograd.grad is not part of a graph.",
         None,
     ),
+    "Unsupported functorch tracing attempt": ("a transform of torch.func runs it, outside of a graph.", None),
     "Dynamic shape operator": (None, "Multiply with a mask or use torch.where, so that shapes don't depend on values."),
 }
 # Kinds about a function that is called.

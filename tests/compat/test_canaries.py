@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._dynamo.exc import Unsupported
 
 from tests.compat.canary import canary
 
@@ -302,6 +303,41 @@ def test_detect_is_causal_mask() -> None:
             torch.testing.assert_close(compiled(torch.ones(3, 1, 4), mask), encoder(torch.ones(3, 1, 4), mask))
         with torch.compiler.set_stance("fail_on_recompile"):
             compiled(torch.ones(3, 1, 4), mask)
+
+
+class Tripled(torch.autograd.Function):
+    """The identity, with three times its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return 3 * gradient
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_autograd_functions() -> None:
+    effect = "torch.func.grad in a step ignores the backward of an autograd.Function"
+    with canary("AutogradFunctionVariable.call_apply", DYNAMO, effect) as dynamo:
+        x = torch.ones(2)
+        with dynamo.kept_backwards():
+            with pytest.raises(Unsupported, match="Tripled, which has its own backward"):
+                torch.compile(lambda x: torch.func.grad(gain)(x), backend="eager", fullgraph=True)(x)
+            weighted = torch.compile(lambda x: torch.func.grad(weighted_gain)(x), backend="eager", fullgraph=True)
+            torch.testing.assert_close(weighted(x), torch.full((2,), 6.0))
+
+
+def gain(x: torch.Tensor) -> torch.Tensor:
+    return Tripled.apply(x).sum()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+WEIGHT = nn.Parameter(torch.tensor(2.0))
+
+
+def weighted_gain(x: torch.Tensor) -> torch.Tensor:
+    return gain(x * WEIGHT)
 
 
 # torch.distributed

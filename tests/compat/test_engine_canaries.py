@@ -625,3 +625,18 @@ def test_functorch_levels() -> None:
         traced = functorch.operators_of(graph, [torch.randn(2, 3)])
         assert aten.sin.default in targets(traced)
         assert not functions & set(targets(traced))
+
+
+@pytest.mark.parametrize(("transform", "differentiates"), [(torch.func.grad, True), (torch.func.vmap, False)])
+def test_functorch_transforms(transform: Callable[..., Any], differentiates: bool) -> None:
+    effect = "torch.func.grad in a step ignores the backward of an autograd.Function"
+    with canary("torch._C._functorch.get_interpreter_stack", "torch_functorch", effect) as functorch:
+        results: list[bool] = []
+
+        def noting(x: torch.Tensor) -> torch.Tensor:
+            results.append(functorch.is_differentiating())
+            return x.sin().sum()
+
+        transform(noting)(torch.ones(2))
+        assert results == [differentiates]
+        assert not functorch.is_differentiating()
