@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch._C import _autograd, _from_dlpack, _to_dlpack
 from torch.amp import autocast_mode
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 # Dynamo's nodes at the start and the end of an autocast region.
@@ -32,6 +34,24 @@ version_of: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
 def keeps_graph() -> bool:
     """Whether the backward in progress was called with `retain_graph=True`."""
     return _autograd._get_current_graph_task_keep_graph()
+
+
+@contextmanager
+def unhooked() -> Iterator[None]:
+    """Keeps autograd's hooks on saved tensors (`saved_tensors_hooks`) from running while the block traces a graph."""
+    hooks: Any = _autograd
+    before = hooks._saved_tensors_hooks_set_tracing(True)
+    try:
+        yield
+    finally:
+        hooks._saved_tensors_hooks_set_tracing(before)
+
+
+def have_tangents(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether forward-mode differentiation is in progress and one of the tensors has a tangent."""
+    if forward_ad._current_level < 0:
+        return False
+    return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
 
 
 def memory_of(tensor: torch.Tensor) -> int:

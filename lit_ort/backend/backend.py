@@ -22,6 +22,7 @@ from lit_ort._compat.checkpoints import keep_checkpoints
 from lit_ort._compat.devices import device_of
 from lit_ort._compat.dynamo_events import trace_in_context
 from lit_ort._compat.fabric import keep_backward_checks
+from lit_ort._compat.torch import have_tangents, unhooked
 from lit_ort._compat.torch_dynamo import (
     COMPILE_LOCK,
     ignore_traces_of_other_threads,
@@ -221,7 +222,7 @@ class ORTBackend:
         # These imports take as long as building a small graph, and a cached graph needs none of them.
         from lit_ort.backend.build import build
 
-        with request.modes():
+        with request.modes(), unhooked():
             return build(
                 request.graph,
                 request.tensors,
@@ -309,6 +310,8 @@ class CompiledGraph:
         if self._obstacle is not None:
             return self._without_graph(self._obstacle, arguments)
         tensors, keys, numbers = self._graph.arguments(arguments)
+        if have_tangents(tensors):
+            return self._without_graph(_forward_mode(), arguments)
         # As text, since 0.0 and -0.0 are equal, and nan is not equal to itself.
         key = (tuple(map(repr, keys)), tuple([tensors[position].shape for position in self._resized]))
         if key in self._executables:
@@ -344,7 +347,7 @@ class CompiledGraph:
             return results
 
     def _without_graph(self, obstacle: CompileError, arguments: Sequence[Any]) -> Any:
-        """Runs a graph in eager that could not be prepared for compilation."""
+        """Runs a graph or a call in eager for which nothing can be compiled."""
         if self._backend.options.fallback == "error":
             raise obstacle
         if not self._warned:
@@ -404,6 +407,13 @@ class CompiledGraph:
             LitOrtWarning,
             stacklevel=2,
         )
+
+
+def _forward_mode() -> CompileError:
+    return CompileError(
+        "an input has a tangent (torch.autograd.forward_ad), and sessions compute gradients in reverse mode alone",
+        remedy="Exclude this function from the graphs with torch.compiler.disable, or call torch.func.jvp in it.",
+    )
 
 
 _FEWER_SIZES = "Pad or bucket batches to fewer sizes, and pass changing numbers as tensors."

@@ -138,6 +138,35 @@ def test_keep_graph(keep: bool) -> None:
         assert results == [keep]
 
 
+def test_hooks_on_saved_tensors() -> None:
+    effect = "a compiled part of an activation checkpoint raises in the backward of its first run"
+    with canary("torch._C._autograd._saved_tensors_hooks_set_tracing", TORCH, effect) as compat:
+        packed: list[torch.Tensor] = []
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            packed.append(tensor)
+            return tensor
+
+        x = torch.ones(2, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            with compat.unhooked():
+                x.exp()
+            assert not packed
+            x.exp()
+        assert packed
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_tangents() -> None:
+    effect = "forward-mode differentiation through a compiled function gives no derivative"
+    with canary("torch.autograd.forward_ad._current_level", TORCH, effect) as compat:
+        x = torch.ones(2)
+        assert not compat.have_tangents([x])
+        with torch.autograd.forward_ad.dual_level():
+            assert not compat.have_tangents([x])
+            assert compat.have_tangents([x, torch.autograd.forward_ad.make_dual(x, x)])
+
+
 def test_storage() -> None:
     effect = "a graph that returns two views of one value is fused, and its gradients are wrong"
     with canary("UntypedStorage._cdata", TORCH, effect) as compat:
