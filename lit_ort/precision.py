@@ -25,6 +25,7 @@ class ORTPrecision(Precision):
     def __init__(self, precision: str = "32-true") -> None:
         if precision not in PRECISIONS:
             raise UnsupportedError(
-                f"precision={precision!r} is not supported by strategy='ort' yet. Use one of {', '.join(PRECISIONS)}."
+                f"precision={precision!r} is not one of ORTPrecision's: {', '.join(PRECISIONS)}. Use one of them, or "
+                f"pass {precision!r} to the Trainer."
             )
         self.precision = precision

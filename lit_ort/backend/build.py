@@ -39,7 +39,7 @@ from lit_ort.lower.lower import Lowered, lower
 from lit_ort.lower.memory import peak_bytes
 from lit_ort.lower.model import LEAF
 from lit_ort.lower.sizes import SymbolSources, conditions_of, symbol_sources, terms_of
-from lit_ort.options import BF16_MIXED, FLOAT32, LAYERS, ORTOptions
+from lit_ort.options import BF16_MIXED, FLOAT32, LAYERS, TRUE_PRECISIONS, ORTOptions
 from lit_ort.passes import optimizer_updates
 from lit_ort.passes import pipeline as passes
 from lit_ort.passes.optimizer_updates import hand_over_gradients
@@ -158,16 +158,19 @@ class _Build:
         if not captured.fusible or not is_cpu(self._device):
             return captured, frozenset({BF16_MIXED if low else FLOAT32}), False
         graph = FusionGraph(captured)
-        precisions = frozenset(
-            BF16_MIXED if graph.low_precision(node) else FLOAT32
+        is_low = {
+            graph.low_precision(node)
             for node in graph.graph.nodes
             if node.op == "call_function" and isinstance(node.meta.get("val"), torch.Tensor)
-        )
+        }
+        precisions = frozenset[str]() if is_low == {True} else _precisions_of(captured.examples.tensors)
+        if True in is_low:
+            precisions |= {BF16_MIXED}
         self._reports += fusions.apply(graph, self._options.disable_passes)
         if self._options.recompute == LAYERS:
             self._reports += (_layers_report(mark_layers(graph.graph)),)
         self._dump.graph("2_fused", graph.module)
-        return Captured(graph.module, graph.examples, True), precisions or frozenset({FLOAT32}), graph.draws
+        return Captured(graph.module, graph.examples, True), precisions, graph.draws
 
     def _phases(self, kind: str, returned: Returned, loss: int | None) -> tuple[list[PhaseGraph], int | None]:
         joint = returned.joint
@@ -328,6 +331,11 @@ def _name_seed(module: fx.GraphModule, tensors: int) -> None:
         source = node.meta.get(SOURCE)
         if source is not None and source.kind == "tensor" and source.index == tensors:
             node.meta[SOURCE] = Source("seed")
+
+
+def _precisions_of(tensors: Sequence[torch.Tensor]) -> frozenset[str]:
+    dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()} or {torch.float32}
+    return frozenset(TRUE_PRECISIONS.get(dtype, FLOAT32) for dtype in dtypes)
 
 
 def _counts(graph: fx.Graph) -> dict[str, int]:

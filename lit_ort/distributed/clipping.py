@@ -2,44 +2,36 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch.plugins.precision import Precision
-
-# A mixin for the Precision classes of both Lightning packages.
-_Base: Any = object
 
 
-class SharedNormClipping(_Base):
-    """A plugin without autocast that clips by the norm over the gradients of all processes of a group.
+def with_shared_norm(
+    plugin: Any, group: dist.ProcessGroup, is_part: Callable[[torch.Tensor], bool] = lambda _: True
+) -> Any:
+    """A precision plugin of Lightning's that clips by the norm over the gradients of all processes of a group.
 
     Args:
-        precision: the precision of the strategy's graphs.
+        plugin: the plugin, of either of Lightning's packages; a copy of it is returned.
         group: the process group.
         is_part: whether a parameter is a shard that only this process has. All other parameters are replicated on all
             processes.
     """
 
-    def __init__(
-        self, precision: Any, group: dist.ProcessGroup, is_part: Callable[[torch.Tensor], bool] = lambda _: True
-    ) -> None:
-        self.precision = precision
-        self._group = group
-        self._is_part = is_part
-
-    def clip_grad_by_norm(self, optimizer: torch.optim.Optimizer, clip_val: float) -> None:
-        parameters = list(self.main_params(optimizer))
-        square = _square([parameter for parameter in parameters if self._is_part(parameter)])
-        dist.all_reduce(square, group=self._group)
-        square += _square([parameter for parameter in parameters if not self._is_part(parameter)])
+    def clip_grad_by_norm(optimizer: torch.optim.Optimizer, clip_val: float) -> None:
+        parameters = list(plugin.main_params(optimizer))
+        square = _square([parameter for parameter in parameters if is_part(parameter)])
+        dist.all_reduce(square, group=group)
+        square += _square([parameter for parameter in parameters if not is_part(parameter)])
         torch.nn.utils.clip_grads_with_norm_(parameters, clip_val, square.sqrt().float())
 
-
-class SharedNormPrecision(SharedNormClipping, Precision):
-    """For modules of `lightning.pytorch`."""
+    clipping = copy.copy(plugin)
+    clipping.clip_grad_by_norm = clip_grad_by_norm
+    return clipping
 
 
 def _square(parameters: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -6,7 +6,7 @@ import dataclasses
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,7 +29,7 @@ from lit_ort.backend.events import DISABLED
 from lit_ort.backend.inspect import CompileLog
 from lit_ort.checkpoint_io import AtomicCheckpointIO
 from lit_ort.errors import LitOrtWarning, UnsupportedError
-from lit_ort.options import BF16_MIXED, FLOAT32, ORTOptions
+from lit_ort.options import BF16_MIXED, FLOAT32, TRUE_PRECISIONS, ORTOptions
 from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.random import draw_from
 from lit_ort.runtime.updates import Updates
@@ -44,8 +44,9 @@ _Base: Any = object
 # Attributes that a copy or a pickle of a strategy leaves out: sessions, their memory and compiled code.
 _OF_THIS_PROCESS = frozenset({"_backends", "_fit", "_pool", "_updates", "_steps"})
 
-# The precisions by the names of Lightning's plugins.
-PRECISIONS = {"32-true": FLOAT32, "32": FLOAT32, 32: FLOAT32, "bf16-mixed": BF16_MIXED}
+# The engine's precisions by those of Lightning's plugins. With a "true" precision, Lightning's plugin converts the
+# module and its batches, and graphs compute in the dtypes of their tensors.
+PRECISIONS = {**dict.fromkeys((FLOAT32, *TRUE_PRECISIONS.values()), FLOAT32), BF16_MIXED: BF16_MIXED}
 
 
 class CompiledMixin(_Base):
@@ -169,20 +170,16 @@ class ORTMixin(CompiledMixin):
     def _log_of_steps(self) -> CompileLog:
         return self.compile_log
 
-    def step_context(self, kind: str) -> AbstractContextManager[Any]:
+    @contextmanager
+    def step_context(self, kind: str) -> Iterator[None]:
         # Code that reads dtypes sees those of eager; graphs are compiled for the autocast around them.
-        return autocast_for(self.options.precision, self.root_device)
+        with autocast_for(self.options.precision, self.root_device), super().step_context(kind):
+            yield
 
     def _backend(self, step: str) -> ORTBackend:
         if step not in self._backends:
             self._backends[step] = ORTBackend(self.options, step, self.compile_log, self._pool, self._updates)
         return self._backends[step]
-
-    def _compute_in(self, precision: str) -> None:
-        """Sets the Trainer's precision, unless it is float32, the default: then that of the options stays."""
-        if precision not in (FLOAT32, self.options.precision):
-            self.options = dataclasses.replace(self.options, precision=precision)
-            self._backends.clear()
 
     def setup(self, trainer: Any) -> None:
         self._fit = FitSummary(self.compile_log) if trainer.state.fn == "fit" else None
@@ -324,18 +321,31 @@ class ORTMixin(CompiledMixin):
 
     @precision_plugin.setter
     def precision_plugin(self, precision_plugin: Any) -> None:
-        precision = getattr(precision_plugin, "precision", precision_plugin)
+        precision = getattr(precision_plugin, "precision", None)
+        if precision == "16-mixed":
+            raise UnsupportedError(
+                f"precision='16-mixed' with strategy={self.strategy_name!r}: its GradScaler scales the loss, but a run "
+                "has computed the gradients by then. Use 'bf16-mixed', which needs no scaling."
+            )
         if precision is not None and precision not in PRECISIONS:
             raise UnsupportedError(
-                f"precision={precision!r} is not supported by strategy={self.strategy_name!r} yet; it computes in "
-                "'32-true' or 'bf16-mixed'. Use one of them, or Lightning's own strategies with this precision."
+                f"precision={precision!r} is not supported by strategy={self.strategy_name!r}. Use one of "
+                f"{', '.join(PRECISIONS)}, or Lightning's own strategies with this precision."
             )
-        if type(precision_plugin).__name__ == "MixedPrecision":
-            # Lightning's plugin rejects clipping with fused optimizers, and `step_context` has its autocast.
-            precision_plugin = self.precision_class()
-            precision_plugin.precision = precision
+        engine_precision = PRECISIONS.get(precision)
+        if own_class_of(precision_plugin).__name__ == "MixedPrecision":
+            if is_from_lightning(type(precision_plugin)):
+                # Lightning's plugin rejects clipping with fused optimizers, and `step_context` has its autocast.
+                precision_plugin = self.precision_class()
+                precision_plugin.precision = precision
+            else:
+                # A derived plugin can have its own autocast.
+                engine_precision = FLOAT32
         super(ORTMixin, type(self)).precision_plugin.fset(self, precision_plugin)
-        self._compute_in(PRECISIONS.get(precision, FLOAT32))
+        # Float32 is Lightning's default: the precision of the options stays.
+        if precision not in (None, FLOAT32) and engine_precision != self.options.precision:
+            self.options = dataclasses.replace(self.options, precision=engine_precision)
+            self._backends.clear()
 
 
 def _on_pytorch_lightning(kind: type) -> type:

@@ -7,7 +7,6 @@ import sys
 from pytorch_lightning.plugins.precision import Precision
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 
-from lit_ort.distributed.clipping import SharedNormClipping
 from lit_ort.strategies import register_in_pytorch_lightning
 from lit_ort.strategies.ddp import DDPMixin
 from lit_ort.strategies.pipeline import PipelineMixin
@@ -15,10 +14,6 @@ from lit_ort.strategies.processes import Unwrapped
 from lit_ort.strategies.single import SingleDeviceMixin
 from lit_ort.strategies.tensor import TensorMixin
 from lit_ort.strategies.zero1 import Zero1Mixin
-
-
-class SharedNormPrecision(SharedNormClipping, Precision):
-    """As `lit_ort.distributed.clipping.SharedNormPrecision`, for `pytorch_lightning`, which would not let that clip."""
 
 
 class ORTStrategy(SingleDeviceMixin, SingleDeviceStrategy):
@@ -43,14 +38,12 @@ class ORTPipelineStrategy(PipelineMixin, Unwrapped, DDPStrategy):
     """As `lit_ort.ORTPipelineStrategy`, based on the classes of `pytorch_lightning`."""
 
     precision_class = Precision
-    shared_norm_class = SharedNormPrecision
 
 
 class ORTTensorStrategy(TensorMixin, Unwrapped, DDPStrategy):
     """As `lit_ort.ORTTensorStrategy`, based on the classes of `pytorch_lightning`."""
 
     precision_class = Precision
-    shared_norm_class = SharedNormPrecision
 
 
 register_in_pytorch_lightning(sys.modules[__name__])

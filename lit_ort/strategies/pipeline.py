@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from lit_ort._compat.lightning import plain_optimizer
 from lit_ort.backend.steps import dynamo_settings
 from lit_ort.distributed import merged_state
-from lit_ort.distributed.clipping import SharedNormClipping, SharedNormPrecision
+from lit_ort.distributed.clipping import with_shared_norm
 from lit_ort.distributed.pipeline import Pipeline, Placement, placed, require_schedule
 from lit_ort.errors import UnsupportedError
 from lit_ort.options import ORTOptions, require_count
@@ -41,7 +41,6 @@ class PipelineMixin(ProcessesMixin):
     """The implementation of `ORTPipelineStrategy` for both Lightning packages."""
 
     strategy_name = "ort_pipeline"
-    shared_norm_class: ClassVar[type[SharedNormClipping]] = SharedNormPrecision
     _placement: Placement | None = None
 
     def __init__(
@@ -176,7 +175,7 @@ class PipelineMixin(ProcessesMixin):
     def setup(self, trainer: Any) -> None:
         _require_stages(self.lightning_module)
         super().setup(trainer)
-        self.precision_plugin = self.shared_norm_class(self.precision_plugin.precision, self.placement.group)
+        self.precision_plugin = with_shared_norm(self.precision_plugin, self.placement.group)
         take_from_first(self.lightning_module, self.placement.replicas)
 
     # A step itself is plain Python; the stages that it calls are compiled.

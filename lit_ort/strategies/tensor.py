@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from lit_ort._compat.lightning import plain_optimizer
 from lit_ort.distributed import merged_state
-from lit_ort.distributed.clipping import SharedNormClipping, SharedNormPrecision
+from lit_ort.distributed.clipping import with_shared_norm
 from lit_ort.distributed.tensor_parallel import Shard, cut_of, cuts, shard
 from lit_ort.errors import UnsupportedError
 from lit_ort.options import ORTOptions
@@ -47,7 +47,6 @@ class TensorMixin(ProcessesMixin):
     """The implementation of `ORTTensorStrategy` for both Lightning packages."""
 
     strategy_name = "ort_tensor"
-    shared_norm_class: ClassVar[type[SharedNormClipping]] = SharedNormPrecision
 
     def __init__(
         self,
@@ -144,8 +143,8 @@ class TensorMixin(ProcessesMixin):
         if _MARK not in module.__dict__:
             self._shard_module(module)
         super().setup(trainer)
-        self.precision_plugin = self.shared_norm_class(
-            self.precision_plugin.precision, _world(), lambda parameter: cut_of(parameter) is not None
+        self.precision_plugin = with_shared_norm(
+            self.precision_plugin, _world(), lambda parameter: cut_of(parameter) is not None
         )
 
     def _shard_module(self, module: Any) -> None:

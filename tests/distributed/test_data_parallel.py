@@ -114,6 +114,7 @@ RUNS: dict[str, tuple[Callable[[], Any], Callable[[], LightningModule], dict[str
     "gradients in buckets": (lambda: strict(gradient_as_bucket_view=True), Net, {}),
     "accumulation": (strict, Net, {"accumulate_grad_batches": 2}),
     "clip": (strict, Net, {"gradient_clip_val": 0.05}),
+    "64-true": (strict, Net, {"precision": "64-true"}),
     "manual optimization": (strict, Manual, {}),
     "zero1": (sharded, Net, {}),
     "zero1 with AdamW": (sharded, WithAdam, {}),

@@ -55,6 +55,7 @@ RUNS: dict[str, tuple[dict[str, Any], Callable[[], Staged], dict[str, Any]]] = {
     "interleaved": ({"schedule": "interleaved"}, partial(Staged, 4), {}),
     "three micro-batches": ({"micro_batches": 3}, Staged, {}),
     "accumulation and clip": ({}, Staged, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.05}),
+    "64-true": ({}, Staged, {"gradient_clip_val": 0.05, "precision": "64-true"}),
     "AdamW": ({}, partial(Staged, optimizer=ADAM), {"gradient_clip_val": 0.5}),
 }
 

@@ -66,6 +66,7 @@ RUNS: dict[str, tuple[Callable[[], LightningModule], Callable[[], Any], dict[str
     "transformer LM": (transformer, text, {}),
     "clipping": (transformer, text, {"gradient_clip_val": 0.3}),
     "AdamW": (partial(transformer, ADAM), text, {"accumulate_grad_batches": 2}),
+    "64-true": (transformer, text, {"gradient_clip_val": 0.3, "precision": "64-true"}),
     "GPT-2": (gpt2, blocks, {"gradient_clip_val": 0.5}),
 }
 

@@ -74,13 +74,11 @@ def test_options_reach_the_engine(strategy: type[Any]) -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_both_packages_have_the_same_arguments_and_their_own_plugins(strategy: type[Any]) -> None:
+def test_both_packages_have_the_same_arguments_and_their_own_plugin(strategy: type[Any]) -> None:
     other: Any = getattr(on_pytorch_lightning, strategy.__name__)
     assert parameters(other) == parameters(strategy)
-    plugins = ("precision_class", "shared_norm_class")
-    for plugin in [getattr(other, name) for name in plugins if hasattr(other, name)]:
-        # Lightning clips in modules of the plugin's own package only.
-        assert issubclass(plugin, Precision)
+    # Lightning clips in modules of the plugin's own package only.
+    assert issubclass(other.precision_class, Precision)
 
 
 def test_arguments_reach_distributed_data_parallel() -> None:

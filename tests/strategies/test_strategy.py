@@ -9,15 +9,17 @@ import pickle
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import psutil
 import pytest
 import torch
 import torch.nn.functional as F
 from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.fabric.plugins.precision.precision import _PRECISION_INPUT
 from lightning.pytorch import Callback, LightningModule, seed_everything
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -214,8 +216,7 @@ def test_a_run_with_pytorch_lightning() -> None:
     [
         ({"devices": 2}, "devices=2"),
         ({"num_nodes": 2}, "num_nodes=2"),
-        ({"precision": "bf16-true"}, "precision='bf16-true'"),
-        ({"precision": "64-true"}, "precision='64-true'"),
+        ({"plugins": [MixedPrecision("16-mixed", "cpu")]}, "Use 'bf16-mixed', which needs no scaling"),
     ],
 )
 def test_unsupported_settings_are_rejected_by_the_trainer(settings: dict[str, Any], message: str) -> None:
@@ -226,7 +227,7 @@ def test_unsupported_settings_are_rejected_by_the_trainer(settings: dict[str, An
 def test_precision_plugin() -> None:
     runner = trainer("ort", plugins=[lit_ort.ORTPrecision("32-true")], max_steps=1)
     runner.fit(Net(), loader(), loader(batch=10))
-    with pytest.raises(UnsupportedError, match="Use one of 32-true, bf16-mixed"):
+    with pytest.raises(UnsupportedError, match="Use one of them, or pass '16-mixed' to the Trainer"):
         lit_ort.ORTPrecision("16-mixed")
 
 
@@ -264,6 +265,69 @@ def test_mixed_precision(spelling: str, tmp_path: Path) -> None:
     assert {weight.dtype for weight in saved["state_dict"].values()} == {torch.float32}
     states = saved["optimizer_states"][0]["state"].values()
     assert {state["momentum_buffer"].dtype for state in states} == {torch.float32}
+
+
+class Recurrent(Net):
+    """A model whose step also creates tensors of the default dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.LSTM(3, 16, batch_first=True)
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.body(x.view(-1, 2, 3))[0][:, -1])) + torch.linspace(0, 1, 4)
+
+
+# Lightning's names for a precision of a CPU: the graphs' precision, and the largest relative difference of weights.
+CPU_PRECISIONS = {
+    "64-true": ("64-true", 1e-12),
+    "64": ("64-true", 1e-12),
+    64: ("64-true", 1e-12),
+    "32-true": ("32-true", 1e-5),
+    "32": ("32-true", 1e-5),
+    32: ("32-true", 1e-5),
+    "16-true": ("16-true", 1e-2),
+    "bf16-true": ("bf16-true", 5e-2),
+    "bf16-mixed": ("bf16-mixed", 2e-2),
+    "bf16": ("bf16-mixed", 2e-2),
+}
+# Lightning replaces the first two on a CPU, and the others are for GPUs.
+OTHER_PRECISIONS = {"16-mixed", "16", 16, "transformer-engine", "transformer-engine-float16"}
+
+
+def test_each_precision_of_lightning_is_known() -> None:
+    names = {name for kind in get_args(_PRECISION_INPUT) for name in get_args(kind)}
+    assert names == {*CPU_PRECISIONS, *OTHER_PRECISIONS}
+
+
+@pytest.mark.filterwarnings("ignore:.* is supported for historical reasons:UserWarning")
+@pytest.mark.parametrize("precision", CPU_PRECISIONS)
+def test_precisions(precision: Any) -> None:
+    name, tolerance = CPU_PRECISIONS[precision]
+    eager, expected = fit("auto", Recurrent, precision=precision)
+    runner, module = fit(lit_ort.ORTStrategy(fallback="error"), Recurrent, precision=precision)
+    assert {graph.precision for graph in lit_ort.explain(runner).graphs} == {name}
+    assert {weight.dtype for weight in module.parameters()} == {weight.dtype for weight in expected.parameters()}
+    assert_same_weights(module, expected, tolerance)
+    for key, value in runner.callback_metrics.items():
+        assert value.dtype == eager.callback_metrics[key].dtype, key
+
+
+def test_the_trainers_precision_overrides_that_of_the_options() -> None:
+    runner, module = fit(lit_ort.ORTStrategy(precision="bf16-mixed"), precision="64-true", max_steps=1)
+    assert {graph.precision for graph in lit_ort.explain(runner).graphs} == {"64-true"}
+    assert {weight.dtype for weight in module.parameters()} == {torch.float64}
+
+
+def test_a_derived_plugin_keeps_its_contexts() -> None:
+    class WithoutValidation(MixedPrecision):
+        def val_step_context(self) -> Any:
+            return torch.autocast("cpu", enabled=False)
+
+    runner, _ = fit("ort", Wide, plugins=[WithoutValidation("bf16-mixed", "cpu")], max_steps=1)
+    precisions = {(graph.name.split("_")[0], graph.precision) for graph in lit_ort.explain(runner).graphs}
+    assert precisions == {("training", "bf16-mixed"), ("validation", "32-true")}
 
 
 def test_mixed_precision_clips_gradients_of_fused_optimizers() -> None:
