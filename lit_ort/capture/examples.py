@@ -58,12 +58,12 @@ def _example(tensor: torch.Tensor, size: Any, stride: Any, differentiable: bool)
     example = torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device)
     if not (differentiable and tensor.requires_grad):
         return example
-    example.requires_grad_()
     if tensor.is_leaf:
-        return example
-    # A computed tensor can be modified in place; a leaf that requires grad, or a view of it, cannot.
-    computed = example.clone()
-    return computed if computed.stride() == example.stride() else example.view_as(example)
+        return example.requires_grad_()
+    if any(step == 0 and length > 1 for length, step in zip(tensor.shape, tensor.stride(), strict=True)):
+        return example.requires_grad_().view_as(example)  # an expanded tensor can't be changed in place
+    # A computed tensor can be changed in place; a leaf that requires grad, or a view of it, cannot.
+    return example.add_(torch.zeros((), dtype=tensor.dtype, device=tensor.device, requires_grad=True))
 
 
 def _goes_with(tensor: torch.Tensor, device: torch.device) -> bool:
