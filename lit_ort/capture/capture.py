@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from lit_ort._compat.torch import data_of, log_api_usage
 from lit_ort._compat.torch_fx import MISTRACED_OPERATORS, aten_graph, inputs_of
-from lit_ort._compat.torch_ops import HigherOrderOperator, of_functorch
+from lit_ort._compat.torch_ops import HigherOrderOperator, of_functorch, returns_alias, written_arguments
 from lit_ort.capture.dimensions import changing_dimensions
 from lit_ort.capture.examples import Examples, examples_of
 from lit_ort.capture.locations import source_line
@@ -55,6 +55,7 @@ def capture(graph: NumberedGraph, tensors: Sequence[torch.Tensor], keys: Sequenc
     dimensions = changing_dimensions(graph.module) if any_sizes else None
     examples = examples_of(tensors, torch.is_grad_enabled(), dimensions)
     bound = _bind_numbers(graph, examples, keys)
+    _refuse_replaced_memory(bound.graph)
     _canonicalize_calls(bound.graph)
     inline_vmaps(bound, examples)
     if not _is_plain(bound.graph):
@@ -66,12 +67,43 @@ def capture(graph: NumberedGraph, tensors: Sequence[torch.Tensor], keys: Sequenc
 
 
 def _refuse_incorrect_traces(graph: fx.Graph) -> None:
+    """Refuses operators that torch traces incorrectly.
+
+    Raises:
+        CaptureError: the graph has one.
+    """
+    windows: set[fx.Node] = set()
     for node in graph.nodes:
-        if node.target in MISTRACED_OPERATORS:
+        if _is_unfolded_with_gaps(node) or (returns_alias(node.target) and windows.intersection(node.all_input_nodes)):
+            windows.add(node)
+        if node.target in MISTRACED_OPERATORS or windows.intersection(written_arguments(node)):
             raise CaptureError(
                 f"torch traces {node.target} incorrectly: the trace computes other values than the operator",
                 remedy="The step runs in eager PyTorch until torch fixes it.",
                 operator=str(node.target),
+                module=source_line(node),
+            )
+
+
+def _is_unfolded_with_gaps(node: fx.Node) -> bool:
+    """Whether a node is a view with gaps between windows. A write into it would set the gaps to zero in a trace."""
+    if node.target is not torch.ops.aten.unfold.default:
+        return False
+    _, _, size, step = node.args
+    return not (isinstance(size, int) and isinstance(step, int) and step <= size)
+
+
+def _refuse_replaced_memory(graph: fx.Graph) -> None:
+    """Refuses assignments to `.data`: results can't become the memory of a tensor that other tensors may share.
+
+    Raises:
+        CaptureError: the graph has one.
+    """
+    for node in graph.nodes:
+        if node.target in (torch.Tensor.set_, "set_"):
+            raise CaptureError(
+                "the step assigns to tensor.data, which replaces the memory of a tensor",
+                remedy="Write the values into the tensor with copy_ under torch.no_grad().",
                 module=source_line(node),
             )
 
