@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.util
 import logging
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -15,8 +15,14 @@ import torch._dynamo.external_utils
 from torch._dynamo import trace_rules
 from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.exc import unimplemented
-from torch._dynamo.guards import GuardBuilder
-from torch._dynamo.variables import AutogradFunctionVariable, UserFunctionVariable, VariableTracker
+from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo.variables import (
+    AutogradFunctionVariable,
+    UserDefinedObjectVariable,
+    UserFunctionVariable,
+    VariableTracker,
+    builtin,
+)
 from torch._dynamo.variables.builder import VariableBuilder
 from torch.fx import _symbolic_trace
 from torch.nn.modules import transformer
@@ -133,6 +139,13 @@ def graphs_by_bucket(enabled: bool) -> AbstractContextManager[Any]:
     return torch._dynamo.config.patch(optimize_ddp=enabled)
 
 
+@contextmanager
+def trace_corrections() -> Iterator[None]:
+    """A context with what Dynamo traces otherwise than by default."""
+    with unchecked_causal_masks(), kept_backwards(), guarded_identities():
+        yield
+
+
 def unchecked_causal_masks() -> AbstractContextManager[None]:
     """A context in which Dynamo doesn't trace how `nn.Transformer` reads the values of a mask: that breaks the graph.
 
@@ -171,6 +184,23 @@ def kept_backwards() -> AbstractContextManager[None]:
         return call_apply(self, tx, args, kwargs)
 
     return replaced(AutogradFunctionVariable, "call_apply", call_apply_with_backward)
+
+
+def guarded_identities() -> AbstractContextManager[None]:
+    """A context in which a comparison of two of the user's objects by `is` is a guard on both.
+
+    Dynamo guards on their types alone, and the branch of the first call would be taken for other objects too.
+    """
+    module: Any = builtin
+    compare = module.vt_identity_compare
+
+    def compare_and_guard(left: VariableTracker, right: VariableTracker) -> VariableTracker | None:
+        if isinstance(left, UserDefinedObjectVariable) and isinstance(right, UserDefinedObjectVariable):
+            for source in filter(None, (left.source, right.source)):
+                install_guard(source.make_guard(GuardBuilder.ID_MATCH))
+        return compare(left, right)
+
+    return replaced(module, "vt_identity_compare", compare_and_guard)
 
 
 def _requires_grad(arguments: Any) -> bool:

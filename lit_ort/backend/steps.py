@@ -14,7 +14,7 @@ import torch
 
 from lit_ort._compat.dynamo_events import listening, traced_in
 from lit_ort._compat.recurrent import shapes_without_steps
-from lit_ort._compat.torch_dynamo import kept_backwards, step_settings, tracing_settings, unchecked_causal_masks
+from lit_ort._compat.torch_dynamo import step_settings, trace_corrections, tracing_settings
 from lit_ort.backend.inspect import CompileLog
 from lit_ort.backend.recorder import EventRecorder
 from lit_ort.errors import warn_at
@@ -106,5 +106,5 @@ def _tracing(
     recorder: EventRecorder, settings: AbstractContextManager[Any], name: str, compile_log: CompileLog | None
 ) -> Iterator[None]:
     watched = nullcontext() if compile_log is None else compile_log.watch.compiling(name)
-    with watched, listening(recorder), settings, unchecked_causal_masks(), shapes_without_steps(), kept_backwards():
+    with watched, listening(recorder), settings, trace_corrections(), shapes_without_steps():
         yield

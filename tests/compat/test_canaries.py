@@ -340,6 +340,27 @@ def weighted_gain(x: torch.Tensor) -> torch.Tensor:
     return gain(x * WEIGHT)
 
 
+class Choice:
+    """An object that is compared by its identity."""
+
+
+def test_identities() -> None:
+    effect = "a step that compares objects with `is` takes the branch of the first call for other objects too"
+    with canary("torch._dynamo.variables.builtin.vt_identity_compare", DYNAMO, effect) as dynamo:
+        first, second = Choice(), Choice()
+        chosen = {"choice": second}
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            return x if chosen["choice"] is first else x + 1
+
+        compiled = torch.compile(step, backend="eager")
+        with dynamo.guarded_identities():
+            results = []
+            for chosen["choice"] in (second, first, second):
+                results.append(int(compiled(torch.ones(()))))
+        assert results == [2, 1, 2]
+
+
 # torch.distributed
 
 
