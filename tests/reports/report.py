@@ -88,6 +88,11 @@ def trainings(*, bfloat16: bool = False, **options: Any) -> Callable[..., Any]:
     return test_of
 
 
+def row(*shape: int) -> Tensor:
+    """Increasing numbers of both signs in a tensor of a shape."""
+    return torch.linspace(-1.5, 2.0, torch.Size(shape).numel()).view(shape)
+
+
 def assert_aot_eager_can(program: Callable[..., Any], expected: Values) -> None:
     actual = results_of(program, lambda step: torch.compile(step, backend="aot_eager"))
     assert_same(actual, expected, False, FLOAT32)

@@ -10,17 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.reports.report import Compile, steps
+from tests.reports.report import Compile, row, steps
 
 pytestmark = [
     # Dynamo instantiates torch.autograd.Function, and forward-mode differentiation loads TorchScript.
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning"),
 ]
-
-
-def row(*shape: int) -> Tensor:
-    return torch.linspace(-1.5, 2.0, torch.Size(shape).numel()).view(shape)
 
 
 @steps()
