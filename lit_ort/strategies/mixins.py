@@ -46,7 +46,10 @@ _OF_THIS_PROCESS = frozenset({"_backends", "_fit", "_pool", "_updates", "_steps"
 
 # The engine's precisions by those of Lightning's plugins. With a "true" precision, Lightning's plugin converts the
 # module and its batches, and graphs compute in the dtypes of their tensors.
-PRECISIONS = {**dict.fromkeys((FLOAT32, *TRUE_PRECISIONS.values()), FLOAT32), BF16_MIXED: BF16_MIXED}
+PRECISIONS: dict[str | None, str] = {
+    BF16_MIXED: BF16_MIXED,
+    **dict.fromkeys((FLOAT32, *TRUE_PRECISIONS.values()), FLOAT32),
+}
 
 
 class CompiledMixin(_Base):
@@ -170,11 +173,9 @@ class ORTMixin(CompiledMixin):
     def _log_of_steps(self) -> CompileLog:
         return self.compile_log
 
-    @contextmanager
-    def step_context(self, kind: str) -> Iterator[None]:
+    def step_context(self, kind: str) -> AbstractContextManager[Any]:
         # Code that reads dtypes sees those of eager; graphs are compiled for the autocast around them.
-        with autocast_for(self.options.precision, self.root_device), super().step_context(kind):
-            yield
+        return _inside(autocast_for(self.options.precision, self.root_device), super().step_context(kind))
 
     def _backend(self, step: str) -> ORTBackend:
         if step not in self._backends:
@@ -364,6 +365,12 @@ def _on_pytorch_lightning(kind: type) -> type:
 
 def _parameters_of(optimizer: Any) -> Iterator[torch.Tensor]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+@contextmanager
+def _inside(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
+    with outer, inner:
+        yield
 
 
 def _called(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
