@@ -24,18 +24,12 @@ _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
 
 
-class AtomicCheckpointIO(TorchCheckpointIO):
-    """The checkpoint plugin of lit_ort's strategies; for other strategies use `Trainer(plugins=AtomicCheckpointIO())`.
+# The mixin precedes a TorchCheckpointIO of either Lightning package.
+_Base: Any = object
 
-    A local checkpoint is written to a temporary file in the same folder, without a copy in memory, and replaces the
-    previous checkpoint when it is on disk. After a full disk or a killed process the previous one is still there.
-    `torch.save` writes a checksum for each tensor, which `torch.load` ignores; it is verified here. Other file systems
-    (`s3://...`) are handled by Lightning.
 
-    Raises:
-        CheckpointError: a file can't be written, is damaged or truncated, or is not a checkpoint.
-        FileNotFoundError: there is no file.
-    """
+class AtomicCheckpoints(_Base):
+    """The implementation of `AtomicCheckpointIO` for both Lightning packages, each of which reads in its own way."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         local = _local(path)
@@ -70,6 +64,20 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             if _READER not in str(error):
                 raise
             raise CheckpointError(f"{path} is damaged: {first_line_of(error)} {_REMEDY}") from error
+
+
+class AtomicCheckpointIO(AtomicCheckpoints, TorchCheckpointIO):
+    """The checkpoint plugin of lit_ort's strategies; for other strategies use `Trainer(plugins=AtomicCheckpointIO())`.
+
+    A local checkpoint is written to a temporary file in the same folder, without a copy in memory, and replaces the
+    previous checkpoint when it is on disk. After a full disk or a killed process the previous one is still there.
+    `torch.save` writes a checksum for each tensor, which `torch.load` ignores; it is verified here. Other file systems
+    (`s3://...`) are handled by Lightning.
+
+    Raises:
+        CheckpointError: a file can't be written, is damaged or truncated, or is not a checkpoint.
+        FileNotFoundError: there is no file.
+    """
 
 
 def _write(checkpoint: dict[str, Any], file: IO[bytes]) -> None:

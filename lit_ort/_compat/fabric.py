@@ -28,6 +28,9 @@ def keep_backward_checks(reason: str) -> None:
 
 
 def _keep(wrappers: Any, reason: str) -> None:
+    if not hasattr(wrappers._FabricModule, "_register_backward_hook"):
+        # Fabric before 2.3 checks nothing.
+        return
     is_overridden, strategy, precision = wrappers.is_overridden, wrappers.Strategy, wrappers.Precision
     register: Any = wrappers._FabricModule._register_backward_hook
     register_outside: Any = torch.compiler.disable(register, reason=reason)

@@ -46,7 +46,7 @@ _OF_THIS_PROCESS = frozenset({"_backends", "_fit", "_pool", "_updates", "_steps"
 
 # The engine's precisions by those of Lightning's plugins. With a "true" precision, Lightning's plugin converts the
 # module and its batches, and graphs compute in the dtypes of their tensors.
-PRECISIONS: dict[str | None, str] = {
+PRECISIONS = {
     BF16_MIXED: BF16_MIXED,
     **dict.fromkeys((FLOAT32, *TRUE_PRECISIONS.values()), FLOAT32),
 }
@@ -55,6 +55,8 @@ PRECISIONS: dict[str | None, str] = {
 class CompiledMixin(_Base):
     """A strategy whose training, validation, test and predict steps run through `torch.compile`."""
 
+    # The checkpoint plugin of the strategy's Lightning package.
+    checkpoint_io_class: ClassVar[Any] = AtomicCheckpointIO
     _steps: CompiledSteps | None = None
     _strict = False
 
@@ -74,10 +76,10 @@ class CompiledMixin(_Base):
     def checkpoint_io(self) -> Any:
         plugin = chosen_checkpoint_io(self)
         if plugin is None:
-            self.checkpoint_io = AtomicCheckpointIO()
+            self.checkpoint_io = self.checkpoint_io_class()
         elif hasattr(plugin, "checkpoint_io"):
             # A wrapper, such as one that writes in the background; its setter keeps a plugin that is already set.
-            plugin.checkpoint_io = AtomicCheckpointIO()
+            plugin.checkpoint_io = self.checkpoint_io_class()
         return super().checkpoint_io
 
     @checkpoint_io.setter
@@ -283,7 +285,9 @@ class ORTMixin(CompiledMixin):
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
-        checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
+        # pytorch_lightning before 2.6 has no such argument.
+        arguments = () if weights_only is None else (weights_only,)
+        checkpoint = super().load_checkpoint(checkpoint_path, *arguments)
         self._resumed_state = checkpoint.get("lit_ort", {}).get("generator")
         return checkpoint
 
@@ -322,18 +326,18 @@ class ORTMixin(CompiledMixin):
 
     @precision_plugin.setter
     def precision_plugin(self, precision_plugin: Any) -> None:
-        precision = getattr(precision_plugin, "precision", None)
+        precision = getattr(precision_plugin, "precision", FLOAT32)
         if precision == "16-mixed":
             raise UnsupportedError(
                 f"precision='16-mixed' with strategy={self.strategy_name!r}: its GradScaler scales the loss, but a run "
                 "has computed the gradients by then. Use 'bf16-mixed', which needs no scaling."
             )
-        if precision is not None and precision not in PRECISIONS:
+        if precision not in PRECISIONS:
             raise UnsupportedError(
                 f"precision={precision!r} is not supported by strategy={self.strategy_name!r}. Use one of "
                 f"{', '.join(PRECISIONS)}, or Lightning's own strategies with this precision."
             )
-        engine_precision = PRECISIONS.get(precision)
+        engine_precision = PRECISIONS[precision]
         if own_class_of(precision_plugin).__name__ == "MixedPrecision":
             if is_from_lightning(type(precision_plugin)):
                 # Lightning's plugin rejects clipping with fused optimizers, and `step_context` has its autocast.
@@ -344,7 +348,7 @@ class ORTMixin(CompiledMixin):
                 engine_precision = FLOAT32
         super(ORTMixin, type(self)).precision_plugin.fset(self, precision_plugin)
         # Float32 is Lightning's default: the precision of the options stays.
-        if precision not in (None, FLOAT32) and engine_precision != self.options.precision:
+        if precision != FLOAT32 and engine_precision != self.options.precision:
             self.options = dataclasses.replace(self.options, precision=engine_precision)
             self._backends.clear()
 

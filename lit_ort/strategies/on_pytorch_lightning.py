@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 
+from pytorch_lightning.plugins.io import TorchCheckpointIO
 from pytorch_lightning.plugins.precision import Precision
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 
+from lit_ort.checkpoint_io import AtomicCheckpoints
 from lit_ort.strategies import register_in_pytorch_lightning
 from lit_ort.strategies.ddp import DDPMixin
 from lit_ort.strategies.pipeline import PipelineMixin
@@ -16,34 +18,33 @@ from lit_ort.strategies.tensor import TensorMixin
 from lit_ort.strategies.zero1 import Zero1Mixin
 
 
-class ORTStrategy(SingleDeviceMixin, SingleDeviceStrategy):
+class PyTorchLightningCheckpointIO(AtomicCheckpoints, TorchCheckpointIO):
+    """As `lit_ort.AtomicCheckpointIO`; which objects it reads depends on the version of `pytorch_lightning`."""
+
+
+class _OfPyTorchLightning:
+    checkpoint_io_class = PyTorchLightningCheckpointIO
+    precision_class = Precision
+
+
+class ORTStrategy(_OfPyTorchLightning, SingleDeviceMixin, SingleDeviceStrategy):
     """As `lit_ort.ORTStrategy`, based on the classes of `pytorch_lightning`."""
 
-    precision_class = Precision
 
-
-class ORTDDPStrategy(DDPMixin, DDPStrategy):
+class ORTDDPStrategy(_OfPyTorchLightning, DDPMixin, DDPStrategy):
     """As `lit_ort.ORTDDPStrategy`, based on the classes of `pytorch_lightning`."""
 
-    precision_class = Precision
 
-
-class ORTZero1Strategy(Zero1Mixin, DDPStrategy):
+class ORTZero1Strategy(_OfPyTorchLightning, Zero1Mixin, DDPStrategy):
     """As `lit_ort.ORTZero1Strategy`, based on the classes of `pytorch_lightning`."""
 
-    precision_class = Precision
 
-
-class ORTPipelineStrategy(PipelineMixin, Unwrapped, DDPStrategy):
+class ORTPipelineStrategy(_OfPyTorchLightning, PipelineMixin, Unwrapped, DDPStrategy):
     """As `lit_ort.ORTPipelineStrategy`, based on the classes of `pytorch_lightning`."""
 
-    precision_class = Precision
 
-
-class ORTTensorStrategy(TensorMixin, Unwrapped, DDPStrategy):
+class ORTTensorStrategy(_OfPyTorchLightning, TensorMixin, Unwrapped, DDPStrategy):
     """As `lit_ort.ORTTensorStrategy`, based on the classes of `pytorch_lightning`."""
-
-    precision_class = Precision
 
 
 register_in_pytorch_lightning(sys.modules[__name__])

@@ -9,6 +9,7 @@ import io
 import logging
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -221,12 +222,10 @@ def _as_libraries_derive(package: str) -> tuple[Any, Any]:
 
     class Derived(OwnModule): ...
 
-    def own_trainer(strategy: Any) -> Any:
-        quiet = ("logger", "enable_checkpointing", "enable_model_summary")
-        settings: Any = dict.fromkeys(quiet, False)
-        return OwnTrainer(
-            strategy=strategy, accelerator=OwnAccelerator(), callbacks=[OwnBar()], devices=1, max_epochs=1, **settings
-        )
+    def own_trainer(strategy: Any, max_epochs: int = 1) -> Any:
+        settings: Any = dict.fromkeys(("logger", "enable_checkpointing", "enable_model_summary"), False)
+        settings |= {"devices": 1, "max_epochs": max_epochs}
+        return OwnTrainer(strategy=strategy, accelerator=OwnAccelerator(), callbacks=[OwnBar()], **settings)
 
     return own_trainer, Derived
 
@@ -255,6 +254,33 @@ def test_strategies_that_libraries_derive(base: Any) -> None:
     own_trainer, module = _as_libraries_derive(package)
     own_trainer(strategy).fit(module(), loader())
     assert strategy.steps == len(loader())
+
+
+class Options:
+    """An object in a checkpoint."""
+
+
+def test_checkpoints_of_pytorch_lightning_before_2_6(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its strategies have no `weights_only`, and it reads any object."""
+    from pytorch_lightning.plugins.io import TorchCheckpointIO
+    from pytorch_lightning.strategies import Strategy
+
+    def load_strategy(self: Any, checkpoint_path: Any) -> Any:
+        return self.checkpoint_io.load_checkpoint(checkpoint_path)
+
+    def load(self: Any, path: Any, map_location: Any = None) -> Any:
+        return torch.load(path, map_location, weights_only=False)
+
+    monkeypatch.setattr(Strategy, "load_checkpoint", load_strategy)
+    monkeypatch.setattr(TorchCheckpointIO, "load_checkpoint", load)
+    own_trainer, module = _as_libraries_derive("pytorch_lightning")
+    first = own_trainer("ort")
+    first.fit(module(), loader())
+    checkpoint = first._checkpoint_connector.dump_checkpoint()
+    first.strategy.save_checkpoint({**checkpoint, "of a user": Options()}, tmp_path / "a")
+    again = own_trainer("ort", max_epochs=2)
+    again.fit(module(), loader(), ckpt_path=tmp_path / "a")
+    assert again.global_step == 2 * len(loader())
 
 
 def test_a_strategy_that_is_derived_for_the_other_package_is_refused() -> None:
