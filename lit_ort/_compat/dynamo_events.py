@@ -23,6 +23,7 @@ from torch._dynamo.eval_frame import innermost_backend
 from torch._dynamo.exc import Unsupported, UserError
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 
+from lit_ort._compat.container_writes import keep_writes
 from lit_ort._compat.torch_dynamo import (
     COMPILE_LOCK,
     FRAME_LOGGER,
@@ -219,6 +220,7 @@ def _install() -> None:
     for name in (FRAME_LOGGER, SCALAR_LOGGER):
         logging.getLogger(name).addFilter(_is_no_event)
     _enter_in_conversions(_context_of_thread)
+    keep_writes(lambda: bool(_LISTENERS))
 
 
 def _is_no_event(record: logging.LogRecord) -> bool:

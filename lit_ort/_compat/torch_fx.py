@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import fx
+from torch import _refs, fx
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.utils import _pytree
@@ -30,6 +30,9 @@ _NORMALIZATIONS = frozenset(
 # Dynamo's paths of modules: the variable of the root module, then attribute names, some of them in the form of keys.
 _ROOT = re.compile(r"[LG]\['[^']*'\](\[\d+\])*")
 _BY_KEY = re.compile(r"(?:\._modules)?\['([^']*)'\]")
+
+# Functions that make a 0-d tensor of a number; Dynamo traces `torch.tensor` of a changing one as the last.
+TENSORS_OF_NUMBERS = frozenset({torch.scalar_tensor, torch.tensor, _refs.tensor})
 
 # Operators whose decomposition in a trace is wrong in torch 2.13: several labels of a row count as one.
 MISTRACED_OPERATORS = frozenset({torch.ops.aten.multilabel_margin_loss.default})

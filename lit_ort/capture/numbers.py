@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lit_ort._compat.torch_fx import ancestors_of, inputs_of, output_of, returned_by
+from lit_ort._compat.torch_fx import TENSORS_OF_NUMBERS, ancestors_of, inputs_of, output_of, returned_by
 
 _ARITHMETIC = frozenset(
     {operator.add, operator.sub, operator.mul, operator.truediv, operator.iadd, operator.isub, operator.imul}
@@ -178,10 +178,15 @@ def _uses(
     return as_tensors, list(keys)
 
 
+def _is_tensor_of_number(node: fx.Node) -> bool:
+    """Whether a node makes a 0-d tensor of a number."""
+    return node.target in TENSORS_OF_NUMBERS and _is_tensor(node) and not node.kwargs.get("requires_grad")
+
+
 def _arithmetic_dtype(user: fx.Node, number: fx.Node) -> torch.dtype | None:
     """The dtype of a number in arithmetic with a tensor, or as a tensor itself; None for any other use."""
     value = _value(user)
-    if user.target is torch.scalar_tensor and isinstance(value, torch.Tensor):
+    if _is_tensor_of_number(user):
         return value.dtype
     is_arithmetic = user.target in _ARITHMETIC if user.op == "call_function" else user.target in _METHODS
     if not is_arithmetic or user.op not in ("call_function", "call_method") or not isinstance(value, torch.Tensor):
@@ -233,7 +238,7 @@ def _number_input(graph: fx.Graph, number: fx.Node, dtype: torch.dtype, users: l
     name = f"number_{number.name}_{str(dtype).removeprefix('torch.')}"
     node = _input_before(graph, name, torch.zeros((), dtype=dtype))
     for user in users:
-        if user.target is torch.scalar_tensor:
+        if _is_tensor_of_number(user):
             user.replace_all_uses_with(node)
             graph.erase_node(user)
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -106,3 +108,18 @@ def test_a_number_that_is_used_and_returned_does_not_recompile() -> None:
         torch.testing.assert_close(loss, expected)
         assert weight == expected_weight
     assert len(engine.compile_log.graphs) <= 3
+
+
+@pytest.mark.parametrize("as_tensor", [torch.tensor, torch.scalar_tensor], ids=lambda function: function.__name__)
+def test_a_number_that_becomes_a_tensor_does_not_recompile(as_tensor: Callable[[float], torch.Tensor]) -> None:
+    engine = backend()
+    x = torch.randn(4, requires_grad=True)
+
+    def step(x: torch.Tensor, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        weight = as_tensor(number / 10).to(x.device)
+        return x.square().sum() * weight, weight.detach()
+
+    compiled = torch.compile(step, backend=engine)
+    for number in range(2, 10):
+        torch.testing.assert_close(compiled(x, number), step(x, number))
+    assert len(engine.compile_log.graphs) <= 2

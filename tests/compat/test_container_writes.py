@@ -1,0 +1,177 @@
+"""Steps that write into containers of the module, of other objects and of callbacks.
+
+They need no graph for each length, and end with the contents that they have in eager.
+"""
+
+from __future__ import annotations
+
+import collections
+import linecache
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.testing import CompileCounter
+from torch.utils.checkpoint import checkpoint
+
+from lit_ort.backend.steps import dynamo_settings
+from tests.compat.canary import canary
+
+STEPS = 8
+# What each object of a case has.
+STATE: dict[str, Any] = {
+    "outputs": list,
+    "queue": collections.deque,
+    "latest": lambda: collections.deque(maxlen=3),
+    "seen": set,
+    "by_step": dict,
+    "ordered": collections.OrderedDict,
+    "history": lambda: {"loss": []},
+    "lists": lambda: collections.defaultdict(list),
+    "counts": collections.Counter,
+    "number": int,
+    "mean": float,
+}
+# Statements of a step in which `o` is the object, `x` float[4, 3] and `i` the step's index.
+ONE_GRAPH = {
+    "append": "o.outputs.append(loss.detach())",
+    "append of a dictionary": "o.outputs.append({'loss': loss.detach(), 'rows': len(x)})",
+    "append of a list that changes": "e = [1]; o.outputs.append(e); e.append(loss.detach())",
+    "append of a batch": "o.outputs.append(x)",
+    "append of a read value": "o.outputs.append(loss.item())",
+    "append in a loop": "for k in range(3): o.outputs.append(loss.detach() * k)",
+    "append without gradients": "with torch.no_grad(): o.outputs.append(self.net(x))",
+    "append through a variable": "a = o.outputs.append; a(1); a(loss.detach())",
+    "append of a number, then its change": "o.outputs.append(o.number); o.number = 7",
+    "append to a list in a dictionary": "o.history['loss'].append(loss.detach())",
+    "extend": "o.outputs.extend([loss.detach(), i])",
+    "extend by a list that changes": "e = [1]; o.outputs.extend(e); e.append(2); o.outputs.extend(e)",
+    "+=": "o.outputs += [loss.detach()]",
+    "insert": "o.outputs.insert(0, loss.detach())",
+    "clear": "o.outputs.clear(); o.outputs.append(i)",
+    "replaced": "o.outputs.append(i); o.outputs = []; o.outputs.append(loss.detach())",
+    "read behind a graph break": "o.outputs.append(i); torch._dynamo.graph_break(); o.mean = total(o.outputs)",
+    "deque": "o.queue.append(loss.detach()); o.queue.appendleft(i); o.queue.extend((1, 2))",
+    "deque with a limit": "o.latest.append(loss.detach())",
+    "set": "o.seen.add(i)",
+    "item": "o.by_step[i] = loss.detach()",
+    "item, constant": "o.by_step['loss'] = loss.detach()",
+    "item of an ordered dictionary": "o.ordered[i] = loss.detach()",
+    "setdefault without its result": "o.by_step.setdefault(i, loss.detach())",
+}
+FEW_GRAPHS = {
+    "nested containers": "o.by_step[i] = {'losses': [loss.detach(), (i, 'a')]}",
+    "append of an object": "o.outputs.append(Pair(loss.detach(), i))",
+    "update": "o.by_step.update({'a': loss.detach()}); o.by_step.update(b=i)",
+    "setdefault": "o.by_step.setdefault('a', []).append(loss.detach())",
+    "lists by name": "o.lists['a'].append(loss.detach())",
+    "counts": "o.counts['a'] += 1; o.counts.update(['a', 'b'])",
+    "int": "o.number += len(x)",
+    "float": "o.mean = 0.9 * o.mean + 0.1 * i",
+    "length": "o.outputs.append(i); o.number = len(o.outputs); o.outputs.extend([1, 2]); o.mean = len(o.outputs) / 2",
+    "the first few": "if len(o.outputs) < 4: o.outputs.append(loss.detach())",
+    "cleared when full": "o.outputs.append(i)\n        if len(o.outputs) > 3: o.outputs.clear()",
+    "one of two": "(o.outputs if i % 2 else o.queue).append(loss.detach())",
+    "in a checkpoint": "loss = checkpoint(lambda y: (o.outputs.append(1), y * 2)[1], loss, use_reentrant=False)",
+}
+# These read what they write, and are compiled for each length; their values are right.
+READS = {
+    "sum": "o.outputs.append(i); o.mean = sum(o.outputs)",
+    "last": "o.outputs.append(i); o.mean = o.outputs[-1] + len(o.outputs)",
+    "branch": "if o.outputs: o.outputs.append(1)\n        else: o.outputs.append(2)",
+    "slice": "o.outputs.append(i); o.outputs[:] = o.outputs[-3:]",
+    "alias that is read": "o.outputs.append(i); o.number = len(o.alias); o.mean = sum(o.alias); o.alias.append(7)",
+    "alias that is read first": "o.mean = sum(o.alias); o.outputs.append(i); o.alias.append(7); o.n = sum(o.outputs)",
+    "moved": "a = o.outputs; o.outputs = []; o.outputs.append(i); a.append(7); o.outputs = a; o.outputs += [3]",
+    "error that is caught": "try: o.outputs.append(i); o.outputs.remove(99)\n        except ValueError: o.number += 1",
+    "extend by a generator": "o.outputs.extend(k * i for k in range(2))",
+    "item that is read": "o.by_step[i] = i; o.mean = o.by_step[i] + len(o.by_step)",
+}
+OWNERS = {"module": "self", "object": "self.helper", "callback": "self.callbacks[0]"}
+
+
+class Pair:
+    def __init__(self, first: Any, second: Any) -> None:
+        self.first, self.second = first, second
+
+
+class Owner:
+    pass
+
+
+@torch.compiler.disable
+def total(values: list[int]) -> int:
+    return sum(values)
+
+
+class Module(nn.Module):
+    step: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Linear(3, 2)
+        self.helper, self.callbacks = Owner(), [Owner()]
+        for owner in (self, self.helper, self.callbacks[0]):
+            for name, make in STATE.items():
+                setattr(owner, name, make())
+            owner.alias = owner.outputs  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def module_of(name: str, owner: str, statements: str) -> type[Module]:
+    """A class whose step has these statements."""
+    source = f"def step(self, x, i):\n        o = {owner}\n        loss = self.net(x).square().mean()\n"
+    source += f"        {statements}\n        return loss\n"
+    file = f"<{name} of {owner}>"
+    # Torch reads the lines of code that it traces.
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    names: dict[str, Any] = {"torch": torch, "total": total, "Pair": Pair, "checkpoint": checkpoint}
+    exec(compile(source, file, "exec"), names)
+    return type("Written", (Module,), {"step": names["step"]})
+
+
+def plain(value: Any) -> Any:
+    """A value that can be compared by ==."""
+    if isinstance(value, torch.Tensor):
+        return [round(element, 4) for element in value.flatten().tolist()]
+    if isinstance(value, Pair):
+        return plain((value.first, value.second))
+    if isinstance(value, dict):
+        return type(value).__name__, [(plain(key), plain(item)) for key, item in value.items()]
+    if isinstance(value, (list, tuple, collections.deque)):
+        return type(value).__name__, [plain(item) for item in value]
+    return round(value, 4) if isinstance(value, float) else value
+
+
+def contents(owner: Any) -> dict[str, Any]:
+    return {name: plain(getattr(owner, name)) for name in STATE}
+
+
+def graphs_of(name: str, owner: str, statements: str) -> int:
+    """Runs the steps in eager and compiled, requires the same contents, and returns the number of graphs."""
+    kind = module_of(name, OWNERS[owner], statements)
+    eager, module, counter = kind(), kind(), CompileCounter()
+    step = torch.compile(module.step, backend=counter)
+    for i in range(STEPS):
+        x = torch.randn(4, 3)
+        expected = eager.step(x, i)
+        with dynamo_settings("step", strict=True):
+            torch.testing.assert_close(step(x, i), expected)
+        assert contents(eval(OWNERS[owner], {"self": module})) == contents(eval(OWNERS[owner], {"self": eager}))
+    return counter.frame_count
+
+
+CASES = [
+    pytest.param(name, owner, most, id=f"{name}, {owner}", marks=() if k % 9 == 0 else pytest.mark.slow)
+    for cases, most in ((ONE_GRAPH, 1), (FEW_GRAPHS, 4), (READS, STEPS))
+    for k, (name, owner) in enumerate((name, owner) for name in cases for owner in OWNERS)
+]
+
+
+@pytest.mark.parametrize(("name", "owner", "most"), CASES)
+def test_contents_and_graphs(name: str, owner: str, most: int) -> None:
+    effect = "a step that appends to a list of its module is compiled at every call"
+    with canary("LazyVariableTracker or SideEffects of torch._dynamo", "container_writes", effect):
+        torch.compiler.reset()
+        assert graphs_of(name, owner, {**ONE_GRAPH, **FEW_GRAPHS, **READS}[name]) <= most
