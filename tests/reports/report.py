@@ -9,13 +9,17 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
+from lightning.pytorch import LightningModule
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from lit_ort import LitOrtWarning, ORTStrategy, explain
 from tests.compare import backend
+from tests.lightning_models import trainer
 
 F = TypeVar("F", bound=Callable[..., Any])
 Compile = Callable[[F], F]
+Strategy = Callable[[], Any]
 Values = dict[str, Any]
 
 # Relative and absolute.
@@ -62,26 +66,33 @@ def steps(
     return test_of
 
 
-def trainings(*, bfloat16: bool = False, **options: Any) -> Callable[..., Any]:
+def trainings(*, falls_back: str | None = None, bfloat16: bool = False) -> Callable[..., Any]:
     """Makes a test of a program that receives a strategy for its Trainers: its results are the same as in eager.
 
     Args:
+        falls_back: a pattern of the only warning, for what Dynamo can't trace; None if nothing may run in eager.
         bfloat16: the program computes in bfloat16, so that results agree to few digits.
-        options: of the strategy.
     """
 
-    def test_of(program: Callable[[Callable[[], Any]], Any]) -> Callable[[], None]:
+    def test_of(program: Callable[[Strategy], Any]) -> Callable[[], None]:
         def test() -> None:
             strategies: list[ORTStrategy] = []
 
             def strategy() -> ORTStrategy:
-                strategies.append(ORTStrategy(**{"fallback": "error", **options}))
+                strategies.append(ORTStrategy(fallback="error" if falls_back is None else "warn"))
                 return strategies[-1]
 
             expected = results_of(program, lambda: "auto")
-            actual = results_of(program, strategy)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always", LitOrtWarning)
+                actual = results_of(program, strategy)
             assert_same(actual, expected, False, BFLOAT16 if bfloat16 else TRAINED)
-            assert all(explain(used).graphs for used in strategies)
+            if falls_back is None:
+                assert not caught
+                assert all(explain(used).graphs for used in strategies)
+                return
+            assert len(caught) == 1
+            assert re.search(falls_back, str(caught[0].message)), caught[0].message
 
         return named(test, program)
 
@@ -96,6 +107,48 @@ def row(*shape: int) -> Tensor:
 def assert_aot_eager_can(program: Callable[..., Any], expected: Values) -> None:
     actual = results_of(program, lambda step: torch.compile(step, backend="aot_eager"))
     assert_same(actual, expected, False, FLOAT32)
+
+
+class Module(LightningModule):
+    """Trains modules with a loss of each batch, by SGD.
+
+    Args:
+        parts: the modules.
+        loss_of: the loss of a batch.
+    """
+
+    def __init__(self, parts: Sequence[nn.Module], loss_of: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.parts, self.loss_of, self.losses = nn.ModuleList(parts), loss_of, []
+
+    def training_step(self, batch: Sequence[Tensor], batch_idx: int) -> Tensor:
+        return self.loss_of(batch[0])
+
+    def validation_step(self, batch: Sequence[Tensor], batch_idx: int) -> None:
+        self.log("val_loss", self.loss_of(batch[0]))
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.losses.append(outputs["loss"].detach().float())
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.05)
+
+
+def trained(
+    parts: Sequence[nn.Module],
+    loss_of: Callable[[Tensor], Tensor],
+    rows: Tensor,
+    strategy: Strategy,
+    validates: bool = False,
+    module: type[Module] = Module,
+    **settings: Any,
+) -> Any:
+    """Losses, metrics and weights of a training of two epochs in batches of 8 rows."""
+    trainee = module(parts, loss_of)
+    loader = DataLoader(TensorDataset(rows), 8)
+    fitting = trainer(strategy(), **settings)
+    fitting.fit(trainee, loader, loader if validates else None)
+    return trainee.losses, dict(fitting.callback_metrics), trainee.state_dict()
 
 
 def named(test: Callable[[], None], program: Callable[..., Any]) -> Callable[[], None]:
