@@ -60,9 +60,10 @@ class ORTOptions:
             `explain(...).details()`. None recomputes nothing except in the module's own activation checkpoints.
         optimizer_in_graph: the run of a step also clips gradients and takes the optimizer's step. Each parameter is
             updated as soon as its gradient is computed, so that not all gradients are in memory at the same time; with
-            clipping by norm, or an optimizer that is not torch's own, parameters are updated when all gradients are
-            computed. It is for steps under `ORTStrategy` whose loss and gradients are computed by one graph, and where
-            nothing else reads gradients. Otherwise the optimizer steps after the backward, with a warning.
+            clipping by norm, parameters are updated when all gradients are computed. It is for steps under
+            `ORTStrategy` whose loss and gradients are computed by one graph, with an optimizer whose step is one of
+            torch's, and where nothing else reads gradients. Otherwise the optimizer steps after the backward, with a
+            warning.
         dynamic: `"auto"` compiles the first batch for its sizes, and the first batch of another size for any size of
             the dimensions that changed; `"never"` compiles every size separately.
         disable_passes: exact names of fusions and passes to skip (`lit_ort.fusions.pipeline.names()` and

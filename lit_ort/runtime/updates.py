@@ -8,6 +8,8 @@ Source: Lv et al. 2023, LOMO, and PyTorch's tutorial on the optimizer step in th
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from weakref import WeakSet
@@ -70,7 +72,7 @@ class Step:
     @property
     def waits(self) -> bool:
         """Whether no parameter can be updated before all gradients are computed."""
-        return self.clipping.needs_all or not is_by_parameter(self.optimizer)
+        return self.clipping.needs_all
 
     @property
     def parameters(self) -> Iterator[torch.Tensor]:
@@ -221,22 +223,28 @@ def is_consumed(gradient: torch.Tensor) -> bool:
 
 
 def is_by_parameter(optimizer: Optimizer) -> bool:
-    """Whether separate steps on each parameter are the same as one step on all of them.
+    """Whether an optimizer's step on each parameter alone, with its gradient, is the same as its step on all of them.
 
-    torch's own optimizers store all their state per parameter; others can store state, such as a step count, in a
-    parameter group.
+    torch's own steps store all their state per parameter, and only call a closure that is passed, once and first; a
+    step that needs its closure can run it again. Other steps can store state, such as a step count, in a group or in
+    the optimizer, and can need other gradients, the loss, or the gradients of changed weights.
     """
-    return type(optimizer).__module__.startswith("torch.optim.")
+    return _is_by_parameter(type(optimizer))
+
+
+@functools.cache
+def _is_by_parameter(kind: type[Optimizer]) -> bool:
+    closure = inspect.signature(kind.step).parameters.get("closure")
+    return kind.step.__module__.startswith("torch.optim.") and closure is not None and closure.default is None
 
 
 def step_alone(optimizer: Optimizer, parameters: Sequence[torch.Tensor]) -> None:
-    """Runs an optimizer's step on some of its parameters, with its options and state, and clears their gradients."""
+    """Runs the step of an optimizer by parameter on some of them, with its options and state, and clears gradients."""
     view = object.__new__(type(optimizer))
     view.__dict__.update(optimizer.__dict__)
-    if is_by_parameter(optimizer):
-        ids = {id(parameter) for parameter in parameters}
-        groups = ({**g, "params": [p for p in g["params"] if id(p) in ids]} for g in optimizer.param_groups)
-        view.param_groups = [group for group in groups if group["params"]]
+    ids = {id(parameter) for parameter in parameters}
+    groups = ({**g, "params": [p for p in g["params"] if id(p) in ids]} for g in optimizer.param_groups)
+    view.param_groups = [group for group in groups if group["params"]]
     type(optimizer).step(view)
     for parameter in parameters:
         parameter.grad = None

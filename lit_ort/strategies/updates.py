@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch.optim import Optimizer
 
 from lit_ort._compat.lightning import is_from_lightning
 from lit_ort._compat.torch_optim import has_gradient_hooks, has_step_hooks
-from lit_ort.runtime.updates import Clipping
+from lit_ort.runtime.updates import Clipping, is_by_parameter
 
 # Hooks in which user code can read gradients or change the optimizer's step.
 _MODULE_HOOKS = (
@@ -34,8 +33,8 @@ def reason_against_updates(module: Any, trainer: Any, optimizer: Optimizer) -> s
         return "the module uses manual optimization"
     if trainer.accumulate_grad_batches != 1:
         return f"accumulate_grad_batches is {trainer.accumulate_grad_batches}"
-    if isinstance(optimizer, torch.optim.LBFGS):
-        return "LBFGS runs the training step several times per optimizer step"
+    if not is_by_parameter(optimizer):
+        return f"the step of {type(optimizer).__name__} can need all gradients, the loss or another backward"
     if has_step_hooks(optimizer):
         return f"{type(optimizer).__name__} has hooks on its step"
     overridden = next(_overridden(module, trainer), None)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytorch_optimizer
 import torch
 from lightning.pytorch import Callback, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
-from pytorch_optimizer import Lamb
 from torch import Tensor
 
 import lit_ort
@@ -32,7 +33,6 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": lambda groups: torch.optim.AdamW(groups, 1e-2, weight_decay=0.1),
     "fused adamw": lambda groups: torch.optim.AdamW(groups, 1e-2, fused=True),
     "sgd": lambda groups: torch.optim.SGD(groups, 0.1, momentum=0.9),
-    "lamb": lambda groups: Lamb(groups, 1e-2),
 }
 CLIPPING: dict[str, dict[str, Any]] = {
     "no clipping": {},
@@ -95,11 +95,74 @@ def test_same_as_torch_over_50_steps(optimizer: str, clipping: dict[str, Any], m
     module = seeded(lambda: Optimized(optimizer))
     runner = fit(strategy(), module, **clipping)
     assert runner.global_step == 50
-    by_parameter = optimizer != "lamb" and clipping is not CLIPPING["by norm"]
-    # The first run returns its gradients; if the optimizer needs all at once, torch's own step uses them.
+    by_parameter = clipping is not CLIPPING["by norm"]
+    # The first run returns its gradients; if the clipping needs all at once, torch's own step uses them.
     assert len(steps) == (50 * len(list(module.parameters())) if by_parameter else 49)
     assert_same(state_of(runner), state_of(expected))
     torch.testing.assert_close(module.losses, expected.lightning_module.losses, rtol=1e-6, atol=1e-7)
+
+
+def optimizers_of(package: Any) -> dict[str, type[torch.optim.Optimizer]]:
+    kinds = {name: kind for name, kind in vars(package).items() if isinstance(kind, type)}
+    return {name: kind for name, kind in kinds.items() if issubclass(kind, torch.optim.Optimizer)}
+
+
+# Without those that are for matrices or sparse gradients only.
+TORCHS = optimizers_of(torch.optim).keys() - {"Optimizer", "SparseAdam", "Muon"}
+OF_OTHERS = ("SAM", "LookSAM", "Lookahead", "Lamb", "Lion", "AdaFactor", "ScheduleFreeAdamW")
+
+
+class TwoPoints(torch.optim.SGD):
+    """Adds the gradient at a second point."""
+
+    def step(self, closure: Any = None) -> Any:
+        with torch.enable_grad():
+            loss = closure()
+        gradients = [parameter.grad.clone() for parameter in self.param_groups[0]["params"]]
+        with torch.enable_grad():
+            closure()
+        for parameter, gradient in zip(self.param_groups[0]["params"], gradients, strict=True):
+            parameter.grad += gradient
+        super().step()
+        return loss
+
+
+class Renamed(torch.optim.AdamW):
+    """Has torch's step."""
+
+
+def made(name: str, parameters: Any) -> torch.optim.Optimizer:
+    own = {"TwoPoints": TwoPoints, "Renamed": Renamed, **optimizers_of(torch.optim)}
+    if name in own:
+        return own[name](parameters, lr=1e-2)
+    kind: Any = getattr(pytorch_optimizer, name)
+    if name == "Lookahead":
+        return kind(torch.optim.AdamW(parameters, lr=1e-2))
+    return kind(parameters, torch.optim.AdamW, lr=1e-2) if "SAM" in name else kind(parameters, lr=1e-2)
+
+
+class Made(Net):
+    def __init__(self, optimizer: str) -> None:
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh())
+        self.save_hyperparameters()
+
+    def configure_optimizers(self) -> Any:
+        return made(str(self.hparams["optimizer"]), self.parameters())
+
+
+FAST = ("SGD", "SAM", "Renamed")
+SLOW = sorted({*TORCHS, *OF_OTHERS, "TwoPoints"} - set(FAST))
+
+
+@pytest.mark.parametrize("optimizer", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+def test_optimizers_step_as_in_eager(optimizer: str) -> None:
+    expected = fit("auto", seeded(lambda: Made(optimizer)), max_epochs=2)
+    in_graph = optimizer in TORCHS - {"LBFGS"} or optimizer == "Renamed"
+    line = f"the step of {optimizer} can need all gradients, the loss or another backward"
+    with nullcontext() if in_graph else pytest.warns(LitOrtWarning, match=line):
+        runner = fit(strategy(), seeded(lambda: Made(optimizer)), max_epochs=2)
+    assert_same(dict(runner.lightning_module.state_dict()), dict(expected.lightning_module.state_dict()), 1e-5)
 
 
 def test_checkpoints_are_torchs_own(tmp_path: Path) -> None:
