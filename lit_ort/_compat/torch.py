@@ -5,10 +5,15 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch._C import _autograd, _from_dlpack, _to_dlpack
+from torch._C import (
+    _autograd,
+    _from_dlpack,
+    _functorch,  # pyright: ignore[reportAttributeAccessIssue] - not in the stubs
+    _to_dlpack,
+)
 from torch.amp import autocast_mode
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
@@ -26,6 +31,9 @@ log_api_usage: Any = torch._C._log_api_usage_once
 # Without the checks and the stream handling of torch.utils.dlpack, which take longer than the conversion.
 from_dlpack: Any = _from_dlpack
 to_dlpack: Any = _to_dlpack
+
+_add_batch_dim: Any = torch._add_batch_dim  # pyright: ignore[reportPrivateImportUsage] - vmap of autograd.grad
+_remove_batch_dim: Any = torch._remove_batch_dim  # pyright: ignore[reportPrivateImportUsage] - vmap of autograd.grad
 
 # Autograd's version counter: the number of in-place changes of a tensor.
 version_of: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
@@ -52,6 +60,42 @@ def have_tangents(tensors: Sequence[torch.Tensor]) -> bool:
     if forward_ad._current_level < 0:
         return False
     return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
+
+
+class GradientBatch(NamedTuple):
+    """Gradients of `torch.autograd.grad(..., is_grads_batched=True)`.
+
+    Args:
+        level: of torch's vmap.
+        rows: the gradients for each row of the batch; None where no gradient arrived.
+    """
+
+    level: int
+    rows: list[tuple[torch.Tensor | None, ...]]
+
+    def stacked(self, rows: Sequence[Sequence[torch.Tensor | None]]) -> tuple[torch.Tensor | None, ...]:
+        """One batched tensor for each column of `rows`."""
+        columns = zip(*rows, strict=True)
+        return tuple(None if column[0] is None else self._batched(column) for column in columns)
+
+    def _batched(self, column: Sequence[Any]) -> torch.Tensor:
+        return _add_batch_dim(torch.stack(list(column)), 0, self.level)
+
+
+def batch_of(gradients: Sequence[torch.Tensor | None]) -> GradientBatch | None:
+    """The rows of batched gradients; None if no gradient is batched."""
+    batched = [k for k, g in enumerate(gradients) if g is not None and _functorch.is_legacy_batchedtensor(g)]
+    if not batched:
+        return None
+    # The level of the vmap in progress can only be read by entering another one.
+    torch._C._vmapmode_increment_nesting()
+    level = torch._C._vmapmode_decrement_nesting()
+    columns: list[Any] = list(gradients)
+    for k in batched:
+        # The batch size is used only for tensors without this level.
+        columns[k] = _remove_batch_dim(columns[k], level, 1, 0)
+    rows = range(len(columns[batched[0]]))
+    return GradientBatch(level, [tuple(c[row] if k in batched else c for k, c in enumerate(columns)) for row in rows])
 
 
 def memory_of(tensor: torch.Tensor) -> int:

@@ -172,6 +172,11 @@ def writes_of(metadata: Any) -> dict[int, Write]:
     return writes
 
 
+def grad_mode_after(metadata: Any) -> bool | None:
+    """The grad mode that the graph sets for the code after it, or None."""
+    return metadata.grad_enabled_mutation
+
+
 def aliases_of(metadata: Any) -> dict[int, tuple[str, int]]:
     """The outputs that are aliases, by position.
 

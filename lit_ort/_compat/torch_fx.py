@@ -52,7 +52,8 @@ def aten_graph(graph_module: fx.GraphModule, examples: Sequence[Any], mode: Any)
     def interpreted(*inputs: Any) -> Any:
         return fx.Interpreter(graph_module).run(*inputs)
 
-    with mode, preserve_node_meta():
+    # The graph can set the grad mode for the code after it.
+    with mode, preserve_node_meta(), torch.set_grad_enabled(torch.is_grad_enabled()):
         return make_fx(interpreted, pre_dispatch=True, tracing_mode="real")(*examples)
 
 

@@ -55,11 +55,11 @@ from lit_ort.errors import (
     warn_at,
 )
 from lit_ort.options import AUTO, ORTOptions
-from lit_ort.runtime.autograd import Call, SplitRunner, bind_program
+from lit_ort.runtime.autograd import Call, bind_program
 from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.engines.choice import engine_of
 from lit_ort.runtime.heap import keep_freed_memory
-from lit_ort.runtime.program import SPLIT
+from lit_ort.runtime.program import EAGER, Form
 from lit_ort.runtime.report import GraphReport, Recompile, describe
 from lit_ort.runtime.session import SessionOptions
 from lit_ort.runtime.updates import HAND_OVER, Updates
@@ -255,30 +255,26 @@ class ORTBackend:
     def _forms(self, request: Request) -> Forms:
         """The other forms of a graph, compiled or run when a gradient needs one."""
         # The template has no tensors, which would stay in memory.
-        template = dataclasses.replace(request, tensors=(), form=SPLIT, any_sizes=False)
+        template = dataclasses.replace(request, tensors=())
 
-        def make_split(tensors: Sequence[torch.Tensor]) -> SplitRunner:
-            start, name = time.perf_counter(), f"{self.name}_{self._count}"
+        def bind(form: Form, tensors: Sequence[torch.Tensor]) -> Executable:
             with COMPILE_LOCK, self.compile_log.watch.compiling(self.name):
-                compilation = self._compiled(dataclasses.replace(template, tensors=tensors), name)
-                runner = SplitRunner(compilation.program, self._session_options({}))
-            self._report(compilation.report, start)
-            return runner
+                return self._executable_for(
+                    dataclasses.replace(template, tensors=tensors, form=form, any_sizes=False), time.perf_counter()
+                )
 
-        def run_eagerly(tensors: Sequence[torch.Tensor]) -> Sequence[Any]:
-            self.fall_back(template.original.graph, tensors, time.perf_counter(), _DOUBLE_BACKWARD)
+        def run_in_eager_mode(tensors: Sequence[torch.Tensor]) -> Sequence[Any]:
             with dataclasses.replace(template, tensors=tensors).modes():
-                graph = template.graph
-                arguments = graph.module_arguments(tensors, template.keys)
-                return run_in_eager(graph.module, arguments, self.options.precision)
+                arguments = template.graph.module_arguments(tensors, template.keys)
+                return run_in_eager(template.graph.module, arguments, self.options.precision)
 
-        return Forms(make_split, None if self.options.fallback == "error" else run_eagerly)
+        def fall_back(reason: str, tensors: Sequence[torch.Tensor]) -> None:
+            self.fall_back(template.original.graph, tensors, time.perf_counter(), reason)
 
-
-_DOUBLE_BACKWARD = (
-    "its gradient is differentiated again (create_graph=True), which a session's gradient can't be. From now on it "
-    "runs in eager; the rest of the step stays in ONNX Runtime."
-)
+        # With the optimizer in the graph, a fused run would consume gradients.
+        can_be_fused = request.form is None and not self.options.optimizer_in_graph
+        allowed = None if self.options.fallback == "error" else fall_back
+        return Forms(template.graph.module.graph, can_be_fused, bind, run_in_eager_mode, allowed)
 
 
 class CompiledGraph:
@@ -294,6 +290,7 @@ class CompiledGraph:
         self._original = graph_module
         self._compiled = 0
         self._executables: dict[tuple[Any, ...], Executable | None] = {}
+        self._form: Form | None = None
         self._warned = False
         # Raised at the first run; during tracing Dynamo would report it as an error in Dynamo.
         self._obstacle: CompileError | None = None
@@ -320,7 +317,9 @@ class CompiledGraph:
             executable = self._executables[key] = self._compiled_for(key[0], tensors) or self._compile(
                 key, keys, tensors
             )
-        if executable is None or executable.wants_eager:
+        if executable is not None and executable.wanted is not None:
+            executable = self._in_form(executable.wanted, key, keys, tensors)
+        if executable is None:
             return self._in_eager(arguments)
         try:
             if executable.check is not None:
@@ -345,6 +344,15 @@ class CompiledGraph:
             self._backend.fall_back(self._original.graph, tensors, time.perf_counter(), str(error))
             self._executables[key] = None
             return results
+
+    def _in_form(
+        self, form: Form, key: tuple[Any, ...], keys: tuple[Any, ...], tensors: Sequence[torch.Tensor]
+    ) -> Executable | None:
+        """The executable of the form that gradients called for; None for eager, at this and all other signatures."""
+        self._form, self._compiled = form, 0
+        self._executables.clear()
+        executable = self._executables[key] = self._compile(key, keys, tensors)
+        return executable
 
     def _without_graph(self, obstacle: CompileError, arguments: Sequence[Any]) -> Any:
         """Runs a graph or a call in eager for which nothing can be compiled."""
@@ -375,6 +383,7 @@ class CompiledGraph:
             tensors,
             keys,
             self._any_sizes,
+            self._form,
             gradients=torch.is_grad_enabled(),
             autocast=autocast_of(self._backend.options.precision, device_of(tensors)),
         )
@@ -382,6 +391,8 @@ class CompiledGraph:
     def _compile(
         self, key: tuple[Any, ...], keys: tuple[Any, ...], tensors: Sequence[torch.Tensor]
     ) -> Executable | None:
+        if self._form is not None and self._form.kind == EAGER:
+            return None
         executable = self._backend.executable(self._request(tensors, keys))
         # If one size can't be compiled for any size, the next one can't either.
         self._any_sizes = self._any_sizes and executable is not None and executable.changes_size

@@ -33,7 +33,15 @@ from lit_ort.fusions.graph import FusionGraph
 from lit_ort.joint.aliases import share_memory
 from lit_ort.joint.kinds import detach_others, loss_position
 from lit_ort.joint.outputs import Returned, normalize_outputs
-from lit_ort.joint.phases import SOURCE, PhaseGraph, one_phase, saved_inputs, two_phases
+from lit_ort.joint.phases import (
+    SOURCE,
+    PhaseGraph,
+    inputs_of_backward,
+    one_phase,
+    results_of_gradients,
+    saved_inputs,
+    two_phases,
+)
 from lit_ort.joint.trace import trace
 from lit_ort.lower.lower import Lowered, lower
 from lit_ort.lower.memory import peak_bytes
@@ -45,7 +53,7 @@ from lit_ort.passes import pipeline as passes
 from lit_ort.passes.optimizer_updates import hand_over_gradients
 from lit_ort.passes.streams import number_streams
 from lit_ort.runtime.engines.engine import Engine
-from lit_ort.runtime.program import FORWARD, FUSED, SPLIT, TRACKED, Output, Program, Signature, Source
+from lit_ort.runtime.program import FORWARD, FUSED, SPLIT, TRACKED, Form, Output, Program, Signature, Source
 from lit_ort.runtime.report import GraphReport, PassReport, describe
 
 
@@ -58,7 +66,7 @@ def build(
     engine: Engine,
     *,
     any_sizes: bool = False,
-    form: str | None = None,
+    form: Form | None = None,
 ) -> Compilation:
     """Runs all stages on a graph.
 
@@ -69,7 +77,7 @@ def build(
         name: the graph's name in reports.
         engine: the build of ONNX Runtime that will run it.
         any_sizes: compile for all sizes that the conditions of the signature allow, not only for those of `tensors`.
-        form: `split` for a graph that could be fused, because a gradient for a result other than the loss has arrived.
+        form: the form that gradients of earlier runs called for; None for the one that the graph's outputs suggest.
 
     Raises:
         CompileError: the graph can't run through ONNX Runtime; each stage raises its own subclass. Any other exception
@@ -100,7 +108,7 @@ class _Build:
         name: str,
         engine: Engine,
         any_sizes: bool,
-        form: str | None,
+        form: Form | None,
     ) -> None:
         self._engine = engine
         self._graph, self._tensors, self._keys = graph, tensors, keys
@@ -121,7 +129,7 @@ class _Build:
         self._dump.graph("1_captured", captured.module)
         captured, precisions, draws = self._fused(captured)
         sources = symbol_sources(captured.examples)
-        loss = None if self._form == SPLIT else loss_position(captured.module, differentiable)
+        loss = self._loss(captured.module, differentiable, outputs)
         module = captured.module if loss is None else detach_others(captured.module, differentiable, loss)
         joint = share_memory(trace(module, captured.examples))
         self._dump.graph("3_joint", joint.module)
@@ -140,9 +148,16 @@ class _Build:
             precisions=precisions,
             sizes=conditions_of(captured.examples) if self._any_sizes else None,
             draws=draws,
+            grad_mode=joint.grad_mode,
         )
         program = Program(kind, signature, lowered[0].phase, lowered[1].phase if len(lowered) > 1 else None)
         return Compilation(program, self._report(program, phases, lowered, before))
+
+    def _loss(self, module: fx.GraphModule, differentiable: Sequence[int], outputs: Sequence[Any]) -> int | None:
+        """The position of the loss among the results; None for a graph that is not fused."""
+        if self._form is None:
+            return loss_position(module, differentiable)
+        return None if self._form.loss is None else outputs[self._form.loss][0]
 
     def _require_device(self) -> None:
         if self._device.type not in self._engine.device_types:
@@ -215,7 +230,9 @@ class _Build:
         gradients: list[int | None] = [None] * len(self._tensors)
         for position, owner in enumerate(joint.gradients):
             gradients[owner] = position
-        backward = phases[-1] if len(phases) > 1 else None
+        # The seed is an input after these.
+        unchanged = set(range(len(self._tensors))) - {mutation.input for mutation in returned.mutations}
+        read = inputs_of_backward(joint) & unchanged if len(phases) == 1 else saved_inputs(phases[-1])
         return Signature(
             input_names=input_names(self._graph.module, len(self._tensors)),
             outputs=outputs,
@@ -224,8 +241,10 @@ class _Build:
             differentiable=tuple(k in tangents for k in range(len(joint.results))),
             loss=loss,
             gradients=tuple(gradients),
+            tangents=tuple(sorted(set(joint.tangents))),
+            reached_from=results_of_gradients(joint) if len(phases) > 1 and len(joint.tangents) > 1 else (),
             mutations=returned.mutations,
-            saved_inputs=() if backward is None else saved_inputs(backward),
+            saved_inputs=tuple(sorted(read)),
         )
 
     def _report(
@@ -281,8 +300,7 @@ def _trimmed(graph: NumberedGraph) -> tuple[NumberedGraph, list[Any], list[int]]
                 nodes.append(value)
             outputs.append((nodes.index(value), value.meta.get("example_value")))
     copied.output(tuple(nodes))
-    gradients = torch.is_grad_enabled()
-    differentiable = [k for k, node in enumerate(nodes) if gradients and _requires_grad(node)]
+    differentiable = [k for k, node in enumerate(nodes) if _requires_grad(node)]
     return dataclasses.replace(graph, module=fx.GraphModule(graph.module, copied)), outputs, differentiable
 
 

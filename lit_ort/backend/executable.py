@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
 
 from lit_ort.errors import SharedMemoryError
 from lit_ort.runtime.autograd import Call
-from lit_ort.runtime.program import DETACHED, TRACKED, Mutation, Output, Signature
-from lit_ort.runtime.sizes import hold, value_of, values_of
+from lit_ort.runtime.program import DETACHED, TRACKED, Form, Mutation, Signature
+from lit_ort.runtime.sizes import hold
+from lit_ort.runtime.views import output_value
 
 Tensors = Sequence[torch.Tensor]
 
@@ -25,8 +25,7 @@ class Check(Protocol):
 class Forms(Protocol):
     """The other forms of the graph."""
 
-    @property
-    def wants_eager(self) -> bool: ...
+    wanted: Form | None
 
 
 class Executable:
@@ -38,19 +37,24 @@ class Executable:
         forms: its other forms.
 
     Attributes:
+        call: runs its sessions, without writes into the inputs.
         check: compares its runs with eager; None without verification.
     """
 
     def __init__(self, signature: Signature, call: Call, forms: Forms) -> None:
         self.signature = signature
         self.check: Check | None = None
-        self._call = call
+        self.call = call
         self._forms = forms
 
     @property
-    def wants_eager(self) -> bool:
-        """Whether the graph has to run in eager from now on."""
-        return self._forms.wants_eager
+    def wanted(self) -> Form | None:
+        """The form that gradients of earlier runs called for; None if this one is right."""
+        return self._forms.wanted
+
+    def forget_wanted(self) -> None:
+        """Keeps this form, whatever gradients arrived before."""
+        self._forms.wanted = None
 
     @property
     def changes_size(self) -> bool:
@@ -69,10 +73,13 @@ class Executable:
         """
         if self.signature.mutations:
             require_own_memory(self.signature, tensors)
-        results = self._call(tensors)
+        results = self.call(tensors)
         for mutation in self.signature.mutations:
             _write(mutation, tensors, results)
-        return tuple(_value_of(output, results, tensors, numbers) for output in self.signature.outputs)
+        outputs = tuple([output_value(output, results, tensors, numbers) for output in self.signature.outputs])
+        if self.signature.grad_mode is not None:
+            torch.set_grad_enabled(self.signature.grad_mode)
+        return outputs
 
 
 def is_for(signature: Signature, tensors: Tensors) -> bool:
@@ -106,23 +113,3 @@ def _write(mutation: Mutation, tensors: Tensors, results: Tensors) -> None:
     else:
         with torch.no_grad():
             target.copy_(value)
-
-
-def _value_of(output: Output, results: Tensors, tensors: Tensors, numbers: Sequence[Any]) -> Any:
-    if output.source == "number":
-        return numbers[output.index]
-    if output.source == "constant":
-        return output.value.clone() if isinstance(output.value, torch.Tensor) else output.value
-    base = results[output.index] if output.source == "result" else tensors[output.index]
-    value = base if output.view is None else _viewed(base, output, tensors)
-    value = value.detach() if output.detached else value
-    return value if output.dtype is None or value.dtype == output.dtype else value.to(output.dtype)
-
-
-def _viewed(base: torch.Tensor, output: Output, tensors: Tensors) -> torch.Tensor:
-    view = output.view
-    assert view is not None
-    shapes = [tensor.shape for tensor in tensors]
-    offset = base.storage_offset() + value_of(view.offset, shapes)
-    with torch.no_grad() if output.untracked else nullcontext():
-        return base.as_strided(values_of(view.size, shapes), values_of(view.stride, shapes), offset)

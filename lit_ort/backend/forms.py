@@ -2,46 +2,170 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
+from torch import fx
 
-from lit_ort.runtime.autograd import SplitRunner
+from lit_ort._compat.torch_fx import ancestors_of, inputs_of, returned_by
+from lit_ort.runtime.autograd import NOT_REPEATABLE, Call, Entries, Run, double_backward
+from lit_ort.runtime.program import EAGER, FUSED, SPLIT, Form, Signature
+from lit_ort.runtime.views import output_gradients, tracked_output
+
+Tensors = Sequence[torch.Tensor]
+Gradients = Mapping[int, torch.Tensor]
+
+_DOUBLE_BACKWARD = (
+    "its gradient is differentiated again (create_graph=True), which a session's gradient can't be. From now on it "
+    "runs in eager; the rest of the step stays in ONNX Runtime."
+)
+_SEVERAL_BACKWARDS = (
+    "two of its results are differentiated at different times, so that a session would run forward and backward "
+    "twice. From now on it runs in eager; the rest of the step stays in ONNX Runtime."
+)
+
+
+class BoundForm(Protocol):
+    """A form of a graph that can run."""
+
+    @property
+    def signature(self) -> Signature: ...
+    @property
+    def call(self) -> Call: ...
 
 
 class Forms:
     """The other forms of one compiled graph.
 
     Args:
-        make_split: compiles the two-session form for the sizes of given inputs.
-        run_in_eager: runs the graph in eager, tracked by autograd, and returns its outputs; None if that is not
-            allowed.
+        graph: the captured graph.
+        can_be_fused: whether the graph may be compiled with another loss.
+        bind: compiles a form for given inputs.
+        run_in_eager: runs the graph in eager, tracked by autograd, and returns its outputs.
+        fall_back: reports that the graph runs in eager, with the reason and its inputs; None if that is not allowed.
 
     Attributes:
-        wants_eager: whether a gradient has been differentiated again, so that later steps run in eager.
+        wanted: the form that the gradients of a run called for, for later runs; None as long as this one is right.
     """
 
     def __init__(
         self,
-        make_split: Callable[[Sequence[torch.Tensor]], SplitRunner],
-        run_in_eager: Callable[[Sequence[torch.Tensor]], Sequence[Any]] | None,
+        graph: fx.Graph,
+        can_be_fused: bool,
+        bind: Callable[[Form, Tensors], BoundForm],
+        run_in_eager: Callable[[Tensors], Sequence[Any]],
+        fall_back: Callable[[str, Tensors], None] | None,
     ) -> None:
-        self._make_split = make_split
-        self._run_in_eager = run_in_eager
-        self._split: dict[tuple[torch.Size, ...], SplitRunner] = {}
-        self.wants_eager = False
+        self._graph, self._can_be_fused = graph, can_be_fused
+        self._bind, self._run_in_eager, self._fall_back = bind, run_in_eager, fall_back
+        self._bound: dict[tuple[Form, tuple[torch.Size, ...]], BoundForm] = {}
+        self.wanted: Form | None = None
 
-    def split(self, tensors: Sequence[torch.Tensor]) -> SplitRunner:
-        """The two-session form of a fused graph, for a gradient of an output other than the loss."""
-        shapes = tuple(tensor.shape for tensor in tensors)
-        if shapes not in self._split:
-            self._split[shapes] = self._make_split(tensors)
-        return self._split[shapes]
+    def gradients(
+        self, signature: Signature, run: Run, arrived: Gradients, needed: Sequence[bool], again: bool
+    ) -> Entries:
+        """The gradients of the inputs of a run, for gradients that its form doesn't take.
 
-    def eager(self, tensors: Sequence[torch.Tensor]) -> Sequence[Any] | None:
-        """The graph's outputs, for gradients that are differentiated again; None if that is not allowed."""
-        if self._run_in_eager is None:
-            return None
-        self.wants_eager = True
-        return self._run_in_eager(tensors)
+        Another form runs the forward again with the same seed, and later runs use that form from the start.
+
+        Args:
+            signature: of the form that ran.
+            run: its inputs.
+            arrived: the gradients by position among its results.
+            needed: whether each input's gradient is needed.
+            again: whether gradients of other results have been computed before.
+
+        Raises:
+            RuntimeError: an input that these results depend on has been changed in place.
+            SessionError: a gradient can't be passed on.
+        """
+        mutated = [k for k in arrived if signature.keys[k][0] == "mutation"]
+        shapes = [tensor.shape for tensor in run.tensors]
+        tangents = output_gradients(signature, {k: g for k, g in arrived.items() if k not in mutated}, shapes)
+        _require_unchanged(run, range(len(shapes)) if mutated else self._inputs_of(tangents))
+        form = self._form_for(tangents, bool(mutated))
+        self.wanted = form
+        if again and self._fall_back is not None:
+            self.wanted = Form(EAGER)
+            self._fall_back(_SEVERAL_BACKWARDS, run.tensors)
+        changed = {mutation.input for mutation in signature.mutations}
+        pairs = enumerate(zip(run.tensors, needed, strict=True))
+        inputs = [_detached(tensor, is_needed, k in changed) for k, (tensor, is_needed) in pairs]
+        traced = [inputs[k] if k in changed else tensor for k, tensor in enumerate(run.tensors)]
+        executable = self._executable(form, traced)
+        results = executable.call(inputs, run.seed)
+        other = executable.signature
+        with torch.enable_grad():
+            roots = [tracked_output(other.outputs[position], results, inputs) for position in tangents]
+        roots += [results[other.keys.index(signature.keys[k])] for k in mutated]
+        return _gradients_of(inputs, needed, roots, [*tangents.values(), *(arrived[k] for k in mutated)])
+
+    def differentiable_gradients(
+        self, signature: Signature, run: Run, arrived: Gradients, needed: Sequence[bool]
+    ) -> Entries:
+        """The gradients of the inputs of a run, tracked by autograd, from the graph in eager.
+
+        Raises:
+            SessionError: an input has been changed in place since the run, or the graph is not allowed to run in eager.
+        """
+        if self._fall_back is None:
+            raise double_backward("fallback='error' doesn't allow it to run in eager")
+        if run.changed(range(len(run.tensors))):
+            raise double_backward(NOT_REPEATABLE)
+        tangents = output_gradients(signature, arrived, [tensor.shape for tensor in run.tensors])
+        self.wanted = Form(EAGER)
+        self._fall_back(_DOUBLE_BACKWARD, run.tensors)
+        outputs = self._run_in_eager(run.tensors)
+        roots = [outputs[position] for position in tangents]
+        return _gradients_of(run.tensors, needed, roots, list(tangents.values()), create_graph=True)
+
+    def _form_for(self, tangents: Gradients, of_mutations: bool) -> Form:
+        """The form that takes gradients of these outputs."""
+        position, gradient = next(iter(tangents.items()), (None, None))
+        is_loss = len(tangents) == 1 and gradient is not None and gradient.dim() == 0
+        return Form(FUSED, position) if is_loss and self._can_be_fused and not of_mutations else Form(SPLIT)
+
+    def _executable(self, form: Form, tensors: Tensors) -> BoundForm:
+        key = (form, tuple(tensor.shape for tensor in tensors))
+        if key not in self._bound:
+            self._bound[key] = self._bind(form, tensors)
+        return self._bound[key]
+
+    def _inputs_of(self, outputs: Iterable[int]) -> set[int]:
+        """The positions of the inputs that outputs are computed from."""
+        returned = returned_by(self._graph)
+        nodes = [returned[position] for position in outputs]
+        reached = ancestors_of(nodes) | set(nodes)
+        return {position for position, node in enumerate(inputs_of(self._graph)) if node in reached}
+
+
+def _require_unchanged(run: Run, positions: Iterable[int]) -> None:
+    """Checks that inputs still have the values that the forward read.
+
+    Raises:
+        RuntimeError: as in eager, for an input that was changed in place.
+    """
+    for k in run.changed(positions):
+        tensor = run.tensors[k]
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: input "
+            f"{k}, a {tensor.type()} of shape {list(tensor.shape)}. Change it after backward(), or clone it before."
+        )
+
+
+def _gradients_of(
+    tensors: Tensors, needed: Sequence[bool], roots: Tensors, tangents: Tensors, create_graph: bool = False
+) -> Entries:
+    """One entry for each tensor; None where no gradient is needed."""
+    leaves = [tensor for tensor, is_needed in zip(tensors, needed, strict=True) if is_needed]
+    tangents = [tangent.to(root.dtype) for tangent, root in zip(tangents, roots, strict=True)]
+    computed = iter(torch.autograd.grad(roots, leaves, tangents, create_graph=create_graph, allow_unused=True))
+    return tuple(next(computed) if is_needed else None for is_needed in needed)
+
+
+def _detached(tensor: torch.Tensor, is_needed: bool, is_changed: bool) -> torch.Tensor:
+    """A leaf for a gradient; not a leaf if the graph writes into it, which autograd doesn't allow."""
+    leaf = tensor.detach().requires_grad_(is_needed)
+    with torch.enable_grad():
+        return leaf.clone() if is_changed else leaf

@@ -12,6 +12,7 @@ from torch import fx
 
 from lit_ort._compat.devices import device_of
 from lit_ort.capture.numbers import NumberedGraph
+from lit_ort.runtime.program import Form
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Request:
         original: Dynamo's graph.
         tensors, keys: the call's inputs.
         any_sizes: compile for as many sizes as possible, not only for those of `tensors`.
-        form: `split` for the two-session form of a graph that could be fused.
+        form: the form that gradients of earlier runs called for, or None.
         gradients: whether grad mode is enabled.
         autocast: the dtype of the autocast around the call, or None.
     """
@@ -33,7 +34,7 @@ class Request:
     tensors: Sequence[torch.Tensor]
     keys: tuple[Any, ...]
     any_sizes: bool
-    form: str | None = None
+    form: Form | None = None
     gradients: bool = True
     autocast: torch.dtype | None = None
 

@@ -75,6 +75,7 @@ class Check:
         if self._runs == 0 or (every is not None and self._runs % every == 0):
             with torch.random.fork_rng(devices=[]), draw_from(torch.Generator()), without_dropout():
                 worst = self._compare(arguments)
+            self._executable.forget_wanted()
             self._compile_log.note_verification(self._name, worst)
         self._runs += 1
 

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch.nn import functional
 
-from lit_ort._compat.torch import data_of, log_api_usage
+from lit_ort._compat.torch import data_of, log_api_usage, set_grad_enabled
 from lit_ort._compat.torch_fx import MISTRACED_OPERATORS, aten_graph, inputs_of
 from lit_ort._compat.torch_ops import HigherOrderOperator, of_functorch, returns_alias, written_arguments
 from lit_ort.capture.dimensions import changing_dimensions
@@ -53,7 +53,7 @@ def capture(graph: NumberedGraph, tensors: Sequence[torch.Tensor], keys: Sequenc
             tracing are not caught.
     """
     dimensions = changing_dimensions(graph.module) if any_sizes else None
-    examples = examples_of(tensors, torch.is_grad_enabled(), dimensions)
+    examples = examples_of(tensors, torch.is_grad_enabled() or _enables_gradients(graph.module.graph), dimensions)
     bound = _bind_numbers(graph, examples, keys)
     _refuse_replaced_memory(bound.graph)
     _canonicalize_calls(bound.graph)
@@ -64,6 +64,11 @@ def capture(graph: NumberedGraph, tensors: Sequence[torch.Tensor], keys: Sequenc
     module = aten_graph(bound, examples.tensors, examples.mode)
     _refuse_incorrect_traces(module.graph)
     return Captured(module, examples, True)
+
+
+def _enables_gradients(graph: fx.Graph) -> bool:
+    """Whether a part of the graph runs under `enable_grad`, also if the graph is called under `no_grad`."""
+    return any(node.target is set_grad_enabled and node.args[0] for node in graph.nodes)
 
 
 def _refuse_incorrect_traces(graph: fx.Graph) -> None:

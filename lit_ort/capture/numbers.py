@@ -101,10 +101,13 @@ def separate_numbers(graph_module: fx.GraphModule) -> NumberedGraph:
 
 
 def copy_graph(graph_module: fx.GraphModule) -> fx.Graph:
-    """Return a copy of a module's graph; its nodes keep their metadata."""
+    """Return a copy of a module's graph; its nodes keep their metadata, except for Dynamo's references to tensors."""
     graph = fx.Graph()
     output = graph.output(graph.graph_copy(graph_module.graph, {}))
     output.meta = dict(output_of(graph_module.graph).meta)
+    for node in inputs_of(graph):
+        # A weak reference to a parameter prevents torch.utils.swap_tensors.
+        node.meta.pop("grapharg", None)
     return graph
 
 

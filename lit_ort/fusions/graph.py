@@ -134,7 +134,7 @@ def _tracked_nodes(graph: fx.Graph, examples: Examples) -> set[fx.Node]:
     pairs = zip(inputs_of(graph), examples.tensors, strict=True)
     tracked = {node for node, example in pairs if example.requires_grad}
     bases: dict[fx.Node, fx.Node] = {}
-    enabled = True
+    enabled = torch.is_grad_enabled()
     for node in graph.nodes:
         is_detached = node.target is torch.ops.aten.detach.default
         is_view = is_alias(node) and not is_detached

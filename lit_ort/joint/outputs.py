@@ -14,10 +14,10 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch_aot import OF_BACKWARD
-from lit_ort._compat.torch_fx import inputs_of, output_of, returned_by
+from lit_ort._compat.torch_fx import output_of, returned_by
 from lit_ort._compat.torch_sizes import hint_of
 from lit_ort.errors import CaptureError
-from lit_ort.joint.trace import JointGraph
+from lit_ort.joint.trace import JointGraph, tangents_of
 from lit_ort.runtime.program import Mutation, Output, View
 
 aten = torch.ops.aten
@@ -54,6 +54,7 @@ def normalize_outputs(
     Raises:
         CaptureError: an output is not a view of a result that a session can return.
     """
+    joint = dataclasses.replace(joint, aliases=_of_computed_values(joint))
     graph = joint.module.graph
     returned = returned_by(graph)
     count = len(joint.results)
@@ -63,7 +64,7 @@ def normalize_outputs(
     nodes = returned[:count]
     examples = [node.meta["val"] if isinstance(node, fx.Node) else None for node in nodes]
     outputs = _outputs(joint, examples, new_positions, inputs, captured, terms)
-    tangents = [node for node in inputs_of(graph) if node.meta["description"].kind == "tangent"]
+    tangents = tangents_of(joint.module)
     start = next(node for node in graph.nodes if node.op != "placeholder")
     for position in computed:
         order = _memory_order(examples[position])
@@ -79,6 +80,19 @@ def normalize_outputs(
         tangents=tuple(new_positions[k] for k in joint.tangents),
     )
     return Returned(without_aliases, outputs, _mutations(without_aliases))
+
+
+def _of_computed_values(joint: JointGraph) -> dict[int, tuple[str, int]]:
+    """The aliases of a joint graph; an alias of another alias is one of that one's base."""
+    aliases: dict[int, tuple[str, int]] = {}
+    for position, (kind, index) in joint.aliases.items():
+        while (
+            kind == "result" and joint.results[index].kind == "output" and joint.results[index].index in joint.aliases
+        ):
+            kind, index = joint.aliases[joint.results[index].index]
+            kind = "input" if kind == "same" else kind
+        aliases[position] = kind, index
+    return aliases
 
 
 def _outputs(

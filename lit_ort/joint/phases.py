@@ -16,9 +16,9 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch_aot import OF_BACKWARD, is_marked, mark_recomputed, partition
-from lit_ort._compat.torch_fx import first_argument, inputs_of, output_of, returned_by
+from lit_ort._compat.torch_fx import first_argument, inputs_of, is_alias, output_of, returned_by
 from lit_ort._compat.torch_ops import OpOverload
-from lit_ort.joint.trace import JointGraph
+from lit_ort.joint.trace import JointGraph, tangents_of
 from lit_ort.runtime.program import Source
 
 aten = torch.ops.aten
@@ -162,7 +162,7 @@ def _first_after_inputs(graph: fx.Graph) -> fx.Node:
 
 
 def _tangents(module: fx.GraphModule) -> list[str]:
-    return [node.name for node in inputs_of(module.graph) if node.meta["description"].kind == "tangent"]
+    return [node.name for node in tangents_of(module)]
 
 
 def _concatenated(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> fx.GraphModule:
@@ -206,7 +206,39 @@ def _by_need(graph: fx.Graph) -> list[fx.Node]:
     return list(ordered)
 
 
-def saved_inputs(backward: PhaseGraph) -> tuple[int, ...]:
-    """The positions of the tensor inputs that the backward reads."""
-    sources: Sequence[Source] = [node.meta[SOURCE] for node in inputs_of(backward.module.graph)]
-    return tuple(sorted({source.index for source in sources if source.kind == "tensor"}))
+def saved_inputs(backward: PhaseGraph) -> set[int]:
+    """The positions of the tensor inputs that the backward reads. Saved sizes have no source: shapes determine them."""
+    inputs = [node for node in inputs_of(backward.module.graph) if isinstance(node.meta["val"], torch.Tensor)]
+    sources: Sequence[Source] = [node.meta[SOURCE] for node in inputs]
+    return {source.index for source in sources if source.kind == "tensor"}
+
+
+def inputs_of_backward(joint: JointGraph) -> set[int]:
+    """The positions of the tensor inputs that the backward of a joint graph reads, as they are or through views."""
+    tangents = set(_tangents(joint.module))
+    backward: set[fx.Node] = set()
+    read: set[int] = set()
+    for node in joint.module.graph.nodes:
+        if node.name in tangents or not backward.isdisjoint(node.all_input_nodes):
+            backward.add(node)
+            bases = () if node.op == "output" else map(_viewed_base, node.all_input_nodes)
+            descriptions = [base.meta["description"] for base in bases if base.op == "placeholder"]
+            read |= {description.index for description in descriptions if description.kind == "input"}
+    return read
+
+
+def results_of_gradients(joint: JointGraph) -> tuple[tuple[int, ...], ...]:
+    """For each gradient, the positions of the results through which it arrives."""
+    names = _tangents(joint.module)
+    reached: dict[fx.Node, frozenset[int]] = {}
+    for node in joint.module.graph.nodes:
+        own = [joint.tangents[names.index(node.name)]] if node.name in names else []
+        reached[node] = frozenset(own).union(*(reached[argument] for argument in node.all_input_nodes))
+    gradients = returned_by(joint.module.graph)[len(joint.results) :]
+    return tuple(tuple(sorted(reached[gradient])) for gradient in gradients)
+
+
+def _viewed_base(node: fx.Node) -> fx.Node:
+    while is_alias(node):
+        node = first_argument(node)
+    return node

@@ -22,6 +22,7 @@ from lit_ort._compat.torch_aot import (
     description_of,
     descriptor_of,
     effect_of,
+    grad_mode_after,
     joint_trace,
     keep_effect,
     writes_of,
@@ -49,6 +50,7 @@ class JointGraph:
             or of a `result`, and the position of the latter.
         modes: for each mutated input, how autograd treats the in-place change.
         differentiable: whether there is a backward.
+        grad_mode: the grad mode that the graph sets for the code after it, or None.
     """
 
     module: fx.GraphModule
@@ -58,6 +60,7 @@ class JointGraph:
     aliases: dict[int, tuple[str, int]]
     modes: dict[int, str]
     differentiable: bool
+    grad_mode: bool | None
 
 
 def trace(module: fx.GraphModule, examples: Examples) -> JointGraph:
@@ -100,7 +103,13 @@ def trace(module: fx.GraphModule, examples: Examples) -> JointGraph:
         _aliases(traced.metadata, results, input_positions),
         _modes(traced.metadata, input_positions),
         traced.differentiable,
+        grad_mode_after(traced.metadata),
     )
+
+
+def tangents_of(module: fx.GraphModule) -> list[fx.Node]:
+    """The inputs of a joint graph that are gradients of results, in order."""
+    return [node for node in inputs_of(module.graph) if node.meta["description"].kind == "tangent"]
 
 
 def _flat(output: Any) -> list[Any]:

@@ -3,38 +3,74 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+import functools
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from lit_ort._compat.torch import keeps_graph, version_of
+from lit_ort._compat.torch import batch_of, keeps_graph, version_of
 from lit_ort.errors import SessionError
 from lit_ort.runtime.program import FORWARD, FUSED, Program, Signature
 from lit_ort.runtime.random import draw_seed
 from lit_ort.runtime.session import RunInputs, Session, SessionOptions
 from lit_ort.runtime.updates import Updates, is_consumed
+from lit_ort.runtime.views import lost_gradient
 
 Tensors = Sequence[torch.Tensor]
 Gradients = Sequence[torch.Tensor | None]
-Call = Callable[[Tensors], "list[torch.Tensor]"]
+Entries = tuple[torch.Tensor | None, ...]
 
+NOT_REPEATABLE = "it draws random numbers or changes its inputs, so that eager can't repeat it"
 _SECOND_BACKWARD = (
     "backward() was called a second time for one forward, but its gradients and saved tensors are already freed",
     "Pass retain_graph=True to the first backward(), or run the forward again.",
 )
 
 
+class Call(Protocol):
+    """Runs a graph's sessions and returns the results; draws a seed unless one is given."""
+
+    def __call__(self, tensors: Tensors, seed: int | None = None) -> list[torch.Tensor]: ...
+
+
+class Run(NamedTuple):
+    """What a forward read, so that another form can run it again.
+
+    Args:
+        tensors: its inputs; copies of those that the graph changes in place.
+        versions: the version counters of these tensors at that time.
+        seed: of its random numbers.
+    """
+
+    tensors: tuple[torch.Tensor, ...]
+    versions: tuple[int, ...]
+    seed: int
+
+    @classmethod
+    def of(cls, tensors: Tensors, seed: int, changed: Container[int]) -> Run:
+        kept = tuple([tensor.clone() if k in changed else tensor for k, tensor in enumerate(tensors)])
+        return cls(kept, tuple([_version(tensor) for tensor in kept]), seed)
+
+    def changed(self, positions: Iterable[int]) -> list[int]:
+        """The inputs among these that were changed in place since."""
+        return [k for k in positions if _version(self.tensors[k]) != self.versions[k]]
+
+
 class OtherForms(Protocol):
     """Other forms of the same graph, for gradients that its sessions don't compute."""
 
-    def split(self, tensors: Tensors) -> SplitRunner:
-        """The split form of a fused graph, for gradients of results other than the loss."""
+    def gradients(
+        self, signature: Signature, run: Run, arrived: Mapping[int, torch.Tensor], needed: Sequence[bool], again: bool
+    ) -> Entries:
+        """The gradients of the inputs, from a form that takes the gradients of these results."""
         ...
 
-    def eager(self, tensors: Tensors) -> Sequence[Any] | None:
-        """The graph's outputs, tracked by autograd; None if the graph is not allowed to run in eager."""
+    def differentiable_gradients(
+        self, signature: Signature, run: Run, arrived: Mapping[int, torch.Tensor], needed: Sequence[bool]
+    ) -> Entries:
+        """The gradients of the inputs, tracked by autograd."""
         ...
 
 
@@ -65,8 +101,8 @@ def _shapes(tensors: Tensors) -> list[torch.Size]:
 
 
 def _forward_call(session: Session, signature: Signature) -> Call:
-    def call(tensors: Tensors) -> list[torch.Tensor]:
-        return session.run(RunInputs(tensors, _shapes(tensors), _seed(signature)))
+    def call(tensors: Tensors, seed: int | None = None) -> list[torch.Tensor]:
+        return session.run(RunInputs(tensors, _shapes(tensors), _seed(signature) if seed is None else seed))
 
     return call
 
@@ -75,20 +111,20 @@ def _fused_call(session: Session, signature: Signature, forms: OtherForms, updat
     """One run computes the results and every gradient, for a loss gradient of one; backward only returns them."""
     loss, results = signature.loss, signature.results
     assert loss is not None, "a fused program has a loss"
-    others = [k for k, differentiable in enumerate(signature.differentiable) if differentiable and k != loss]
-    changed, repeatable = {mutation.input for mutation in signature.mutations}, _is_repeatable(signature)
+    changed = {mutation.input for mutation in signature.mutations}
+    keeps_run = _has_several_parts(signature) or _is_repeatable(signature)
     count = sum(position is not None for position in signature.gradients)
 
     class FusedStep(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            ctx.seed, ctx.input_count = _seed(signature), len(tensors)
-            if others:
-                ctx.save_for_backward(*(t.clone() if k in changed else t for k, t in enumerate(tensors)))
-            ctx.inputs = _Inputs.of(tensors) if repeatable else None
-            outputs = session.run(RunInputs(tensors, _shapes(tensors), ctx.seed))
+        def forward(ctx: Any, seed: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            ctx.input_count, ctx.differentiated = len(tensors), frozenset()
+            ctx.run = Run.of(tensors, seed, changed) if keeps_run else None
+            outputs = session.run(RunInputs(tensors, _shapes(tensors), seed))
             ctx.gradients = outputs[results:]
             del outputs[results:]
+            # Autograd detects in-place changes of these before the backward.
+            ctx.save_for_backward(*[tensors[k] for k in signature.saved_inputs])
             ctx.set_materialize_grads(False)
             ctx.mark_non_differentiable(*_not_differentiable(outputs, signature))
             return tuple(outputs)
@@ -97,33 +133,36 @@ def _fused_call(session: Session, signature: Signature, forms: OtherForms, updat
         @torch.compiler.disable
         def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the base takes *args
             ctx: Any, *output_gradients: torch.Tensor | None
-        ) -> tuple[torch.Tensor | None, ...]:
-            # Autograd enables grad mode in backward if the gradients will be differentiated again.
-            if torch.is_grad_enabled():
-                return _differentiable_gradients(signature, forms, ctx.inputs, ctx.needs_input_grad, output_gradients)
-            run_inputs, ctx.inputs = ctx.inputs, None
-            if all(gradient is None for gradient in output_gradients):
-                return (None,) * ctx.input_count
-            scale = output_gradients[loss]
-            if scale is None or any(output_gradients[k] is not None for k in others):
-                ctx.gradients = None
-                pairs = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=True)
-                inputs = [tensor.detach().requires_grad_(needed) for tensor, needed in pairs]
-                inputs = [_not_a_leaf(tensor) if k in changed else tensor for k, tensor in enumerate(inputs)]
-                tangents = dict(zip(signature.keys, output_gradients, strict=True))
-                return forms.split(inputs).repeat(inputs, ctx.seed, tangents)
-            gradients, ctx.gradients = ctx.gradients, None
-            if gradients is None:
-                raise SessionError(_SECOND_BACKWARD[0], remedy=_SECOND_BACKWARD[1])
-            if keeps_graph():
-                ctx.gradients, ctx.inputs = gradients, run_inputs
-                gradients = [gradient.clone() for gradient in gradients]
-            gradients = _for_autograd(gradients, scale, updates)
-            return _place(gradients, ctx.input_count, signature.gradients)
+        ) -> Entries:
+            return None, *_for_each_row(functools.partial(gradients_of, ctx), output_gradients)
 
-    def call(tensors: Tensors) -> list[torch.Tensor]:
-        with nullcontext() if updates is None else updates.run(session, tensors, count):
-            return list(FusedStep.apply(*tensors))
+    def gradients_of(ctx: Any, keep: bool, output_gradients: Gradients) -> Entries:
+        arrived = {k: gradient for k, gradient in enumerate(output_gradients) if gradient is not None}
+        if not arrived:
+            return (None,) * ctx.input_count
+        needed = ctx.needs_input_grad[1:]
+        if torch.is_grad_enabled():
+            return _differentiable_gradients(signature, forms, ctx.run, needed, arrived)
+        _require_first(arrived, ctx.differentiated)
+        if arrived.keys() != {loss}:
+            entries = forms.gradients(signature, ctx.run, arrived, needed, again=bool(ctx.differentiated))
+        else:
+            assert ctx.saved_tensors is not None, "raises if a saved tensor has changed"
+            gradients = [gradient.clone() for gradient in ctx.gradients] if keep else ctx.gradients
+            gradients = _for_autograd(gradients, arrived[loss], updates)
+            entries = _place(gradients, ctx.input_count, signature.gradients)
+        if not keep:
+            ctx.differentiated |= arrived.keys()
+            if loss in arrived:
+                ctx.gradients = None
+            if not _has_several_parts(signature):
+                ctx.run = None
+        return entries
+
+    def call(tensors: Tensors, seed: int | None = None) -> list[torch.Tensor]:
+        seed = _seed(signature) if seed is None else seed
+        with _enabled_gradients(), nullcontext() if updates is None else updates.run(session, tensors, count):
+            return list(FusedStep.apply(seed, *tensors))
 
     return call
 
@@ -145,10 +184,10 @@ class SplitRunner:
     Args:
         program: of kind `split`.
         options: how its sessions run.
-        forms: other forms of the graph; None if this runner is itself one of them.
+        forms: other forms of the graph.
     """
 
-    def __init__(self, program: Program, options: SessionOptions, forms: OtherForms | None = None) -> None:
+    def __init__(self, program: Program, options: SessionOptions, forms: OtherForms) -> None:
         assert program.backward is not None, "a split program has a backward"
         self._signature = program.signature
         self._forms = forms
@@ -157,49 +196,38 @@ class SplitRunner:
         self._tangents = [source.index for _, source in program.backward.inputs if source.kind == "tangent"]
         self._function = self._as_function()
 
-    def call(self, tensors: Tensors) -> list[torch.Tensor]:
+    def call(self, tensors: Tensors, seed: int | None = None) -> list[torch.Tensor]:
         """Runs the forward and returns the results, tracked by autograd."""
-        return list(self._function.apply(*tensors))
+        with _enabled_gradients():
+            return list(self._function.apply(_seed(self._signature) if seed is None else seed, *tensors))
 
-    def repeat(
-        self, tensors: Tensors, seed: int, tangents: Mapping[tuple[str, int], torch.Tensor | None]
-    ) -> tuple[torch.Tensor | None, ...]:
-        """The gradients of a forward that another form has run; runs the forward again with the same seed.
-
-        Args:
-            tensors: the inputs of the graph.
-            seed: the seed of the first run.
-            tangents: the gradient of each result, by its key in the signature.
-        """
-        output_gradients = [tangents.get(key) for key in self._signature.keys]
-        outputs = self._forward.run(RunInputs(tensors, _shapes(tensors), seed))
-        results, saved = outputs[: self._signature.results], outputs[self._signature.results :]
-        del outputs
-        saved_inputs = {k: tensors[k] for k in self._signature.saved_inputs}
-        inputs = RunInputs(saved_inputs, _shapes(tensors), seed, saved)
-        return self._gradients(inputs, _types(results), output_gradients)
-
-    def _gradients(
-        self, inputs: RunInputs, types: Sequence[_Type], output_gradients: Gradients
-    ) -> tuple[torch.Tensor | None, ...]:
-        """The gradients of the inputs; zeros are used for a result without a gradient."""
-        tangents = {k: types[k].zeros() if output_gradients[k] is None else output_gradients[k] for k in self._tangents}
+    def _gradients(self, inputs: RunInputs, types: Sequence[_Type], arrived: Mapping[int, torch.Tensor]) -> Entries:
+        """The gradients of the inputs: None, as in eager, for an input that no arrived gradient reaches."""
+        signature = self._signature
+        for k in arrived.keys() - set(signature.tangents):
+            raise lost_gradient(signature, k)
+        tangents = {k: arrived[k] if k in arrived else types[k].zeros() for k in self._tangents}
         outputs = self._backward.run(dataclasses.replace(inputs, tangents=tangents))
-        return _place(outputs, len(inputs.shapes), self._signature.gradients)
+        unreached = {
+            k for k, results in enumerate(signature.reached_from) if results and arrived.keys().isdisjoint(results)
+        }
+        positions = [None if position in unreached else position for position in signature.gradients]
+        return _place(outputs, len(inputs.shapes), positions)
 
     def _as_function(self) -> type[torch.autograd.Function]:
-        signature, runner = self._signature, self
-        repeatable = _is_repeatable(signature)
+        signature, runner, forms = self._signature, self, self._forms
+        changed = {mutation.input for mutation in signature.mutations}
+        keeps_run = _has_several_parts(signature) or _is_repeatable(signature)
 
         class SplitStep(torch.autograd.Function):
             @staticmethod
-            def forward(ctx: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-                ctx.seed, ctx.inputs = _seed(signature), _Inputs.of(tensors) if repeatable else None
-                outputs = runner._forward.run(RunInputs(tensors, _shapes(tensors), ctx.seed))
+            def forward(ctx: Any, seed: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+                ctx.seed, ctx.run = seed, Run.of(tensors, seed, changed) if keeps_run else None
+                outputs = runner._forward.run(RunInputs(tensors, _shapes(tensors), seed))
                 results, ctx.saved = outputs[: signature.results], outputs[signature.results :]
                 # Autograd detects in-place changes of these before the backward.
                 ctx.save_for_backward(*(tensors[k] for k in signature.saved_inputs))
-                ctx.shapes, ctx.types = _shapes(tensors), _types(results)
+                ctx.shapes, ctx.types, ctx.differentiated = _shapes(tensors), _types(results), frozenset()
                 ctx.set_materialize_grads(False)
                 ctx.mark_non_differentiable(*_not_differentiable(results, signature))
                 return tuple(results)
@@ -208,18 +236,30 @@ class SplitRunner:
             @torch.compiler.disable
             def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the base takes *args
                 ctx: Any, *output_gradients: torch.Tensor | None
-            ) -> tuple[torch.Tensor | None, ...]:
-                if torch.is_grad_enabled():
-                    needed = ctx.needs_input_grad
-                    return _differentiable_gradients(signature, runner._forms, ctx.inputs, needed, output_gradients)
-                saved = ctx.saved
-                if saved is None:
-                    raise SessionError(_SECOND_BACKWARD[0], remedy=_SECOND_BACKWARD[1])
-                if not keeps_graph():
-                    ctx.saved = ctx.inputs = None
-                saved_inputs = dict(zip(signature.saved_inputs, ctx.saved_tensors, strict=True))
-                inputs = RunInputs(saved_inputs, ctx.shapes, ctx.seed, saved)
-                return runner._gradients(inputs, ctx.types, output_gradients)
+            ) -> Entries:
+                return None, *_for_each_row(functools.partial(gradients_of, ctx), output_gradients)
+
+        def gradients_of(ctx: Any, keep: bool, output_gradients: Gradients) -> Entries:
+            arrived = {k: gradient for k, gradient in enumerate(output_gradients) if gradient is not None}
+            if not arrived:
+                return (None,) * len(ctx.shapes)
+            needed = ctx.needs_input_grad[1:]
+            if torch.is_grad_enabled():
+                return _differentiable_gradients(signature, forms, ctx.run, needed, arrived)
+            _require_first(arrived, ctx.differentiated)
+            saved = ctx.saved
+            if saved is None:
+                ctx.differentiated |= arrived.keys()
+                return forms.gradients(signature, ctx.run, arrived, needed, again=True)
+            saved_inputs = dict(zip(signature.saved_inputs, ctx.saved_tensors, strict=True))
+            if not keep:
+                ctx.saved = None
+                ctx.differentiated |= arrived.keys()
+                if not _has_several_parts(signature):
+                    ctx.run = None
+            inputs = RunInputs(saved_inputs, ctx.shapes, ctx.seed, saved)
+            del saved
+            return runner._gradients(inputs, ctx.types, arrived)
 
         return SplitStep
 
@@ -246,67 +286,70 @@ def _not_differentiable(outputs: Tensors, signature: Signature) -> list[torch.Te
     ]
 
 
-class _Inputs(NamedTuple):
-    """The inputs of a run and their autograd version counters at that time."""
-
-    tensors: tuple[torch.Tensor, ...]
-    versions: tuple[int, ...]
-
-    @classmethod
-    def of(cls, tensors: Tensors) -> _Inputs:
-        return cls(tuple(tensors), _versions(tensors))
-
-
 def _is_repeatable(signature: Signature) -> bool:
     """Whether eager, run again on the same inputs, computes what the session computed."""
     return not signature.draws and not signature.mutations
 
 
-def _versions(tensors: Tensors) -> tuple[int, ...]:
-    return tuple([0 if tensor.is_inference() else version_of(tensor) for tensor in tensors])
+def _has_several_parts(signature: Signature) -> bool:
+    """Whether gradients of different results can arrive at different times."""
+    return sum(signature.differentiable) > 1
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else version_of(tensor)
+
+
+def _enabled_gradients() -> AbstractContextManager[Any]:
+    """Grad mode for results that require a gradient, which a graph can return under `no_grad` too."""
+    tracks = torch.is_grad_enabled() or torch.is_inference_mode_enabled()
+    return nullcontext() if tracks else torch.enable_grad()
+
+
+def _require_first(arrived: Mapping[int, torch.Tensor], differentiated: frozenset[int]) -> None:
+    if not differentiated.isdisjoint(arrived):
+        raise SessionError(_SECOND_BACKWARD[0], remedy=_SECOND_BACKWARD[1])
+
+
+def _for_each_row(gradients_of: Callable[[bool, Gradients], Entries], output_gradients: Gradients) -> Entries:
+    """Gradients of the inputs; under `is_grads_batched=True`, of each row of the batch.
+
+    Args:
+        gradients_of: computes them; its first argument is whether the graph is kept for another backward.
+        output_gradients: the gradients of the results.
+    """
+    batch, keep = batch_of(output_gradients), keeps_graph()
+    if batch is None:
+        return gradients_of(keep, output_gradients)
+    last = len(batch.rows) - 1
+    return batch.stacked([gradients_of(keep or k < last, row) for k, row in enumerate(batch.rows)])
 
 
 def _differentiable_gradients(
     signature: Signature,
-    forms: OtherForms | None,
-    inputs: _Inputs | None,
+    forms: OtherForms,
+    run: Run | None,
     needed: Sequence[bool],
-    output_gradients: Gradients,
-) -> tuple[torch.Tensor | None, ...]:
+    arrived: Mapping[int, torch.Tensor],
+) -> Entries:
     """Gradients that can be differentiated again, computed by running the graph in eager.
 
     Raises:
         SessionError: eager can't repeat the session's run, or is not allowed to run the graph.
     """
-    if _is_repeatable(signature) and inputs is None:
+    if not _is_repeatable(signature):
+        raise double_backward(NOT_REPEATABLE)
+    if run is None:
         raise SessionError(_SECOND_BACKWARD[0], remedy=_SECOND_BACKWARD[1])
-    if inputs is None or inputs.versions != _versions(inputs.tensors):
-        raise _double_backward("it draws random numbers or changes its inputs, so that eager can't repeat it")
-    outputs = None if forms is None else forms.eager(inputs.tensors)
-    if outputs is None:
-        raise _double_backward("fallback='error' doesn't allow it to run in eager")
-    pairs = [
-        (outputs[index], gradient)
-        for (kind, index), gradient in zip(signature.keys, output_gradients, strict=True)
-        if gradient is not None and kind == "output"
-    ]
-    leaves = [tensor for tensor, is_needed in zip(inputs.tensors, needed, strict=True) if is_needed]
-    roots, tangents = zip(*pairs, strict=True)
-    gradients = iter(torch.autograd.grad(roots, leaves, tangents, create_graph=True, allow_unused=True))
-    return tuple(next(gradients) if is_needed else None for is_needed in needed)
+    return forms.differentiable_gradients(signature, run, arrived, needed)
 
 
-def _double_backward(reason: str) -> SessionError:
+def double_backward(reason: str) -> SessionError:
+    """The error for a gradient that would have to be differentiated again."""
     return SessionError(
         f"backward() was called with create_graph=True on a graph in ONNX Runtime, and {reason}",
         remedy="Exclude this function from the graphs with torch.compiler.disable, or use strategy='auto'.",
     )
-
-
-def _not_a_leaf(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that is not a leaf, so that autograd allows the graph to write into it."""
-    with torch.enable_grad():
-        return tensor.clone()
 
 
 def _place(gradients: list[Any], inputs: int, positions: Sequence[int | None]) -> tuple[torch.Tensor | None, ...]:

@@ -13,7 +13,7 @@ import torch
 
 from lit_ort._compat.devices import CPU
 
-FUSED, SPLIT, FORWARD = "fused", "split", "forward"
+FUSED, SPLIT, FORWARD, EAGER = "fused", "split", "forward", "eager"
 # The form of a value: how ONNX Runtime represents a torch value whose dtype the two don't share.
 AS_IS, AS_BYTES, AS_REAL = "", "bytes", "real"
 
@@ -166,11 +166,15 @@ class Signature:
         differentiable: for each result, whether autograd can pass a gradient for it.
         loss: the position of the result whose gradient a fused run assumes to be one, or None.
         gradients: for each tensor input, the position of its gradient among the computed ones, or None.
+        tangents: the results whose gradient the backward takes.
+        reached_from: for each computed gradient, the results that it depends on; empty if it is not part of a backward
+            that takes the gradients of several results.
         mutations: the inputs that are changed in place.
-        saved_inputs: the tensor inputs that the backward session reads.
+        saved_inputs: the tensor inputs that the backward reads.
         precisions: the precisions of the graph's regions.
         sizes: None for a graph with static sizes; otherwise the conditions on sizes under which the graph is valid.
         draws: whether the graph draws random numbers.
+        grad_mode: the grad mode that the graph sets for the code after it, or None.
     """
 
     input_names: tuple[str, ...]
@@ -180,11 +184,27 @@ class Signature:
     differentiable: tuple[bool, ...]
     loss: int | None
     gradients: tuple[int | None, ...]
+    tangents: tuple[int, ...] = ()
+    reached_from: tuple[tuple[int, ...], ...] = ()
     mutations: tuple[Mutation, ...] = ()
     saved_inputs: tuple[int, ...] = ()
     precisions: frozenset[str] = frozenset()
     sizes: tuple[Any, ...] | None = None
     draws: bool = False
+    grad_mode: bool | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """How gradients of a graph are computed.
+
+    Args:
+        kind: `FUSED`, `SPLIT` or `EAGER`.
+        loss: for `FUSED`, the position of the loss among Dynamo's outputs.
+    """
+
+    kind: str
+    loss: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

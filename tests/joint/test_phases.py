@@ -92,7 +92,7 @@ def test_two_phases_pass_saved_tensors(function: Function, budget: float | None)
 def test_inputs_that_the_backward_reads_are_not_saved_twice() -> None:
     """The gradient of exp(w * x) is tangent * result * x."""
     forward, backward = two_phases(joint_of(hidden, weight(), rows()), None)
-    assert saved_inputs(backward) == (1,)
+    assert saved_inputs(backward) == {1}
     sources = [n.meta[SOURCE] for n in backward.module.graph.nodes if n.op == "placeholder"]
     assert sorted(source.kind for source in sources) == ["saved", "tangent", "tensor"]
     assert len(run(forward, tensors(weight(), rows()))) == 2
@@ -110,7 +110,7 @@ def test_the_bases_of_views_are_saved() -> None:
     views = [node.name for node in returned_by(forward.module.graph)[1:] if is_view(node)]
     assert not views
     # The other factor of the product is an input, which the backward transposes.
-    assert saved_inputs(backward) == (1,)
+    assert saved_inputs(backward) == {1}
     value, *saved = run(forward, tensors(w, x))
     tangent = torch.linspace(0.5, 1.5, value.numel()).reshape(value.shape)
     values = {**tensors(w, x), ("tangent", 0): tangent, **{("saved", k): v for k, v in enumerate(saved)}}
@@ -120,7 +120,7 @@ def test_the_bases_of_views_are_saved() -> None:
 
 def test_a_backward_that_reads_no_input() -> None:
     _, backward = two_phases(joint_of(lambda w: (w.exp(),), weight()), None)
-    assert saved_inputs(backward) == ()
+    assert saved_inputs(backward) == set()
 
 
 def test_checkpoints_are_recomputed_in_one_phase() -> None:

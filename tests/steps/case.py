@@ -54,7 +54,6 @@ class Case:
         backward: runs the backward of the step's output.
         falls_back: a pattern of the reason why a graph runs in eager; None if all graphs must run in sessions.
         raises: a pattern of eager's error for the last batch; None if there is none.
-        zeros: parameters whose gradient is zeros where eager has None, as with every backend that uses AOTAutograd.
     """
 
     module: nn.Module
@@ -62,7 +61,6 @@ class Case:
     backward: Callable[[Any], None] = backward_of_first
     falls_back: str | None = None
     raises: str | None = None
-    zeros: frozenset[str] = frozenset()
 
 
 def case(make: Callable[[], Case]) -> Callable[[], Case]:
@@ -108,12 +106,6 @@ def memory(values: Sequence[Any]) -> list[int | None]:
         else None
         for k, value in enumerate(values)
     ]
-
-
-def with_zeros(expected: Sequence[Values], names: frozenset[str]) -> list[Values]:
-    """Adds gradients of zeros for some parameters."""
-    zeros = [{f"gradient of {name}": torch.zeros_like(values[name]) for name in names} for values in expected]
-    return [{**values, **gradients} for values, gradients in zip(expected, zeros, strict=True)]
 
 
 def assert_alike(actual: Sequence[Values], expected: Sequence[Values]) -> None:

@@ -17,6 +17,7 @@ from lit_ort._compat.torch_aot import region_of
 from lit_ort._compat.torch_fx import inputs_of
 from lit_ort._compat.torch_ops import OpOverload, qualified_name
 from lit_ort.capture.numbers import NumberedGraph, size_symbols
+from lit_ort.runtime.program import Form
 
 # A name in these packages stands for the same code as long as the versions of torch and Python are the same. Elsewhere
 # the code behind a name can change.
@@ -37,7 +38,7 @@ class Request(Protocol):
     @property
     def any_sizes(self) -> bool: ...
     @property
-    def form(self) -> str | None: ...
+    def form(self) -> Form | None: ...
     @property
     def gradients(self) -> bool: ...
     @property
@@ -73,7 +74,7 @@ def content_of(request: Request) -> Content:
         nodes = [_node(node, module, positions) for node in operations]
     except _Obstacle as obstacle:
         return Content(None, str(obstacle))
-    plain = [_settings(request), inputs, keys, request.form, nodes, request.graph.returned]
+    plain = [_settings(request), inputs, keys, _form(request.form), nodes, request.graph.returned]
     return Content(hashlib.sha256(json.dumps(plain).encode()).hexdigest())
 
 
@@ -85,6 +86,10 @@ def _settings(request: Request) -> list[str]:
     """The settings besides the graph that the program depends on."""
     modes = (request.gradients, request.autocast, torch.are_deterministic_algorithms_enabled())
     return [str(setting) for setting in (torch.get_default_dtype(), torch.get_default_device(), *modes)]
+
+
+def _form(form: Form | None) -> Any:
+    return None if form is None else dataclasses.astuple(form)
 
 
 def _input(node: fx.Node, tensor: torch.Tensor, open_sizes: Container[str]) -> Any:
