@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import logging
 import re
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -19,9 +20,12 @@ from typing import Any, Protocol
 
 import torch._dynamo.convert_frame
 import torch._dynamo.utils
-from torch._dynamo.eval_frame import innermost_backend
+from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
+from torch._dynamo.eval_frame import cached_backends, innermost_backend
 from torch._dynamo.exc import Unsupported, UserError
+from torch._dynamo.guards import DeletedGuardManagerWrapper
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+from torch._dynamo.utils import ExactWeakKeyDictionary
 
 from lit_ort._compat.container_writes import keep_writes
 from lit_ort._compat.torch_dynamo import (
@@ -113,6 +117,11 @@ ContextOf = Callable[[Any, Mapping[str, Any]], AbstractContextManager[Any] | Non
 # Only a thread that holds Dynamo's lock adds one.
 _LISTENERS: list[Listener] = []
 
+# The backends for which functions are traced, in threads that hold the lock.
+_CONVERTING: list[Any] = []
+# The code that was traced.
+_TRACED = ExactWeakKeyDictionary()
+
 _own_context: ContextVar[Callable[[], AbstractContextManager[None]] | None] = ContextVar(
     "lit_ort_tracing_context", default=None
 )
@@ -161,10 +170,34 @@ def _enter_in_conversions(context_of: Callable[[Any], AbstractContextManager[Any
     def convert_in_context(self: Any, *args: Any, **kwargs: Any) -> Any:
         with COMPILE_LOCK:
             context = None if _LISTENERS else context_of(self)
-            with nullcontext() if context is None else context:
+            with nullcontext() if context is None else context, _converting(self, *args):
                 return convert(self, *args, **kwargs)
 
     catch_errors.__call__ = convert_in_context
+
+
+@contextmanager
+def _converting(convert: Any, frame: Any, *_: Any) -> Iterator[None]:
+    _TRACED[frame.f_code] = weakref.ref(frame.f_code)
+    _CONVERTING.append(innermost_backend(convert))
+    try:
+        yield
+    finally:
+        _CONVERTING.pop()
+
+
+def forget(backends: Iterable[Any]) -> None:
+    """Drops what Dynamo has compiled for backends. It keeps that with the code of functions, which outlive them."""
+    dropped = {id(backend) for backend in backends}
+    for key, backend in list(cached_backends.items()):
+        if id(_compiler_of(backend)) in dropped:
+            cached_backends.pop(key, None)
+    for reference in list(_TRACED.values.values()):
+        code = reference()
+        for entry in [] if code is None else _debug_get_cache_entry_list(code):
+            if id(_compiler_of(entry.backend)) in dropped:
+                guards: Any = entry.guard_manager
+                guards.extra_state.invalidate(guards.cache_entry, DeletedGuardManagerWrapper("its backend is dropped"))
 
 
 def _context_of_thread(_: Any) -> AbstractContextManager[None] | None:
@@ -175,8 +208,12 @@ def _context_of_thread(_: Any) -> AbstractContextManager[None] | None:
 def _backend_of(convert: Any) -> tuple[Any, Mapping[str, Any]]:
     """The backend for which a function is traced, and the keyword arguments that torch.compile passes to it."""
     backend: Any = innermost_backend(convert)
-    # torch.compile wraps backends that are not inductor.
-    return getattr(backend, "compiler_fn", backend), getattr(backend, "kwargs", {})
+    return _compiler_of(backend), getattr(backend, "kwargs", {})
+
+
+def _compiler_of(backend: Any) -> Any:
+    """A backend without the wrapper that torch.compile puts around those that are not inductor."""
+    return getattr(backend, "compiler_fn", backend)
 
 
 @functools.cache
@@ -187,6 +224,7 @@ def _install() -> None:
     warn_once = utils.warn_once
     log_graph_break = InstructionTranslatorBase.log_graph_break
     recompile_reasons = convert_frame.get_and_maybe_log_recompilation_reasons
+    cache_size = convert_frame.compute_cache_size
     format_error = convert_frame.format_error_msg
 
     def on_graph_break(self: Any, code_options: Any, reason: str, exc: Any) -> None:
@@ -204,6 +242,11 @@ def _install() -> None:
             _LISTENERS[-1].recompiled(_function(frame.f_code), first.partition(": ")[2], _stack_in(rest))
         return reasons
 
+    def on_cache_size(frame: Any, entries: Sequence[Any], *args: Any) -> Any:
+        # Torch limits how often a function is compiled, and counts for all backends together.
+        own = [entry for entry in entries if entry.backend == _CONVERTING[-1]] if _LISTENERS else entries
+        return cache_size(frame, own, *args)
+
     def on_error(exc: Any, code: CodeType, *args: Any, **kwargs: Any) -> str:
         if _LISTENERS:
             _LISTENERS[-1].left_in_eager(obstacle_of(exc), _function(code))
@@ -216,6 +259,7 @@ def _install() -> None:
     utils.warn_once = on_warning
     InstructionTranslatorBase.log_graph_break = on_graph_break
     convert_frame.get_and_maybe_log_recompilation_reasons = on_recompile
+    convert_frame.compute_cache_size = on_cache_size
     convert_frame.format_error_msg = on_error
     for name in (FRAME_LOGGER, SCALAR_LOGGER):
         logging.getLogger(name).addFilter(_is_no_event)

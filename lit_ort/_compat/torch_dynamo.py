@@ -67,6 +67,8 @@ def step_settings(recompile_limit: int, strict: bool) -> AbstractContextManager[
         # The counters of self.global_step and self.current_epoch are attributes of the module.
         "allow_unspec_int_on_nn_module": True,
         "recompile_limit": recompile_limit,
+        # Of all backends together, so that it limits the Trainers of a process.
+        "accumulated_recompile_limit": sys.maxsize,
         "suppress_errors": not strict,
         # By default, a call of a logger breaks the graph.
         "ignore_logging_functions": _logging_functions(),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from lightning.pytorch.plugins.precision import Precision
 
+from lit_ort._compat.dynamo_events import forget
 from lit_ort._compat.lightning import (
     PYTORCH_LIGHTNING,
     chosen_checkpoint_io,
@@ -165,6 +167,7 @@ class ORTMixin(CompiledMixin):
         self._updates = Updates(self._pool)
         self._warned_of_updates = False
         self._strict = self.options.fallback == "error"
+        weakref.finalize(self, _forget, self._backends).atexit = False
         # Creating a backend checks the options, such as the names of passes.
         self._backend("training_step")
         super().__init__(**arguments)
@@ -299,6 +302,7 @@ class ORTMixin(CompiledMixin):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._backends, self._pool, self._steps, self._fit = {}, BufferPool(), None, None
+        weakref.finalize(self, _forget, self._backends).atexit = False
         self._updates = Updates(self._pool)
 
     # Checks of settings. Lightning's connector sets these attributes on every strategy when a Trainer is created.
@@ -375,6 +379,10 @@ def _parameters_of(optimizer: Any) -> Iterator[torch.Tensor]:
 def _inside(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
     with outer, inner:
         yield
+
+
+def _forget(backends: Mapping[str, ORTBackend]) -> None:
+    forget(backends.values())
 
 
 def _called(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

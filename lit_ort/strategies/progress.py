@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeGuard
@@ -22,16 +23,18 @@ class ProgressListener:
     """
 
     def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
+        # Compiled code can outlive the Trainer, and has the log of compilations with this listener.
+        self._reference = weakref.ref(trainer)
         # Lightning's loggers are named after its packages.
         self._log = LogListener(package_of(trainer))
         self._restore: Callable[[], None] | None = None
 
     def compiling(self, step: str, seconds: float) -> None:
         """Shows the step and its seconds in the bar; without one, logs one line."""
-        if not self._trainer.is_global_zero:
+        trainer = self._reference()
+        if trainer is None or not trainer.is_global_zero:
             return
-        bar, stage = self._trainer.progress_bar_callback, _STAGES.get(step, "train")
+        bar, stage = trainer.progress_bar_callback, _STAGES.get(step, "train")
         restore = describe_bar(bar, stage, f"compiling {step}, {seconds:.0f} s")
         if self._restore is None:
             self._restore = restore
@@ -47,8 +50,9 @@ class ProgressListener:
             self.note(f"compiled {step} in {seconds:.1f} s")
 
     def note(self, line: str) -> None:
-        if self._trainer.is_global_zero:
-            with above_bars(self._trainer):
+        trainer = self._reference()
+        if trainer is not None and trainer.is_global_zero:
+            with above_bars(trainer):
                 self._log.note(line)
 
 

@@ -111,7 +111,8 @@ def test_a_long_compilation_is_shown(
 
 
 def test_other_ranks_show_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    listener = ProgressListener(SimpleNamespace(is_global_zero=False, progress_bar_callback=None))
+    runner = SimpleNamespace(is_global_zero=False, progress_bar_callback=None)
+    listener = ProgressListener(runner)
     with caplog.at_level(logging.INFO):
         listener.compiling("training_step", 1.0)
         listener.note("graph break")
