@@ -43,9 +43,13 @@ SCALAR_LOGGER = "torch._dynamo.variables.tensor"
 _SCALAR_LINE = "Graph break from `Tensor.item()`"
 
 
-def tracing_settings() -> AbstractContextManager[Any]:
-    """A context with Dynamo's settings for any function that is compiled for ONNX Runtime."""
-    return torch._dynamo.config.patch(_TRACING)
+def tracing_settings(strict: bool) -> AbstractContextManager[Any]:
+    """A context with Dynamo's settings for any function that is compiled for ONNX Runtime.
+
+    Args:
+        strict: whether an error while tracing a function is raised. Otherwise the function runs in eager.
+    """
+    return torch._dynamo.config.patch({**_TRACING, "suppress_errors": not strict})
 
 
 # By default, RNNs are not traced, Dynamo replaces calls of numpy's generator, which draw the same numbers as in eager

@@ -98,7 +98,8 @@ def tracing_for(compile_log: CompileLog, strict: bool) -> AbstractContextManager
     Raises:
         CaptureError: under `strict`, a function that Dynamo leaves in eager.
     """
-    return _tracing(EventRecorder(None, strict, warn_at, compile_log), tracing_settings(), "a function", compile_log)
+    recorder = EventRecorder(None, strict, warn_at, compile_log)
+    return _tracing(recorder, tracing_settings(strict), "a function", compile_log)
 
 
 @contextmanager

@@ -403,6 +403,17 @@ def test_fallback_warns_once_and_runs_in_eager() -> None:
     assert REASON in report.fallback
 
 
+def test_a_function_that_dynamo_fails_to_trace_runs_in_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise AttributeError("nothing")
+
+    monkeypatch.setattr("torch._dynamo.convert_frame.trace_frame", broken)
+    with pytest.warns(LitOrtWarning, match="AttributeError: nothing"):
+        assert torch.compile(lambda x: x + 1, backend=backend(fallback="warn"))(torch.ones(())) == 2
+    with pytest.raises(CompileError, match="AttributeError: nothing"):
+        torch.compile(lambda x: x + 1, backend=backend())(torch.ones(()))
+
+
 def test_a_reason_is_reported_once_and_counted() -> None:
     engine = backend(fallback="warn", dynamic="never")
     step = torch.compile(sparse_gradient, backend=engine)

@@ -175,8 +175,8 @@ def test_step_settings() -> None:
         with dynamo.step_settings(3, True):
             assert [getattr(config, name) for name in names] == [True, True, 3, False]
             assert logging.Logger.info in config.ignore_logging_functions
-        with dynamo.tracing_settings():
-            assert [getattr(config, name) for name in names] == [True, False, 8, False]
+        with dynamo.tracing_settings(False):
+            assert [getattr(config, name) for name in names] == [True, False, 8, True]
             assert config.use_numpy_random_stream
             assert not config.skip_nnmodule_hook_guards
 
