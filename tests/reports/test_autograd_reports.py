@@ -383,6 +383,62 @@ def test_dual_numbers_go_through_a_compiled_function(compiled: Compile[Any]) -> 
         return torch.autograd.forward_ad.unpack_dual(result).tangent
 
 
+class OwnTangent(torch.autograd.Function):
+    """Sine, with another derivative than its own in each mode."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return torch.sin(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return 3 * gradient
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return 5 * tangent
+
+
+@steps(falls_back="a transform of torch.func runs it")
+def test_a_function_with_its_own_tangent(compiled: Compile[Any]) -> Any:
+    """Under `torch.func.jvp` the `jvp` of an `autograd.Function` was replaced by the true derivative.
+
+    https://github.com/pytorch/pytorch/issues/192985
+    """
+
+    def derivative(x: Tensor) -> Tensor:
+        return torch.func.jvp(lambda x: OwnTangent.apply(x), (x,), (x.cos(),))[1] * 2
+
+    return compiled(derivative)(row(4))
+
+
+@steps()
+def test_adaptation_inside_of_a_step(compiled: Compile[Any]) -> Any:
+    """Meta-learning: the loss of weights that `torch.func.grad` has adapted failed when it was compiled.
+
+    https://github.com/pytorch/pytorch/issues/98825
+    """
+    net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def loss_of(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        return (torch.func.functional_call(net, weights, (x,)) - x.sum(1, keepdim=True)).square().mean()
+
+    def step(x: Tensor) -> Tensor:
+        weights: dict[str, Tensor] = dict(net.named_parameters())
+        for _ in range(2):
+            slopes = torch.func.grad(loss_of)(weights, x)
+            weights = {name: weight - 0.1 * slopes[name] for name, weight in weights.items()}
+        return loss_of(weights, x + 1)
+
+    loss = compiled(step)(row(5, 2))
+    loss.backward()
+    return loss, net
+
+
 @steps()
 def test_saved_tensors_go_through_hooks(compiled: Compile[Any]) -> Any:
     """Hooks on saved tensors, here those that keep them as float64 and as files would, ran while the graph was traced.

@@ -57,6 +57,7 @@ def a_static_graph_with_an_unused_head(compiled: Compile[Any]) -> Any:
             return net[1](hidden), net[2](hidden).detach()
 
     model = compiled(DistributedDataParallel(Heads(), static_graph=True))
+    other = None
     for k in range(3):
         loss, other = model(row(4, 3).cos() + dist.get_rank() + k)
         loss.square().mean().backward()

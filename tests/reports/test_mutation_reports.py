@@ -45,6 +45,20 @@ def test_writes_through_windows_with_gaps(compiled: Compile[Any]) -> Any:
     return compiled(step)(x, flat), x, flat
 
 
+@steps(falls_back="internal overlap")
+def test_writes_through_windows_that_overlap(compiled: Compile[Any]) -> Any:
+    """A write through `unfold` with overlapping windows is refused in graphs, and does what it can in eager.
+
+    https://github.com/pytorch/pytorch/issues/165409
+    """
+
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        total = x + x
+        return total.unfold(1, 3, 2).abs_(), total
+
+    return compiled(step)(row(1, 7))
+
+
 @steps()
 def test_writes_into_a_view_with_gradients(compiled: Compile[Any]) -> Any:
     """A write into an input that is a view, of a tensor with gradients, did not reach the tensor.
