@@ -7,7 +7,6 @@ import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -110,8 +109,12 @@ def test_a_long_compilation_is_shown(
         assert all(text.endswith(" s") for text in own)
 
 
+class OtherRank:
+    is_global_zero, progress_bar_callback = False, None
+
+
 def test_other_ranks_show_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    runner = SimpleNamespace(is_global_zero=False, progress_bar_callback=None)
+    runner = OtherRank()
     listener = ProgressListener(runner)
     with caplog.at_level(logging.INFO):
         listener.compiling("training_step", 1.0)
