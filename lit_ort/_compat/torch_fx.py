@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import _refs, fx
+from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.utils import _pytree
@@ -131,9 +132,11 @@ def recomputed_example(node: fx.Node) -> Any:
     """A node's example value, computed again from the examples of its arguments."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda argument: argument.meta["val"])
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
-    assert callable(node.target)
+    # A view for the strides of the trace can be a copy for others.
+    target = _aten.reshape.default if node.target in (_aten.view.default, _aten._unsafe_view.default) else node.target
+    assert callable(target)
     with tensors[0].fake_mode, torch.no_grad():
-        return node.target(*args, **kwargs)
+        return target(*args, **kwargs)
 
 
 def strides_of(value: Any) -> list[str]:
@@ -143,7 +146,7 @@ def strides_of(value: Any) -> list[str]:
 
 def is_view(node: fx.Node) -> bool:
     """Whether a node's result is a view of its first argument if that is contiguous."""
-    if not isinstance(node.meta.get("val"), torch.Tensor):
+    if not isinstance(node.meta.get("val"), torch.Tensor) or not _reads_node_first(node):
         return False
     return node.target is torch.ops.aten.reshape.default or returns_alias(node.target)
 
@@ -152,7 +155,12 @@ def is_alias(node: fx.Node) -> bool:
     """Whether a node's result is a view of its first argument for all strides of that argument."""
     if is_element(node):
         node = first_argument(node)
-    return returns_alias(node.target)
+    return returns_alias(node.target) and _reads_node_first(node)
+
+
+def _reads_node_first(node: fx.Node) -> bool:
+    """Whether the first argument is a node. That of the conjugate of a complex literal is a number."""
+    return bool(node.args) and isinstance(node.args[0], fx.Node)
 
 
 def is_size(node: fx.Node) -> bool:
@@ -187,6 +195,76 @@ def _set_statistics(node: fx.Node, dtypes: set[torch.dtype]) -> None:
     for user in node.users:
         if is_element(user):
             user.meta["val"] = node.meta["val"][arguments_of(user)[1]]
+
+
+def correct_strides(graph: fx.Graph) -> set[fx.Node]:
+    """Corrects the strides of values for which the fake operators of torch 2.13 return others than the kernels.
+
+    Returns:
+        The values with other strides than before.
+    """
+    changed: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op != "call_function" or not (
+            node.target in _LAYOUTS or any(a in changed for a in node.all_input_nodes)
+        ):
+            continue
+        before = strides_of(node.meta["val"])
+        if any(argument in changed for argument in node.all_input_nodes):
+            node.meta["val"] = recomputed_example(node)
+        if node.target in _LAYOUTS:
+            _set_layout(node)
+        if strides_of(node.meta["val"]) != before:
+            changed.add(node)
+    return changed
+
+
+def _set_layout(node: fx.Node) -> None:
+    arguments = [a.meta["val"] if isinstance(a, fx.Node) else a for a in node.args]
+    tensors = [argument for argument in arguments if isinstance(argument, FakeTensor)]
+    if all(tensor.is_contiguous() for tensor in tensors):
+        return
+    value = node.meta["val"]
+    first, *rest = value if isinstance(value, (tuple, list)) else [value]
+    with tensors[0].fake_mode, torch.no_grad():
+        like = _LAYOUTS[node.target](*arguments)
+        if like.shape == first.shape:
+            first = torch.empty_strided(first.shape, like.stride(), dtype=first.dtype, device=first.device)
+    node.meta["val"] = (first, *rest) if isinstance(value, (tuple, list)) else first
+
+
+def _contiguous(x: torch.Tensor, *_: Any) -> torch.Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _preserved(x: torch.Tensor, *_: Any) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _images(x: torch.Tensor, *_: Any) -> torch.Tensor:
+    return torch.empty_like(x, memory_format=suggest_memory_format(x))
+
+
+def _pointwise(x: Any, other: Any, *_: Any) -> torch.Tensor:
+    parts = [value.float() if isinstance(value, torch.Tensor) else value for value in (x, other)]
+    return torch.maximum(*parts) if all(isinstance(part, torch.Tensor) for part in parts) else torch.add(*parts)
+
+
+# Functions of an operator's arguments whose result has the shape and strides of the operator's real (first) result.
+_LAYOUTS: dict[Any, Any] = {
+    **dict.fromkeys((_aten.roll.default,), _preserved),
+    **dict.fromkeys((_aten.channel_shuffle.default, _aten.batch_norm.default), _images),
+    **dict.fromkeys(_NORMALIZATIONS - {_aten.native_layer_norm.default, _aten.native_group_norm.default}, _images),
+    **dict.fromkeys((_aten.isin.Tensor_Tensor, _aten.isin.Tensor_Scalar, _aten.log_sigmoid.default), _contiguous),
+    **dict.fromkeys((_aten.log_sigmoid_forward.default, _aten.rrelu.default), _contiguous),
+    **dict.fromkeys((_aten.rrelu_with_noise.default, _aten.rrelu_with_noise_functional.default), _contiguous),
+    **dict.fromkeys((_aten.normal.Tensor_Tensor, _aten.normal.Tensor_float), _contiguous),
+    **dict.fromkeys((_aten.copysign.Tensor, _aten.copysign.Scalar, _aten.ldexp.Tensor), _pointwise),
+    **dict.fromkeys((_aten.floor_divide.default, _aten.floor_divide.Scalar), _pointwise),
+    **dict.fromkeys((_aten.div.Tensor_mode, _aten.div.Scalar_mode, _aten.logaddexp.default), _pointwise),
+    **dict.fromkeys((_aten.logical_and.default, _aten.logical_or.default, _aten.logical_xor.default), _pointwise),
+    **dict.fromkeys((_aten.heaviside.default, _aten.native_dropout_backward.default), _pointwise),
+}
 
 
 def module_path(node: fx.Node) -> str | None:

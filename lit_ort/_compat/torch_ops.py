@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -12,8 +14,39 @@ from torch._ops import OpOverload as OpOverload
 from torch.fx.node import _get_qualified_name  # handles torch's irregular names
 
 aten = torch.ops.aten
-# Operators that depend on the strides of their first argument. AOTAutograd traces them with contiguous tensors.
+# Operators whose results depend on the strides of their first argument.
 BY_STRIDES = frozenset({aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default})
+# Kernels of the CPU that read arguments as if they were contiguous, and the positions of these arguments. Torch's
+# functions copy others before, but passes remove copies. `python -m tests.operators.kernels` finds them.
+CONTIGUOUS: Mapping[object, tuple[int, ...]] = MappingProxyType(
+    {
+        aten._ctc_loss.default: (0, 1),
+        aten._ctc_loss.Tensor: (0, 1, 2, 3),
+        aten._ctc_loss_backward.default: (0, 1, 2, 5, 6),
+        aten._ctc_loss_backward.Tensor: (0, 1, 2, 3, 4, 5, 6),
+        aten._embedding_bag.default: (1, 2),
+        aten._embedding_bag_forward_only.default: (1, 2),
+        aten.adaptive_max_pool3d_backward.default: (2,),
+        aten.fractional_max_pool2d_backward.default: (4,),
+        aten.fractional_max_pool3d_backward.default: (4,),
+        aten.mkldnn_rnn_layer.default: tuple(range(7)),
+        aten.mkldnn_rnn_layer_backward.default: tuple(range(13)),
+        aten.native_group_norm.default: (1, 2),
+        aten.native_group_norm_backward.default: (2, 3, 4),
+        aten.native_layer_norm_backward.default: (3, 4),
+    }
+)
+# The same for the last dimension only. Torch chooses another kernel if it isn't contiguous.
+LAST_DIMENSION_CONTIGUOUS: Mapping[object, tuple[int, ...]] = MappingProxyType(
+    {
+        aten._scaled_dot_product_flash_attention_for_cpu.default: (0, 1, 2),
+        aten._scaled_dot_product_flash_attention_for_cpu_backward.default: (0, 1, 2, 3, 4, 5),
+    }
+)
+# Kernels that read their first arguments in the memory format of the images, which are the last of them.
+IMAGES_IN_ONE_FORMAT: Mapping[object, int] = MappingProxyType(
+    {aten.native_group_norm.default: 1, aten.native_group_norm_backward.default: 2}
+)
 _NAMESPACES = frozenset({"aten", "prims", "lit_ort", "torchvision"})
 _PLAIN_TYPES = re.compile(r"((Optional\[|List\[)*(Tensor|number|int|float|bool|complex|str|Device|Generator)\]*)")
 # String arguments that select a method of computation.

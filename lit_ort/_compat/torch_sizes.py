@@ -55,6 +55,14 @@ def hint_of(size: Any) -> Any:
     return size.node.hint if isinstance(size, torch.SymInt) else size
 
 
+def memory_order(value: torch.Tensor) -> list[int] | None:
+    """The dimensions from the largest stride to the smallest; None if elements share memory or have gaps."""
+    if value.is_contiguous():
+        return list(range(value.dim()))
+    order = sorted(range(value.dim()), key=lambda k: (-hint_of(value.stride(k)), k))
+    return order if value.permute(order).is_contiguous() else None
+
+
 def guards_of(environment: Any) -> list[sympy.Expr]:
     """The guards on symbols that tracing a graph has added."""
     return [environment.replace(guard.expr) for guard in environment.guards]

@@ -30,7 +30,7 @@ from lit_ort.capture.untracked import untracked_views
 from lit_ort.errors import CaptureError
 from lit_ort.fusions import pipeline as fusions
 from lit_ort.fusions.graph import FusionGraph
-from lit_ort.joint.aliases import share_memory
+from lit_ort.joint.aliases import name_bases, share_memory
 from lit_ort.joint.kinds import detach_others, loss_position
 from lit_ort.joint.outputs import Returned, normalize_outputs
 from lit_ort.joint.phases import (
@@ -130,8 +130,11 @@ class _Build:
         captured, precisions, draws = self._fused(captured)
         sources = symbol_sources(captured.examples)
         loss = self._loss(captured.module, differentiable, outputs)
-        module = captured.module if loss is None else detach_others(captured.module, differentiable, loss)
-        joint = share_memory(trace(module, captured.examples))
+        if loss is None:
+            module = name_bases(captured.module, differentiable)
+        else:
+            module = detach_others(captured.module, differentiable, loss)
+        joint = share_memory(trace(module, captured.examples), differentiable)
         self._dump.graph("3_joint", joint.module)
         inputs, values = captured.examples.tensors, [example_of(node) for node in returned_by(captured.module.graph)]
         returned = normalize_outputs(joint, inputs, values, lambda sizes: terms_of(sizes, sources))

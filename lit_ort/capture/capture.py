@@ -15,8 +15,8 @@ from torch import fx
 from torch.nn import functional
 
 from lit_ort._compat.torch import data_of, log_api_usage, set_grad_enabled
-from lit_ort._compat.torch_fx import MISTRACED_OPERATORS, aten_graph, inputs_of
-from lit_ort._compat.torch_ops import HigherOrderOperator, of_functorch, returns_alias, written_arguments
+from lit_ort._compat.torch_fx import MISTRACED_OPERATORS, aten_graph, correct_strides, inputs_of
+from lit_ort._compat.torch_ops import BY_STRIDES, HigherOrderOperator, of_functorch, returns_alias, written_arguments
 from lit_ort.capture.dimensions import changing_dimensions
 from lit_ort.capture.examples import Examples, examples_of
 from lit_ort.capture.locations import source_line
@@ -63,6 +63,9 @@ def capture(graph: NumberedGraph, tensors: Sequence[torch.Tensor], keys: Sequenc
         return Captured(bound, examples, False)
     module = aten_graph(bound, examples.tensors, examples.mode)
     _refuse_incorrect_traces(module.graph)
+    changed = correct_strides(module.graph)
+    if any(tensor.requires_grad for tensor in examples.tensors):
+        _refuse_gradients_by_strides(module.graph, changed)
     return Captured(module, examples, True)
 
 
@@ -109,6 +112,22 @@ def _refuse_replaced_memory(graph: fx.Graph) -> None:
             raise CaptureError(
                 "the step assigns to tensor.data, which replaces the memory of a tensor",
                 remedy="Write the values into the tensor with copy_ under torch.no_grad().",
+                module=source_line(node),
+            )
+
+
+def _refuse_gradients_by_strides(graph: fx.Graph, changed: set[fx.Node]) -> None:
+    """Refuses `as_strided` of values whose strides torch traces incorrectly, since the traced gradient has them.
+
+    Raises:
+        CaptureError: there is one.
+    """
+    for node in graph.nodes:
+        if node.target in BY_STRIDES and node.args[0] in changed:
+            raise CaptureError(
+                f"torch traces {node.args[0]} with other strides than eager, on which as_strided depends",
+                remedy="Use reshape, permute or slices instead of as_strided.",
+                operator=str(node.target),
                 module=source_line(node),
             )
 

@@ -1,7 +1,8 @@
-"""Aliases among results that AOTAutograd does not report.
+"""Results that share memory with each other, or whose elements have gaps or overlap, as views of a returned base.
 
-AOTAutograd reports outputs that are views of inputs, and most views of values that require grad. For other values, and
-for the parts of a split value, the traced graph simply returns views, and its results have to share memory as in eager.
+AOTAutograd reports outputs that are views of inputs. Of the views of a computed value that requires grad, it reports
+those that are neither alone nor results of one operator such as `chunk`; `name_bases` makes it report these too. For
+other values, the traced graph simply returns views, and its results have to share memory as in eager.
 """
 
 from __future__ import annotations
@@ -13,17 +14,55 @@ from typing import Any
 import torch
 from torch import fx
 
-from lit_ort._compat.torch_aot import OF_BACKWARD, Description
-from lit_ort._compat.torch_fx import first_argument, inputs_of, is_alias, is_element, output_of, returned_by
-from lit_ort.joint.trace import JointGraph, tangents_of
+from lit_ort._compat.torch import memory_of
+from lit_ort._compat.torch_aot import Description
+from lit_ort._compat.torch_fx import copy_nodes, example_of, first_argument, is_alias, output_of, returned_by
+from lit_ort._compat.torch_sizes import memory_order
+from lit_ort.errors import CaptureError
+from lit_ort.joint.trace import JointGraph
 
-aten = torch.ops.aten
+
+def name_bases(module: fx.GraphModule, differentiable: Sequence[int]) -> fx.GraphModule:
+    """Return a copy of a captured graph that also returns two views of each base whose views have to be reported.
+
+    Args:
+        module: the captured graph.
+        differentiable: the positions of the outputs that can receive a gradient.
+    """
+    graph = fx.Graph()
+    outputs = copy_nodes(module.graph, graph, {})
+    bases: dict[int, fx.Node] = {}
+    for node in graph.nodes:
+        if isinstance(example_of(node), torch.Tensor):
+            bases.setdefault(memory_of(example_of(node)), node)
+    members: dict[fx.Node, list[int]] = {}
+    for position, node in enumerate(outputs):
+        if isinstance(example_of(node), torch.Tensor):
+            members.setdefault(bases[memory_of(example_of(node))], []).append(position)
+    for base, positions in members.items():
+        is_shared = len(positions) > 1 or memory_order(example_of(outputs[positions[0]])) is None
+        if base.op not in ("placeholder", "get_attr") and is_shared and not set(differentiable).isdisjoint(positions):
+            views = [graph.call_function(torch.ops.aten.alias.default, (base,)) for _ in range(2)]
+            outputs += [_with_meta(view, base) for view in views]
+    graph.output(tuple(outputs))
+    return fx.GraphModule(module, graph)
 
 
-def share_memory(joint: JointGraph) -> JointGraph:
-    """Turns results that are views of one value into aliases of it. The value becomes a result if it is not one.
+def _with_meta(node: fx.Node, other: fx.Node) -> fx.Node:
+    node.meta = dict(other.meta)
+    return node
 
-    The gradients of parts of one split value arrive as the gradient of the value.
+
+def share_memory(joint: JointGraph, differentiable: Sequence[int]) -> JointGraph:
+    """Turns results without gradients that are views of one value into aliases of it. The value becomes a result if it
+    is not one.
+
+    Args:
+        joint: the joint graph.
+        differentiable: the positions of the outputs that can receive a gradient in another form of the graph.
+
+    Raises:
+        CaptureError: a result with a gradient of its own shares its memory with another result.
     """
     graph = joint.module.graph
     returned = returned_by(graph)
@@ -33,81 +72,37 @@ def share_memory(joint: JointGraph) -> JointGraph:
         node = returned[position]
         if result.kind == "output" and result.index not in joint.aliases and isinstance(node, fx.Node):
             groups.setdefault(_base_of(node), []).append(position)
-    tangents = dict(zip(joint.tangents, tangents_of(joint.module), strict=True))
     results, bases, aliases = list(joint.results), list[Any](), dict(joint.aliases)
     for base, members in groups.items():
-        position = next((k for k in members if returned[k] is base), None)
-        views = [k for k in members if k != position]
-        parts = {k: returned[k] for k in views if k in tangents}
-        if len(members) < 2 or base.op != "call_function":
+        position = _position_of(base, returned, joint)
+        others = [k for k in members if k != position]
+        is_alone = position is None and len(others) == 1
+        has_gaps = bool(others) and memory_order(example_of(returned[others[0]])) is None
+        if base.op != "call_function" or not others or (is_alone and not has_gaps):
             continue
-        if position not in tangents and not _are_parts_of_one_split(list(parts.values())):
-            continue
+        if not set(others).isdisjoint(joint.tangents):
+            raise CaptureError(
+                f"the graph returns {base.name} or views of it in a way that AOTAutograd doesn't report",
+                remedy="Return copies of the views, with clone().",
+            )
         if position is None:
             position = len(results)
             bases.append(base)
-            results.append(Description("base", joint.results[members[0]].index))
-        if position in tangents:
-            _drop(graph, [tangents.pop(k) for k in parts])
-        elif parts:
-            tangents[position] = _tangent_of(base, graph)
-            _divide(tangents[position], base, {tangents.pop(k): part for k, part in parts.items()})
-        aliases |= {joint.results[k].index: ("result", position) for k in views}
+            indices = [joint.results[k].index for k in others]
+            results.append(Description("base", next((k for k in indices if k in differentiable), indices[0])))
+        aliases |= {joint.results[k].index: ("result", position) for k in others}
     output_of(graph).args = ((*returned[:count], *bases, *returned[count:]),)
-    ordered = {node: position for position, node in tangents.items()}
-    positions = tuple(ordered[node] for node in inputs_of(graph) if node in ordered)
-    return dataclasses.replace(joint, results=tuple(results), aliases=aliases, tangents=positions)
+    return dataclasses.replace(joint, results=tuple(results), aliases=aliases)
 
 
-def _are_parts_of_one_split(nodes: Sequence[fx.Node]) -> bool:
-    """Whether values are different parts of one value, as `chunk`, `split` and `unbind` return them."""
-    splits = {first_argument(node) if is_element(node) else node for node in nodes}
-    return not nodes or (len(splits) == 1 and all(map(is_element, nodes)) and len(set(nodes)) == len(nodes))
+def _position_of(base: fx.Node, returned: Sequence[Any], joint: JointGraph) -> int | None:
+    """The position of the result that is a base itself, or None."""
+    pairs = zip(returned, joint.results, strict=False)
+    return next((k for k, (node, r) in enumerate(pairs) if node is base and not _is_alias(r, joint)), None)
 
 
-def _tangent_of(base: fx.Node, graph: fx.Graph) -> fx.Node:
-    """A new input for the gradient of a value."""
-    with graph.inserting_after(inputs_of(graph)[-1]):
-        # torch's partitioner knows gradients by this name.
-        tangent = graph.placeholder(f"tangents_of_{base.name}")
-    tangent.meta = {"val": base.meta["val"], "description": Description("tangent", 0, of_base=True)}
-    return tangent
-
-
-def _drop(graph: fx.Graph, tangents: Sequence[fx.Node]) -> None:
-    """Replaces the gradients of views, which arrive as part of the gradient of their base, by zeros."""
-    for tangent in tangents:
-        value = tangent.meta["val"]
-        with graph.inserting_before(_start_of_backward(graph, [tangent])):
-            zeros = graph.call_function(
-                aten.full.default, (list(value.shape), 0), {"dtype": value.dtype, "device": value.device}
-            )
-        zeros.meta = {**OF_BACKWARD, "val": value}
-        tangent.replace_all_uses_with(zeros)
-        graph.erase_node(tangent)
-
-
-def _divide(tangent: fx.Node, base: fx.Node, parts: dict[fx.Node, fx.Node]) -> None:
-    """Replaces the gradients of parts by the same parts of the gradient of their base, and removes these inputs."""
-    graph = tangent.graph
-    copies = {base: tangent}
-    start = _start_of_backward(graph, list(parts))
-    for part_tangent, part in parts.items():
-        chain = [part]
-        while chain[-1] not in copies:
-            chain.append(first_argument(chain[-1]))
-        with graph.inserting_before(start):
-            for node in reversed(chain[:-1]):
-                copies[node] = graph.node_copy(node, lambda argument: copies.get(argument, argument))
-                copies[node].meta = {**node.meta, **OF_BACKWARD}
-        part_tangent.replace_all_uses_with(copies[part])
-        graph.erase_node(part_tangent)
-
-
-def _start_of_backward(graph: fx.Graph, tangents: Sequence[fx.Node]) -> fx.Node:
-    """The first node that reads some gradients. torch's partitioner assigns nodes before it to the forward."""
-    users = {user for tangent in tangents for user in tangent.users}
-    return next(node for node in graph.nodes if node in users or node.op == "output")
+def _is_alias(result: Description, joint: JointGraph) -> bool:
+    return result.kind == "mutation" or (result.kind == "output" and result.index in joint.aliases)
 
 
 def _base_of(node: fx.Node) -> fx.Node:

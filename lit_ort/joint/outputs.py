@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from lit_ort._compat.torch_aot import OF_BACKWARD
+from lit_ort._compat.torch_aot import OF_BACKWARD, Description
 from lit_ort._compat.torch_fx import output_of, returned_by
-from lit_ort._compat.torch_sizes import hint_of
+from lit_ort._compat.torch_sizes import hint_of, memory_order
 from lit_ort.errors import CaptureError
 from lit_ort.joint.trace import JointGraph, tangents_of
 from lit_ort.runtime.program import Mutation, Output, View
@@ -63,12 +63,13 @@ def normalize_outputs(
     new_positions = {before: after for after, before in enumerate(computed)}
     nodes = returned[:count]
     examples = [node.meta["val"] if isinstance(node, fx.Node) else None for node in nodes]
-    outputs = _outputs(joint, examples, new_positions, inputs, captured, terms)
+    layouts = [_layout(r, v, captured) for r, v in zip(joint.results, examples, strict=True)]
+    outputs = _outputs(joint, layouts, new_positions, inputs, captured, terms)
     tangents = tangents_of(joint.module)
     start = next(node for node in graph.nodes if node.op != "placeholder")
     for position in computed:
-        order = _memory_order(examples[position])
-        if order is not None and joint.results[position].kind != "mutation":
+        order = None if joint.results[position].kind == "mutation" else _permutation(layouts[position])
+        if order is not None:
             nodes[position] = _permuted(graph, nodes[position], order, start)
             for tangent, result in zip(tangents, joint.tangents, strict=True):
                 if result == position:
@@ -115,7 +116,7 @@ def _outputs(
                     f"the graph returns a {type(value).__name__} that it computes, but sessions return tensors only",
                     remedy="Return a tensor, or compute the number outside of the compiled step.",
                 )
-            view = None if _memory_order(value) is None else _view(value, value.storage_offset(), terms)
+            view = None if _permutation(value) is None else _view(value, value.storage_offset(), terms)
             outputs[result.index] = Output("result", new_positions[position], view=view)
         elif alias[0] == "same":
             outputs[result.index] = Output("input", alias[1])
@@ -126,7 +127,7 @@ def _outputs(
         else:
             view = _view_of(example, examples[alias[1]], terms)
             outputs[result.index] = Output("result", new_positions[alias[1]], view=view)
-    return tuple(outputs[k] for k in sorted(outputs))
+    return tuple(outputs[k] for k in range(len(captured)))
 
 
 def _view_of(value: torch.Tensor, base: torch.Tensor, terms: Terms) -> View:
@@ -162,12 +163,32 @@ def _view(value: torch.Tensor, base_offset: Any, terms: Terms) -> View:
     return View(terms(value.shape), terms(value.stride()), offset)
 
 
-def _memory_order(value: Any) -> list[int] | None:
-    """The dimensions from the largest stride to the smallest; None for a contiguous value and if there are gaps."""
+def _layout(result: Description, value: Any, captured: Sequence[Any]) -> Any:
+    """The example of a result with eager's strides.
+
+    AOTAutograd decomposes operators such as `pixel_shuffle` into others, whose results have other strides.
+    """
+    eager = captured[result.index] if result.kind == "output" and result.index < len(captured) else None
+    is_alike = isinstance(eager, torch.Tensor) and isinstance(value, torch.Tensor) and eager.dim() == value.dim()
+    return eager if is_alike else value
+
+
+def _permutation(value: Any) -> list[int] | None:
+    """The dimensions of a value in their order in memory; None for a contiguous value.
+
+    Raises:
+        CaptureError: elements of the value have gaps between them or share memory.
+    """
     if not isinstance(value, torch.Tensor) or value.is_contiguous():
         return None
-    order = sorted(range(value.dim()), key=lambda k: (-hint_of(value.stride(k)), k))
-    return order if value.permute(order).is_contiguous() else None
+    order = memory_order(value)
+    if order is None:
+        raise CaptureError(
+            f"the graph returns a value whose strides {tuple(map(hint_of, value.stride()))} for the shape "
+            f"{tuple(map(hint_of, value.shape))} have gaps or overlap, but it is not a view of a value of the graph",
+            remedy="Return a copy of it, with clone().",
+        )
+    return order
 
 
 def _permuted(graph: fx.Graph, node: fx.Node, order: list[int], before: fx.Node) -> fx.Node:

@@ -27,7 +27,7 @@ from lit_ort._compat.torch_aot import (
     keep_effect,
     writes_of,
 )
-from lit_ort._compat.torch_fx import correct_statistics, first_argument, inputs_of, output_of
+from lit_ort._compat.torch_fx import correct_statistics, correct_strides, first_argument, inputs_of, output_of
 from lit_ort._compat.torch_ops import HigherOrderOperator, result_count
 from lit_ort.capture.examples import Examples
 from lit_ort.errors import CaptureError
@@ -76,6 +76,7 @@ def trace(module: fx.GraphModule, examples: Examples) -> JointGraph:
     values: dict[fx.Node, fx.Node] = {}
     output = graph.graph_copy(traced.graph_module.graph, values)
     correct_statistics(graph)
+    correct_strides(graph)
     flat = _flat(output)
     output_descriptors = descriptor_of(output_of(traced.graph_module.graph))
     pairs = zip(flat, _descriptions(output_descriptors, len(flat)), strict=True)

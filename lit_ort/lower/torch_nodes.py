@@ -14,7 +14,18 @@ from torch import fx
 
 from lit_ort._compat.devices import is_cpu
 from lit_ort._compat.torch_fx import arguments_of, first_argument, is_element, is_view, module_name
-from lit_ort._compat.torch_ops import BY_STRIDES, OpOverload, is_pointwise, out_overload, overload_name, result_count
+from lit_ort._compat.torch_ops import (
+    BY_STRIDES,
+    CONTIGUOUS,
+    IMAGES_IN_ONE_FORMAT,
+    LAST_DIMENSION_CONTIGUOUS,
+    OpOverload,
+    is_pointwise,
+    out_overload,
+    overload_name,
+    result_count,
+)
+from lit_ort._compat.torch_sizes import memory_order
 from lit_ort.errors import ConvertError
 from lit_ort.ops import OPERATORS
 from lit_ort.runtime.buffers import SMALL_BYTES
@@ -37,6 +48,13 @@ _SIZES = (int, float, torch.SymInt, torch.SymFloat)
 def form_of(dtype: torch.dtype) -> str:
     """How values of a dtype are passed to and from a torch node."""
     return AS_BYTES if dtype == torch.bool else AS_REAL if dtype.is_complex else AS_IS
+
+
+@dataclasses.dataclass(frozen=True)
+class _Slot:
+    """A value that a statement of a region has computed."""
+
+    position: int
 
 
 class Region:
@@ -116,9 +134,7 @@ class Region:
     def _append(self, node: fx.Node, stream: int | None) -> None:
         assert isinstance(node.target, OpOverload)
         try:
-            args = tuple(word_for(argument, self._word) for argument in node.args)
-            if node.target in BY_STRIDES:
-                args = ({SLOT: self._contiguous_slot(first_argument(node))}, *args[1:])
+            args = self._arguments(node)
             kwargs = {name: word_for(argument, self._word) for name, argument in node.kwargs.items()}
             memory = self._memory(node) if stream is None else {}
         except TypeError as error:
@@ -139,7 +155,28 @@ class Region:
             if is_element(user):
                 self._slots[user] = slots[arguments_of(user)[1]]
 
+    def _arguments(self, node: fx.Node) -> tuple[Any, ...]:
+        """The words of an operator's positional arguments, after copies of those whose strides its kernel can't have.
+
+        Raises:
+            TypeError: an argument has a type that torch nodes don't support.
+        """
+        args: list[Any] = list(node.args)
+        if node.target in BY_STRIDES:
+            args[0] = self._as_traced(args[0])
+        for k in range(count := IMAGES_IN_ONE_FORMAT.get(node.target, 0)):
+            args[k] = self._in_order(args[k], _image_order(arguments_of(node)[count - 1].meta["val"]))
+        for k in CONTIGUOUS.get(node.target, ()):
+            args[k] = self._contiguous(args[k])
+        for k in LAST_DIMENSION_CONTIGUOUS.get(node.target, ()):
+            # A view of a contiguous value has the strides for which torch chose this kernel.
+            if not base_of(args[k]).meta["val"].is_contiguous():
+                args[k] = self._contiguous(args[k])
+        return tuple(word_for(argument, self._word) for argument in args)
+
     def _word(self, value: Any) -> dict[str, int] | None:
+        if isinstance(value, _Slot):
+            return {SLOT: value.position}
         if isinstance(value, fx.Node):
             example = value.meta.get("val")
             if isinstance(example, torch.Tensor):
@@ -168,23 +205,41 @@ class Region:
         shape = tuple(word_for(size, self._word) for size in value.shape)
         return {"out": overload_name(out), "shape": shape, "dtype": value.dtype}
 
-    def _contiguous_slot(self, node: fx.Node) -> int:
-        """Appends a contiguous copy of a value, which has the strides that AOTAutograd traced it with.
+    def _as_traced(self, node: fx.Node) -> _Slot:
+        """Appends a copy of a value, if it hasn't the strides that AOTAutograd traced it with.
 
         Raises:
-            ConvertError: the value was not traced as contiguous, or is a view of an input.
+            ConvertError: the traced strides have gaps or an offset, or the value is a view of an input.
         """
         value = node.meta["val"]
-        if base_of(node).op == "placeholder" or not value.is_contiguous() or value.storage_offset() != 0:
+        order = memory_order(value)
+        if base_of(node).op == "placeholder" or order is None or value.storage_offset() != 0:
             raise ConvertError(
                 f"the result of as_strided depends on the strides of {node.name}, which a session can change",
                 remedy="Use reshape, permute or slices instead of as_strided.",
                 operator="aten.as_strided",
             )
+        return self._in_order(node, order)
+
+    def _contiguous(self, value: Any) -> Any:
+        is_tensor = isinstance(value, fx.Node) and isinstance(value.meta["val"], torch.Tensor)
+        return self._in_order(value, list(range(value.meta["val"].dim()))) if is_tensor else value
+
+    def _in_order(self, node: fx.Node, order: list[int]) -> _Slot:
+        """Appends a copy of a value whose dimensions have this order in memory, if it has another."""
         slot = self._slot(node)
-        slots = self._new_slots(1)
-        self._statements.append((Statement("aten.contiguous.default", ({SLOT: slot},), {}), slots))
-        return slots[0]
+        is_permuted = order != sorted(order)
+        if is_permuted:
+            slot = self._call("aten.permute.default", slot, order)
+        slot = self._call("aten.contiguous.default", slot)
+        if is_permuted:
+            slot = self._call("aten.permute.default", slot, [order.index(k) for k in range(len(order))])
+        return _Slot(slot)
+
+    def _call(self, target: str, slot: int, *args: Any) -> int:
+        (result,) = slots = self._new_slots(1)
+        self._statements.append((Statement(target, ({SLOT: slot}, *args), {}), slots))
+        return result
 
 
 def base_of(node: fx.Node) -> fx.Node:
@@ -192,6 +247,14 @@ def base_of(node: fx.Node) -> fx.Node:
     while is_view(node):
         node = first_argument(node)
     return node
+
+
+def _image_order(images: torch.Tensor) -> list[int]:
+    """The order of dimensions in memory that torch's kernels use for images: channels last if they have this format."""
+    order = list(range(images.dim()))
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(images.dim())
+    is_last = last is not None and not images.is_contiguous() and images.is_contiguous(memory_format=last)
+    return [0, *order[2:], 1] if is_last else order
 
 
 def _is_large(value: torch.Tensor) -> bool:

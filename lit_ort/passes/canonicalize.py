@@ -88,7 +88,8 @@ def _product_with_one(node: fx.Node) -> fx.Node | None:
 
 
 def _quotient_by_one(node: fx.Node) -> fx.Node | None:
-    return _without(node, *node.args[:2], 1.0)
+    first, second = node.args[:2]
+    return _without(node, first, second, 1.0)
 
 
 def _with_neutral(node: fx.Node, *neutral: float) -> fx.Node | None:

@@ -34,11 +34,10 @@ from lit_ort._compat.torch_sizes import hint_of
 aten = torch.ops.aten
 _FORWARD, _BACKWARD = aten.convolution.default, aten.convolution_backward.default
 _FORMAT = torch.ops.lit_ort.in_memory_format.default
-_GROUP_NORM_BACKWARD = aten.native_group_norm_backward.default
 # Operators that support inputs in any memory format, besides views and pointwise operators.
 _ANY_FORMAT = frozenset(
     {
-        *(_FORWARD, _BACKWARD, _FORMAT, _GROUP_NORM_BACKWARD, aten.native_group_norm.default),
+        *(_FORWARD, _BACKWARD, _FORMAT, aten.native_group_norm.default, aten.native_group_norm_backward.default),
         *(aten._native_batch_norm_legit_functional.default, aten._native_batch_norm_legit_no_training.default),
         *(aten.native_batch_norm_backward.default, aten.cat.default, aten.constant_pad_nd.default),
         *(aten.max_pool2d_with_indices.default, aten.max_pool2d_with_indices_backward.default),
@@ -90,9 +89,7 @@ def _propagate(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function" or is_size(node):
             continue
-        if node.target is _GROUP_NORM_BACKWARD:
-            _align_group_norm(graph, node, changed)
-        elif not _supports_any_format(node):
+        if not _supports_any_format(node):
             for argument in [argument for argument in node.all_input_nodes if argument in changed]:
                 if not _is_contiguous(argument):
                     node.replace_input_with(argument, _converted(graph, argument, channels_last=False))
@@ -107,18 +104,6 @@ def _supports_any_format(node: fx.Node) -> bool:
     if node.target is aten.native_group_norm.default and first_argument(node).meta["val"].dim() != 4:
         return False
     return node.target in _ANY_FORMAT or is_view(node) or is_element(node) or is_pointwise(node.target)
-
-
-def _align_group_norm(graph: fx.Graph, node: fx.Node, changed: set[fx.Node]) -> None:
-    """Converts the gradient and the images to the same format, which torch's kernel assumes."""
-    gradient, images = arguments_of(node)[:2]
-    if gradient in changed or images in changed:
-        last = images.meta["val"].dim() == 4 and not _is_contiguous(images)
-        for position, value in enumerate((gradient, images)):
-            converted = _converted(graph, value, channels_last=last)
-            converted.meta["val"] = recomputed_example(converted)
-            changed.add(converted)
-            node.update_arg(position, converted)
 
 
 def _is_contiguous(node: fx.Node) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from lit_ort.errors import CaptureError
 from lit_ort.joint.outputs import Returned
@@ -16,6 +17,16 @@ from tests.compare import backend
 from tests.joint.traced import returned_by
 
 Function = Callable[[Tensor], tuple[Tensor, ...]]
+
+
+@torch.library.custom_op("lit_ort_tests::gappy", mutates_args=())
+def gappy(x: Tensor) -> Tensor:
+    return torch.stack([x, x], -1)[..., 0]
+
+
+@gappy.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.stack([x, x], -1)[..., 0]
 
 
 def weight() -> Tensor:
@@ -127,11 +138,71 @@ def overlapping(w: Tensor) -> tuple[Tensor, ...]:
     return hidden[:3], hidden[1:]
 
 
+def column(w: Tensor) -> tuple[Tensor, ...]:
+    return (w.exp()[:, 1],)
+
+
+def every_second_column_and_loss(w: Tensor) -> tuple[Tensor, ...]:
+    return w.exp()[:, ::2], w.exp().sum()
+
+
+def expanded(w: Tensor) -> tuple[Tensor, ...]:
+    return (w.exp().unsqueeze(0).expand(3, 4, 6),)
+
+
+def windows(w: Tensor) -> tuple[Tensor, ...]:
+    return (w.exp().unfold(1, 3, 1),)
+
+
+def chunks(w: Tensor) -> tuple[Tensor, ...]:
+    return w.exp().chunk(2, 1)
+
+
+def rows(w: Tensor) -> tuple[Tensor, ...]:
+    return w.exp().unbind(0)
+
+
+def chunks_and_their_base(w: Tensor) -> tuple[Tensor, ...]:
+    hidden = w.exp()
+    return *hidden.split([1, 5], 1), hidden
+
+
+def a_view_and_its_detached_view(w: Tensor) -> tuple[Tensor, ...]:
+    hidden = w.exp()
+    view = hidden.view(-1)
+    return view, hidden.view(-1).detach(), hidden[1:].detach()
+
+
+def shuffled_pixels(w: Tensor) -> tuple[Tensor, ...]:
+    images = w.view(1, 4, 3, 2).repeat(2, 2, 1, 1).contiguous(memory_format=torch.channels_last)
+    return (functional.pixel_shuffle(images, 2),)
+
+
+def rolled_images(w: Tensor) -> tuple[Tensor, ...]:
+    """The fake result of `roll` has other strides than the real one."""
+    return (w.view(2, 2, 3, 2).contiguous(memory_format=torch.channels_last).roll(1, 0).exp(),)
+
+
+def normalized_sequences(w: Tensor) -> tuple[Tensor, ...]:
+    """So has that of batch normalization."""
+    return (functional.batch_norm(w.view(2, 3, 4).transpose(1, 2), None, None, training=True).relu(),)
+
+
 def transposed_and_loss(w: Tensor) -> tuple[Tensor, ...]:
     return w.t().exp(), (w.t() * 2).tanh().sum()
 
 
-@pytest.mark.parametrize("function", [permuted, transposed_and_views, overlapping, transposed_and_loss])
+OF_ONE_BASE = [column, every_second_column_and_loss, expanded, windows, chunks, rows, chunks_and_their_base]
+OF_OPERATORS = [shuffled_pixels, rolled_images, normalized_sequences]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(permuted, transposed_and_views, overlapping, transposed_and_loss, a_view_and_its_detached_view),
+        *(OF_ONE_BASE + OF_OPERATORS),
+    ],
+)
 def test_outputs_have_the_same_memory_layout_as_in_eager(function: Function) -> None:
     w = weight()
     actual, expected = torch.compile(function, backend=backend())(w), function(w)
@@ -144,5 +215,27 @@ def test_outputs_have_the_same_memory_layout_as_in_eager(function: Function) -> 
     factors = [torch.linspace(0.5, 1.5, value.numel()).reshape(value.shape) for value in expected]
     for value, reference in zip(actual, expected, strict=True):
         torch.testing.assert_close(value, reference)
-    gradients = torch.autograd.grad(actual, w, factors), torch.autograd.grad(expected, w, factors)
+    tracked = [k for k, value in enumerate(expected) if value.requires_grad]
+    assert tracked == [k for k, value in enumerate(actual) if value.requires_grad]
+    gradients = [
+        torch.autograd.grad([values[k] for k in tracked], w, [factors[k] for k in tracked])
+        for values in (actual, expected)
+    ]
     torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("function", [*OF_ONE_BASE, a_view_and_its_detached_view])
+def test_writing_to_a_result_changes_those_that_share_its_memory(function: Function) -> None:
+    w = weight().detach()
+    actual, expected = torch.compile(function, backend=backend())(w), function(w)
+    for values in (actual, expected):
+        values[0][0] = 7.0
+    torch.testing.assert_close(actual, expected)
+
+
+def test_a_result_with_gaps_that_is_no_view_of_a_value_of_the_graph_is_rejected() -> None:
+    def function(w: Tensor) -> tuple[Tensor, ...]:
+        return (gappy(w),)
+
+    with pytest.raises(CaptureError, match=r"strides \(12, 2\) for the shape \(4, 6\) have gaps"):
+        returned_by(function, weight().detach())
