@@ -62,8 +62,8 @@ class ORTOptions:
             updated as soon as its gradient is computed, so that not all gradients are in memory at the same time; with
             clipping by norm, parameters are updated when all gradients are computed. It is for steps under
             `ORTStrategy` whose loss and gradients are computed by one graph, with an optimizer whose step is one of
-            torch's, and where nothing else reads gradients. Otherwise the optimizer steps after the backward, with a
-            warning.
+            torch's, and where no code of the step, of hooks or of callbacks reads gradients. Otherwise the optimizer
+            steps after the backward, with a warning.
         dynamic: `"auto"` compiles the first batch for its sizes, and the first batch of another size for any size of
             the dimensions that changed; `"never"` compiles every size separately.
         disable_passes: exact names of fusions and passes to skip (`lit_ort.fusions.pipeline.names()` and

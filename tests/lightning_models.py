@@ -97,4 +97,5 @@ def trainer(strategy: Any, folder: Path | None = None, **settings: Any) -> Train
 
 def assert_same_weights(found: nn.Module, expected: nn.Module, tolerance: float = 1e-5) -> None:
     for (name, a), b in zip(found.state_dict().items(), expected.state_dict().values(), strict=True):
+        a, b = a.double(), b.double()
         assert float((a - b).norm()) <= tolerance * float(b.norm().clamp_min(1e-3)), name

@@ -26,6 +26,7 @@ from torch._dynamo.exc import Unsupported, UserError
 from torch._dynamo.guards import DeletedGuardManagerWrapper
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.utils import ExactWeakKeyDictionary
+from torch._dynamo.variables import TensorVariable
 
 from lit_ort._compat.container_writes import keep_writes
 from lit_ort._compat.torch_dynamo import (
@@ -94,6 +95,10 @@ class Function:
 
 class Listener(Protocol):
     """Receives the events of the functions that are compiled while it listens."""
+
+    def gradient_read(self) -> None:
+        """A function reads the `grad` of a tensor."""
+        ...
 
     def graph_break(self, obstacle: Obstacle, resumes: bool) -> None:
         """A graph ends at a statement. `resumes`: the code after it is compiled too."""
@@ -226,6 +231,7 @@ def _install() -> None:
     recompile_reasons = convert_frame.get_and_maybe_log_recompilation_reasons
     cache_size = convert_frame.compute_cache_size
     format_error = convert_frame.format_error_msg
+    read_gradient = TensorVariable.method_attr_grad
 
     def on_graph_break(self: Any, code_options: Any, reason: str, exc: Any) -> None:
         text = f"{reason} {getattr(exc, 'msg', '')}"
@@ -252,11 +258,17 @@ def _install() -> None:
             _LISTENERS[-1].left_in_eager(obstacle_of(exc), _function(code))
         return format_error(exc, code, *args, **kwargs)
 
+    def on_gradient(self: Any, tx: Any) -> Any:
+        if _LISTENERS:
+            _LISTENERS[-1].gradient_read()
+        return read_gradient(self, tx)
+
     def on_warning(message: str, *args: Any, **kwargs: Any) -> None:
         if not _LISTENERS or not message.startswith(_DUPLICATE_WARNING):
             warn_once(message, *args, **kwargs)
 
     utils.warn_once = on_warning
+    TensorVariable.method_attr_grad = on_gradient
     InstructionTranslatorBase.log_graph_break = on_graph_break
     convert_frame.get_and_maybe_log_recompilation_reasons = on_recompile
     convert_frame.compute_cache_size = on_cache_size

@@ -93,6 +93,13 @@ def note_sigterm(trainer: Any) -> bool:
     return first
 
 
+def clears_gradients(trainer: Any) -> bool:
+    """Whether Lightning clears gradients between the training step that runs now and its backward."""
+    # StochasticWeightAveraging skips both in its epoch for statistics.
+    is_first = trainer.fit_loop.batch_idx % trainer.accumulate_grad_batches == 0
+    return is_first and not trainer.fit_loop._skip_backward
+
+
 def is_accumulating(trainer: Any) -> bool:
     """Whether gradients are still accumulated after the batch that has just ended, without an optimizer step."""
     return trainer.fit_loop.epoch_loop._should_accumulate()

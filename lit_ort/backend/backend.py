@@ -86,6 +86,7 @@ class ORTBackend:
         compile_log: receives a report of every graph; a new one by default.
         pool: memory of torch nodes, shared by backends whose sessions run one after the other; a new one by default.
         updates: the optimizer of `optimizer_in_graph`, which a strategy sets.
+        before_run: called before each run of a session.
 
     Raises:
         OptionsError: an unknown pass, an engine that is not installed, or `optimizer_in_graph` without an optimizer.
@@ -99,6 +100,7 @@ class ORTBackend:
         compile_log: CompileLog | None = None,
         pool: BufferPool | None = None,
         updates: Updates | None = None,
+        before_run: Callable[[], None] | None = None,
     ) -> None:
         _require_pass_names(options)
         if options.optimizer_in_graph and updates is None:
@@ -115,7 +117,7 @@ class ORTBackend:
         self._count = 0
         self._cache = None if options.cache_dir is None else GraphCache(options, self.engine)
         self._pool = BufferPool() if pool is None else pool
-        self._updates = updates
+        self._updates, self._before_run = updates, before_run
         # Dynamo also recompiles for guards that don't change the graph; equal graphs share their sessions.
         self._executables: WeakValueDictionary[Any, Executable] = WeakValueDictionary()
 
@@ -250,6 +252,7 @@ class ORTBackend:
             pool=self._pool,
             hooks=hooks,
             clock=self.compile_log.clock,
+            before_run=self._before_run,
         )
 
     def _forms(self, request: Request) -> Forms:

@@ -171,7 +171,7 @@ def _explained(obstacle: Obstacle) -> tuple[str, str | None]:
         return f"an exception is raised while Dynamo traces it: {_exception_of(obstacle)}.", None
     match = _NAME.search(obstacle.explanation)
     function = "a function" if match is None else match["name"]
-    if _is_own(obstacle):
+    if is_own(obstacle):
         return f"lit_ort runs `{function}` outside of graphs.", None
     if obstacle.kind in _KNOWN:
         reason, remedy = _KNOWN[obstacle.kind]
@@ -197,14 +197,14 @@ def _sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
-def _is_own(obstacle: Obstacle) -> bool:
+def is_own(obstacle: Obstacle) -> bool:
     """Whether lit_ort keeps a function out of graphs: it disables it, or leaves its package untraced."""
     return DISABLED in obstacle.text or "/torchmetrics/" in obstacle.text
 
 
 def _is_by_design(obstacle: Obstacle) -> bool:
     # No optimizer of torch's is traced, and manual optimization calls one in the step.
-    return _is_own(obstacle) or "`Optimizer." in obstacle.explanation or obstacle.kind in _ASKED_FOR
+    return is_own(obstacle) or "`Optimizer." in obstacle.explanation or obstacle.kind in _ASKED_FOR
 
 
 @functools.cache

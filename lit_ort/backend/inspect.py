@@ -123,6 +123,8 @@ class CompileLog:
         self.watch = CompileWatch()
         self._recompiles: dict[tuple[str, str], Recompile] = {}
         self._reasons: set[str] = set()
+        self._untraced: set[str | None] = set()
+        self._gradient_readers: set[str | None] = set()
         _LOGS[id(self)] = self
 
     # The watch belongs to this process: it has a thread.
@@ -138,6 +140,22 @@ class CompileLog:
     def recompiles(self) -> tuple[Recompile, ...]:
         """One for each function and place, with the latest reason."""
         return tuple(self._recompiles.values())
+
+    def note_gradient_read(self, step: str | None) -> None:
+        """Records that code of a step reads the `grad` of a tensor."""
+        self._gradient_readers.add(step)
+
+    def note_untraced(self, step: str | None) -> None:
+        """Records that Dynamo doesn't trace a part of a step's code."""
+        self._untraced.add(step)
+
+    def reads_gradients(self, step: str) -> bool:
+        """Whether code of a step, as far as it was traced, reads the `grad` of a tensor."""
+        return step in self._gradient_readers
+
+    def may_read_gradients(self, step: str) -> bool:
+        """Whether code of a step, as far as it has run, reads the `grad` of a tensor, or is not traced and can."""
+        return step in self._gradient_readers or step in self._untraced
 
     def is_new(self, reason: str) -> bool:
         """Whether a reason is reported for the first time."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lit_ort._compat.dynamo_events import Function, Obstacle, Stack
-from lit_ort.backend.events import eager_function_of, graph_break_of, recompile_of
+from lit_ort.backend.events import eager_function_of, graph_break_of, is_own, recompile_of
 from lit_ort.backend.inspect import CompileLog
 from lit_ort.errors import CaptureError
 
@@ -32,7 +32,13 @@ class EventRecorder:
         self._report = report
         self._compile_log = compile_log
 
+    def gradient_read(self) -> None:
+        if self._compile_log is not None:
+            self._compile_log.note_gradient_read(self._step)
+
     def graph_break(self, obstacle: Obstacle, resumes: bool) -> None:
+        if not is_own(obstacle):
+            self._note_untraced()
         graph_break = graph_break_of(self._step, obstacle, resumes)
         if graph_break is not None and self._compile_log is not None:
             self._compile_log.note_break(graph_break)
@@ -49,6 +55,7 @@ class EventRecorder:
             CaptureError: under `strict`, for a whole function. What follows a graph break may be no more than a print,
                 and its graph break is reported.
         """
+        self._note_untraced()
         eager_function = eager_function_of(self._step, obstacle, function)
         if eager_function is None:
             return
@@ -61,3 +68,7 @@ class EventRecorder:
         is_new = self._compile_log is None or self._compile_log.note_eager_function(eager_function)
         if is_new and not eager_function.is_rest:
             self._report(eager_function.place, eager_function.message)
+
+    def _note_untraced(self) -> None:
+        if self._compile_log is not None:
+            self._compile_log.note_untraced(self._step)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -26,6 +26,7 @@ class SessionOptions:
         pool: memory for the results of torch nodes; the sessions of one model share it to save memory.
         hooks: functions of this process that implement operators, by target.
         clock: records the time of the runs.
+        before_run: called before each run.
     """
 
     engine: Engine
@@ -34,6 +35,7 @@ class SessionOptions:
     pool: BufferPool = dataclasses.field(default_factory=BufferPool)
     hooks: Hooks = dataclasses.field(default_factory=dict)
     clock: Clock = dataclasses.field(default_factory=Clock)
+    before_run: Callable[[], None] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Session:
 
     def __init__(self, phase: Phase, options: SessionOptions) -> None:
         self._phase, self._pool, self._clock = phase, options.pool, options.clock
+        self._before_run = options.before_run
         self._sources = [source for _, source in phase.inputs]
         self._sizes: dict[tuple[tuple[int, ...], ...], tuple[list[int], list[torch.Tensor]]] = {}
         self._has_sizes = bool(phase.terms) or any(source.kind == "sizes" for source in self._sources)
@@ -95,6 +98,8 @@ class Session:
         numbers, vectors = self._sizes_for(inputs.shapes) if self._has_sizes else ((), ())
         size_vectors = iter(vectors)
         tensors = [_input(source, inputs, size_vectors) for source in self._sources]
+        if self._before_run is not None:
+            self._before_run()
         with self._clock.running("sessions"):
             results = self._engine.run(tensors, RunState(self._pool, numbers, inputs.seed))
         for position, form in self._converted:

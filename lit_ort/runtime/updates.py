@@ -61,6 +61,7 @@ class Step:
         returned_versions: the version counters of the gradients that were returned to autograd, by address; autograd
             increments the counter if it accumulates into a gradient.
         updated: whether one of the runs has updated parameters.
+        keeps_gradients: whether the next step can read the gradients, so that no run may consume them.
     """
 
     optimizer: Optimizer
@@ -68,6 +69,7 @@ class Step:
     runs: list[Session] = dataclasses.field(default_factory=list)
     returned_versions: dict[int, int] = dataclasses.field(default_factory=dict)
     updated: bool = False
+    keeps_gradients: bool = False
 
     @property
     def waits(self) -> bool:
@@ -98,6 +100,7 @@ class Updates:
         self._pool = pool
         self._step: Step | None = None
         self._running: _Running | None = None
+        self._has_updated = False
         # Graphs that computed all gradients of a step.
         self._proven: WeakSet[Session] = WeakSet()
 
@@ -120,6 +123,9 @@ class Updates:
                 "have gradients from code outside of the graph",
                 remedy=_REMEDY,
             )
+        self._has_updated |= step.updated
+        if step.keeps_gradients:
+            return
         if len(step.runs) == 1 and all(step.is_from_run(parameter.grad) for parameter in remaining):
             self._proven.add(step.runs[0])
             self._update_after_backward(step)
@@ -179,7 +185,16 @@ class Updates:
             step.clipping([parameter])
             step_alone(step.optimizer, [parameter])
             self._pool.trim()
-        step.updated = True
+        step.updated = self._has_updated = True
+
+    def require_gradients(self) -> None:
+        """Raises SessionError if a run has consumed gradients, which the step that has just run reads."""
+        if self._has_updated:
+            raise SessionError(
+                "optimizer_in_graph: the step reads gradients from this step on, and the run of an earlier step has "
+                "consumed them",
+                remedy=_REMEDY,
+            )
 
     def hand_over(self, state: RunState, gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
         """The gradient itself, or an empty tensor if the optimizer consumed it.

@@ -19,6 +19,7 @@ from lit_ort._compat.dynamo_events import forget
 from lit_ort._compat.lightning import (
     PYTORCH_LIGHTNING,
     chosen_checkpoint_io,
+    clears_gradients,
     is_compiled,
     is_from_lightning,
     own_class_of,
@@ -35,6 +36,7 @@ from lit_ort.options import BF16_MIXED, FLOAT32, TRUE_PRECISIONS, ORTOptions
 from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.random import draw_from
 from lit_ort.runtime.updates import Updates
+from lit_ort.strategies.old_gradients import OldGradients
 from lit_ort.strategies.progress import ProgressListener
 from lit_ort.strategies.steps import CompiledSteps
 from lit_ort.strategies.summary import FitSummary, show
@@ -44,7 +46,7 @@ from lit_ort.strategies.updates import clipping_of, reason_against_updates
 _Base: Any = object
 
 # Attributes that a copy or a pickle of a strategy leaves out: sessions, their memory and compiled code.
-_OF_THIS_PROCESS = frozenset({"_backends", "_fit", "_pool", "_updates", "_steps"})
+_OF_THIS_PROCESS = frozenset({"_backends", "_fit", "_old_gradients", "_pool", "_updates", "_steps"})
 
 # The engine's precisions by those of Lightning's plugins. With a "true" precision, Lightning's plugin converts the
 # module and its batches, and graphs compute in the dtypes of their tensors.
@@ -165,6 +167,7 @@ class ORTMixin(CompiledMixin):
         self._backends: dict[str, ORTBackend] = {}
         self._pool = BufferPool()
         self._updates = Updates(self._pool)
+        self._old_gradients = OldGradients(self.compile_log)
         self._warned_of_updates = False
         self._strict = self.options.fallback == "error"
         weakref.finalize(self, _forget, self._backends).atexit = False
@@ -184,7 +187,9 @@ class ORTMixin(CompiledMixin):
 
     def _backend(self, step: str) -> ORTBackend:
         if step not in self._backends:
-            self._backends[step] = ORTBackend(self.options, step, self.compile_log, self._pool, self._updates)
+            self._backends[step] = ORTBackend(
+                self.options, step, self.compile_log, self._pool, self._updates, self._old_gradients.before_run
+            )
         return self._backends[step]
 
     def setup(self, trainer: Any) -> None:
@@ -219,9 +224,9 @@ class ORTMixin(CompiledMixin):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         start = time.perf_counter()
-        self._free_old_gradients()
         # A custom loop can run steps before on_train_start().
-        with nullcontext() if self._generator is None else draw_from(self._generator, self.rank):
+        drawing = nullcontext() if self._generator is None else draw_from(self._generator, self.rank)
+        with drawing, self._old_gradients.freed_by_run("training_step", self._cleared_optimizers()):
             output = super().training_step(*args, **kwargs)
         if self._fit is not None and not self.lightning_module.automatic_optimization:
             self._fit.add(start)
@@ -232,21 +237,11 @@ class ORTMixin(CompiledMixin):
         """The rank that the random stream of this process depends on."""
         return 0
 
-    def _free_old_gradients(self) -> None:
-        """Frees gradients before the step, which Lightning does between the step and the backward.
-
-        A run computes the new gradients with the loss, so that the old ones would take memory at the same time. If a
-        hook is called at that moment, gradients stay until then.
-        """
+    def _cleared_optimizers(self) -> Sequence[Any]:
+        """The optimizers whose gradients Lightning clears after the step, and no hook sees that."""
         module = self.lightning_module
-        trainer = module.trainer
-        starts = trainer.fit_loop.batch_idx % trainer.accumulate_grad_batches == 0
-        if module.automatic_optimization and starts and not _listens_to_zero_grad(module, trainer.callbacks):
-            for optimizer in self.optimizers:
-                # Not through `zero_grad`, which Lightning calls once per step, and which an optimizer can override.
-                if getattr(type(optimizer), "zero_grad", None) is torch.optim.Optimizer.zero_grad:
-                    for parameter in _parameters_of(optimizer):
-                        parameter.grad = None
+        clears = module.automatic_optimization and clears_gradients(module.trainer)
+        return self.optimizers if clears and not _listens_to_zero_grad(module, module.trainer.callbacks) else ()
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
         start = time.perf_counter()
@@ -262,6 +257,9 @@ class ORTMixin(CompiledMixin):
             return super().optimizer_step(optimizer, closure, *args, **kwargs)
         with self._updates.step(optimizer, clipping_of(trainer)) as step:
             loss = closure()
+            step.keeps_gradients = self.compile_log.may_read_gradients("training_step")
+            if self.compile_log.reads_gradients("training_step"):
+                self._updates.require_gradients()
         if not step.updated:
             return super().optimizer_step(optimizer, lambda: loss, *args, **kwargs)
         # The run has used the gradients: there is nothing left to clip, and a second step must not be counted.
@@ -271,7 +269,7 @@ class ORTMixin(CompiledMixin):
 
     def _warns_of_updates(self, trainer: Any, optimizer: Any) -> bool:
         """Whether the optimizer can't step inside a run, which causes one warning."""
-        reason = reason_against_updates(self.lightning_module, trainer, optimizer)
+        reason = reason_against_updates(self.lightning_module, trainer, optimizer, self.compile_log)
         if reason is not None and not self._warned_of_updates:
             self._warned_of_updates = True
             message = f"optimizer_in_graph=True: the optimizer steps after the backward, because {reason}."
@@ -304,6 +302,7 @@ class ORTMixin(CompiledMixin):
         self._backends, self._pool, self._steps, self._fit = {}, BufferPool(), None, None
         weakref.finalize(self, _forget, self._backends).atexit = False
         self._updates = Updates(self._pool)
+        self._old_gradients = OldGradients(self.compile_log)
 
     # Checks of settings. Lightning's connector sets these attributes on every strategy when a Trainer is created.
 
@@ -369,10 +368,6 @@ def _on_pytorch_lightning(kind: type) -> type:
             f"pytorch_lightning's. Derive it from lit_ort.strategies.on_pytorch_lightning.{own.__name__}."
         )
     return getattr(on_pytorch_lightning, own.__name__)
-
-
-def _parameters_of(optimizer: Any) -> Iterator[torch.Tensor]:
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import pytorch_optimizer
 import torch
 from lightning.pytorch import Callback, seed_everything
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging
 from torch import Tensor
 
 import lit_ort
@@ -197,40 +198,33 @@ class Regularized(Optimized):
         return loss if self.global_step < 2 else loss + self.head.weight.square().sum()
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [(Scaled, "scaled by 2.0"), (Regularized, "code outside of the graph")],
-)
-def test_a_step_that_is_no_longer_one_graph_is_rejected(make: Callable[[], Net], message: str) -> None:
-    with pytest.raises(SessionError, match=message) as raised:
-        fit(strategy(), seeded(make))
-    assert "resume from the last checkpoint, with optimizer_in_graph=False" in str(raised.value)
-
-
-class AlwaysScaled(Scaled):
-    """Scales its loss outside of the graph at every step."""
-
-    @outside_of_graphs
-    def scaled(self, loss: Tensor) -> Tensor:
-        return loss * 2
-
-
-class AlwaysRegularized(Optimized):
-    """Adds a loss computed in eager code at every step."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return self.regularized(super().training_step(batch, batch_idx))
-
-    @outside_of_graphs
-    def regularized(self, loss: Tensor) -> Tensor:
-        return loss + self.head.weight.square().sum()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", [AlwaysScaled, AlwaysRegularized])
-def test_a_step_that_never_was_one_graph_trains_as_in_eager(make: Callable[[], Net]) -> None:
+@pytest.mark.parametrize("make", [Scaled, pytest.param(Regularized, marks=pytest.mark.slow)])
+def test_code_outside_of_graphs_disables_it_with_a_warning(make: Callable[[], Net]) -> None:
     expected = fit("auto", seeded(make))
-    assert_same(state_of(fit(strategy(), seeded(make))), state_of(expected), 1e-4)
+    line = f"{make.__name__}.training_step, or code that it calls outside of graphs, may read gradients"
+    with pytest.warns(LitOrtWarning, match=line):
+        runner = fit(strategy(), seeded(make))
+    assert_same(state_of(runner), state_of(expected), 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda loss, layer: loss * 2, "scaled by 2.0"),
+        (lambda loss, layer: loss + layer.weight.square().sum(), "code outside of the graph"),
+    ],
+)
+def test_a_step_that_is_no_longer_one_graph_is_rejected(change: Callable[..., Tensor], message: str) -> None:
+    updates, layer, x = Updates(BufferPool()), torch.nn.Linear(4, 1), torch.randn(2, 4)
+    engine = lit_ort.ORTBackend(ORTOptions(fallback="error", optimizer_in_graph=True), updates=updates)
+    step = torch.compile(lambda x: layer(x).square().mean(), backend=engine)
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+    with updates.step(optimizer, Clipping()):
+        step(x).backward()
+    optimizer.zero_grad()
+    with pytest.raises(SessionError, match=message) as raised, updates.step(optimizer, Clipping()):
+        change(step(x), layer).backward()
+    assert "resume from the last checkpoint, with optimizer_in_graph=False" in str(raised.value)
 
 
 class Reader(Callback):
@@ -241,18 +235,22 @@ class Reader(Callback):
         self.norms.append(float(pl_module.head.weight.grad.norm()))
 
 
+@pytest.mark.filterwarnings("ignore:SWA is currently only supported every epoch:UserWarning")
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
         ({"callbacks": Reader}, "Reader.on_before_optimizer_step may read gradients"),
         ({"accumulate_grad_batches": 2}, "accumulate_grad_batches is 2"),
+        ({"callbacks": partial(StochasticWeightAveraging, 0.1, 1)}, "gradients of an earlier epoch"),
     ],
 )
 def test_code_that_reads_gradients_disables_it_with_a_warning(settings: dict[str, Any], reason: str) -> None:
-    arguments = {name: value() if isinstance(value, type) else value for name, value in settings.items()}
-    expected = fit("auto", seeded(), **{**arguments, "max_epochs": 2})
+    def arguments() -> dict[str, Any]:
+        return {name: value() if callable(value) else value for name, value in settings.items()}
+
+    expected = fit("auto", seeded(), **{**arguments(), "max_epochs": 2})
     with pytest.warns(LitOrtWarning, match=reason):
-        runner = fit(strategy(), seeded(), **{**arguments, "max_epochs": 2})
+        runner = fit(strategy(), seeded(), **{**arguments(), "max_epochs": 2})
     assert_same(state_of(runner), state_of(expected), 1e-4)
 
 

@@ -7,7 +7,7 @@ import importlib
 import mmap
 import pickle
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -18,9 +18,16 @@ import torch.nn.functional as F
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.fabric.plugins.precision.precision import _PRECISION_INPUT
 from lightning.pytorch import Callback, LightningModule, seed_everything
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lit_ort
@@ -421,16 +428,23 @@ def test_the_recompile_limit_is_reported(fallback: Literal["warn", "error"], mon
             fit(strategy, Restless, max_epochs=1)
 
 
-class GradientsBeforeSteps(lit_ort.ORTStrategy):
-    """Records whether there were gradients when each training step began."""
+# As Any, since its declared type doesn't fit methods.
+outside_of_graphs: Any = torch.compiler.disable
+
+
+def has_gradients(module: Any) -> bool:
+    return any(parameter.grad is not None for parameter in module.parameters())
+
+
+class GradientsAfterRuns(lit_ort.ORTStrategy):
+    """Records whether there were gradients of the previous step after each run of a training step."""
 
     has_gradients: tuple[bool, ...] = ()
 
-    def step_context(self, kind: str) -> AbstractContextManager[Any]:
-        if kind == "train":
-            assert self.lightning_module is not None
-            self.has_gradients += (any(p.grad is not None for p in self.lightning_module.parameters()),)
-        return super().step_context(kind)
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().training_step(*args, **kwargs)
+        self.has_gradients += (has_gradients(self.lightning_module),)
+        return output
 
 
 class ReadsGradients(Net):
@@ -439,15 +453,108 @@ class ReadsGradients(Net):
 
 
 @pytest.mark.parametrize(
-    ("make", "accumulate", "has_gradients"),
-    [(Net, 1, [False] * 4), (Net, 2, [False, True] * 2), (ReadsGradients, 1, [False, True, True, True])],
+    ("make", "accumulate", "expected"),
+    [
+        (Net, 1, [False] * 4),
+        (Branching, 1, [False] * 4),
+        (Net, 2, [False, True] * 2),
+        (ReadsGradients, 1, [False, True, True, True]),
+    ],
 )
 def test_old_gradients_are_freed_before_a_run_unless_a_hook_reads_them(
-    make: Callable[[], Net], accumulate: int, has_gradients: list[bool]
+    make: Callable[[], Net], accumulate: int, expected: list[bool]
 ) -> None:
-    strategy = GradientsBeforeSteps(fallback="error")
+    strategy = GradientsAfterRuns(fallback="error")
     fit(strategy, make, max_steps=4 // accumulate, accumulate_grad_batches=accumulate, max_epochs=1)
-    assert list(strategy.has_gradients[:4]) == has_gradients
+    assert list(strategy.has_gradients[:4]) == expected
+
+
+def norm_of_gradients(module: nn.Module) -> Tensor:
+    return sum((p.grad.norm() for p in module.parameters() if p.grad is not None), torch.zeros(()))
+
+
+class Reading(Net):
+    """Reads gradients of the previous step in a hook, or in its training step before, after or beside the graph."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Tanh())
+        self.place = place
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        before = norm_of_gradients(self) if self.place == "before the graph" else 0
+        loss = super().training_step(batch, batch_idx)
+        if self.place == "after it" or (self.place == "late" and self.global_step >= 3):
+            before = norm_of_gradients(self)
+        if self.place == "outside" or (self.place == "outside, late" and self.global_step >= 3):
+            before = self.outside()
+        return loss * (1 + before / 10)
+
+    @outside_of_graphs
+    def outside(self) -> Tensor:
+        return norm_of_gradients(self)
+
+
+def reading(hook: str) -> Callable[[], Net]:
+    def read(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.norms.append(float(norm_of_gradients(self)))
+        return getattr(super(InHook, self), hook)(*args, **kwargs)
+
+    class InHook(Reading):
+        def __init__(self) -> None:
+            super().__init__(hook)
+            self.norms: list[float] = []
+
+    setattr(InHook, hook, read)
+    return InHook
+
+
+PLACES = ("before the graph", "after it", "late", "outside", "outside, late")
+HOOKS = (
+    "on_train_batch_start",
+    "on_before_zero_grad",
+    "optimizer_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "configure_gradient_clipping",
+    "optimizer_step",
+    "on_train_batch_end",
+    "on_validation_model_zero_grad",
+    "on_train_epoch_end",
+)
+FAST_PLACES = ("before the graph", "outside, late")
+
+
+@pytest.mark.filterwarnings("ignore:optimizer_in_graph=True. the optimizer steps after the backward")
+@pytest.mark.parametrize("in_graph", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "place",
+    [*FAST_PLACES, *(pytest.param(p, marks=pytest.mark.slow) for p in (*PLACES, *HOOKS) if p not in FAST_PLACES)],
+)
+def test_code_reads_the_gradients_of_eager(place: str, in_graph: bool) -> None:
+    make = partial(Reading, place) if place in PLACES else reading(place)
+    _, expected = fit("auto", make)
+    _, module = fit(lit_ort.ORTStrategy(optimizer_in_graph=in_graph), make)
+    assert_same_weights(module, expected)
+    assert getattr(module, "norms", []) == pytest.approx(getattr(expected, "norms", []), rel=1e-4)
+
+
+AVERAGING: dict[str, Callable[[], Callback]] = {
+    "SWA": lambda: StochasticWeightAveraging(0.1, swa_epoch_start=1),
+    "EMA": lambda: WeightAveraging(avg_fn=get_ema_avg_fn(0.9)),
+    "accumulation": lambda: GradientAccumulationScheduler({0: 1, 1: 3}),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name != "SWA" else name for name in AVERAGING]
+)
+def test_callbacks_that_change_the_loop(name: str) -> None:
+    """In SWA's last epoch, for the statistics of BatchNorm, the optimizer steps on gradients of the epoch before."""
+    _, expected = fit("auto", partial(Reading, "nowhere"), callbacks=AVERAGING[name](), max_epochs=3)
+    _, module = fit("ort", partial(Reading, "nowhere"), callbacks=AVERAGING[name](), max_epochs=3)
+    assert_same_weights(module, expected)
 
 
 class ManyClasses(LightningModule):

@@ -1,0 +1,47 @@
+"""Frees the gradients of an earlier step before a run, where nothing can read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from lit_ort.backend.inspect import CompileLog
+
+
+class OldGradients:
+    """Gradients that Lightning clears between the training step and the backward.
+
+    A run computes the new gradients with the loss, so that the old ones would take memory at the same time. They are
+    freed as the run begins: by then Dynamo has traced the code of the step, and knows whether it can read gradients.
+
+    Args:
+        compile_log: knows that.
+    """
+
+    def __init__(self, compile_log: CompileLog) -> None:
+        self._compile_log = compile_log
+        self._step: str | None = None
+        self._optimizers: Iterable[Any] = ()
+
+    @contextmanager
+    def freed_by_run(self, step: str, optimizers: Iterable[Any]) -> Iterator[None]:
+        """A context around a step whose first run frees the gradients of optimizers."""
+        self._step, self._optimizers = step, optimizers
+        try:
+            yield
+        finally:
+            self._step, self._optimizers = None, ()
+
+    def before_run(self) -> None:
+        if self._step is None or self._compile_log.may_read_gradients(self._step):
+            return
+        for optimizer in self._optimizers:
+            # Not through `zero_grad`, which Lightning calls once per step, and which an optimizer can override.
+            if getattr(type(optimizer), "zero_grad", None) is torch.optim.Optimizer.zero_grad:
+                for group in optimizer.param_groups:
+                    for parameter in group["params"]:
+                        parameter.grad = None
+        self._step, self._optimizers = None, ()
