@@ -416,6 +416,7 @@ def test_a_function_with_its_own_tangent(compiled: Compile[Any]) -> Any:
     return compiled(derivative)(row(4))
 
 
+@pytest.mark.slow
 @steps()
 def test_adaptation_inside_of_a_step(compiled: Compile[Any]) -> Any:
     """Meta-learning: the loss of weights that `torch.func.grad` has adapted failed when it was compiled.

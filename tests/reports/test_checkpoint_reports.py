@@ -71,6 +71,7 @@ def test_a_compiled_part_is_tested_after_the_training(compiled: Compile[Any]) ->
     return metrics, [p.detach() for p in module.parameters()]
 
 
+@pytest.mark.slow
 @trainings()
 def test_a_resumed_training_is_the_uninterrupted_one(strategy: Strategy) -> Any:
     """A training that is resumed from a checkpoint in the middle had other losses than one without interruption.
@@ -90,6 +91,7 @@ def test_a_resumed_training_is_the_uninterrupted_one(strategy: Strategy) -> Any:
     return losses
 
 
+@pytest.mark.slow
 @trainings()
 def test_the_best_checkpoint_is_tested(strategy: Strategy) -> Any:
     """After the training, `test(ckpt_path="best")` loads the weights of the best epoch into the trained module.
@@ -107,6 +109,7 @@ def test_the_best_checkpoint_is_tested(strategy: Strategy) -> Any:
     return worst, last, module
 
 
+@pytest.mark.slow
 @trainings()
 def test_copies_of_a_module_that_was_trained(strategy: Strategy) -> Any:
     """A module could be neither copied nor pickled after it was compiled and trained.

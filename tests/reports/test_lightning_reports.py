@@ -74,6 +74,7 @@ def test_batches_that_are_none(strategy: Strategy) -> Any:
     return module.losses, module.state_dict()
 
 
+@pytest.mark.slow
 @trainings()
 def test_sharpness_aware_steps_by_hand(strategy: Strategy) -> Any:
     """Two forwards and backwards in one step, between which the weights are moved uphill and back.
@@ -108,6 +109,7 @@ def test_sharpness_aware_steps_by_hand(strategy: Strategy) -> Any:
     return trained([net], lambda x: net(x).sub(1).square().mean(), row(32, 4).cos(), strategy, module=Sharpness)
 
 
+@pytest.mark.slow
 @trainings()
 def test_a_weight_that_grows_with_the_epochs(strategy: Strategy) -> Any:
     """The weight of a variational loss that is warmed up over epochs, or over steps, stayed too small.
@@ -234,6 +236,7 @@ def test_a_metric_that_the_step_creates(strategy: Strategy) -> Any:
     return trained([net], nn.Identity(), row(32, 4).cos(), strategy, module=Measuring)
 
 
+@pytest.mark.slow
 @trainings()
 def test_padding_of_an_encoder_in_validation(strategy: Strategy) -> Any:
     """`nn.TransformerEncoder` with a padding mask has other results, or raises, in evaluation than in training.

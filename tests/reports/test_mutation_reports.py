@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -291,6 +292,7 @@ def test_control_flow_by_the_identity_of_an_object(compiled: Compile[Any]) -> An
     return losses, warm_up.steps, main.steps
 
 
+@pytest.mark.slow
 @steps()
 def test_ghost_batch_norm_with_a_short_last_chunk(compiled: Compile[Any]) -> Any:
     """Batch normalization of chunks of a batch, as tabular models have it, where the chunks differ in size.

@@ -137,6 +137,7 @@ class Encoder(nn.Module):
         return (scores.softmax(-1) @ self.value(x)).tanh()
 
 
+@pytest.mark.slow
 @trainings(bfloat16=True)
 def test_attention_masks_in_mixed_precision(strategy: Strategy) -> Any:
     """Masks of -1e9 overflow in low precision, so that users change them to infinities; the training must work.
@@ -153,6 +154,7 @@ def test_attention_masks_in_mixed_precision(strategy: Strategy) -> Any:
     return trained([encoder, head], loss_of, row(32, 48).sin(), strategy, precision="bf16-mixed")
 
 
+@pytest.mark.slow
 @trainings(bfloat16=True)
 def test_a_transformer_encoder_that_is_validated_in_mixed_precision(strategy: Strategy) -> Any:
     """`nn.TransformerEncoder` fails under autocast in evaluation mode, where it takes its fast path.
