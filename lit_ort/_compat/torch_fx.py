@@ -35,6 +35,9 @@ _BY_KEY = re.compile(r"(?:\._modules)?\['([^']*)'\]")
 # Functions that make a 0-d tensor of a number; Dynamo traces `torch.tensor` of a changing one as the last.
 TENSORS_OF_NUMBERS = frozenset({torch.scalar_tensor, torch.tensor, _refs.tensor})
 
+# Functions that raise an error for a value, and return nothing.
+CHECKS = frozenset({torch._assert_async})
+
 # Operators whose decomposition in a trace is wrong in torch 2.13: several labels of a row count as one.
 MISTRACED_OPERATORS = frozenset({torch.ops.aten.multilabel_margin_loss.default})
 
