@@ -11,6 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from lit_ort.backend.backend import ORTBackend
+from lit_ort.backend.compilation import DEFECT
+from lit_ort.runtime.report import GraphReport
+
 
 def pytest_configure() -> None:
     """Gives each of pytest-xdist's processes, and those that they start, their part of the processors."""
@@ -27,6 +31,19 @@ def fresh_compiler() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch.compiler.reset()
+
+
+@pytest.fixture(autouse=True)
+def no_defects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails a test in which an error in this package is the reason for a fallback, or for compiling each size."""
+    report_graph = ORTBackend._report
+
+    def checked(backend: ORTBackend, report: GraphReport, start: float) -> None:
+        reasons = f"{report.fallback} {report.fixed_sizes}"
+        assert DEFECT not in reasons, reasons
+        report_graph(backend, report, start)
+
+    monkeypatch.setattr(ORTBackend, "_report", checked)
 
 
 @pytest.fixture

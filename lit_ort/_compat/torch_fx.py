@@ -72,6 +72,15 @@ def fake_mode(symbolic: bool) -> FakeTensorMode:
     return FakeTensorMode(shape_env=ShapeEnv() if symbolic else None)
 
 
+def forget_real_tensors(graph: fx.Graph) -> None:
+    """Drops the weak references to inputs in the fake modes of a graph, which prevent `torch.utils.swap_tensors`."""
+    examples = [node.meta.get("example_value") for node in inputs_of(graph)]
+    for mode in {example.fake_mode for example in examples if isinstance(example, FakeTensor)}:
+        describer = mode.fake_tensor_converter.meta_converter.describer
+        describer.lookup_tensor.clear()
+        describer.lookup_storage.clear()
+
+
 def inputs_of(graph: fx.Graph) -> list[fx.Node]:
     """The inputs of a graph, in order."""
     return [node for node in graph.nodes if node.op == "placeholder"]

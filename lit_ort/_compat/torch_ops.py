@@ -9,11 +9,14 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._functorch.autograd_function import autograd_function_apply
 from torch._ops import HigherOrderOperator as HigherOrderOperator
 from torch._ops import OpOverload as OpOverload
 from torch.fx.node import _get_qualified_name  # handles torch's irregular names
 
 aten = torch.ops.aten
+# A call of an autograd.Function, with the graphs of its forward and backward.
+AUTOGRAD_FUNCTION: Any = autograd_function_apply
 # Operators whose results depend on the strides of their first argument.
 BY_STRIDES = frozenset({aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default})
 # Kernels of the CPU that read arguments as if they were contiguous, and the positions of these arguments. Torch's

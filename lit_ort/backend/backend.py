@@ -29,6 +29,7 @@ from lit_ort._compat.torch_dynamo import (
     mark_constant_result,
     skip_package,
 )
+from lit_ort._compat.torch_fx import forget_real_tensors
 from lit_ort.backend.cache.content import Content, content_of
 from lit_ort.backend.cache.store import GraphCache
 from lit_ort.backend.compilation import Compilation, others_as_compile_errors
@@ -396,6 +397,8 @@ class CompiledGraph:
     ) -> Executable | None:
         if self._form is not None and self._form.kind == EAGER:
             return None
+        # Dynamo has finished tracing when a graph runs.
+        forget_real_tensors(self._original.graph)
         executable = self._backend.executable(self._request(tensors, keys))
         # If one size can't be compiled for any size, the next one can't either.
         self._any_sizes = self._any_sizes and executable is not None and executable.changes_size

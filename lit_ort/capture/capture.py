@@ -19,6 +19,7 @@ from lit_ort._compat.torch_fx import MISTRACED_OPERATORS, aten_graph, correct_st
 from lit_ort._compat.torch_ops import BY_STRIDES, HigherOrderOperator, of_functorch, returns_alias, written_arguments
 from lit_ort.capture.dimensions import changing_dimensions
 from lit_ort.capture.examples import Examples, examples_of
+from lit_ort.capture.function_numbers import numbers_of_functions_to_tensors
 from lit_ort.capture.locations import source_line
 from lit_ort.capture.numbers import NumberedGraph, copy_graph, size_symbols
 from lit_ort.capture.vmaps import inline_vmaps
@@ -58,6 +59,7 @@ def capture(graph: NumberedGraph, tensors: Sequence[torch.Tensor], keys: Sequenc
     _refuse_replaced_memory(bound.graph)
     _canonicalize_calls(bound.graph)
     inline_vmaps(bound, examples)
+    numbers_of_functions_to_tensors(bound)
     if not _is_plain(bound.graph):
         _refuse_recurrent_dropout(bound.graph)
         return Captured(bound, examples, False)

@@ -173,7 +173,7 @@ def _uses(
         for user in node.users if node in free and _is_number(node) else ():
             if user in free or user.op == "output":
                 continue
-            dtype = _arithmetic_dtype(user, node)
+            dtype = arithmetic_dtype(user, node)
             if dtype is None:
                 keys[node] = None
             else:
@@ -186,7 +186,7 @@ def _is_tensor_of_number(node: fx.Node) -> bool:
     return node.target in TENSORS_OF_NUMBERS and _is_tensor(node) and not node.kwargs.get("requires_grad")
 
 
-def _arithmetic_dtype(user: fx.Node, number: fx.Node) -> torch.dtype | None:
+def arithmetic_dtype(user: fx.Node, number: fx.Node) -> torch.dtype | None:
     """The dtype of a number in arithmetic with a tensor, or as a tensor itself; None for any other use."""
     value = _value(user)
     if _is_tensor_of_number(user):

@@ -163,6 +163,13 @@ def test_graphs_of_only_views_have_no_session() -> None:
     assert not engine.compile_log.graphs
 
 
+def test_a_fallback_names_a_defect_and_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lit_ort.backend.build.saved_inputs", lambda _: None)
+    step = torch.compile(lambda x: x.exp(), backend=backend())
+    with pytest.raises(CompileError, match=r"because of a defect of lit_ort: TypeError: .*, at backend/build.py:\d+"):
+        step(torch.ones(3, requires_grad=True))
+
+
 def test_a_graph_that_cannot_be_prepared_runs_in_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: Any) -> Any:
         raise RuntimeError("no numbers today")

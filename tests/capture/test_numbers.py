@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
+from lit_ort.errors import CaptureError
 from tests.compare import backend
 
 
@@ -123,3 +125,55 @@ def test_a_number_that_becomes_a_tensor_does_not_recompile(as_tensor: Callable[[
     for number in range(2, 10):
         torch.testing.assert_close(compiled(x, number), step(x, number))
     assert len(engine.compile_log.graphs) <= 2
+
+
+class Reversed(torch.autograd.Function):
+    """Reverses the gradient; the strength follows a schedule."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, strength: float) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.strength = strength
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return -(ctx.strength / 2 + 1) * gradient, None
+
+
+# Dynamo's own use of torch's classes.
+of_functions = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+
+
+@of_functions
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(3,), ()])
+def test_an_autograd_function_with_a_changing_float(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    engine = backend()
+
+    def step(x: torch.Tensor, strength: float) -> torch.Tensor:
+        return Reversed.apply(x, strength).square().sum()
+
+    compiled, x = torch.compile(step, backend=engine), torch.full(shape, 0.7, dtype=dtype, requires_grad=True)
+    for strength in (0.1, 0.2, 0.35, 0.5):
+        own, reference = (torch.autograd.grad(call(x, strength), x)[0] for call in (compiled, step))
+        torch.testing.assert_close(own, reference)
+    assert len(engine.compile_log.graphs) == 2
+
+
+class Powered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, exponent: float) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return torch.nn.functional.threshold(x, exponent, 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return gradient, None
+
+
+@of_functions
+def test_an_autograd_function_that_uses_a_changing_float_other_than_in_arithmetic() -> None:
+    compiled = torch.compile(lambda x, exponent: Powered.apply(x, exponent).sum(), backend=backend())
+    x = torch.ones(3, requires_grad=True)
+    compiled(x, 0.5)
+    with pytest.raises(CaptureError, match="a number that changes from step to step.*Pass the number.*as a tensor"):
+        compiled(x, 0.7)

@@ -287,3 +287,41 @@ def test_conditions() -> None:
 def test_the_option_is_checked() -> None:
     with pytest.raises(OptionsError, match="dynamic='sometimes'"):
         ORTOptions(dynamic="sometimes")
+
+
+def _indexed(layer: nn.Linear, x: Tensor, index: Tensor) -> Tensor:
+    return layer(x)[index].relu()
+
+
+def _divided_by_a_size(layer: nn.Linear, x: Tensor, index: Tensor) -> Tensor:
+    hidden = layer(x)
+    return hidden.masked_fill(torch.arange(hidden.shape[0])[:, None] >= index.max(), 0.0) / hidden.shape[0]
+
+
+def _summed_by_index(layer: nn.Linear, x: Tensor, index: Tensor) -> Tensor:
+    return torch.zeros(index.shape[0] + 1, 6).index_add(0, index, layer(x)[: index.shape[0]])
+
+
+def _padded(layer: nn.Linear, x: Tensor, index: Tensor) -> Tensor:
+    return functional.pad(layer(x), (0, 0, 0, index.shape[0]))[index]
+
+
+@pytest.mark.parametrize("operation", [_indexed, _divided_by_a_size, _summed_by_index, _padded])
+def test_a_split_step_whose_backward_needs_a_changing_size_needs_two_graphs(operation: Any) -> None:
+    layer, engine = nn.Linear(6, 6), backend()
+
+    def step(x: Tensor, index: Tensor) -> Tensor:
+        hidden = operation(layer, x, index)
+        torch._dynamo.graph_break()
+        return hidden.square().mean()
+
+    compiled = torch.compile(step, backend=engine)
+    for size in (8, 10, 12, 14):
+        x, index = torch.randn(size, 6), torch.randint(size // 2, (size // 2 + 1,))
+        found = []
+        for call in (step, compiled):
+            layer.zero_grad()
+            call(x, index).backward()
+            found.append(gradients(layer))
+        torch.testing.assert_close(found[1], found[0])
+    assert len(engine.compile_log.graphs) == 4, "two for each side of the break"
