@@ -83,7 +83,7 @@ class Forms:
         mutated = [k for k in arrived if signature.keys[k][0] == "mutation"]
         shapes = [tensor.shape for tensor in run.tensors]
         tangents = output_gradients(signature, {k: g for k, g in arrived.items() if k not in mutated}, shapes)
-        _require_unchanged(run, range(len(shapes)) if mutated else self._inputs_of(tangents))
+        run.require_unchanged(range(len(shapes)) if mutated else self._inputs_of(tangents))
         form = self._form_for(tangents, bool(mutated))
         self.wanted = form
         if again and self._fall_back is not None:
@@ -138,20 +138,6 @@ class Forms:
         nodes = [returned[position] for position in outputs]
         reached = ancestors_of(nodes) | set(nodes)
         return {position for position, node in enumerate(inputs_of(self._graph)) if node in reached}
-
-
-def _require_unchanged(run: Run, positions: Iterable[int]) -> None:
-    """Checks that inputs still have the values that the forward read.
-
-    Raises:
-        RuntimeError: as in eager, for an input that was changed in place.
-    """
-    for k in run.changed(positions):
-        tensor = run.tensors[k]
-        raise RuntimeError(
-            "one of the variables needed for gradient computation has been modified by an inplace operation: input "
-            f"{k}, a {tensor.type()} of shape {list(tensor.shape)}. Change it after backward(), or clone it before."
-        )
 
 
 def _gradients_of(

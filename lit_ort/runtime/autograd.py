@@ -57,6 +57,19 @@ class Run(NamedTuple):
         """The inputs among these that were changed in place since."""
         return [k for k in positions if _version(self.tensors[k]) != self.versions[k]]
 
+    def require_unchanged(self, positions: Iterable[int]) -> None:
+        """Checks that inputs still have the values that the forward read.
+
+        Raises:
+            RuntimeError: as in eager, for an input that was changed in place.
+        """
+        for k in self.changed(positions):
+            tensor = self.tensors[k]
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: input "
+                f"{k}, a {tensor.type()} of shape {list(tensor.shape)}. Change it after backward(), or clone it before."
+            )
+
 
 class OtherForms(Protocol):
     """Other forms of the same graph, for gradients that its sessions don't compute."""
@@ -147,7 +160,11 @@ def _fused_call(session: Session, signature: Signature, forms: OtherForms, updat
         if arrived.keys() != {loss}:
             entries = forms.gradients(signature, ctx.run, arrived, needed, again=bool(ctx.differentiated))
         else:
-            assert ctx.saved_tensors is not None, "raises if a saved tensor has changed"
+            if ctx.differentiated:
+                # An earlier backward has freed the saved tensors.
+                ctx.run.require_unchanged(signature.saved_inputs)
+            else:
+                assert ctx.saved_tensors is not None, "raises if a saved tensor has changed"
             gradients = [gradient.clone() for gradient in ctx.gradients] if keep else ctx.gradients
             gradients = _for_autograd(gradients, arrived[loss], updates)
             entries = _place(gradients, ctx.input_count, signature.gradients)

@@ -133,6 +133,7 @@ def run(first: int, count: int) -> None:
         pytest.param(Plan(("hidden", "mean", "view", "logged"), ((0,),), False), id="views and detached views"),
         pytest.param(Plan(("mean", "hidden"), ((1,), (0,)), True), id="kept for the loss"),
         pytest.param(Plan(("mean", "other's mean"), ((0,), (1,)), False), id="two parts"),
+        pytest.param(Plan(("column", "other's mean"), ((0,), (1,)), False), id="two parts, the loss last"),
     ],
 )
 def test_backward_at_some_results(plan: Plan) -> None:
