@@ -1,7 +1,7 @@
 """The kind of a graph: `fused` if one scalar output is the loss, `forward` without gradients, otherwise `split`.
 
 A graph that returns other differentiable values besides its loss is also fused. These values are detached in the trace;
-the split form is compiled only if a gradient for one of them arrives.
+another form is compiled only if a gradient for one of them arrives.
 """
 
 from __future__ import annotations
