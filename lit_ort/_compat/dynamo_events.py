@@ -20,7 +20,12 @@ from typing import Any, Protocol
 
 import torch._dynamo.convert_frame
 import torch._dynamo.utils
-from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
+from torch._C._dynamo.eval_frame import (
+    _debug_get_cache_entry_list,
+    _FrameAction,
+    _FrameExecStrategy,
+    set_code_exec_strategy,
+)
 from torch._dynamo.eval_frame import cached_backends, innermost_backend
 from torch._dynamo.exc import Unsupported, UserError
 from torch._dynamo.guards import DeletedGuardManagerWrapper
@@ -126,6 +131,8 @@ _LISTENERS: list[Listener] = []
 _CONVERTING: list[Any] = []
 # The code that was traced.
 _TRACED = ExactWeakKeyDictionary()
+# The code that Dynamo left in eager while a listener was there. It never traces it again, for any backend.
+_LEFT_IN_EAGER = ExactWeakKeyDictionary()
 
 _own_context: ContextVar[Callable[[], AbstractContextManager[None]] | None] = ContextVar(
     "lit_ort_tracing_context", default=None
@@ -205,6 +212,16 @@ def forget(backends: Iterable[Any]) -> None:
                 guards.extra_state.invalidate(guards.cache_entry, DeletedGuardManagerWrapper("its backend is dropped"))
 
 
+def trace_again() -> None:
+    """Makes Dynamo trace what it left in eager while there was a listener, so that another listener learns of it."""
+    with COMPILE_LOCK:
+        for reference in list(_LEFT_IN_EAGER.values.values()):
+            code = reference()
+            if code is not None:
+                set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.DEFAULT, _FrameAction.DEFAULT))
+        _LEFT_IN_EAGER.clear()
+
+
 def _context_of_thread(_: Any) -> AbstractContextManager[None] | None:
     context = _own_context.get()
     return None if context is None else context()
@@ -255,6 +272,7 @@ def _install() -> None:
 
     def on_error(exc: Any, code: CodeType, *args: Any, **kwargs: Any) -> str:
         if _LISTENERS:
+            _LEFT_IN_EAGER[code] = weakref.ref(code)
             _LISTENERS[-1].left_in_eager(obstacle_of(exc), _function(code))
         return format_error(exc, code, *args, **kwargs)
 

@@ -103,10 +103,10 @@ def eager_function_of(step: str | None, obstacle: Obstacle, function: Function) 
     """The report of a function that Dynamo leaves in eager.
 
     None for a library's function, unless Dynamo failed there or it is a module's that is compiled itself, and for a
-    function that raises an exception of its own or asks to be skipped.
+    function that asks to be skipped.
     """
     is_module = function.file == MODULE_CALLS
-    if obstacle.kind == _SKIPPED or _is_raised_by_user(obstacle):
+    if obstacle.kind == _SKIPPED:
         return None
     if _is_library(function.file) and not (is_module or obstacle.is_error):
         return None
@@ -119,7 +119,8 @@ def eager_function_of(step: str | None, obstacle: Obstacle, function: Function) 
 _COMPILED_MODULE = "the compiled module"
 
 
-def _is_raised_by_user(obstacle: Obstacle) -> bool:
+def is_raised_by_user(obstacle: Obstacle) -> bool:
+    """Whether code of the user's raises an exception, as far as Dynamo can tell."""
     return obstacle.kind == EXCEPTION and bool(obstacle.stack) and not _is_library(obstacle.stack[-1][0])
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
+from lit_ort._compat.dynamo_events import trace_again
 from lit_ort.backend.page import page
 from lit_ort.backend.watch import CompileWatch
 from lit_ort.runtime.clock import Clock
@@ -126,6 +127,7 @@ class CompileLog:
         self._untraced: set[str | None] = set()
         self._gradient_readers: set[str | None] = set()
         _LOGS[id(self)] = self
+        trace_again()
 
     # The watch belongs to this process: it has a thread.
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lit_ort._compat.dynamo_events import Function, Obstacle, Stack
-from lit_ort.backend.events import eager_function_of, graph_break_of, is_own, recompile_of
+from lit_ort.backend.events import eager_function_of, graph_break_of, is_own, is_raised_by_user, recompile_of
 from lit_ort.backend.inspect import CompileLog
 from lit_ort.errors import CaptureError
+from lit_ort.runtime.report import EagerFunction
 
 
 class EventRecorder:
@@ -31,6 +32,7 @@ class EventRecorder:
         self._strict = strict
         self._report = report
         self._compile_log = compile_log
+        self._raising: list[EagerFunction] = []
 
     def gradient_read(self) -> None:
         if self._compile_log is not None:
@@ -49,7 +51,7 @@ class EventRecorder:
             self._compile_log.note_recompile(recompile)
 
     def left_in_eager(self, obstacle: Obstacle, function: Function) -> None:
-        """Records a function that runs in eager.
+        """Records a function that runs in eager; one that raises an exception of the user's, when it has returned.
 
         Raises:
             CaptureError: under `strict`, for a whole function. What follows a graph break may be no more than a print,
@@ -59,6 +61,29 @@ class EventRecorder:
         eager_function = eager_function_of(self._step, obstacle, function)
         if eager_function is None:
             return
+        if is_raised_by_user(obstacle):
+            self._raising.append(eager_function)
+        else:
+            self._leave(eager_function)
+
+    def returned(self) -> None:
+        """Records the functions that raise an exception in Dynamo's view, but returned: their step has.
+
+        Raises:
+            CaptureError: as for other functions that run in eager.
+        """
+        raising, self._raising = self._raising, []
+        for eager_function in raising:
+            self._leave(eager_function)
+
+    def note_raising(self) -> None:
+        """Records the functions that raise an exception in Dynamo's view, without a report or an error."""
+        for eager_function in self._raising:
+            if self._compile_log is not None:
+                self._compile_log.note_eager_function(eager_function)
+        self._raising = []
+
+    def _leave(self, eager_function: EagerFunction) -> None:
         if self._strict and not eager_function.is_rest:
             raise CaptureError(
                 f"{eager_function.label} can't run through ONNX Runtime ({eager_function.place}): "

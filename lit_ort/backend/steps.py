@@ -60,12 +60,13 @@ def in_place_of(module: Any, name: str, method: Callable[..., Any]) -> Iterator[
             module.__dict__[name] = own
 
 
+@contextmanager
 def dynamo_settings(
     step: str,
     strict: bool,
     report: Callable[[str | None, str], None] = warn_at,
     compile_log: CompileLog | None = None,
-) -> AbstractContextManager[None]:
+) -> Iterator[None]:
     """Dynamo's settings for a training step, while one runs.
 
     RNNs are traced rather than skipped; counters that a step reads can change without a recompile; and a step that
@@ -83,10 +84,13 @@ def dynamo_settings(
             reason.
     """
     recorder = EventRecorder(step, strict, report, compile_log)
-    return traced_in(lambda: _tracing(recorder, step_settings(RECOMPILE_LIMIT, strict), step, compile_log))
+    with traced_in(lambda: _tracing(recorder, step_settings(RECOMPILE_LIMIT, strict), step, compile_log)):
+        yield
+    recorder.returned()
 
 
-def tracing_for(compile_log: CompileLog, strict: bool) -> AbstractContextManager[None]:
+@contextmanager
+def tracing_for(compile_log: CompileLog, strict: bool) -> Iterator[None]:
     """Dynamo's settings while it traces a function of `torch.compile`, with one warning for each obstacle.
 
     torch's own settings hold for everything that doesn't depend on the backend, such as the recompile limit.
@@ -99,7 +103,10 @@ def tracing_for(compile_log: CompileLog, strict: bool) -> AbstractContextManager
         CaptureError: under `strict`, a function that Dynamo leaves in eager.
     """
     recorder = EventRecorder(None, strict, warn_at, compile_log)
-    return _tracing(recorder, tracing_settings(strict), "a function", compile_log)
+    with _tracing(recorder, tracing_settings(strict), "a function", compile_log):
+        yield
+    # Whether the function returns is not known here.
+    recorder.note_raising()
 
 
 @contextmanager

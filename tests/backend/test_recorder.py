@@ -169,3 +169,25 @@ def test_other_backends_keep_torchs_settings() -> None:
     assert graphs == []
     torch.compiler.reset()
     torch.compile(module, backend=ORTBackend(ORTOptions(fallback="error")))(torch.zeros(2, 1, 4))
+
+
+def test_a_function_that_raises_in_dynamos_view_alone_is_in_the_explanation() -> None:
+    class Hidden(nn.Module):
+        """nn.Module finds the submodule where the property raises an AttributeError."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(2, 2)  # pyright: ignore[reportAttributeAccessIssue] - hidden
+
+        @property
+        def head(self) -> Any:
+            return self._head
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(x)
+
+    module = Hidden()
+    for _ in range(2):
+        engine = backend()
+        torch.compile(module, backend=engine)(torch.zeros(2, 2))
+        assert ["_head" in function.reason for function in explain(engine).eager_functions] == [True]

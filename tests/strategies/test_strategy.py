@@ -428,6 +428,33 @@ def test_the_recompile_limit_is_reported(fallback: Literal["warn", "error"], mon
             fit(strategy, Restless, max_epochs=1)
 
 
+class Hidden(Net):
+    """Its property hides a submodule, which nn.Module finds where the property raises; Dynamo doesn't."""
+
+    @property
+    def head(self) -> Any:
+        return self._head
+
+
+class Printing(Net):
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        for _ in range(2):
+            print(end="")
+            loss = loss * 1.0
+        return loss
+
+
+@pytest.mark.parametrize(("make", "reason"), [(Hidden, "no attribute '_head'"), (Printing, "can't trace `print`")])
+def test_each_trainer_reports_and_refuses_a_step_in_eager(make: Callable[[], Net], reason: str) -> None:
+    for _ in range(2):
+        with pytest.warns(LitOrtWarning, match=f"training_step runs in eager PyTorch: .*{reason}"):
+            runner, _ = fit("ort", make, max_steps=1, limit_val_batches=0)
+        assert any(function.name == "training_step" for function in lit_ort.explain(runner).eager_functions)
+    with pytest.raises(CaptureError, match=f"training_step can't run through ONNX Runtime.*{reason}"):
+        fit(lit_ort.ORTStrategy(fallback="error"), make, max_steps=1, limit_val_batches=0)
+
+
 # As Any, since its declared type doesn't fit methods.
 outside_of_graphs: Any = torch.compiler.disable
 
