@@ -43,27 +43,37 @@ def run_in_eager(graph_module: fx.GraphModule, arguments: Sequence[Any], precisi
 
 def in_float32(graph_module: fx.GraphModule, arguments: Sequence[Any]) -> Any:
     """Runs a graph without autocast, with float32 in place of every bfloat16."""
+    return _in_wider(graph_module, arguments, torch.bfloat16, torch.float32)
+
+
+def in_float64(graph_module: fx.GraphModule, arguments: Sequence[Any]) -> Any:
+    """Runs a graph without autocast, with float64 in place of every float32."""
+    return _in_wider(graph_module, arguments, torch.float32, torch.float64)
+
+
+# The methods of tensors that convert to a dtype.
+_CONVERSIONS = {torch.bfloat16: "bfloat16", torch.float32: "float", torch.float64: "double"}
+
+
+def _in_wider(graph_module: fx.GraphModule, arguments: Sequence[Any], narrow: torch.dtype, wide: torch.dtype) -> Any:
+    def widened(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.to(wide) if value.dtype is narrow else value
+        return wide if value is narrow else value
+
     graph = copy_graph(graph_module)
     for node in reversed(list(graph.nodes)):
         if node.target in (enter_autocast, exit_autocast):
             graph.erase_node(node)
-        elif node.op == "call_method" and node.target == "bfloat16":
-            node.target = "float"
+        elif node.op == "call_method" and node.target == _CONVERSIONS[narrow]:
+            node.target = _CONVERSIONS[wide]
         elif node.op not in ("placeholder", "output"):
-            node.args = map_aggregate(node.args, _wide)
-            node.kwargs = map_aggregate(node.kwargs, _wide)
+            node.args = map_aggregate(node.args, widened)
+            node.kwargs = map_aggregate(node.kwargs, widened)
     with torch.autocast(device_of(tensors_of(arguments)).type, enabled=False):
-        return fx.GraphModule(graph_module, graph)(*map(_float32_of, arguments))
+        return fx.GraphModule(graph_module, graph)(*map(widened, arguments))
 
 
 def _as_example(value: Any, example: Any) -> Any:
     expected = example.meta.get("example_value") if isinstance(example, fx.Node) else None
     return value.to(expected.dtype) if isinstance(value, torch.Tensor) and isinstance(expected, torch.Tensor) else value
-
-
-def _float32_of(value: Any) -> Any:
-    return value.float() if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16 else value
-
-
-def _wide(value: Any) -> Any:
-    return torch.float32 if value is torch.bfloat16 else value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -10,35 +11,47 @@ from torch import fx
 
 from lit_ort._compat.torch import TorchDispatchMode
 from lit_ort._compat.torch_fx import inputs_of
-from lit_ort.backend.eager import in_float32, run_in_eager
+from lit_ort.backend.eager import in_float32, in_float64, run_in_eager
 from lit_ort.backend.executable import Executable
 from lit_ort.backend.inspect import CompileLog
 from lit_ort.capture.names import readable_name
 from lit_ort.capture.numbers import NumberedGraph
 from lit_ort.errors import VerificationError
 from lit_ort.options import BF16_MIXED, ORTOptions
-from lit_ort.runtime.program import tensors_of
-from lit_ort.runtime.random import draw_from, without_dropout
+from lit_ort.runtime.program import Signature, tensors_of
+from lit_ort.runtime.random import DROPOUT_OFF, draw_from, seeded, without_dropout
 
 WORST = 5
 # The errors of gradients whose norm is less than this fraction of the largest one are relative to this fraction. With
 # the default tolerance they may then be 1e-7 of the largest, float32's rounding error. The gradient of the key bias of
 # an attention, which is zero up to rounding, is that small.
 FLOOR = 1e-3
-# In bfloat16, errors may be this many times those of eager autocast: two ways to round differ by at least their sum.
+# Errors relative to a wider dtype may be this many times eager's: two ways to round differ by at least their sum.
 SLACK = 4
 
 
-class DropoutOff(TorchDispatchMode):
-    """Makes eager dropout keep every value: its Bernoulli draws are the probability by which it then divides."""
+class SameDraws(TorchDispatchMode):
+    """Makes eager draw the numbers of a session that runs under `without_dropout`.
+
+    Dropout keeps every value: its Bernoulli draws are the probability by which it then divides. Other operators that
+    draw are seeded as in the session, each with a stream of its own.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._streams = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **(kwargs or {}))
+        stream, self._streams = self._streams, self._streams + 1
         if func is torch.ops.aten.bernoulli_.float:
             probability = args[1] if len(args) > 1 else 0.5
             return args[0].fill_(probability)
         if func is torch.ops.aten.native_dropout.default:
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
-        return func(*args, **(kwargs or {}))
+        with seeded(DROPOUT_OFF, stream):
+            return func(*args, **(kwargs or {}))
 
 
 class Check:
@@ -91,7 +104,9 @@ class Check:
             names=[name for name, argument in zip(names, arguments, strict=True) if isinstance(argument, torch.Tensor)],
             tolerance=self._options.verify_tolerance,
             graph=self._name,
-            exact=(lambda *inputs: in_float32(original, inputs)) if low else None,
+            exact=lambda *inputs: (in_float32 if low else in_float64)(original, inputs),
+            low=low,
+            root=_root(signature),
         )
 
     def _compiled(self, *arguments: Any) -> tuple[Any, ...]:
@@ -107,9 +122,14 @@ def require_agreement(
     names: Sequence[str],
     tolerance: float,
     graph: str,
-    exact: Callable[..., Any] | None = None,
+    exact: Callable[..., Any],
+    low: bool = False,
+    root: int | None = None,
 ) -> tuple[str, ...]:
     """Compares outputs and gradients, and returns those with the largest errors.
+
+    Where float32 disagrees with eager, both are compared with float64: each can be far from the other because a step
+    amplifies rounding errors.
 
     Args:
         eager, compiled: run the graph.
@@ -117,52 +137,87 @@ def require_agreement(
         names: the name of every tensor among `arguments`, in order.
         tolerance: the largest relative error in the 2-norm.
         graph: the graph's name, for the message.
-        exact: runs a graph in bfloat16 in float32 instead. Errors are relative to it, and `SLACK` times the errors of
-            `eager` are accepted in addition to the tolerance.
+        exact: runs the graph in a wider dtype. Errors are relative to it, and `SLACK` times the errors of `eager` are
+            accepted in addition to the tolerance.
+        low: whether the graph is in bfloat16, so that it is compared with `exact` from the start.
+        root: the output at which the backward starts; None for all that require a gradient.
 
     Raises:
         VerificationError: names the outputs and gradients with the largest errors.
     """
-    with DropoutOff():
-        rounded = _outputs_and_gradients(eager, arguments, names)
-        expected = rounded if exact is None else _outputs_and_gradients(exact, arguments, names)
-    actual = _outputs_and_gradients(compiled, arguments, names)
-    largest = max((float(t.norm()) for name, t in expected.items() if name.startswith("gradient")), default=0.0)
-
-    def error_of(values: dict[str, torch.Tensor], name: str) -> float:
-        return _relative_error(expected[name], values.get(name), FLOOR * largest if "gradient" in name else 0.0)
-
-    errors = {name: error_of(actual, name) for name in expected}
-    allowed = {name: tolerance + SLACK * error_of(rounded, name) for name in expected}
-    ordered = sorted(errors, key=lambda name: -errors[name])
-    wrong = [name for name in ordered if not errors[name] <= allowed[name]]
+    rounded = _outputs_and_gradients(eager, arguments, names, root, SameDraws())
+    actual = _outputs_and_gradients(compiled, arguments, names, root)
+    expected = _outputs_and_gradients(exact, arguments, names, root, SameDraws()) if low else rounded
+    errors, wrong = _compared(expected, rounded, actual, tolerance)
+    if wrong and not low:
+        expected = _exact_or(rounded, lambda: _outputs_and_gradients(exact, arguments, names, root, SameDraws()))
+        errors, wrong = _compared(expected, rounded, actual, tolerance)
     if wrong:
         listed = "; ".join(f"{name} {errors[name]:.1e}" for name in wrong[:WORST])
         raise VerificationError(
             f"{graph} disagrees with eager in {len(wrong)} of {len(errors)} values beyond {tolerance:.0e}: {listed}. "
             "Stop training; report the graph (dump_dir writes its stages), and use strategy='auto' meanwhile."
         )
-    return tuple(f"{name} {errors[name]:.1e}" for name in ordered[:WORST])
+    return tuple(f"{name} {errors[name]:.1e}" for name in list(errors)[:WORST])
+
+
+Values = dict[str, torch.Tensor]
+
+
+def _compared(
+    expected: Values, rounded: Values, actual: Values, tolerance: float
+) -> tuple[dict[str, float], list[str]]:
+    """The errors of the session's values, the largest first, and the names of those that are wrong."""
+    largest = max((float(t.norm()) for name, t in expected.items() if name.startswith("gradient")), default=0.0)
+
+    def error_of(values: Values, name: str) -> float:
+        return _relative_error(expected[name], values.get(name), FLOOR * largest if "gradient" in name else 0.0)
+
+    errors = {name: error_of(actual, name) for name in expected}
+    ordered = dict(sorted(errors.items(), key=lambda item: -item[1]))
+    allowed = {name: tolerance + SLACK * error_of(rounded, name) for name in expected}
+    return ordered, [name for name, error in ordered.items() if not error <= allowed[name]]
+
+
+def _exact_or(rounded: Values, exact: Callable[[], Values]) -> Values:
+    """The values in the wider dtype; those of eager if the graph doesn't run in it."""
+    try:
+        return exact()
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):
+        return rounded
+
+
+def _root(signature: Signature) -> int | None:
+    """The output that training starts the backward of a fused graph at."""
+    outputs = enumerate(signature.outputs)
+    return next((k for k, output in outputs if output.source == "result" and output.index == signature.loss), None)
 
 
 def _outputs_and_gradients(
-    function: Callable[..., Any], arguments: Sequence[Any], names: Sequence[str]
-) -> dict[str, torch.Tensor]:
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    names: Sequence[str],
+    root: int | None,
+    mode: AbstractContextManager[Any] | None = None,
+) -> Values:
     copies = [
         argument.detach().clone().requires_grad_(argument.requires_grad)
         if isinstance(argument, torch.Tensor)
         else argument
         for argument in arguments
     ]
-    outputs = [output for output in function(*copies) if isinstance(output, torch.Tensor)]
-    values = {f"output {k}": output.detach() for k, output in enumerate(outputs)}
-    roots = [output for output in outputs if output.requires_grad and output.grad_fn is not None]
-    leaves = {name: t for name, t in zip(names, tensors_of(copies), strict=True) if t.requires_grad}
-    if roots and leaves:
-        weights = [_weights(root) for root in roots]
-        gradients = torch.autograd.grad(roots, list(leaves.values()), weights, allow_unused=True)
-        for name, gradient in zip(leaves, gradients, strict=True):
-            values[f"gradient of {name}"] = torch.zeros_like(leaves[name]) if gradient is None else gradient
+    with nullcontext() if mode is None else mode:
+        returned = function(*copies)
+        outputs = [output for output in returned if isinstance(output, torch.Tensor)]
+        values = {f"output {k}": output.detach() for k, output in enumerate(outputs)}
+        starts = outputs if root is None else [returned[root]]
+        roots = [output for output in starts if output.requires_grad and output.grad_fn is not None]
+        leaves = {name: t for name, t in zip(names, tensors_of(copies), strict=True) if t.requires_grad}
+        if roots and leaves:
+            weights = [_weights(root) for root in roots]
+            gradients = torch.autograd.grad(roots, list(leaves.values()), weights, allow_unused=True)
+            for name, gradient in zip(leaves, gradients, strict=True):
+                values[f"gradient of {name}"] = torch.zeros_like(leaves[name]) if gradient is None else gradient
     return values
 
 

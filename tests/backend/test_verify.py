@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from lit_ort.backend import verify
 from lit_ort.errors import VerificationError
@@ -48,6 +49,7 @@ def test_a_later_wrong_run_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     loss(module, *classes(7))
     loss(module, *classes(7))
     monkeypatch.setattr(verify, "run_in_eager", lambda graph, inputs, precision: [inputs[0].new_zeros(())])
+    monkeypatch.setattr(verify, "in_float64", lambda graph, inputs: [inputs[0].new_zeros(())])
     with pytest.raises(VerificationError, match="disagrees"):
         loss(module, *classes(7))
 
@@ -60,3 +62,51 @@ def test_verification_does_not_change_random_numbers() -> None:
         return [loss(module, *classes(7)).detach() for _ in range(4)]
 
     assert torch.equal(torch.stack(masks()), torch.stack(masks(verify_every_n_steps=1)))
+
+
+def test_float64_decides_where_eager_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rounded(graph: fx.GraphModule, inputs: Sequence[Any], precision: str) -> tuple[Tensor, ...]:
+        return tuple((output + 1e4) - 1e4 for output in graph(*inputs))
+
+    monkeypatch.setattr(verify, "run_in_eager", rounded)
+    engine = backend(verify_first_step=True, verify_tolerance=1e-6)
+    torch.compile(Classifier.loss, backend=engine)(Classifier(), *classes(7))
+    assert engine.compile_log.graphs[0].verified == 1
+
+
+DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "rand": lambda x: torch.rand(4, 3),
+    "rand_like": torch.rand_like,
+    "randn": lambda x: torch.randn(4, 3) + torch.randn_like(x),
+    "normal": lambda x: torch.normal(x.detach(), 2.0),
+    "randint": lambda x: x[torch.randint(0, 4, (5,))],
+    "randperm": lambda x: x[torch.randperm(4)],
+    "multinomial": lambda x: x.detach().softmax(1).multinomial(2).float(),
+    "bernoulli": lambda x: torch.bernoulli(x.detach().sigmoid()),
+    "uniform_": lambda x: torch.empty_like(x).uniform_(-1, 1),
+    "exponential_": lambda x: torch.empty_like(x).exponential_(),
+    "dropout": lambda x: torch.nn.functional.dropout(x, 0.4) + torch.rand_like(x),
+    "rsample": lambda x: torch.distributions.Normal(x, 1.0, validate_args=False).rsample(),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_eager_draws_the_same_numbers(name: str) -> None:
+    def step(x: Tensor) -> Tensor:
+        return (x * 2 - DRAWS[name](x).sum()).square().mean()
+
+    engine = backend(verify_every_n_steps=1)
+    compiled = torch.compile(step, backend=engine)
+    for _ in range(2):
+        compiled(torch.randn(4, 3, requires_grad=True)).backward()
+    assert engine.compile_log.graphs[0].verified == 2
+
+
+def test_the_graph_that_trains_is_compared() -> None:
+    def step(module: Classifier, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        loss = module.loss(x, y)
+        return loss, loss * 2
+
+    engine = backend(verify_first_step=True)
+    torch.compile(step, backend=engine)(Classifier(), *classes(7))[0].backward()
+    assert [(graph.kind, graph.verified) for graph in engine.compile_log.graphs] == [("fused", 1)]
