@@ -26,6 +26,7 @@ from lit_ort.capture.layers import mark_layers
 from lit_ort.capture.names import input_names
 from lit_ort.capture.numbers import NumberedGraph
 from lit_ort.capture.recurrent import refuse_recurrent_layers
+from lit_ort.capture.unnoticed import unnoticed_writes
 from lit_ort.capture.untracked import untracked_views
 from lit_ort.errors import CaptureError
 from lit_ort.fusions import pipeline as fusions
@@ -53,7 +54,7 @@ from lit_ort.passes import pipeline as passes
 from lit_ort.passes.optimizer_updates import hand_over_gradients
 from lit_ort.passes.streams import number_streams
 from lit_ort.runtime.engines.engine import Engine
-from lit_ort.runtime.program import FORWARD, FUSED, SPLIT, TRACKED, Form, Output, Program, Signature, Source
+from lit_ort.runtime.program import FORWARD, FUSED, SPLIT, TRACKED, UNNOTICED, Form, Output, Program, Signature, Source
 from lit_ort.runtime.report import GraphReport, PassReport, describe
 
 
@@ -125,6 +126,7 @@ class _Build:
         captured = capture(trimmed, self._tensors, self._keys, self._any_sizes)
         self._changing = captured.examples.changing
         untracked = untracked_views(captured.module.graph)
+        unnoticed = unnoticed_writes(captured.module.graph, captured.examples.tensors)
         before = _counts(captured.module.graph)
         self._dump.graph("1_captured", captured.module)
         captured, precisions, draws = self._fused(captured)
@@ -138,6 +140,8 @@ class _Build:
         self._dump.graph("3_joint", joint.module)
         inputs, values = captured.examples.tensors, [example_of(node) for node in returned_by(captured.module.graph)]
         returned = normalize_outputs(joint, inputs, values, lambda sizes: terms_of(sizes, sources))
+        mutations = [dataclasses.replace(m, mode=UNNOTICED) if m.input in unnoticed else m for m in returned.mutations]
+        returned = dataclasses.replace(returned, mutations=tuple(mutations))
         computed = [dataclasses.replace(o, untracked=k in untracked) for k, o in enumerate(returned.outputs)]
         kind = FORWARD if not returned.joint.differentiable else SPLIT if loss is None else FUSED
         draws |= number_streams(returned.joint.module)

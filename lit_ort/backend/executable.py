@@ -9,7 +9,7 @@ import torch
 
 from lit_ort.errors import SharedMemoryError
 from lit_ort.runtime.autograd import Call
-from lit_ort.runtime.program import DETACHED, TRACKED, Form, Mutation, Signature
+from lit_ort.runtime.program import DETACHED, TRACKED, UNNOTICED, Form, Mutation, Signature
 from lit_ort.runtime.sizes import hold
 from lit_ort.runtime.views import output_value
 
@@ -110,6 +110,8 @@ def _write(mutation: Mutation, tensors: Tensors, results: Tensors) -> None:
         target.copy_(value)
     elif mutation.mode == DETACHED:
         target.detach().copy_(value)
+    elif mutation.mode == UNNOTICED:
+        target.data.copy_(value)
     else:
         with torch.no_grad():
             target.copy_(value)

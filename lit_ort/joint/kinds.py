@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch import memory_of
-from lit_ort._compat.torch_fx import ancestors_of, copy_nodes, example_of, returned_by
+from lit_ort._compat.torch_fx import ancestors_of, copy_nodes, example_of, inputs_of, returned_by
 
 
 def loss_position(module: fx.GraphModule, differentiable: Sequence[int]) -> int | None:
@@ -29,7 +29,9 @@ def loss_position(module: fx.GraphModule, differentiable: Sequence[int]) -> int 
     """
     values = returned_by(module.graph)
     candidates = [(k, values[k]) for k in differentiable]
-    scalars = [(k, node) for k, node in candidates if _is_scalar(node)]
+    # The gradient of an input that the graph changes in place, and returns, is that of its new value.
+    inputs = {memory_of(value) for value in map(example_of, inputs_of(module.graph)) if isinstance(value, torch.Tensor)}
+    scalars = [(k, n) for k, n in candidates if _is_scalar(n) and memory_of(example_of(n)) not in inputs]
     if not scalars or _share_memory([node for _, node in candidates]):
         return None
     nodes = [node for _, node in scalars]

@@ -136,7 +136,7 @@ class Output:
 
 
 # How autograd treats a write into an input.
-DETACHED, NO_GRAD, TRACKED = "detached", "no_grad", "tracked"
+DETACHED, NO_GRAD, TRACKED, UNNOTICED = "detached", "no_grad", "tracked", "unnoticed"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +146,7 @@ class Mutation:
     Args:
         input: the position of the input.
         result: the position of the result with its new value.
-        mode: how autograd treats the write: `DETACHED`, `NO_GRAD` or `TRACKED`.
+        mode: how autograd treats the write: `DETACHED`, `NO_GRAD`, `TRACKED`, or `UNNOTICED`, without a new version.
     """
 
     input: int

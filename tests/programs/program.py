@@ -93,6 +93,14 @@ RESULTS = (
     "F.embedding(index, {a})",
     "{a}.gather(-1, index[: len({a})].unsqueeze(-1) % {a}.shape[-1])",
     "{a}.detach()",
+    "m.batch({a})",
+    "torch.stack([{a}] * 4, 1).unsqueeze(-1).contiguous(memory_format=torch.channels_last)",
+    "F.group_norm({a}, 2)",
+    "F.instance_norm({a})",
+    "F.max_pool2d({a}, (2, 1))",
+    "F.pixel_shuffle({a}, 2)",
+    "F.interpolate({a}, scale_factor=2.0)",
+    "F.scaled_dot_product_attention({a}, {a}, {a})",
 )
 VIEWS = (
     "{a}.t()",
@@ -134,6 +142,8 @@ WRITES = (
     "m.total = m.total * 0.9 + {a}.detach().float().sum() * 0.1",
     "m.running.copy_({a}.detach())",
     "m.steps += 1",
+    "m.batch({a})",
+    "m.instance({a}.unsqueeze(0))",
 )
 BREAKS = (
     "torch._dynamo.graph_break()",
@@ -152,37 +162,40 @@ class Program:
         source: the source of a function `step(m, x, y, index)`.
         tracks_inputs: whether `y` requires a gradient.
         rows: the batch size of each call.
+        layouts: the memory layouts of `x` and `y`.
     """
 
     source: str
     tracks_inputs: bool
     rows: tuple[int, ...]
+    layouts: tuple[str, str] = ("contiguous", "contiguous")
 
     def case(self) -> Case:
         """A case of the step; modules and batches are equal in all cases of a program."""
         step = _function(self.source)
-        return Case(_module(step), [_batch(rows, self.tracks_inputs) for rows in self.rows])
+        return Case(_module(step), [_batch(rows, self.tracks_inputs, self.layouts) for rows in self.rows])
 
 
 def draw_program(draw: random.Random) -> Program:
     """Draws a random program."""
     tracks_inputs = draw.random() < 0.3
+    first, second = draw.choices(tuple(LAYOUTS), (6, 1, 1, 1), k=2)
     while True:
-        writer = _Writer(draw, tracks_inputs)
+        writer = _Writer(draw, tracks_inputs, (first, second))
         for _ in range(draw.randint(3, 14)):
             writer.write()
         if writer.is_differentiable():
             break
     rows = (4, 4) if draw.random() < 0.6 else (4, 6)
-    return Program(writer.source(), tracks_inputs, rows)
+    return Program(writer.source(), tracks_inputs, rows, (first, second))
 
 
 class _Writer:
     """Writes a function line by line; keeps the lines that eager can run."""
 
-    def __init__(self, draw: random.Random, tracks_inputs: bool) -> None:
+    def __init__(self, draw: random.Random, tracks_inputs: bool, layouts: tuple[str, str]) -> None:
         self._draw = draw
-        x, y, index = _batch(4, tracks_inputs)
+        x, y, index = _batch(4, tracks_inputs, layouts)
         self._names = {"m": _module(None), "x": x, "y": y, "index": index, "steps": 1.5, "torch": torch, "F": F}
         self._tensors = ["x", "y"]
         self._lines: list[str] = []
@@ -285,13 +298,28 @@ def _function(source: str) -> Callable[..., Any]:
 def _module(step: Any) -> Net:
     torch.manual_seed(0)
     module = Net(
-        step, norm=nn.LayerNorm(8), scale=nn.Parameter(torch.rand(8)), total=torch.zeros(()), running=torch.zeros(4, 8)
+        step,
+        norm=nn.LayerNorm(8),
+        batch=nn.BatchNorm1d(8),
+        instance=nn.InstanceNorm1d(4, track_running_stats=True),
+        scale=nn.Parameter(torch.rand(8)),
+        total=torch.zeros(()),
+        running=torch.zeros(4, 8),
     )
     module.__dict__["steps"] = 1.5
     return module
 
 
-def _batch(rows: int, tracks_inputs: bool) -> tuple[Tensor, Tensor, Tensor]:
+# Copies of a matrix in memory layouts of their own.
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": torch.Tensor.contiguous,
+    "permuted": lambda value: value.t().contiguous().t(),
+    "sliced": lambda value: torch.stack([value, value], -1)[..., 0],
+    "expanded": lambda value: value[:1].clone().expand(value.shape),
+}
+
+
+def _batch(rows: int, tracks_inputs: bool, layouts: tuple[str, str]) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(rows)
-    x, y = (torch.randn(rows, 8, generator=generator) for _ in range(2))
+    x, y = (LAYOUTS[layout](torch.randn(rows, 8, generator=generator)) for layout in layouts)
     return x, y.requires_grad_(tracks_inputs), torch.randint(4, (4,), generator=generator)

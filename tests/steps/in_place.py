@@ -248,3 +248,32 @@ def writes_after_dropout_that_drops_nothing() -> Case:
         return m.first(x).square().mean() + m.first(y).sum(), F.dropout(x, 0.0)
 
     return Case(Net(step), [(rows(), rows())])
+
+
+@case
+def an_updated_buffer_is_the_loss() -> Case:
+    def step(m: Any, x: Tensor) -> Tensor:
+        m.total.detach_()
+        m.total.mul_(0.9)
+        m.total += m.first(x).square().mean()
+        return m.total
+
+    return Case(Net(step, total=torch.zeros(())), [(rows(),)])
+
+
+@case
+def a_copy_into_a_buffer_is_the_loss() -> Case:
+    return Case(Net(lambda m, x: m.total.copy_(m.first(x).square().mean()), total=torch.zeros(())), [(rows(),)])
+
+
+in_eager: Any = torch.compiler.disable(lambda module, x: module(x))
+
+
+@case
+def batch_norm_in_eager_and_then_in_a_graph() -> Case:
+    """The backward of the part in eager accepts the statistics only if they have the version that it saved."""
+
+    def step(m: Any, x: Tensor) -> Tensor:
+        return in_eager(m.norm, m.first(x)).square().mean() + m.norm(m.first(x * 2)).exp().mean()
+
+    return Case(Net(step, norm=nn.BatchNorm1d(8)), [(rows(),)] * 2)
