@@ -5,6 +5,8 @@ The classes of the two packages have the same names but no common base, so Light
 
 from __future__ import annotations
 
+import importlib
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -50,6 +52,31 @@ def synchronizes_layers(strategy: Any) -> bool:
 def trainer_of(module: Any) -> Any | None:
     """The Trainer that a LightningModule is attached to, or None, where the public property raises."""
     return module._trainer
+
+
+def is_lightning_module(module: Any) -> bool:
+    return own_class_of(module).__name__ == "LightningModule" and is_from_lightning(own_class_of(module))
+
+
+def trainer_of_steps(package: str, steps: int) -> Any:
+    """A Trainer without data that answers for the length of a run: one epoch of so many batches.
+
+    Args:
+        package: `lightning.pytorch` or `pytorch_lightning`.
+        steps: the number of batches and of optimizer steps.
+    """
+    kind = importlib.import_module(package).Trainer
+    answers = {"num_training_batches": steps, "estimated_stepping_batches": steps}
+    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    settings = dict.fromkeys(quiet, False) | {"accelerator": "cpu", "devices": 1, "max_epochs": 1, "max_steps": steps}
+    # Its lines are about devices.
+    logger = logging.getLogger(package)
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        return type(kind.__name__, (kind,), answers)(**settings)
+    finally:
+        logger.setLevel(level)
 
 
 def checks_logged_values_at_once(module: Any) -> bool:

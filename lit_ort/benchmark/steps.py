@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
+from lit_ort._compat.lightning import is_lightning_module, package_of, trainer_of, trainer_of_steps
 from lit_ort._compat.torch_fx import tree_leaves
 from lit_ort.backend.backend import ORTBackend
 from lit_ort.backend.eager import autocast_for
@@ -21,6 +22,8 @@ from lit_ort.errors import OptionsError
 from lit_ort.options import BF16_MIXED, FLOAT32
 
 LEARNING_RATE = 1e-4
+# The length of schedules, whose first steps are timed.
+STEPS = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Workload:
             or the only argument.
         clip: the maximum norm of the gradients, or None.
         loss: a function from the module's output to a scalar loss, for other outputs.
+        trainer: the Trainer of the module that this one's is a copy of, or None.
 
     Raises:
         OptionsError: the module uses manual optimization.
@@ -42,6 +46,7 @@ class Workload:
     batch: Any
     clip: float | None = None
     loss: Callable[[Any], Tensor] | None = None
+    trainer: Any = None
 
     def __post_init__(self) -> None:
         if not getattr(self.module, "automatic_optimization", True):
@@ -55,8 +60,9 @@ class Workload:
         return hasattr(self.module, "training_step")
 
     def copy(self) -> Workload:
-        """The same workload with a copy of the module."""
-        return dataclasses.replace(self, module=copy.deepcopy(self.module))
+        """The same workload with a copy of the module, which has no Trainer."""
+        trainer = trainer_of(self.module) if is_lightning_module(self.module) else None
+        return dataclasses.replace(self, module=copy.deepcopy(self.module), trainer=trainer or self.trainer)
 
     def forward(self, module: Any, batch: Any) -> Tensor:
         """Runs the forward and returns the loss."""
@@ -114,7 +120,7 @@ class Runner:
         if compiler is not None:
             # A separate function for each runner, since Dynamo stores compiled graphs with the function's code.
             self._forward = torch.compile(lambda module, batch: workload.forward(module, batch), backend=compiler)
-        self._optimizer = optimizer_of(workload.module)
+        self._optimizer = optimizer_of(workload.module, workload.trainer)
 
     def gradients(self) -> Tensor:
         """Runs forward and backward and returns the loss; gradients are in the parameters."""
@@ -133,14 +139,18 @@ class Runner:
         self._optimizer.step()
 
 
-def optimizer_of(module: Any) -> torch.optim.Optimizer:
+def optimizer_of(module: Any, trainer: Any = None) -> torch.optim.Optimizer:
     """The first optimizer that a LightningModule configures, otherwise fused AdamW over the trainable parameters.
 
+    Args:
+        module: the module.
+        trainer: what `configure_optimizers` can ask, for the length of a schedule; None for a Trainer without data.
+
     Raises:
-        OptionsError: there is no trainable parameter.
+        OptionsError: there is no trainable parameter, or `configure_optimizers` needs more of a Trainer.
     """
     if hasattr(module, "configure_optimizers"):
-        leaves = tree_leaves(module.configure_optimizers())
+        leaves = tree_leaves(_configured(module, trainer))
         optimizer = next((leaf for leaf in leaves if isinstance(leaf, torch.optim.Optimizer)), None)
         if optimizer is not None:
             return optimizer
@@ -151,6 +161,24 @@ def optimizer_of(module: Any) -> torch.optim.Optimizer:
             "requires_grad on some parameters."
         )
     return torch.optim.AdamW(parameters, LEARNING_RATE, fused=True)
+
+
+def _configured(module: Any, trainer: Any) -> Any:
+    if not is_lightning_module(module):
+        return module.configure_optimizers()
+    module.trainer = trainer_of_steps(package_of(module), STEPS) if trainer is None else trainer
+    try:
+        return module.configure_optimizers()
+    # User code can raise any exception.
+    except Exception as error:
+        if trainer is not None:
+            raise
+        raise OptionsError(
+            f"{type(module).__name__}.configure_optimizers fails with a Trainer of {STEPS} steps and without data: "
+            f"{type(error).__name__}: {error}. Pass the module after trainer.fit, whose Trainer is then asked."
+        ) from error
+    finally:
+        module.trainer = None
 
 
 def without_dropout(workload: Workload) -> Workload:

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 import lit_ort
 from lit_ort.benchmark import Benchmark, memory
 from lit_ort.benchmark.run import largest_error
-from lit_ort.benchmark.steps import Workload, without_dropout
+from lit_ort.benchmark.steps import Workload, optimizer_of, without_dropout
 from lit_ort.commands import benchmark as command
 from lit_ort.errors import OptionsError
-from tests.lightning_models import Net
+from tests.lightning_models import Net, loader, trainer
 
 BASELINES = ("eager", "ort")
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux can reset a process's peak memory")
@@ -50,6 +50,23 @@ class Strided(Scored):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         rows = torch.as_strided(x, (3, 6), (6, 1))
         return super().forward(x, y) + self.head(self.body(rows)).mean()
+
+
+class AsksForSteps(Net):
+    """Its schedule is as long as the run."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), 1e-3)
+        steps = int(self.trainer.estimated_stepping_batches)
+        self.lengths = (steps, self.trainer.num_training_batches, self.trainer.max_epochs)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+class AsksForData(Net):
+    def configure_optimizers(self) -> Any:
+        assert self.trainer.estimated_stepping_batches > 0
+        return torch.optim.SGD(self.parameters(), 1 / len(self.trainer.train_dataloader))  # pyright: ignore[reportArgumentType]
 
 
 def batch() -> tuple[Tensor, Tensor]:
@@ -218,3 +235,28 @@ def test_the_command_line_names_what_is_missing(name: str, message: str, capsys:
 def test_a_busy_machine_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("psutil.cpu_percent", lambda interval: 80.0)
     assert "Other programs were running (80 % of" in str(measured(Scored(), baselines=("eager",), rounds=1))
+
+
+def test_configure_optimizers_can_ask_the_trainer(capfd: pytest.CaptureFixture[str]) -> None:
+    figures = measured(AsksForSteps(), next(iter(loader())), rounds=1).figures
+    assert set(figures) == set(BASELINES)
+    assert "GPU" not in capfd.readouterr().err
+    module = AsksForSteps()
+    optimizer_of(module)
+    assert module.lengths == (1000, 1000, 1)
+    with pytest.raises(RuntimeError, match="not attached"):
+        module.trainer  # noqa: B018 - a property that raises
+
+
+@pytest.mark.filterwarnings("ignore:You .* Skipping val loop:UserWarning")
+@pytest.mark.filterwarnings("ignore:The number of training batches .* is smaller than the logging:UserWarning")
+def test_configure_optimizers_asks_the_trainer_of_the_last_fit() -> None:
+    module = AsksForData()
+    with pytest.raises(
+        OptionsError, match="AsksForData.configure_optimizers fails .* Pass the module after trainer.fit"
+    ):
+        measured(module, next(iter(loader())), rounds=1, baselines=["eager"])
+    own = trainer("auto", max_epochs=1)
+    own.fit(module, loader())
+    assert measured(module, next(iter(loader())), rounds=1, baselines=["eager"]).figures
+    assert module.trainer is own
