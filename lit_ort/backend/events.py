@@ -58,6 +58,8 @@ _CALLS = (
 )
 # The kind of a function that asks to be skipped.
 _SKIPPED = "Call to `torch._dynamo.skip_frame()`"
+# The kind of a generator that code outside of graphs starts.
+_GENERATOR = "Attempt to trace generator"
 # Kinds that the user's code asks for.
 _ASKED_FOR = (
     "Call to `torch._dynamo.graph_break()`",
@@ -65,7 +67,7 @@ _ASKED_FOR = (
     "Skip inlining `torch.compiler.disable()`d function",
 )
 # Everything of the above: the kinds that torch has to have.
-KINDS = frozenset((*_KNOWN, *_CALLS, _SKIPPED, EXCEPTION, RECOMPILE_LIMIT, *_ASKED_FOR))
+KINDS = frozenset((*_KNOWN, *_CALLS, _SKIPPED, _GENERATOR, EXCEPTION, RECOMPILE_LIMIT, *_ASKED_FOR))
 
 # A function's name in torch's explanations, such as "builtin operator `print`" or "function `<function A.f at 0x7f>`".
 _NAME = re.compile(r"(?:builtin operator|builtin|function) `?(?:<unknown module>\.)?(?:<function )?(?P<name>[\w.]*\w)")
@@ -107,6 +109,8 @@ def eager_function_of(step: str | None, obstacle: Obstacle, function: Function) 
     """
     is_module = function.file == MODULE_CALLS
     if obstacle.kind == _SKIPPED:
+        return None
+    if obstacle.kind == _GENERATOR and "site-packages" in function.file:
         return None
     if _is_library(function.file) and not (is_module or obstacle.is_error):
         return None

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 
 from lit_ort._compat.dynamo_events import listening, traced_in
@@ -43,7 +44,9 @@ class LogRecorder:
         calls = self.calls.copy()
         self.calls.clear()
         for name, value, args, kwargs in calls:
-            module.log(name, value, *args, **kwargs)
+            # Dynamo returns NumPy's numbers as arrays, which Lightning refuses.
+            number = value[()] if isinstance(value, np.ndarray) and not value.ndim else value
+            module.log(name, number, *args, **kwargs)
 
 
 @contextmanager

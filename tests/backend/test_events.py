@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lit_ort._compat.dynamo_events import Function, Obstacle
 from lit_ort.backend.backend import ORTBackend
-from lit_ort.backend.events import DISABLED, graph_break_of, place_of, recompile_of
+from lit_ort.backend.events import DISABLED, eager_function_of, graph_break_of, place_of, recompile_of
 from lit_ort.backend.inspect import explain
 from lit_ort.backend.steps import dynamo_settings
 from lit_ort.errors import LitOrtWarning
@@ -310,3 +310,10 @@ def test_what_lit_ort_leaves_untraced_is_named() -> None:
     assert own is not None
     assert own.by_design
     assert own.reason == "lit_ort runs `Metric.forward` outside of graphs."
+
+
+@pytest.mark.parametrize(("file", "is_reported"), [("/x/site-packages/packaging/tags.py", False), (HERE, True)])
+def test_the_generator_of_a_package_is_no_function_in_eager(file: str, is_reported: bool) -> None:
+    obstacle = Obstacle("Attempt to trace generator", "Generators cannot be compiled.", (), "", ())
+    event = eager_function_of("training_step", obstacle, Function("tokens", file, 1, continues=False))
+    assert (event is not None) == is_reported

@@ -318,3 +318,18 @@ def test_an_instance_works_with_the_other_package() -> None:
     )
     own.fit(Other(), loader())
     assert [graph.kind for graph in explain(own).graphs] == ["fused"]
+
+
+class CountsInNumPy(Net):
+    def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
+        predicted = self(batch[0]).argmax(-1)
+        self.log("accuracy", (predicted.numpy() == batch[1].numpy()).mean())
+        self.log_dict({"largest": predicted.numpy().max()})
+
+
+def test_numbers_of_numpy_are_logged() -> None:
+    eager, module = trainer("auto"), CountsInNumPy()
+    runner = trainer(ORTStrategy(fallback="error"))
+    (expected,) = eager.validate(module, loader(), verbose=False)
+    (found,) = runner.validate(module, loader(), verbose=False)
+    assert found == pytest.approx(expected)
