@@ -152,6 +152,39 @@ BREAKS = (
     "steps = m.steps",
     "steps = 2.0 if {a}.sum() > 0 else 0.5",
 )
+REGIONS = (
+    "",
+    "with torch.no_grad(): ",
+    "with torch.autocast('cpu', torch.bfloat16): ",
+    "with torch.enable_grad(): ",
+    "with torch.no_grad(), torch.enable_grad(): ",
+)
+
+
+def _backward_of_others(results: tuple[Tensor, ...], keeps_graph: bool) -> None:
+    """Starts at all results but the loss, with unequal gradients of their elements."""
+    roots = [value for value in results[1:] if value.requires_grad and value.grad_fn is not None]
+    if roots:
+        weights = [torch.linspace(0.5, 1, root.numel()).view(root.shape).to(root.dtype) for root in roots]
+        torch.autograd.backward(roots, weights, retain_graph=keeps_graph)
+
+
+def _others_then_loss(results: tuple[Tensor, ...]) -> None:
+    _backward_of_others(results, keeps_graph=True)
+    results[0].backward()
+
+
+def _loss_twice(results: tuple[Tensor, ...]) -> None:
+    results[0].backward(retain_graph=True)
+    results[0].backward()
+
+
+BACKWARDS: dict[str, Callable[[tuple[Tensor, ...]], None]] = {
+    "loss": lambda results: results[0].backward(),
+    "others": lambda results: _backward_of_others(results, keeps_graph=False),
+    "others, then the loss": _others_then_loss,
+    "the loss twice": _loss_twice,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,17 +196,20 @@ class Program:
         tracks_inputs: whether `y` requires a gradient.
         rows: the batch size of each call.
         layouts: the memory layouts of `x` and `y`.
+        backward: the name of what computes gradients, in `BACKWARDS`.
     """
 
     source: str
     tracks_inputs: bool
     rows: tuple[int, ...]
     layouts: tuple[str, str] = ("contiguous", "contiguous")
+    backward: str = "loss"
 
     def case(self) -> Case:
         """A case of the step; modules and batches are equal in all cases of a program."""
         step = _function(self.source)
-        return Case(_module(step), [_batch(rows, self.tracks_inputs, self.layouts) for rows in self.rows])
+        batches = [_batch(rows, self.tracks_inputs, self.layouts) for rows in self.rows]
+        return Case(_module(step), batches, BACKWARDS[self.backward])
 
 
 def draw_program(draw: random.Random) -> Program:
@@ -187,7 +223,8 @@ def draw_program(draw: random.Random) -> Program:
         if writer.is_differentiable():
             break
     rows = (4, 4) if draw.random() < 0.6 else (4, 6)
-    return Program(writer.source(), tracks_inputs, rows, (first, second))
+    backward = draw.choices(tuple(BACKWARDS), (8, 1, 1, 1))[0]
+    return Program(writer.source(), tracks_inputs, rows, (first, second), backward)
 
 
 class _Writer:
@@ -258,10 +295,7 @@ class _Writer:
         return self._draw.choice(templates).format(a=first, b=second)
 
     def _run(self, line: str) -> bool:
-        region = self._draw.choices(
-            ("", "with torch.no_grad(): ", "with torch.autocast('cpu', torch.bfloat16): "), (16, 2, 1)
-        )
-        line = region[0] + line
+        line = self._draw.choices(REGIONS, (16, 2, 1, 1, 1))[0] + line
         before = dict(self._names)
         try:
             exec(line, self._names)
