@@ -34,6 +34,7 @@ CONTIGUOUS: Mapping[object, tuple[int, ...]] = MappingProxyType(
         aten.fractional_max_pool3d_backward.default: (4,),
         aten.mkldnn_rnn_layer.default: tuple(range(7)),
         aten.mkldnn_rnn_layer_backward.default: tuple(range(13)),
+        aten.native_batch_norm_backward.default: (2, 3, 4, 5, 6),
         aten.native_group_norm.default: (1, 2),
         aten.native_group_norm_backward.default: (2, 3, 4),
         aten.native_layer_norm_backward.default: (3, 4),

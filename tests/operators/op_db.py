@@ -68,23 +68,37 @@ def operators(text: str = "") -> list[OpInfo]:
 
 def sweep(text: str = "", part: int = 0, parts: int = 1) -> Iterator[Outcome]:
     """Outcomes of the operators whose name contains a text, or of one of several equal parts of them."""
-    pending = operators(text)[part::parts]
-    while pending:
+    yield from outcomes_in_processes(operators(text)[part::parts], _outcomes_of, name_of)
+
+
+def outcomes_in_processes(
+    subjects: Sequence[Any], outcomes_of: Callable[[Any], list[Outcome]], name_of: Callable[[Any], str]
+) -> Iterator[Outcome]:
+    """The outcomes of subjects, such as operators, in processes of their own.
+
+    Args:
+        subjects: the subjects.
+        outcomes_of: compares one of them.
+        name_of: the name of one of them.
+    """
+    while subjects:
         done = 0
-        for outcomes in _outcomes(pending[:BATCH]):
+        for outcomes in _outcomes(subjects[:BATCH], outcomes_of, name_of):
             done += 1
             yield from outcomes
-        pending = pending[done:]
+        subjects = subjects[done:]
 
 
-def _outcomes(ops: Sequence[OpInfo]) -> Iterator[list[Outcome]]:
-    """Compares samples of operators in a separate process, up to the operator that crashes it or times out."""
+def _outcomes(
+    subjects: Sequence[Any], outcomes_of: Callable[[Any], list[Outcome]], name_of: Callable[[Any], str]
+) -> Iterator[list[Outcome]]:
+    """Compares subjects in a separate process, up to the one that crashes it or times out."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_send, args=(ops, sender))
+    process = context.Process(target=_send, args=(subjects, outcomes_of, sender))
     process.start()
     sender.close()
-    for op in ops:
+    for subject in subjects:
         try:
             outcomes = json.loads(receiver.recv()) if receiver.poll(SECONDS) else None
         except EOFError:
@@ -92,18 +106,18 @@ def _outcomes(ops: Sequence[OpInfo]) -> Iterator[list[Outcome]]:
         if outcomes is None:
             process.kill()
             process.join()
-            yield [Outcome(name_of(op), LOST, f"exit code {process.exitcode}")]
+            yield [Outcome(name_of(subject), LOST, f"exit code {process.exitcode}")]
             return
         yield [Outcome(*fields) for fields in outcomes]
     process.join()
 
 
-def _send(ops: Sequence[OpInfo], sender: Any) -> None:
+def _send(subjects: Sequence[Any], outcomes_of: Callable[[Any], list[Outcome]], sender: Any) -> None:
     warnings.simplefilter("ignore")
     # The worker threads of the parent process don't exist in a forked process.
     torch.set_num_threads(1)
-    for op in ops:
-        sender.send(json.dumps([dataclasses.astuple(outcome) for outcome in _outcomes_of(op)]))
+    for subject in subjects:
+        sender.send(json.dumps([dataclasses.astuple(outcome) for outcome in outcomes_of(subject)]))
 
 
 def _outcomes_of(op: OpInfo) -> list[Outcome]:
@@ -198,13 +212,13 @@ def _step_of(op: OpInfo, sample: SampleInput, differentiable: bool) -> Step:
         flat = [leaf for leaf in tree_flatten(results)[0] if isinstance(leaf, Tensor)]
         if not differentiable:
             return None, flat
-        parts = [_weighted(result) for result in flat if result.is_floating_point() or result.is_complex()]
+        parts = [weighted(result) for result in flat if result.is_floating_point() or result.is_complex()]
         return (sum(parts[1:], parts[0]) if parts else None), flat
 
     return Step(step, [leaves[position] for position in positions], sample.summary())
 
 
-def _weighted(result: Tensor) -> Tensor:
+def weighted(result: Tensor) -> Tensor:
     real = torch.view_as_real(result) if result.is_complex() else result
     weights = torch.linspace(0.5, 1.5, real.numel(), dtype=real.dtype).view(real.shape)
     return (real * weights).sum()
@@ -227,12 +241,12 @@ def _are_close(actual: list[Any], expected: list[Any], exact: bool, shapes_only:
     for value, reference in zip(actual, expected, strict=True):
         if (value is None) != (reference is None):
             return False
-        if value is not None and not _is_close(value, reference, exact, shapes_only):
+        if value is not None and not is_close(value, reference, exact, shapes_only):
             return False
     return True
 
 
-def _is_close(value: Tensor, reference: Tensor, exact: bool, shapes_only: bool) -> bool:
+def is_close(value: Tensor, reference: Tensor, exact: bool, shapes_only: bool) -> bool:
     if (value.shape, value.dtype, value.layout) != (reference.shape, reference.dtype, reference.layout):
         return False
     if shapes_only or value.layout != torch.strided:

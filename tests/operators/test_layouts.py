@@ -1,0 +1,28 @@
+"""Samples of operators and modules in several memory layouts are as in eager, and kernels that need one are known."""
+
+from __future__ import annotations
+
+import pytest
+
+from lit_ort._compat.torch_ops import CONTIGUOUS, IMAGES_IN_ONE_FORMAT, LAST_DIMENSION_CONTIGUOUS
+from tests.operators.kernels import find
+from tests.operators.layouts import outcomes_of, subjects
+from tests.operators.op_db import RIGHT
+
+# `python -m tests.operators.layouts` compares all of them.
+SAMPLE = ("nn.GroupNorm", "nn.BatchNorm1d", "pixel_shuffle")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("text", SAMPLE)
+def test_layouts(text: str) -> None:
+    outcomes = [outcome for subject in subjects(text) for outcome in outcomes_of(subject)]
+    assert outcomes
+    assert not [outcome for outcome in outcomes if outcome.kind != RIGHT]
+
+
+@pytest.mark.parametrize("text", ["Norm", "Pool", "CTC", "attention", "embedding_bag"])
+def test_kernels_that_depend_on_strides_are_known(text: str) -> None:
+    known = {str(target) for target in (*CONTIGUOUS, *IMAGES_IN_ONE_FORMAT, *LAST_DIMENSION_CONTIGUOUS)}
+    assert find(text) <= known
