@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.export import Dim
 
-from lit_ort._compat.torch_export import prepare_for_onnx
+from lit_ort._compat.torch_export import layers_of_any_length, prepare_for_onnx
 from lit_ort.errors import ExportError, LitOrtWarning, first_line_of
 from lit_ort.export.call import Call
 from lit_ort.extras import install_command
@@ -69,7 +69,7 @@ def model_of(call: Call, dynamic: bool | Dimensions, opset: int, fixed: Collecti
 
 
 def _program(call: Call, tensors: tuple[Tensor, ...], shapes: tuple[Any, ...], opset: int) -> Any:
-    with _quiet():
+    with _quiet(), layers_of_any_length():
         try:
             # Traced here, since torch.onnx would defer constant sizes to checks at run time, which ONNX lacks.
             traced = torch.export.export(call.function, tensors, dynamic_shapes=(shapes,), strict=False)

@@ -318,3 +318,34 @@ def test_another_result_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(writing, "describe", wrong)
     with pytest.raises(ExportError, match=r"of the largest value in output \(Gemm\) at {'x': \(2, 6\)}"):
         lit_ort.export(Net(), tmp_path / "m.onnx", torch.randn(2, 6))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: Any, **settings: Any) -> None:
+        super().__init__()
+        self.body = kind(4, 8, **settings)
+        self.head = nn.Linear(16 if settings.get("bidirectional") else 8, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        sequence = self.body(x)[0]
+        return self.head(sequence), sequence.mean((0, 1))
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_layers": 2, "batch_first": True},
+        pytest.param({"bidirectional": True}, marks=pytest.mark.slow),
+        pytest.param({"bias": False, "batch_first": True}, marks=pytest.mark.slow),
+    ],
+)
+def test_recurrent_layers_of_any_length(kind: Any, settings: dict[str, Any], tmp_path: Path) -> None:
+    module = Recurrent(kind, **settings).eval()
+    path = tmp_path / "model.onnx"
+    lit_ort.export(module, path, torch.randn(3, 7, 4))
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    for shape in [(3, 7, 4), (5, 2, 4), (1, 12, 4)]:
+        x = torch.randn(shape)
+        for found, expected in zip(session.run(None, {"x": x.numpy()}), module(x), strict=True):
+            torch.testing.assert_close(torch.as_tensor(found), expected, rtol=1e-5, atol=1e-6)
