@@ -125,7 +125,8 @@ def _fused_call(session: Session, signature: Signature, forms: OtherForms, updat
     loss, results = signature.loss, signature.results
     assert loss is not None, "a fused program has a loss"
     changed = {mutation.input for mutation in signature.mutations}
-    keeps_run = _has_several_parts(signature) or _is_repeatable(signature)
+    several = _has_several_parts(signature)
+    keeps_run = several or _is_repeatable(signature)
     count = sum(position is not None for position in signature.gradients)
 
     class FusedStep(torch.autograd.Function):
@@ -172,7 +173,7 @@ def _fused_call(session: Session, signature: Signature, forms: OtherForms, updat
             ctx.differentiated |= arrived.keys()
             if loss in arrived:
                 ctx.gradients = None
-            if not _has_several_parts(signature):
+            if not several:
                 ctx.run = None
         return entries
 
@@ -234,7 +235,8 @@ class SplitRunner:
     def _as_function(self) -> type[torch.autograd.Function]:
         signature, runner, forms = self._signature, self, self._forms
         changed = {mutation.input for mutation in signature.mutations}
-        keeps_run = _has_several_parts(signature) or _is_repeatable(signature)
+        several = _has_several_parts(signature)
+        keeps_run = several or _is_repeatable(signature)
 
         class SplitStep(torch.autograd.Function):
             @staticmethod
@@ -272,7 +274,7 @@ class SplitRunner:
             if not keep:
                 ctx.saved = None
                 ctx.differentiated |= arrived.keys()
-                if not _has_several_parts(signature):
+                if not several:
                     ctx.run = None
             inputs = RunInputs(saved_inputs, ctx.shapes, ctx.seed, saved)
             del saved
