@@ -36,7 +36,7 @@ _BY_KEY = re.compile(r"(?:\._modules)?\['([^']*)'\]")
 TENSORS_OF_NUMBERS = frozenset({torch.scalar_tensor, torch.tensor, _refs.tensor})
 
 # Functions that raise an error for a value, and return nothing.
-CHECKS = frozenset({torch._assert_async})
+CHECKS: frozenset[Any] = frozenset({torch._assert_async})  # pyright: ignore[reportPrivateImportUsage]
 
 # Operators whose decomposition in a trace is wrong in torch 2.13: several labels of a row count as one.
 MISTRACED_OPERATORS = frozenset({torch.ops.aten.multilabel_margin_loss.default})

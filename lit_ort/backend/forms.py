@@ -83,7 +83,7 @@ class Forms:
         mutated = [k for k in arrived if signature.keys[k][0] == "mutation"]
         shapes = [tensor.shape for tensor in run.tensors]
         tangents = output_gradients(signature, {k: g for k, g in arrived.items() if k not in mutated}, shapes)
-        run.require_unchanged(range(len(shapes)) if mutated else self._inputs_of(tangents))
+        run.require_unchanged(range(len(shapes)) if mutated else self._inputs_of(tangents, len(shapes)))
         form = self._form_for(tangents, bool(mutated))
         self.wanted = form
         if again and self._fall_back is not None:
@@ -132,12 +132,12 @@ class Forms:
             self._bound[key] = self._bind(form, tensors)
         return self._bound[key]
 
-    def _inputs_of(self, outputs: Iterable[int]) -> set[int]:
-        """The positions of the inputs that outputs are computed from."""
+    def _inputs_of(self, outputs: Iterable[int], count: int) -> set[int]:
+        """The positions of the tensor inputs, which are the first `count` ones, that outputs are computed from."""
         returned = returned_by(self._graph)
         nodes = [returned[position] for position in outputs]
         reached = ancestors_of(nodes) | set(nodes)
-        return {position for position, node in enumerate(inputs_of(self._graph)) if node in reached}
+        return {position for position, node in enumerate(inputs_of(self._graph)[:count]) if node in reached}
 
 
 def _gradients_of(

@@ -20,6 +20,7 @@ from tests.compare import backend
 RESULTS: dict[str, Callable[[Tensor, Tensor, list[Tensor]], Tensor]] = {
     "mean": lambda hidden, other, before: hidden.square().mean(),
     "sum": lambda hidden, other, before: hidden.sum() + other.exp().mean(),
+    "per row": lambda hidden, other, before: hidden.sum() / hidden.shape[0],
     "other's mean": lambda hidden, other, before: other.cos().mean(),
     "hidden": lambda hidden, other, before: hidden,
     "other": lambda hidden, other, before: other,
@@ -80,8 +81,9 @@ class Net(nn.Module):
 def gradients_of(net: Net, call: Callable[..., tuple[Tensor, ...]], plan: Plan) -> list[Tensor | None] | str:
     """The gradients after two calls with their backwards; the error's type if eager or the graph raises."""
     net.zero_grad()
-    x = torch.linspace(-1, 1, 12).view(3, 4).requires_grad_()
-    for _ in range(2):
+    # The second size makes the graph one for all sizes.
+    for rows in (3, 3, 4, 5):
+        x = torch.linspace(-1, 1, rows * 4).view(rows, 4).requires_grad_()
         values = call(x)
         for number, group in enumerate(plan.backwards):
             roots = [values[k] for k in group if values[k].requires_grad]
@@ -130,6 +132,7 @@ def run(first: int, count: int) -> None:
     "plan",
     [
         pytest.param(Plan(("sum", "mean", "logged"), ((1,),), False), id="another scalar, logged too"),
+        pytest.param(Plan(("hidden", "per row", "mean"), ((2,), (0,)), True), id="of any size"),
         pytest.param(Plan(("hidden", "mean", "view", "logged"), ((0,),), False), id="views and detached views"),
         pytest.param(Plan(("mean", "hidden"), ((1,), (0,)), True), id="kept for the loss"),
         pytest.param(Plan(("mean", "other's mean"), ((0,), (1,)), False), id="two parts"),

@@ -187,3 +187,21 @@ def test_a_graph_whose_parts_are_differentiated_at_different_times_runs_in_eager
             critic.load_state_dict(state)
         torch.testing.assert_close(found[2:], found[:2])
     assert [graph.kind for graph in engine.compile_log.graphs] == ["fused", "eager", "split"]
+
+
+def test_a_gradient_for_another_result_of_a_graph_of_any_size() -> None:
+    layer, engine = linear(), backend()
+
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = layer(x)
+        return hidden / x.shape[0], hidden.square().mean()
+
+    call = torch.compile(step, backend=engine)
+    for rows, position in ((2, 1), (3, 1), (4, 0), (5, 0), (5, 1)):
+        x = torch.linspace(-1, 1, 3 * rows).view(rows, 3)
+        found = []
+        for run in (step, call):
+            layer.zero_grad()
+            run(x)[position].sum().backward()
+            found.append(gradients(layer))
+        torch.testing.assert_close(found[1], found[0])
