@@ -51,7 +51,7 @@ _STATISTICS = {
     "LayerNormalization": ("mean", "inverse_deviation"),
     "SoftmaxCrossEntropyLoss": ("log_probabilities",),
 }
-_FIXED_SIZE_GRADIENTS = ("MaxPool",)
+_FIXED_SIZE_GRADIENTS = ("AveragePool", "MaxPool")
 _NO_GRADIENT = re.compile(r"gradient builder has not been registered: (\S+) for node (\S+)")
 
 

@@ -283,11 +283,20 @@ def test_forms_with_gradients_as_torchs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_pool_of_changing_sizes(tmp_path: Path) -> None:
-    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2), nn.Flatten(), nn.LazyLinear(1), Mean())
+@pytest.mark.parametrize(
+    ("pool", "operator"),
+    [
+        (nn.MaxPool2d(2), "MaxPool"),
+        (nn.AvgPool2d(2), "AveragePool"),
+        (nn.AvgPool2d(3, 2, 1, count_include_pad=False), "AveragePool"),
+        (nn.AdaptiveAvgPool2d(2), "AveragePool"),
+    ],
+)
+def test_a_pool_of_changing_sizes(tmp_path: Path, pool: nn.Module, operator: str) -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), pool, nn.Flatten(), nn.LazyLinear(1), Mean())
     batch = torch.randn(2, 3, 8, 8)
     module(batch)
-    with pytest.warns(LitOrtWarning, match="the gradient of MaxPool for fixed sizes only. All sizes are"):
+    with pytest.warns(LitOrtWarning, match=f"the gradient of {operator} for fixed sizes only. All sizes are"):
         exported = lit_ort.export_training(module, tmp_path, batch)
     assert exported.inputs == {"input": (2, 3, 8, 8)}
     with pytest.raises(ExportError, match="Pass dynamic=False"):
