@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import re
+import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch._decomp import decomposition_table
 from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from lit_ort._compat.patching import removed_entry, replaced_entry
+from lit_ort._compat.patching import removed_entry, replaced, replaced_entry
 from lit_ort._compat.recurrent import results_of, shapes_without_steps
 
 _aten = torch.ops.aten
 # The recurrent layers that ONNX has, in the form of ATen's operators.
 _WHOLE_LAYERS = (_aten.lstm.input, _aten.gru.input)
+# The name of a size in a program whose function takes one tuple of tensors.
+_SIZE_OF_INPUT = re.compile(r"\[(\d+)\]\.size\(\)\[(\d+)\]$")
+_PACKAGE = str(Path(__file__).parents[1])
 _VIEWS = (_aten.view.default, _aten.reshape.default)
 
 
@@ -33,6 +41,37 @@ def layers_of_any_length() -> Iterator[None]:
             stack.callback(target._dispatch_cache.clear)
             target._dispatch_cache.clear()
         yield
+
+
+@contextmanager
+def recorded_specializations() -> Iterator[dict[tuple[int, int], str]]:
+    """Records where code makes sizes of inputs constant while torch.export traces it.
+
+    Yields:
+        For the position of an input and a dimension, the stack trace of the code.
+    """
+    traces: dict[tuple[int, int], str] = {}
+    replace_symbol: Any = ShapeEnv._set_replacement
+
+    def record(environment: Any, symbol: Any, target: Any, reason: str) -> None:
+        for source in environment.var_to_sources.get(symbol, ()) if target.is_number else ():
+            found = _SIZE_OF_INPUT.search(source.name)
+            if found is not None:
+                traces.setdefault((int(found[1]), int(found[2])), _trace_below_this_package())
+        replace_symbol(environment, symbol, target, reason)
+
+    with replaced(ShapeEnv, "_set_replacement", record):
+        yield traces
+
+
+def _trace_below_this_package() -> str:
+    """The stack trace of the modules that this package calls, without torch's tracing of them."""
+    frames = traceback.extract_stack()
+    first = next(k for k, frame in enumerate(frames) if frame.filename.startswith(_PACKAGE))
+    modules = str(Path(nn.__file__).parent)
+    others = (_PACKAGE, str(Path(torch.__file__).parent), "<")
+    called = [f for f in frames[first:] if f.filename.startswith(modules) or not f.filename.startswith(others)]
+    return "".join(traceback.format_list(called))
 
 
 def prepare_for_onnx(program: ExportedProgram) -> None:

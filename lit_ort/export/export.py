@@ -75,10 +75,10 @@ def export(
     batch = _example(module, step) if batch is None else batch
     with evaluating(module):
         call = call_of(module, batch, step, input_names, output_names)
-        model = model_of(call, dynamic, opset)
+        model, fixed_sizes = model_of(call, dynamic, opset)
         describe(model, module, step, metadata or {})
         exported = write(model, target, call, form, verify, TOLERANCES[form] if tolerance is None else tolerance)
-    return dataclasses.replace(exported, was_training=module.training)
+    return dataclasses.replace(exported, was_training=module.training, fixed_sizes=fixed_sizes)
 
 
 def _example(module: nn.Module, step: str) -> Any:

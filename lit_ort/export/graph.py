@@ -11,14 +11,14 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 import torch
 from torch import Tensor
 from torch.export import Dim
 
-from lit_ort._compat.torch_export import layers_of_any_length, prepare_for_onnx
+from lit_ort._compat.torch_export import layers_of_any_length, prepare_for_onnx, recorded_specializations
 from lit_ort.errors import ExportError, LitOrtWarning, first_line_of
 from lit_ort.export.call import Call
 from lit_ort.extras import install_command
@@ -28,7 +28,14 @@ Dimensions = Mapping[str, Mapping[int, str]]
 _STANDARD = ("", "ai.onnx")
 
 
-def model_of(call: Call, dynamic: bool | Dimensions, opset: int, fixed: Collection[str] = ()) -> onnx.ModelProto:
+class Converted(NamedTuple):
+    """A model, and why sizes of its inputs are fixed that were to be dynamic."""
+
+    model: onnx.ModelProto
+    fixed_sizes: tuple[str, ...]
+
+
+def model_of(call: Call, dynamic: bool | Dimensions, opset: int, fixed: Collection[str] = ()) -> Converted:
     """Converts a call to a model.
 
     Args:
@@ -45,6 +52,23 @@ def model_of(call: Call, dynamic: bool | Dimensions, opset: int, fixed: Collecti
         raise ExportError(f"Exporting needs onnxscript, which is not installed: {install_command('export')}")
     dimensions = tuple(_dynamic_dimensions(call, dynamic, fixed))
     tensors = tuple(_with_size_two(call, dynamic, dimensions))
+    with recorded_specializations() as traces:
+        model = _dynamic_model(call, tensors, dynamic, dimensions, opset)
+    _require_standard(model)
+    _set_constant_sizes(model)
+    if not isinstance(dynamic, bool):
+        _require_dynamic(model, dynamic)
+    _name_dimensions(model, dynamic)
+    return Converted(model, tuple(_fixed_sizes(model, dimensions, traces)))
+
+
+def _dynamic_model(
+    call: Call,
+    tensors: tuple[Tensor, ...],
+    dynamic: bool | Dimensions,
+    dimensions: Sequence[Collection[int]],
+    opset: int,
+) -> onnx.ModelProto:
     try:
         program = _program(call, tensors, tuple({k: Dim.AUTO for k in own} for own in dimensions), opset)
     except ExportError as error:
@@ -57,15 +81,21 @@ def model_of(call: Call, dynamic: bool | Dimensions, opset: int, fixed: Collecti
             f"Only the first dimension of each input is dynamic: {error} Pass dynamic= with the names of the "
             "dimensions that must be dynamic.",
             LitOrtWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
-    model: onnx.ModelProto = program.model_proto
-    _require_standard(model)
-    _set_constant_sizes(model)
-    if not isinstance(dynamic, bool):
-        _require_dynamic(model, dynamic)
-    _name_dimensions(model, dynamic)
-    return model
+    return program.model_proto
+
+
+def _fixed_sizes(
+    model: onnx.ModelProto, dimensions: Sequence[Collection[int]], traces: Mapping[tuple[int, int], str]
+) -> Iterator[str]:
+    """For each size that could not be dynamic, the size and where the module uses it as a constant."""
+    for position, (value, own) in enumerate(zip(model.graph.input, dimensions, strict=False)):
+        sizes = value.type.tensor_type.shape.dim
+        for dimension in own:
+            if sizes[dimension].HasField("dim_value"):
+                place = place_in(traces.get((position, dimension), ""))
+                yield f"{value.name} has {sizes[dimension].dim_value} in dimension {dimension}{place}"
 
 
 def _program(call: Call, tensors: tuple[Tensor, ...], shapes: tuple[Any, ...], opset: int) -> Any:

@@ -46,6 +46,7 @@ class Exported:
         size_bytes: the size of the file, including weights.
         float32_bytes: the size of the float32 form.
         was_training: whether the module was in training mode; it is exported in eval mode.
+        fixed_sizes: sizes that could not be dynamic, and where the module uses them as constants.
     """
 
     path: Path
@@ -56,6 +57,7 @@ class Exported:
     size_bytes: int
     float32_bytes: int
     was_training: bool = False
+    fixed_sizes: tuple[str, ...] = ()
 
     @property
     def error(self) -> float | None:
@@ -68,4 +70,6 @@ class Exported:
         lines = [f"{self.path}: {self.size_bytes / MIB:.1f} MiB{form}; {inputs} -> {', '.join(self.outputs)}"]
         if self.was_training:
             lines.append("  exported in eval mode; the module itself stays in training mode")
+        if self.fixed_sizes:
+            lines.append(f"  sizes that the module uses as constants: {'; '.join(self.fixed_sizes)}")
         return "\n".join([*lines, *(f"  {check}" for check in self.checked)])

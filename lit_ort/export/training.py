@@ -145,7 +145,7 @@ def _model_of(module: nn.Module, loss: LossCall, dynamic: bool | Mapping[str, Ma
     from lit_ort.export.graph import model_of
 
     with derivable_forms(module):
-        return model_of(loss.call, dynamic, OPSET, fixed=loss.parameters)
+        return model_of(loss.call, dynamic, OPSET, fixed=loss.parameters).model
 
 
 def _fixed(operator: str) -> str:

@@ -349,3 +349,28 @@ def test_recurrent_layers_of_any_length(kind: Any, settings: dict[str, Any], tmp
         x = torch.randn(shape)
         for found, expected in zip(session.run(None, {"x": x.numpy()}), module(x), strict=True):
             torch.testing.assert_close(torch.as_tensor(found), expected, rtol=1e-5, atol=1e-6)
+
+
+class Weighted(nn.Module):
+    """Reads the size of one dimension in Python, and multiplies another one by a matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        steps = sum(x[:, k] * k for k in range(x.shape[1]))
+        return self.layer(steps) + y.mean()
+
+
+def test_fixed_sizes_are_named_with_their_place(tmp_path: Path) -> None:
+    exported = lit_ort.export(Weighted(), tmp_path / "model.onnx", (torch.randn(2, 5, 4), torch.randn(3)))
+    assert exported.inputs == {"x": ("x_0", 5, 4), "y": ("y_0",)}
+    first = Weighted.forward.__code__.co_firstlineno
+    assert exported.fixed_sizes == (
+        f"x has 5 in dimension 1 at {__file__}:{first + 1}",
+        f"x has 4 in dimension 2 at {__file__}:{first + 2}",
+    )
+    assert "sizes that the module uses as constants: x has 5" in str(exported)
+    fixed = lit_ort.export(Weighted(), tmp_path / "model.onnx", (torch.randn(2, 5, 4), torch.randn(3)), dynamic=False)
+    assert not fixed.fixed_sizes
