@@ -22,6 +22,7 @@ from lit_ort._compat.checkpoints import keep_checkpoints
 from lit_ort._compat.devices import device_of
 from lit_ort._compat.dynamo_events import trace_in_context
 from lit_ort._compat.fabric import keep_backward_checks
+from lit_ort._compat.recurrent import shapes_without_steps
 from lit_ort._compat.torch import have_tangents, unhooked
 from lit_ort._compat.torch_dynamo import (
     COMPILE_LOCK,
@@ -225,7 +226,7 @@ class ORTBackend:
         # These imports take as long as building a small graph, and a cached graph needs none of them.
         from lit_ort.backend.build import build
 
-        with request.modes(), unhooked():
+        with request.modes(), unhooked(), shapes_without_steps():
             return build(
                 request.graph,
                 request.tensors,
