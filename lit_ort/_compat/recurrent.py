@@ -75,4 +75,7 @@ def results_of(
     states = [hx] if isinstance(hx, torch.Tensor) else hx
     width = states[0].size(-1) * (2 if bidirectional else 1)
     output = input.new_empty(*input.shape[:2], width)
+    if batch_first:
+        # In eager, the kernel computes it by steps.
+        output = input.new_empty(input.shape[1], input.shape[0], width).transpose(0, 1)
     return (output, *(torch.empty_like(state) for state in states))

@@ -100,6 +100,8 @@ def batch_of(gradients: Sequence[torch.Tensor | None]) -> GradientBatch | None:
 
 def memory_of(tensor: torch.Tensor) -> int:
     """The identity of a tensor's storage, also of a fake tensor's: equal for tensors that share their memory."""
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
     return tensor.untyped_storage()._cdata
 
 

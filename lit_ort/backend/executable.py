@@ -94,6 +94,13 @@ def require_own_memory(signature: Signature, tensors: Tensors) -> None:
         SharedMemoryError: one does; a session would read the other input's old value.
     """
     changed = {tensors[mutation.input].untyped_storage().data_ptr(): mutation.input for mutation in signature.mutations}
+    for position in changed.values():
+        pairs = zip(tensors[position].shape, tensors[position].stride(), strict=True)
+        if any(size > 1 and stride == 0 for size, stride in pairs):
+            raise SharedMemoryError(
+                f"{signature.input_names[position]} is changed in place and is expanded: its elements share memory",
+                remedy="Clone it before the step to run this part in ONNX Runtime.",
+            )
     for position, tensor in enumerate(tensors):
         owner = changed.get(tensor.untyped_storage().data_ptr())
         if owner is not None and owner != position and tensor.numel() and tensors[owner].numel():

@@ -179,6 +179,9 @@ def _fused_call(session: Session, signature: Signature, forms: OtherForms, updat
 
     def call(tensors: Tensors, seed: int | None = None) -> list[torch.Tensor]:
         seed = _seed(signature) if seed is None else seed
+        if updates is not None:
+            # The optimizer steps in a run only if no gradients are left.
+            session.before_run()
         with _enabled_gradients(), nullcontext() if updates is None else updates.run(session, tensors, count):
             return list(FusedStep.apply(seed, *tensors))
 

@@ -87,6 +87,11 @@ class Session:
         )
         self._engine = options.engine.session(model, threads=options.threads, allow_spinning=options.allow_spinning)
 
+    def before_run(self) -> None:
+        """Frees what has to be free when a run begins; a run calls it too."""
+        if self._before_run is not None:
+            self._before_run()
+
     def run(self, inputs: RunInputs) -> list[torch.Tensor]:
         """Runs the phase once and returns its outputs, in order.
 
@@ -98,8 +103,7 @@ class Session:
         numbers, vectors = self._sizes_for(inputs.shapes) if self._has_sizes else ((), ())
         size_vectors = iter(vectors)
         tensors = [_input(source, inputs, size_vectors) for source in self._sources]
-        if self._before_run is not None:
-            self._before_run()
+        self.before_run()
         with self._clock.running("sessions"):
             results = self._engine.run(tensors, RunState(self._pool, numbers, inputs.seed))
         for position, form in self._converted:
