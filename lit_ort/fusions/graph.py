@@ -104,6 +104,8 @@ class FusionGraph:
             call.meta = {**node.meta}
             result = call
             if element is not None:
+                # The results of the call are a tuple; only the element has the example of the node.
+                call.meta["val"] = None
                 result = self.graph.call_function(operator.getitem, (call, element))
                 result.meta = {**node.meta}
         node.replace_all_uses_with(result)
