@@ -28,12 +28,15 @@ def listening_if(listens: bool) -> AbstractContextManager[Any]:
 
 
 class Listener:
-    """Keeps every event."""
+    """Keeps every event, except for reads of gradients."""
 
     def __init__(self) -> None:
         self.breaks: list[tuple[Obstacle, bool]] = []
         self.eager: list[tuple[Obstacle, Function]] = []
         self.recompiles: list[tuple[Function, str, Stack]] = []
+
+    def gradient_read(self) -> None:
+        pass
 
     def graph_break(self, obstacle: Obstacle, resumes: bool) -> None:
         self.breaks.append((obstacle, resumes))
