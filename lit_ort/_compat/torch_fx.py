@@ -175,6 +175,13 @@ def _reads_node_first(node: fx.Node) -> bool:
     return bool(node.args) and isinstance(node.args[0], fx.Node)
 
 
+def viewed_base(node: fx.Node) -> fx.Node:
+    """The node that a value is a view of, through all views in between."""
+    while is_alias(node):
+        node = first_argument(node)
+    return node
+
+
 def is_size(node: fx.Node) -> bool:
     """Whether a node is a number computed from sizes."""
     return isinstance(node.meta.get("val"), (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))

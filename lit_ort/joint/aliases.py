@@ -16,7 +16,7 @@ from torch import fx
 
 from lit_ort._compat.torch import memory_of
 from lit_ort._compat.torch_aot import Description
-from lit_ort._compat.torch_fx import copy_nodes, example_of, first_argument, is_alias, output_of, returned_by
+from lit_ort._compat.torch_fx import copy_nodes, example_of, output_of, returned_by, viewed_base
 from lit_ort._compat.torch_sizes import memory_order
 from lit_ort.errors import CaptureError
 from lit_ort.joint.trace import JointGraph
@@ -71,7 +71,7 @@ def share_memory(joint: JointGraph, differentiable: Sequence[int]) -> JointGraph
     for position, result in enumerate(joint.results):
         node = returned[position]
         if result.kind == "output" and result.index not in joint.aliases and isinstance(node, fx.Node):
-            groups.setdefault(_base_of(node), []).append(position)
+            groups.setdefault(viewed_base(node), []).append(position)
     results, bases, aliases = list(joint.results), list[Any](), dict(joint.aliases)
     for base, members in groups.items():
         position = _position_of(base, returned, joint)
@@ -103,10 +103,3 @@ def _position_of(base: fx.Node, returned: Sequence[Any], joint: JointGraph) -> i
 
 def _is_alias(result: Description, joint: JointGraph) -> bool:
     return result.kind == "mutation" or (result.kind == "output" and result.index in joint.aliases)
-
-
-def _base_of(node: fx.Node) -> fx.Node:
-    """The node that a value is a view of, through all views in between."""
-    while is_alias(node):
-        node = first_argument(node)
-    return node

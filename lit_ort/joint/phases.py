@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch_aot import OF_BACKWARD, is_marked, mark_recomputed, partition
-from lit_ort._compat.torch_fx import first_argument, inputs_of, is_alias, output_of, returned_by
+from lit_ort._compat.torch_fx import first_argument, inputs_of, output_of, returned_by, viewed_base
 from lit_ort._compat.torch_ops import OpOverload
 from lit_ort.joint.trace import JointGraph, tangents_of
 from lit_ort.runtime.program import Source
@@ -221,7 +221,7 @@ def inputs_of_backward(joint: JointGraph) -> set[int]:
     for node in joint.module.graph.nodes:
         if node.name in tangents or not backward.isdisjoint(node.all_input_nodes):
             backward.add(node)
-            bases = () if node.op == "output" else map(_viewed_base, node.all_input_nodes)
+            bases = () if node.op == "output" else map(viewed_base, node.all_input_nodes)
             descriptions = [base.meta["description"] for base in bases if base.op == "placeholder"]
             read |= {description.index for description in descriptions if description.kind == "input"}
     return read
@@ -236,9 +236,3 @@ def results_of_gradients(joint: JointGraph) -> tuple[tuple[int, ...], ...]:
         reached[node] = frozenset(own).union(*(reached[argument] for argument in node.all_input_nodes))
     gradients = returned_by(joint.module.graph)[len(joint.results) :]
     return tuple(tuple(sorted(reached[gradient])) for gradient in gradients)
-
-
-def _viewed_base(node: fx.Node) -> fx.Node:
-    while is_alias(node):
-        node = first_argument(node)
-    return node
