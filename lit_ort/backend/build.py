@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from lit_ort._compat.devices import device_of, is_cpu
-from lit_ort._compat.torch_fx import copy_nodes, example_of, inputs_of, returned_by
+from lit_ort._compat.torch_fx import copy_nodes, example_of, inputs_of, output_of, returned_by
 from lit_ort.backend.compilation import Compilation, others_as_compile_errors
 from lit_ort.backend.dump import Dump
 from lit_ort.backend.expectation import expected_speed
@@ -124,6 +124,9 @@ class _Build:
         self._require_device()
         trimmed, outputs, differentiable = _trimmed(self._graph)
         captured = capture(trimmed, self._tensors, self._keys, self._any_sizes)
+        positions = _return_once(captured.module)
+        outputs = [output if isinstance(output, Output) else (positions[output[0]], output[1]) for output in outputs]
+        differentiable = sorted({positions[k] for k in differentiable})
         self._changing = captured.examples.changing
         untracked = untracked_views(captured.module.graph)
         unnoticed = unnoticed_writes(captured.module.graph, captured.examples.tensors)
@@ -309,6 +312,20 @@ def _trimmed(graph: NumberedGraph) -> tuple[NumberedGraph, list[Any], list[int]]
     copied.output(tuple(nodes))
     differentiable = [k for k, node in enumerate(nodes) if _requires_grad(node)]
     return dataclasses.replace(graph, module=fx.GraphModule(graph.module, copied)), outputs, differentiable
+
+
+def _return_once(module: fx.GraphModule) -> list[int]:
+    """Changes a captured graph to return each tensor once, although `broadcast_tensors`, `contiguous` and others can
+    return their argument itself.
+
+    Returns:
+        for each output, its position among the remaining ones.
+    """
+    returned = returned_by(module.graph)
+    nodes = list(dict.fromkeys(returned))
+    output_of(module.graph).args = (tuple(nodes),)
+    module.recompile()
+    return [nodes.index(node) for node in returned]
 
 
 def _requires_grad(node: fx.Node) -> bool:

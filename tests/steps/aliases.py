@@ -50,6 +50,29 @@ def one_result_twice() -> Case:
 
 
 @case
+def a_result_and_what_operators_return_it_unchanged() -> Case:
+    def step(m: Any, x: Tensor) -> tuple[Tensor, ...]:
+        hidden = m.first(x)
+        mean, scale = torch.broadcast_tensors(hidden, m.second(x).sum().exp())
+        same = hidden.contiguous(), hidden.float(), hidden.real, hidden.expand_as(hidden), torch.atleast_2d(hidden)
+        return hidden, mean, scale, *torch.broadcast_tensors(mean, scale), *same
+
+    def backward(output: tuple[Tensor, ...]) -> None:
+        torch.stack([(k + 1) * value.pow(2).sum() for k, value in enumerate(output)]).sum().backward()
+
+    return Case(Net(step), [(rows(),)] * 2, backward)
+
+
+@case
+def a_broadcast_result_beside_a_loss() -> Case:
+    def step(m: Any, x: Tensor) -> tuple[Tensor, ...]:
+        loss = m.first(x).pow(2).mean()
+        return loss, *torch.broadcast_tensors(loss, loss), loss.contiguous()
+
+    return Case(Net(step), [(rows(),)])
+
+
+@case
 def the_batch_and_its_slices_are_returned() -> Case:
     def step(m: Any, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         return F.cross_entropy(m.second(x), y), x, x[0], x.view(2, 24), y, y[::2]
