@@ -19,6 +19,14 @@ aten = torch.ops.aten
 AUTOGRAD_FUNCTION: Any = autograd_function_apply
 # Operators whose results depend on the strides of their first argument.
 BY_STRIDES = frozenset({aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default})
+# Operators whose results share memory, which AOTAutograd ignores, and the same operators as views.
+SAFE_SPLITS: Mapping[object, OpOverload] = MappingProxyType(
+    {
+        aten.unsafe_chunk.default: aten.chunk.default,
+        aten.unsafe_split.Tensor: aten.split.Tensor,
+        aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
+    }
+)
 # Kernels of the CPU that read arguments as if they were contiguous, and the positions of these arguments. Torch's
 # functions copy others before, but passes remove copies. `python -m tests.operators.kernels` finds them.
 CONTIGUOUS: Mapping[object, tuple[int, ...]] = MappingProxyType(

@@ -16,7 +16,14 @@ from torch.nn import functional
 
 from lit_ort._compat.torch import data_of, log_api_usage, set_grad_enabled
 from lit_ort._compat.torch_fx import MISTRACED_OPERATORS, aten_graph, correct_strides, inputs_of
-from lit_ort._compat.torch_ops import BY_STRIDES, HigherOrderOperator, of_functorch, returns_alias, written_arguments
+from lit_ort._compat.torch_ops import (
+    BY_STRIDES,
+    SAFE_SPLITS,
+    HigherOrderOperator,
+    of_functorch,
+    returns_alias,
+    written_arguments,
+)
 from lit_ort.capture.dimensions import changing_dimensions
 from lit_ort.capture.examples import Examples, examples_of
 from lit_ort.capture.function_numbers import numbers_of_functions_to_tensors
@@ -65,6 +72,7 @@ def capture(graph: NumberedGraph, tensors: Sequence[torch.Tensor], keys: Sequenc
         return Captured(bound, examples, False)
     module = aten_graph(bound, examples.tensors, examples.mode)
     _refuse_incorrect_traces(module.graph)
+    _share_memory_of_parts(module.graph)
     changed = correct_strides(module.graph)
     if any(tensor.requires_grad for tensor in examples.tensors):
         _refuse_gradients_by_strides(module.graph, changed)
@@ -93,6 +101,20 @@ def _refuse_incorrect_traces(graph: fx.Graph) -> None:
                 operator=str(node.target),
                 module=source_line(node),
             )
+
+
+def _share_memory_of_parts(graph: fx.Graph) -> None:
+    """Replaces splits whose results don't count as views by those whose results do, unless the graph writes into one:
+    autograd refuses a write into the latter.
+    """
+    for node in graph.nodes:
+        if node.target in SAFE_SPLITS and not any(map(written_arguments, _uses(node))):
+            node.target = SAFE_SPLITS[node.target]
+
+
+def _uses(node: fx.Node) -> list[fx.Node]:
+    """The nodes that use a node's results."""
+    return [user for element in node.users for user in element.users]
 
 
 def _is_unfolded_with_gaps(node: fx.Node) -> bool:

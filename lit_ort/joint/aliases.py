@@ -1,7 +1,7 @@
 """Results that share memory with each other, or whose elements have gaps or overlap, as views of a returned base.
 
-AOTAutograd reports outputs that are views of inputs. Of the views of a computed value that requires grad, it reports
-those that are neither alone nor results of one operator such as `chunk`; `name_bases` makes it report these too. For
+Of the outputs that require grad, AOTAutograd reports views of inputs if they are not all results of operators such as
+`chunk`, and views of a computed value if they are also not alone; `name_bases` makes it report the others too. For
 other values, the traced graph simply returns views, and its results have to share memory as in eager.
 """
 
@@ -23,7 +23,8 @@ from lit_ort.joint.trace import JointGraph
 
 
 def name_bases(module: fx.GraphModule, differentiable: Sequence[int]) -> fx.GraphModule:
-    """Return a copy of a captured graph that also returns two views of each base whose views have to be reported.
+    """Return a copy of a captured graph that also returns views of each base whose views have to be reported: one of an
+    input, two of a computed value.
 
     Args:
         module: the captured graph.
@@ -40,9 +41,10 @@ def name_bases(module: fx.GraphModule, differentiable: Sequence[int]) -> fx.Grap
         if isinstance(example_of(node), torch.Tensor):
             members.setdefault(bases[memory_of(example_of(node))], []).append(position)
     for base, positions in members.items():
-        is_shared = len(positions) > 1 or memory_order(example_of(outputs[positions[0]])) is None
-        if base.op not in ("placeholder", "get_attr") and is_shared and not set(differentiable).isdisjoint(positions):
-            views = [graph.call_function(torch.ops.aten.alias.default, (base,)) for _ in range(2)]
+        is_input = base.op == "placeholder"
+        is_shared = is_input or len(positions) > 1 or memory_order(example_of(outputs[positions[0]])) is None
+        if base.op != "get_attr" and is_shared and not set(differentiable).isdisjoint(positions):
+            views = [graph.call_function(torch.ops.aten.alias.default, (base,)) for _ in range(1 if is_input else 2)]
             outputs += [_with_meta(view, base) for view in views]
     graph.output(tuple(outputs))
     return fx.GraphModule(module, graph)

@@ -106,7 +106,7 @@ def _outputs(
 ) -> tuple[Output, ...]:
     outputs: dict[int, Output] = {}
     for position, result in enumerate(joint.results):
-        if result.kind != "output":
+        if result.kind != "output" or result.index >= len(captured):
             continue
         alias, example = joint.aliases.get(result.index), examples[position]
         if alias is None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from lit_ort._compat.torch import memory_of
 from lit_ort.errors import CaptureError
 from lit_ort.joint.outputs import Returned
 from lit_ort.runtime.program import DETACHED, NO_GRAD, TRACKED, Mutation, Output, View
@@ -173,6 +174,26 @@ def a_view_and_its_detached_view(w: Tensor) -> tuple[Tensor, ...]:
     return view, hidden.view(-1).detach(), hidden[1:].detach()
 
 
+def chunks_of_an_input(w: Tensor) -> tuple[Tensor, ...]:
+    return w.chunk(2, 1)
+
+
+def unsafe_chunks_of_an_input(w: Tensor) -> tuple[Tensor, ...]:
+    return torch.unsafe_chunk(w, 2, 1)
+
+
+def transposed_parts_of_an_input_and_loss(w: Tensor) -> tuple[Tensor, ...]:
+    return *(part.t() for part in w.split([1, 5], 1)), w.exp().sum()
+
+
+def rows_of_an_input_and_an_image(w: Tensor) -> tuple[Tensor, ...]:
+    return *w.unbind(0), w.exp()
+
+
+def parts_of_a_changed_input(w: Tensor) -> tuple[Tensor, ...]:
+    return w.mul_(2).chunk(2, 1)
+
+
 def shuffled_pixels(w: Tensor) -> tuple[Tensor, ...]:
     images = w.view(1, 4, 3, 2).repeat(2, 2, 1, 1).contiguous(memory_format=torch.channels_last)
     return (functional.pixel_shuffle(images, 2),)
@@ -230,6 +251,37 @@ def test_writing_to_a_result_changes_those_that_share_its_memory(function: Funct
     actual, expected = torch.compile(function, backend=backend())(w), function(w)
     for values in (actual, expected):
         values[0][0] = 7.0
+    torch.testing.assert_close(actual, expected)
+
+
+OF_AN_INPUT = [
+    chunks_of_an_input,
+    unsafe_chunks_of_an_input,
+    transposed_parts_of_an_input_and_loss,
+    rows_of_an_input_and_an_image,
+    parts_of_a_changed_input,
+]
+
+
+@pytest.mark.parametrize("function", OF_AN_INPUT)
+def test_parts_of_an_input_share_its_memory(function: Function) -> None:
+    layouts, gradients = [], []
+    for call in (torch.compile(function, backend=backend()), function):
+        w = weight()
+        x = w * 1
+        results = call(x)
+        layouts.append([(v.stride(), v.storage_offset(), memory_of(v) == memory_of(x)) for v in results])
+        gradients.append(torch.autograd.grad([(value * value).sum() for value in results], w))
+    assert layouts[0] == layouts[1]
+    torch.testing.assert_close(*gradients)
+
+
+def test_parts_that_are_written_are_no_views() -> None:
+    def function(w: Tensor) -> tuple[Tensor, ...]:
+        first, second = torch.unsafe_chunk(w * 2, 2, 1)
+        return (first.sigmoid_() * second,)
+
+    actual, expected = ([*call(weight())] for call in (torch.compile(function, backend=backend()), function))
     torch.testing.assert_close(actual, expected)
 
 

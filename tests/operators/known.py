@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 _STRIDES = "depends on the strides of an input"
-_PARTS = "a part of an input that requires a gradient, with gaps between its rows"
 _VALUES = "its sizes depend on the values of a tensor"
 
 # By the name that `tests.operators.op_db` uses.
@@ -12,14 +11,11 @@ FALLBACKS: dict[str, str] = {
     "as_strided.partial_views": _STRIDES,
     "as_strided_copy": _STRIDES,
     "as_strided_scatter": _STRIDES,
-    "chunk": _PARTS,
     "hash_tensor": "sessions don't support uint64",
     "index_fill": "the gradient of a fill value that is a tensor has a data-dependent size",
     "narrow": _VALUES,
     "nn.functional.multilabel_margin_loss": "torch 2.13 traces it incorrectly",
-    "split.list_args": _PARTS,
     "tensor_split": _VALUES,
-    "unsafe_chunk": _PARTS,
     "view_as_complex": "returned together with its input, with which it shares memory in another dtype",
 }
 
