@@ -17,7 +17,11 @@ from lit_ort.runtime.report import GraphReport
 
 
 def pytest_configure() -> None:
-    """Gives each of pytest-xdist's processes, and those that they start, their part of the processors."""
+    """Gives each of pytest-xdist's processes, and those that they start, their part of the processors.
+
+    Steps are compiled at their first call, as the tests are about compiled steps.
+    """
+    os.environ.setdefault("LIT_ORT_COMPILE", "always")
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if workers > 1:
         threads = max(1, torch.get_num_threads() // workers)

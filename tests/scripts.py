@@ -16,7 +16,12 @@ PRELOADED = ["lightning.pytorch", "onnxruntime", "torch._dynamo"]
 
 
 def run_script(
-    path: Path, arguments: Sequence[str], folder: Path, seconds: float, imports_from: Sequence[Path] = ()
+    path: Path,
+    arguments: Sequence[str],
+    folder: Path,
+    seconds: float,
+    imports_from: Sequence[Path] = (),
+    unset: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
     """Runs a script like `python path arguments`, in a process that is forked after the imports.
 
@@ -26,6 +31,7 @@ def run_script(
         folder: the working directory.
         seconds: after which the process is killed.
         imports_from: folders on the path of imports, after the script's own.
+        unset: environment variables that the script doesn't have.
 
     Returns:
         Exit code, standard output and standard error.
@@ -36,7 +42,7 @@ def run_script(
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     output, errors = folder / ".stdout", folder / ".stderr"
-    process = context.Process(target=_main, args=(path, arguments, folder, output, errors, imports_from))
+    process = context.Process(target=_main, args=(path, arguments, folder, output, errors, imports_from, unset))
     process.start()
     process.join(seconds)
     if process.exitcode is None:
@@ -48,8 +54,16 @@ def run_script(
 
 
 def _main(
-    path: Path, arguments: Sequence[str], folder: Path, output: Path, errors: Path, imports_from: Sequence[Path]
+    path: Path,
+    arguments: Sequence[str],
+    folder: Path,
+    output: Path,
+    errors: Path,
+    imports_from: Sequence[Path],
+    unset: Sequence[str],
 ) -> None:
+    for variable in unset:
+        os.environ.pop(variable, None)
     for stream, file in ((sys.stdout, output), (sys.stderr, errors)):
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(descriptor, stream.fileno())

@@ -26,10 +26,12 @@ from torch._C._dynamo.eval_frame import (
     _FrameExecStrategy,
     set_code_exec_strategy,
 )
+from torch._dynamo import trace_rules
 from torch._dynamo.eval_frame import cached_backends, innermost_backend
 from torch._dynamo.exc import Unsupported, UserError
 from torch._dynamo.guards import DeletedGuardManagerWrapper
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+from torch._dynamo.types import ConvertFrameReturn
 from torch._dynamo.utils import ExactWeakKeyDictionary
 from torch._dynamo.variables import TensorVariable
 
@@ -137,6 +139,7 @@ _LEFT_IN_EAGER = ExactWeakKeyDictionary()
 _own_context: ContextVar[Callable[[], AbstractContextManager[None]] | None] = ContextVar(
     "lit_ort_tracing_context", default=None
 )
+_allows_compiling: ContextVar[Callable[[], bool] | None] = ContextVar("lit_ort_allows_compiling", default=None)
 
 
 @contextmanager
@@ -160,18 +163,26 @@ def trace_in_context(context_of: ContextOf) -> None:
 
 
 @contextmanager
-def traced_in(context: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+def traced_in(
+    context: Callable[[], AbstractContextManager[None]], allows_compiling: Callable[[], bool] | None = None
+) -> Iterator[None]:
     """While the block runs, Dynamo traces this thread's functions in a new context each.
 
     What the context changes in torch is changed while a function is traced, and under Dynamo's lock: other threads that
     run or trace meanwhile don't see it.
+
+    Args:
+        context: returns a new context.
+        allows_compiling: whether a call that Dynamo has no code for is compiled. Otherwise it runs in eager, with
+            everything that it calls.
     """
     _install()
-    token = _own_context.set(context)
+    tokens = _own_context.set(context), _allows_compiling.set(allows_compiling)
     try:
         yield
     finally:
-        _own_context.reset(token)
+        _own_context.reset(tokens[0])
+        _allows_compiling.reset(tokens[1])
 
 
 def _enter_in_conversions(context_of: Callable[[Any], AbstractContextManager[Any] | None]) -> None:
@@ -180,12 +191,23 @@ def _enter_in_conversions(context_of: Callable[[Any], AbstractContextManager[Any
     convert = catch_errors.__call__
 
     def convert_in_context(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _is_declined(*args):
+            return _IN_EAGER
         with COMPILE_LOCK:
             context = None if _LISTENERS else context_of(self)
             with nullcontext() if context is None else context, _converting(self, *args):
                 return convert(self, *args, **kwargs)
 
     catch_errors.__call__ = convert_in_context
+
+
+# Nothing is compiled for this call, nor for what it calls; the next call of the function can be.
+_IN_EAGER = ConvertFrameReturn(_FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP), apply_to_code=False)
+
+
+def _is_declined(frame: Any, *_: Any) -> bool:
+    allows = _allows_compiling.get()
+    return allows is not None and not trace_rules.check(frame.f_code) and not allows()
 
 
 @contextmanager

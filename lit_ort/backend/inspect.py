@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -12,7 +13,7 @@ from lit_ort._compat.dynamo_events import trace_again
 from lit_ort.backend.page import page
 from lit_ort.backend.watch import CompileWatch
 from lit_ort.runtime.clock import Clock
-from lit_ort.runtime.report import EagerFunction, GraphBreak, GraphReport, Recompile
+from lit_ort.runtime.report import Choice, EagerFunction, GraphBreak, GraphReport, Recompile
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -25,6 +26,7 @@ class Explanation:
         breaks: the statements at which graphs end.
         eager_functions: the functions without a graph.
         recompiles: the functions that were compiled again.
+        choices: how steps run, eager or compiled, and why; empty with `compile="always"`.
     """
 
     graphs: tuple[GraphReport, ...]
@@ -32,6 +34,7 @@ class Explanation:
     breaks: tuple[GraphBreak, ...] = ()
     eager_functions: tuple[EagerFunction, ...] = ()
     recompiles: tuple[Recompile, ...] = ()
+    choices: tuple[Choice, ...] = ()
 
     @property
     def fallbacks(self) -> tuple[GraphReport, ...]:
@@ -75,15 +78,16 @@ class Explanation:
     def summary(self) -> str:
         """Two lines: graphs, fallbacks and graph breaks, and where the time of runs went."""
         if self.is_empty:
-            return "lit_ort: nothing compiled yet. Graphs are compiled at their first run."
+            return f"lit_ort: nothing compiled{'' if self.choices else ' yet. Graphs are compiled at their first run'}."
         return f"lit_ort: {self.counts}\n{self.times}"
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """One line for each fallback, graph break, recompile and graph with fixed sizes: what the user can act on."""
+        """One line for each choice, fallback, graph break, recompile and graph with fixed sizes."""
         reasons = collections.Counter(graph.fallback for graph in self.fallbacks)
         sizes = {graph.fixed_sizes: graph.name for graph in reversed(self.graphs) if graph.fixed_sizes is not None}
         return (
+            *map(str, self.choices),
             *(f"fallback{'' if count == 1 else f', {count} times'}: {reason}" for reason, count in reasons.items()),
             *map(str, (*self.eager_functions, *self.breaks, *self.recompiles)),
             *(f"{name} is compiled for each size separately: {reason}" for reason, name in sizes.items()),
@@ -112,6 +116,7 @@ class CompileLog:
     Attributes:
         graphs: the reports.
         breaks, eager_functions: the graph breaks and the functions that run in eager.
+        choices: returns, for each step that isn't always compiled, how it runs.
         clock: the time of the graphs' runs.
         watch: the time of their compilation; its listener receives a line for each graph break and recompile.
     """
@@ -120,6 +125,7 @@ class CompileLog:
         self.graphs: list[GraphReport] = []
         self.breaks: list[GraphBreak] = []
         self.eager_functions: list[EagerFunction] = []
+        self.choices: dict[str, Callable[[], Choice]] = {}
         self.clock = Clock()
         self.watch = CompileWatch()
         self._recompiles: dict[tuple[str, str], Recompile] = {}
@@ -129,10 +135,11 @@ class CompileLog:
         _LOGS[id(self)] = self
         trace_again()
 
-    # The watch belongs to this process: it has a thread.
+    # The watch belongs to this process: it has a thread. So do the steps about which choices are made.
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "watch"}
+        state = {name: value for name, value in self.__dict__.items() if name != "watch"}
+        return {**state, "choices": {step: partial(_same, choice()) for step, choice in self.choices.items()}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -203,8 +210,17 @@ class CompileLog:
     def explanation(self) -> Explanation:
         """Everything recorded so far."""
         return Explanation(
-            tuple(self.graphs), self.clock, tuple(self.breaks), tuple(self.eager_functions), self.recompiles
+            tuple(self.graphs),
+            self.clock,
+            tuple(self.breaks),
+            tuple(self.eager_functions),
+            self.recompiles,
+            tuple(choice() for choice in self.choices.values()),
         )
+
+
+def _same(choice: Choice) -> Choice:
+    return choice
 
 
 # All logs of the process in the order of their creation, as Dynamo's cache of compiled code belongs to the process.
@@ -238,6 +254,6 @@ def _joined(parts: Sequence[Explanation]) -> Explanation:
     clocks = [dataclasses.astuple(part.clock) for part in parts]
     joined: dict[str, Any] = {
         name: tuple(item for part in parts for item in getattr(part, name))
-        for name in ("graphs", "breaks", "eager_functions", "recompiles")
+        for name in ("graphs", "breaks", "eager_functions", "recompiles", "choices")
     }
     return Explanation(clock=Clock(*map(sum, zip(*clocks, strict=True))) if clocks else Clock(), **joined)

@@ -69,6 +69,7 @@ def dynamo_settings(
     strict: bool,
     report: Callable[[str | None, str], None] = warn_at,
     compile_log: CompileLog | None = None,
+    allows_compiling: Callable[[], bool] | None = None,
 ) -> Iterator[None]:
     """Dynamo's settings for a training step, while one runs.
 
@@ -81,13 +82,16 @@ def dynamo_settings(
         strict: raise errors that keep a step from being compiled.
         report: receives `file:line`, or None, and the reason why code of the step runs in eager.
         compile_log: records graph breaks, recompiles and functions that run in eager.
+        allows_compiling: whether a call of a function is compiled for which there is no code yet, or runs in eager.
 
     Raises:
         CaptureError: under `strict`, a function that Dynamo leaves in eager, for which the recompile limit is one
             reason.
     """
     recorder = EventRecorder(step, strict, report, compile_log)
-    with traced_in(lambda: _tracing(recorder, step_settings(RECOMPILE_LIMIT, strict), step, compile_log)):
+    with traced_in(
+        lambda: _tracing(recorder, step_settings(RECOMPILE_LIMIT, strict), step, compile_log), allows_compiling
+    ):
         yield
     recorder.returned()
 

@@ -57,6 +57,7 @@ class CompileWatch:
 
     Attributes:
         listener: receives a report as soon as that is longer than `SECONDS`, and then once a second.
+        total: the seconds of all compilations.
     """
 
     def __init__(self) -> None:
@@ -66,6 +67,7 @@ class CompileWatch:
         self._begin = self._spent = 0.0
         self._ticker: _Ticker | None = None
         self._is_reported = False
+        self.total = 0.0
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
@@ -110,7 +112,9 @@ class CompileWatch:
         self._depth -= 1
         if self._depth > 0:
             return
-        self._spent += time.perf_counter() - self._begin
+        seconds = time.perf_counter() - self._begin
+        self._spent += seconds
+        self.total += seconds
         if self._ticker is not None:
             self._ticker.stop()
             self._ticker = None

@@ -191,6 +191,64 @@ class Recompile:
         return _sentences(head, self.remedy)
 
 
+# How a step runs.
+EAGER, COMPILED = "eager", "compiled"
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """How a step runs, and why.
+
+    Args:
+        step: its name.
+        way: `"eager"` or `"compiled"`.
+        calls: the number of calls in eager, and compiled.
+        seconds: the median of a call in eager, and compiled, with its backward; None if not measured.
+        compile_seconds: the seconds that compiling took.
+        estimate: for a step that was not compiled, the seconds that compiling was expected to take, and the expected
+            gain as a share of each call's time; None if it was not timed.
+        reason: why, if that was decided before the run.
+    """
+
+    step: str
+    way: str
+    calls: tuple[int, int]
+    seconds: tuple[float | None, float | None]
+    compile_seconds: float = 0.0
+    estimate: tuple[float, float] | None = None
+    reason: str | None = None
+
+    @property
+    def saved_seconds(self) -> float:
+        """The seconds that compiled calls saved, less those that compiling took."""
+        eager, compiled = self.seconds
+        gain = 0.0 if eager is None or compiled is None else eager - compiled
+        return self.calls[1] * gain - self.compile_seconds
+
+    def __str__(self) -> str:
+        eager, compiled = ("?" if seconds is None else f"{seconds * 1e3:.1f} ms" for seconds in self.seconds)
+        took = f"compiling took {self.compile_seconds:.1f} s"
+        if self.reason is not None:
+            return f"{self.step} runs {'in eager' if self.way == EAGER else 'compiled'}: {self.reason}"
+        if self.way == COMPILED and None in self.seconds:
+            return f"{self.step} is compiled, and too few calls followed to compare it with eager; {took}"
+        if self.way == COMPILED:
+            saved = self.saved_seconds
+            balance = f"{saved:.1f} s were saved" if saved >= 0 else f"{-saved:.1f} s of it were not won back"
+            return f"{self.step} is compiled: {compiled} a call, {eager} in eager (in turns); {took}, {balance}"
+        if self.compile_seconds:
+            return f"{self.step} runs in eager: {eager} a call, {compiled} compiled (in turns); {took}"
+        if self.estimate is None:
+            return f"{self.step} ran in eager: {self.calls[0]} calls are too few to be timed"
+        seconds, gain = self.estimate
+        if not gain:
+            return f"{self.step} ran in eager, {eager} a call: its operators are too short for compiling to gain time"
+        return (
+            f"{self.step} ran in eager, {eager} a call: {self.calls[0]} calls are too few to win back about "
+            f"{seconds:.0f} s of compiling (compile='always' compiles at once)"
+        )
+
+
 def _function_of(step: str | None, name: str) -> str:
     """A function's name, and the step's unless it is the step's own function."""
     return name if step is None or name.split(" ")[0] == step else f"{name} of {step}"

@@ -9,6 +9,7 @@ Precision = Literal["32-true", "bf16-mixed"]
 Fallback = Literal["warn", "error"]
 # "layers", or the share of activation memory to keep.
 Recompute = Literal["layers"] | float
+Compile = Literal["auto", "always", "never"]
 Dynamic = Literal["auto", "never"]
 EngineName = Literal["auto", "training", "stock"]
 Schedule = Literal["1f1b", "gpipe", "interleaved"]

@@ -18,7 +18,16 @@ from lit_ort._compat.torch_dynamo import graphs_by_bucket
 from lit_ort.distributed.adasum import AdaSum, adasum_hook, require_power_of_two
 from lit_ort.errors import OptionsError, UnsupportedError
 from lit_ort.options import ORTOptions, require_bool
-from lit_ort.strategies.arguments import TIMEOUT, Dynamic, EngineName, Fallback, Precision, Recompute, StartMethod
+from lit_ort.strategies.arguments import (
+    TIMEOUT,
+    Compile,
+    Dynamic,
+    EngineName,
+    Fallback,
+    Precision,
+    Recompute,
+    StartMethod,
+)
 from lit_ort.strategies.processes import ProcessesMixin
 
 
@@ -43,6 +52,7 @@ class DDPMixin(ProcessesMixin):
         ddp_comm_hook: Callable[..., Any] | None = None,
         ddp_comm_wrapper: Callable[..., Any] | None = None,
         model_averaging_period: int | None = None,
+        compile: Compile | None = None,
         precision: Precision = "32-true",
         fallback: Fallback = "warn",
         verify_first_step: bool = False,
@@ -83,7 +93,10 @@ class DDPMixin(ProcessesMixin):
             ddp_comm_hook: combines the gradients of a bucket instead of the average.
             ddp_comm_wrapper: wraps the hook.
             model_averaging_period: steps between averages of the weights, with torch's post-local SGD hook.
-            precision: the precision of products and attention; the Trainer's precision overrides it.
+            compile: when steps are compiled. "auto": each step begins in eager and is timed; it is compiled when what
+                is left of the run makes that worth its time, and stays compiled if it is faster. "always": at its first
+                call. "never". None is the environment variable LIT_ORT_COMPILE, or "auto".
+            precision: the precision of matmuls and attention; the Trainer's precision overrides it.
             fallback: a graph that can't run through ONNX Runtime runs in PyTorch with a warning ("warn"), or raises
                 ("error").
             verify_first_step: compare each graph's first run with eager, with dropout off.
@@ -133,6 +146,7 @@ class DDPMixin(ProcessesMixin):
                 engine=engine,
                 keep_memory=keep_memory,
             ),
+            compile=compile,
             ddp_comm_state=ddp_comm_state,
             ddp_comm_hook=ddp_comm_hook,
             ddp_comm_wrapper=ddp_comm_wrapper,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 import warnings
 import weakref
@@ -31,11 +32,14 @@ from lit_ort.backend.eager import autocast_for
 from lit_ort.backend.events import DISABLED
 from lit_ort.backend.inspect import CompileLog
 from lit_ort.checkpoint_io import AtomicCheckpointIO
-from lit_ort.errors import LitOrtWarning, UnsupportedError
-from lit_ort.options import BF16_MIXED, FLOAT32, TRUE_PRECISIONS, ORTOptions
+from lit_ort.errors import LitOrtWarning, OptionsError, UnsupportedError
+from lit_ort.options import AUTO, BF16_MIXED, FLOAT32, NEVER, TRUE_PRECISIONS, ORTOptions
 from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.random import draw_from
+from lit_ort.runtime.report import EAGER
 from lit_ort.runtime.updates import Updates
+from lit_ort.strategies.calls_left import calls_left
+from lit_ort.strategies.jit import StepChoice, operators_in
 from lit_ort.strategies.old_gradients import OldGradients
 from lit_ort.strategies.progress import ProgressListener
 from lit_ort.strategies.steps import CompiledSteps
@@ -44,6 +48,11 @@ from lit_ort.strategies.updates import clipping_of, reason_against_updates
 
 # The mixins precede a strategy of either package in the bases of a strategy.
 _Base: Any = object
+
+# When steps are compiled.
+ALWAYS = "always"
+COMPILES = (AUTO, ALWAYS, NEVER)
+COMPILE_VARIABLE = "LIT_ORT_COMPILE"
 
 # Attributes that a copy or a pickle of a strategy leaves out: sessions, their memory and compiled code.
 _OF_THIS_PROCESS = frozenset({"_backends", "_fit", "_old_gradients", "_pool", "_updates", "_steps"})
@@ -101,7 +110,11 @@ class CompiledMixin(_Base):
             )
         log = self._log_of_steps()
         log.watch.listener = ProgressListener(trainer)
-        self._steps = CompiledSteps(module, self.backend_of, self._strict, log)
+        self._steps = CompiledSteps(module, self.backend_of, self._strict, log, self._chooser(trainer))
+
+    def _chooser(self, trainer: Any) -> Callable[[str, int], StepChoice] | None:
+        """Returns what chooses the way of a step's calls; None compiles every step at its first call."""
+        return None
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         if self._steps is None:
@@ -127,6 +140,12 @@ class CompiledMixin(_Base):
         with self.step_context("predict"):
             return self._run("predict_step", *args, **kwargs)
 
+    def backward(self, *args: Any, **kwargs: Any) -> Any:
+        loss = super().backward(*args, **kwargs)
+        if self._steps is not None:
+            self._steps.lap()
+        return loss
+
     def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
         # Manual optimization calls this within a step: code of an optimizer or of a hook does not belong in a graph.
         module = self.lightning_module
@@ -148,6 +167,7 @@ class ORTMixin(CompiledMixin):
 
     Args:
         options: the options of the engine.
+        compile: when steps are compiled; None for the environment variable `LIT_ORT_COMPILE`, or `"auto"`.
         arguments: the arguments of Lightning's strategy.
     """
 
@@ -159,10 +179,14 @@ class ORTMixin(CompiledMixin):
     compile_log: CompileLog
     _generator: torch.Generator | None = None
     _resumed_state: torch.Tensor | None = None
+    # How steps run, by their names, as it was settled in the latest training and in the one that is resumed.
+    _settled_ways: Mapping[str, str] = {}
+    _resumed_ways: Mapping[str, str] = {}
     _fit: FitSummary | None = None
 
-    def __init__(self, options: ORTOptions, **arguments: Any) -> None:
+    def __init__(self, options: ORTOptions, *, compile: str | None = ALWAYS, **arguments: Any) -> None:
         self.options = options
+        self.compile = _require_compile(os.environ.get(COMPILE_VARIABLE, AUTO) if compile is None else compile)
         self.compile_log = CompileLog()
         self._backends: dict[str, ORTBackend] = {}
         self._pool = BufferPool()
@@ -196,8 +220,39 @@ class ORTMixin(CompiledMixin):
         self._fit = FitSummary(self.compile_log) if trainer.state.fn == "fit" else None
         super().setup(trainer)
 
+    def _chooser(self, trainer: Any) -> Callable[[str, int], StepChoice] | None:
+        at_once = _asks_for_graphs(self.options) or torch.are_deterministic_algorithms_enabled()
+        if self.compile == ALWAYS or (self.compile == AUTO and at_once):
+            return None
+        return partial(self._choice, trainer)
+
+    def _choice(self, trainer: Any, step: str, dataloader: int) -> StepChoice:
+        name = step if dataloader == 0 else f"{step} of dataloader {dataloader}"
+        return StepChoice(
+            name,
+            partial(calls_left, trainer, step, dataloader),
+            operators_in(trainer.lightning_module),
+            # Ranks have different numbers of other batches.
+            self._agreed if step == "training_step" else bool,
+            self._decided(name),
+        )
+
+    def _decided(self, step: str) -> tuple[str, str] | None:
+        """The way of a step's calls, and the reason, if nothing has to be timed."""
+        if self.compile == NEVER:
+            return EAGER, "compile='never'"
+        way = self._resumed_ways.get(step)
+        return None if way is None else (way, "it was faster before the checkpoint from which the run goes on")
+
+    def _agreed(self, decision: bool) -> bool:
+        """One decision for all processes."""
+        return decision
+
     def on_train_end(self) -> None:
         super().on_train_end()
+        if self._steps is not None:
+            self._steps.stop()
+            self._settled_ways = self._steps.settled_ways
         if self._fit is not None:
             trainer = self.lightning_module.trainer
             show(trainer, self._fit.lines(trainer.callbacks))
@@ -280,7 +335,8 @@ class ORTMixin(CompiledMixin):
         self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
     ) -> None:
         if self._generator is not None:
-            checkpoint = {**checkpoint, "lit_ort": {"generator": self._generator.get_state()}}
+            ways = self._settled_ways if self._steps is None else self._steps.settled_ways
+            checkpoint = {**checkpoint, "lit_ort": {"generator": self._generator.get_state(), "ways": ways}}
         # Frees memory for the file, which Lightning builds in memory; no step runs meanwhile.
         self._pool.trim()
         super().save_checkpoint(checkpoint, filepath, storage_options)
@@ -289,7 +345,8 @@ class ORTMixin(CompiledMixin):
         # pytorch_lightning before 2.6 has no such argument.
         arguments = () if weights_only is None else (weights_only,)
         checkpoint = super().load_checkpoint(checkpoint_path, *arguments)
-        self._resumed_state = checkpoint.get("lit_ort", {}).get("generator")
+        own = checkpoint.get("lit_ort", {})
+        self._resumed_state, self._resumed_ways = own.get("generator"), own.get("ways", {})
         return checkpoint
 
     # A Trainer can be copied and pickled, even during a run. A copy compiles its own graphs.
@@ -354,6 +411,19 @@ class ORTMixin(CompiledMixin):
         if precision != FLOAT32 and engine_precision != self.options.precision:
             self.options = dataclasses.replace(self.options, precision=engine_precision)
             self._backends.clear()
+
+
+def _asks_for_graphs(options: ORTOptions) -> bool:
+    """Whether options are about compiled steps alone, so that a step in eager would leave something undone."""
+    is_strict = options.fallback == "error"
+    has_own_memory = options.optimizer_in_graph or options.recompute is not None
+    return is_strict or has_own_memory or options.verifies or options.dump_dir is not None
+
+
+def _require_compile(value: str) -> str:
+    if value not in COMPILES:
+        raise OptionsError(f"compile={value!r} is not one of {COMPILES}. Choose one of them.")
+    return value
 
 
 def _on_pytorch_lightning(kind: type) -> type:

@@ -44,6 +44,9 @@ class ProcessesMixin(ORTMixin):
     def rank(self) -> int:
         return self.global_rank
 
+    def _agreed(self, decision: bool) -> bool:
+        return self.broadcast(decision)
+
     def _configure_launcher(self) -> None:
         super()._configure_launcher()
         if not self.cluster_environment.creates_processes_externally:

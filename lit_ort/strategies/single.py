@@ -16,7 +16,7 @@ from lit_ort._compat.devices import is_cpu
 from lit_ort._compat.lightning import move_to
 from lit_ort.errors import LitOrtWarning, UnsupportedError
 from lit_ort.options import ORTOptions
-from lit_ort.strategies.arguments import Dynamic, EngineName, Fallback, Precision, Recompute
+from lit_ort.strategies.arguments import Compile, Dynamic, EngineName, Fallback, Precision, Recompute
 from lit_ort.strategies.mixins import ORTMixin
 
 
@@ -33,6 +33,7 @@ class SingleDeviceMixin(ORTMixin):
         checkpoint_io: CheckpointIO | None = None,
         precision_plugin: PrecisionPlugin | None = None,
         *,
+        compile: Compile | None = None,
         precision: Precision = "32-true",
         fallback: Fallback = "warn",
         verify_first_step: bool = False,
@@ -56,7 +57,10 @@ class SingleDeviceMixin(ORTMixin):
             accelerator: as in Lightning's `SingleDeviceStrategy`; the CPU's, or CUDA's with stock onnxruntime.
             checkpoint_io: as in Lightning's `SingleDeviceStrategy`.
             precision_plugin: as in Lightning's `SingleDeviceStrategy`, for one of the precisions below.
-            precision: the precision of products and attention; the Trainer's precision overrides it.
+            compile: when steps are compiled. "auto": each step begins in eager and is timed; it is compiled when what
+                is left of the run makes that worth its time, and stays compiled if it is faster. "always": at its first
+                call. "never". None is the environment variable LIT_ORT_COMPILE, or "auto".
+            precision: the precision of matmuls and attention; the Trainer's precision overrides it.
             fallback: a graph that can't run through ONNX Runtime runs in PyTorch with a warning ("warn"), or raises
                 ("error").
             verify_first_step: compare each graph's first run with eager, with dropout off.
@@ -92,6 +96,7 @@ class SingleDeviceMixin(ORTMixin):
                 engine=engine,
                 keep_memory=keep_memory,
             ),
+            compile=compile,
             device=device,
             accelerator=accelerator,
             checkpoint_io=checkpoint_io,

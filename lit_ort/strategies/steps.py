@@ -19,6 +19,9 @@ from lit_ort.backend.events import DISABLED
 from lit_ort.backend.inspect import CompileLog
 from lit_ort.backend.steps import LogRecorder, dynamo_settings, in_place_of
 from lit_ort.errors import warn_at
+from lit_ort.runtime.random import draw_seed, seeded
+from lit_ort.runtime.report import COMPILED
+from lit_ort.strategies.jit import StepChoice, Stopwatch
 
 STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 
@@ -31,6 +34,8 @@ class CompiledSteps:
         backend_of: returns the Dynamo backend for a step's name.
         strict: raise errors that keep a step from being compiled, instead of running it in eager with a warning.
         compile_log: records graphs, graph breaks and recompiles.
+        choice_of: returns what chooses the way of a step's calls, by its name and the index of its dataloader; None
+            compiles it at its first call.
     """
 
     def __init__(
@@ -39,6 +44,7 @@ class CompiledSteps:
         backend_of: Callable[[str], Callable[..., Any] | str],
         strict: bool,
         compile_log: CompileLog,
+        choice_of: Callable[[str, int], StepChoice] | None = None,
     ) -> None:
         self._module = module
         self._backend_of = backend_of
@@ -47,6 +53,9 @@ class CompiledSteps:
         self._recorder = LogRecorder()
         self._compiled: dict[tuple[str, tuple[Any, ...]], Callable[..., Any]] = {}
         self._reported: set[str] = set()
+        self._choice_of = choice_of
+        self._choices: dict[tuple[str, tuple[Any, ...]], StepChoice] = {}
+        self._stopwatch = Stopwatch(lambda: compile_log.watch.total)
 
     def run(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Calls a step. Its calls of `log` reach Lightning after the step has run, in the same order.
@@ -55,15 +64,59 @@ class CompiledSteps:
             CaptureError: under `strict`, the step needs a new graph at nearly every call.
         """
         batch_arguments, index = args[:_BEFORE_INDEX], args[_BEFORE_INDEX:]
+        if self._choice_of is None:
+            return self._run_compiled(name, index, None, *batch_arguments, **kwargs)
+        self._stopwatch.stop()
+        choice = self._choice(name, index)
+        way = choice.next_way()
+        with self._stopwatch.timing(choice, way):
+            if way == COMPILED:
+                return self._run_compiled(name, index, choice.allows_compiling, *batch_arguments, **kwargs)
+            return self._run_in_eager(name, choice, *args, **kwargs)
+
+    def lap(self) -> None:
+        """What belongs to the latest call, such as its backward, ends here or later."""
+        self._stopwatch.lap()
+
+    @property
+    def settled_ways(self) -> dict[str, str]:
+        """How the steps run whose way is settled."""
+        ways = {choice.report.step: choice.settled_way for choice in self._choices.values()}
+        return {step: way for step, way in ways.items() if way is not None}
+
+    def stop(self) -> None:
+        """Records the latest call."""
+        self._stopwatch.stop()
+
+    def _choice(self, name: str, index: tuple[Any, ...]) -> StepChoice:
+        assert self._choice_of is not None
+        if (name, index) not in self._choices:
+            choice = self._choices[name, index] = self._choice_of(name, *index or (0,))
+            self._compile_log.choices[choice.report.step] = lambda: choice.report
+        return self._choices[name, index]
+
+    def _run_in_eager(self, name: str, choice: StepChoice, *args: Any, **kwargs: Any) -> Any:
+        step = getattr(self._module, name)
+        # As in a session: the order of data doesn't depend on what a step draws.
+        drawing = seeded(draw_seed(), 0, self._module.device) if name == "training_step" else nullcontext()
+        with drawing:
+            output = step(*args, **kwargs)
+        if choice.counts_operators:
+            choice.note_operators(output)
+        return output
+
+    def _run_compiled(
+        self, name: str, index: tuple[Any, ...], allows: Callable[[], bool] | None, *args: Any, **kwargs: Any
+    ) -> Any:
         step, compiles = self._compiled.get((name, index)), nullcontext()
         if step is None:
             function = _function(getattr(self._module, name), index)
             step = torch.compile(function, backend=self._backend_of(name))
             self._compiled[name, index], compiles = step, _collection_paused()
         log = self._compile_log
-        settings = dynamo_settings(name, self._strict, self._report, log)
+        settings = dynamo_settings(name, self._strict, self._report, log, allows)
         with compiles, log.watch.step(name), settings, self._attached():
-            return step(*batch_arguments, **kwargs)
+            return step(*args, **kwargs)
 
     def _report(self, place: str | None, message: str) -> None:
         """Warns once for each message, which can be the same for many functions of a step."""

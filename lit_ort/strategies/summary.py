@@ -39,20 +39,25 @@ class FitSummary:
         self._seconds.append(time.perf_counter() - start)
 
     def lines(self, callbacks: Sequence[Any]) -> list[str]:
-        """The lines of the summary. There are none if no training batch ran or nothing was compiled.
+        """The lines of the summary. There are none if no training batch ran.
 
         Args:
             callbacks: the Trainer's callbacks. If StepStatistics is one of them, which reports time and memory itself,
                 there is only a line about fallbacks and graph breaks, if there are any.
         """
         explanation = self._compile_log.explanation()
-        if not self._seconds or explanation.is_empty:
+        if not self._seconds:
             return []
+        # The training step's first.
+        parts = [str(choice) for choice in sorted(explanation.choices, key=lambda choice: choice.step)]
+        choices = ["; ".join(parts)] if parts else []
+        if explanation.is_empty:
+            return choices
         graphs = self._graphs(explanation)
         if any(isinstance(callback, StepStatistics) for callback in callbacks):
-            return [graphs] if explanation.is_partly_eager else []
+            return [*choices, graphs] if explanation.is_partly_eager else choices
         costs = self.costs()
-        return [*([costs] if costs else []), graphs, explanation.times]
+        return [*choices, *([costs] if costs else []), graphs, explanation.times]
 
     def _graphs(self, explanation: Explanation) -> str:
         seconds = sum(graph.seconds for graph in explanation.graphs)

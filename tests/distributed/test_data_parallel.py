@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import pytorch_optimizer
@@ -19,6 +20,8 @@ from torch.utils.data import DataLoader, DistributedSampler
 import lit_ort
 from lit_ort import ORTDDPStrategy, ORTZero1Strategy
 from lit_ort.errors import OptionsError
+from lit_ort.runtime.report import Choice
+from lit_ort.strategies import jit
 from tests.lightning_models import Net, loader, trainer
 from tests.ranks import message_of, run_on_ranks
 
@@ -138,6 +141,7 @@ def all_runs(folder: Path) -> dict[str, Any]:
     results["dropout"] = losses_with_dropout()
     results["adasum"] = weights(fit(strict(adasum=True), Net))
     results["state"] = state_sizes()
+    results["chosen"] = chosen_on_the_way()
     results["messages"] = error_messages()
     whole = fit(sharded(), WithAdam, max_epochs=1)
     whole.save_checkpoint(folder / "one.ckpt", weights_only=False)
@@ -155,6 +159,17 @@ def losses_with_dropout() -> list[float]:
     module = Net(dropout=0.5, learning_rate=0.0)
     trainer(strict(), devices=RANKS, max_epochs=1, use_distributed_sampler=False).fit(module, loader(), loader())
     return module.losses
+
+
+CHOSEN_EPOCHS = 5
+
+
+def chosen_on_the_way() -> tuple[Weights, Choice]:
+    """The weights of a run that begins in eager, and how the training step ran."""
+    # Compiling is expected to take no time.
+    with patch.object(jit, "estimate_of", lambda *_: jit.Estimate(1e-6, 0.5)):
+        runner = fit(strict(compile="auto"), Net, max_epochs=CHOSEN_EPOCHS)
+    return weights(runner), next(c for c in lit_ort.explain(runner).choices if c.step == "training_step")
 
 
 def state_sizes() -> tuple[int, int]:
@@ -202,6 +217,15 @@ def test_weights_are_those_of_one_process(name: str, results: Results) -> None:
 def test_weights_are_those_of_eager_ranks(name: str, results: Results) -> None:
     for result in results[0]:
         assert_equal(result[name], result[f"eager: {name}"])
+
+
+def test_ranks_choose_the_same_way_for_a_step(results: Results) -> None:
+    (first, choice), (second, other) = (result["chosen"] for result in results[0])
+    assert (choice.way, choice.calls) == (other.way, other.calls)
+    assert choice.calls[1] >= jit.TURNS
+    expected = weights(fit("auto", Net, batch=RANKS * BATCH, max_epochs=CHOSEN_EPOCHS))
+    assert_equal(first, expected)
+    assert_equal(second, expected)
 
 
 def test_a_step_is_one_graph_or_one_for_each_bucket(results: Results) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -58,7 +59,9 @@ def run(strategy: str, overrides: Sequence[str], folder: Path, console: Console)
     command = [sys.executable, *TRAIN, *overrides, f"strategy={strategy}", f"hydra.run.dir='{quoted}'"]
     start_s = time.monotonic()
     with log.open("wb") as output, console.status(f"{strategy}: starts") as status:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        # What is compared is compiled from the first step on.
+        environment = {"LIT_ORT_COMPILE": "always", **os.environ}
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
         try:
             code = follow(process, log, f"{strategy}: ", status, console.width)
         finally:

@@ -1,0 +1,377 @@
+"""When steps are compiled: the rule, with times that are given, and fits by it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+
+import lit_ort
+from lit_ort.errors import OptionsError
+from lit_ort.runtime.report import COMPILED, EAGER, Choice
+from lit_ort.strategies import jit
+from lit_ort.strategies.calls_left import calls_left
+from lit_ort.strategies.jit import FIRST_CALLS, TURNS, Estimate, StepChoice, estimate_of, operators_behind, operators_in
+from tests.lightning_models import Net, constant_loader, loader, trainer
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The '.*dataloader' does not have many workers:UserWarning"),
+    pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no"),
+]
+OPERATORS, LONG = 100, 0.1
+
+
+class Run:
+    """The calls of a step, with given times of both ways."""
+
+    def __init__(self, calls: int | None, seconds: dict[str, float], compiling: float = 2.0, **settings: Any) -> None:
+        self.calls, self.seconds, self.compiling = calls, seconds, compiling
+        self.ways: list[str] = []
+        self.choice = StepChoice("step", self.left, OPERATORS, **settings)
+
+    def left(self) -> float | None:
+        return None if self.calls is None else self.calls - len(self.ways)
+
+    def call(self, is_new: bool = False) -> str:
+        """Calls the step. `is_new`: Dynamo has no code for this call."""
+        way = self.choice.next_way()
+        compiling = 0.0
+        if way == COMPILED and (is_new or COMPILED not in self.ways) and self.choice.allows_compiling():
+            compiling = self.compiling
+        self.ways.append(way)
+        self.choice.add(way, self.seconds[way] + compiling, compiling)
+        return "compiling" if compiling else way
+
+    def many(self, calls: int) -> list[str]:
+        return [self.call() for _ in range(calls)]
+
+
+def test_a_short_run_stays_in_eager() -> None:
+    run = Run(60, {EAGER: LONG, COMPILED: LONG / 2})
+    assert set(run.many(60)) == {EAGER}
+    report = run.choice.report
+    assert "60 calls are too few to win back about 2 s" in str(report)
+    assert report.calls == (60, 0)
+
+
+def test_a_long_run_is_compiled_after_the_first_calls_and_compared_in_turns() -> None:
+    run = Run(1000, {EAGER: LONG, COMPILED: LONG / 2})
+    ways = run.many(1000)
+    assert ways[: FIRST_CALLS + 3] == [EAGER] * FIRST_CALLS + ["compiling", EAGER, COMPILED]
+    turns = ways[FIRST_CALLS : FIRST_CALLS + 2 * TURNS]
+    assert turns.count(EAGER) == TURNS
+    assert set(ways[FIRST_CALLS + 2 * TURNS :]) == {COMPILED}
+    report = run.choice.report
+    compiled = 1000 - FIRST_CALLS - TURNS
+    assert report.seconds == (LONG, LONG / 2)
+    assert report.saved_seconds == pytest.approx(compiled * LONG / 2 - 2.0)
+    assert "50.0 ms a call, 100.0 ms in eager (in turns); compiling took 2.0 s" in str(report)
+
+
+def test_what_is_slower_compiled_goes_back_to_eager() -> None:
+    run = Run(1000, {EAGER: LONG, COMPILED: LONG * 1.02})
+    ways = run.many(1000)
+    assert set(ways[FIRST_CALLS + 2 * TURNS :]) == {EAGER}
+    assert "runs in eager: 100.0 ms a call, 102.0 ms compiled" in str(run.choice.report)
+
+
+def test_without_a_known_end_it_is_compiled_when_what_has_passed_was_long_enough() -> None:
+    run = Run(None, {EAGER: LONG, COMPILED: LONG / 2})
+    ways = run.many(200)
+    # 2 s of compiling for a gain of a quarter of 0.1 s at each call: after 80 calls, looked at when they have doubled.
+    assert ways.index("compiling") == 128
+
+
+def test_short_operators_are_not_compiled_however_long_the_run() -> None:
+    run = Run(10**9, {EAGER: OPERATORS * 5e-6, COMPILED: 0.0})
+    assert set(run.many(100)) == {EAGER}
+    assert "its operators are too short" in str(run.choice.report)
+
+
+def test_an_estimate_grows_with_the_operators_and_their_time() -> None:
+    short, long = estimate_of(100, 0.003, True), estimate_of(100, 0.1, True)
+    assert short.gain == 0.0 < long.gain
+    assert estimate_of(1000, 1.0, True).seconds > long.seconds
+    # A forward is a third of a step.
+    assert estimate_of(100, 0.02, False).gain == estimate_of(100, 0.06, True).gain
+
+
+@pytest.mark.parametrize(("every", "left", "expected"), [(20, 200, 1), (20, 4000, 2), (1, 4000, 2)])
+def test_rare_sizes_stay_in_eager_unless_many_are_left(every: int, left: int, expected: int) -> None:
+    """The last, smaller batch of an epoch, and sizes that always differ."""
+    run = Run(FIRST_CALLS + 2 * TURNS + left, {EAGER: LONG, COMPILED: LONG / 2})
+    known = False
+    compilations = 0
+    for k in range(FIRST_CALLS + 2 * TURNS + left):
+        done = run.call(is_new=k % every == every - 1 and not known)
+        compilations += done == "compiling"
+        # The second compilation is for all sizes.
+        known = compilations == 2
+    assert compilations == expected
+
+
+def test_values_that_need_another_compilation_at_each_call_are_given_up() -> None:
+    run = Run(2000, {EAGER: LONG, COMPILED: LONG / 2})
+    ways = [run.call(is_new=True) for _ in range(2000)]
+    assert ways.count("compiling") < 6
+
+
+def test_processes_decide_at_the_same_calls() -> None:
+    asked: list[list[int]] = []
+
+    def decisions(seconds: float, answers: Sequence[bool]) -> list[str]:
+        calls: list[int] = []
+        remaining = list(answers)
+
+        def agreed(_: bool) -> bool:
+            calls.append(len(run.ways))
+            return remaining.pop(0)
+
+        run = Run(None, {EAGER: seconds, COMPILED: seconds}, agreed=agreed)
+        ways = run.many(100)
+        asked.append(calls)
+        return ["compiled" if way == "compiling" else way for way in ways]
+
+    answers = [False, False, True, False]
+    assert decisions(LONG, answers) == decisions(1e-5, answers)
+    assert asked[0] == asked[1] == [FIRST_CALLS, 4, 8, 8 + 2 * TURNS]
+
+
+def test_operators_are_counted() -> None:
+    module = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
+    loss = module(torch.randn(2, 3)).sum()
+    # Two linear layers, one tanh and one sum; four parameters and two transposed weights.
+    assert operators_behind({"loss": loss}) == 10
+    assert operators_behind(None) == operators_behind(loss.detach()) == 0
+    assert operators_behind(loss, limit=3) == 3
+    assert operators_in(module) == 6
+
+
+def counted(kind: type[Net], counts: list[tuple[str, float | None]]) -> Net:
+    """A module whose steps record how many of their calls are left, this one included."""
+
+    class Counting(kind):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            # Lightning has counted the batch that runs.
+            counts.append(("training_step", _plus(calls_left(self.trainer, "training_step"))))
+            return super().training_step(batch, batch_idx)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            if not self.trainer.sanity_checking:
+                counts.append(("validation_step", calls_left(self.trainer, "validation_step")))
+            super().validation_step(batch, batch_idx)
+
+    return Counting()
+
+
+def _plus(left: float | None) -> float | None:
+    return None if left is None else left + 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_epochs": 3},
+        {"max_epochs": 3, "max_steps": 7},
+        {"max_epochs": 3, "limit_train_batches": 2},
+        {"max_epochs": -1, "max_steps": 7},
+    ],
+)
+def test_the_training_batches_that_are_left(settings: dict[str, Any], tmp_path: Path) -> None:
+    counts: list[tuple[str, float | None]] = []
+    trainer("auto", default_root_dir=tmp_path, **settings).fit(counted(Net, counts), loader())
+    left = [count for step, count in counts if step == "training_step"]
+    assert left == list(range(len(left), 0, -1))
+
+
+@pytest.mark.parametrize("settings", [{}, {"val_check_interval": 0.5}, {"check_val_every_n_epoch": 2}])
+def test_the_validation_batches_that_are_left(settings: dict[str, Any], tmp_path: Path) -> None:
+    counts: list[tuple[str, float | None]] = []
+    batches = loader(rows=48)
+    trainer("auto", default_root_dir=tmp_path, max_epochs=4, **settings).fit(counted(Net, counts), batches, batches)
+    left = [count for step, count in counts if step == "validation_step"]
+    size = len(batches)
+    # Those of the validations that follow.
+    assert left[::size] == [size * k for k in reversed(range(len(left) // size))]
+
+
+def test_an_unknown_number_of_batches(tmp_path: Path) -> None:
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter(loader().dataset)  # pyright: ignore[reportArgumentType]
+
+    counts: list[tuple[str, float | None]] = []
+    stream = DataLoader(Stream(), batch_size=8)
+    trainer("auto", default_root_dir=tmp_path, max_epochs=1).fit(counted(Net, counts), stream)
+    assert {count for _, count in counts} == {None}
+
+
+def test_the_time_that_is_left_bounds_the_batches(tmp_path: Path) -> None:
+    left: list[float] = []
+
+    class Counting(Net):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            left.append(calls_left(self.trainer, "training_step") or 0.0)
+
+    settings: dict[str, Any] = {"max_epochs": 1000, "max_time": {"seconds": 1}, "accelerator": "cpu"}
+    trainer("auto", default_root_dir=tmp_path, **settings).fit(Counting(), loader())
+    assert left[-1] < len(left) < 4000
+
+
+@pytest.mark.parametrize("run", ["test", "predict", "validate"])
+def test_batches_that_are_left_of_other_runs(run: str, tmp_path: Path) -> None:
+    left: list[float | None] = []
+
+    class Counting(Net):
+        def on_test_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+            left.append(calls_left(self.trainer, "test_step"))
+
+        def on_predict_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+            left.append(calls_left(self.trainer, "predict_step"))
+
+        def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+            left.append(calls_left(self.trainer, "validation_step"))
+
+    getattr(trainer("auto", default_root_dir=tmp_path), run)(Counting(), loader())
+    assert left == [4, 3, 2, 1, 0]
+
+
+@pytest.fixture
+def certain_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling is expected to take no time, and every step to gain by it."""
+    monkeypatch.setattr(jit, "estimate_of", lambda *_: Estimate(1e-6, 0.5))
+
+
+def choices(runner: Any) -> dict[str, Choice]:
+    return {choice.step: choice for choice in lit_ort.explain(runner).choices}
+
+
+def test_a_short_fit_compiles_nothing_and_has_the_losses_of_eager(tmp_path: Path) -> None:
+    expected = Net()
+    module = copy.deepcopy(expected)
+    trainer("auto", default_root_dir=tmp_path, max_epochs=2).fit(expected, loader(), loader())
+    runner = trainer(lit_ort.ORTStrategy(compile="auto"), default_root_dir=tmp_path, max_epochs=2)
+    runner.fit(module, loader(), loader())
+    assert module.losses == expected.losses
+    assert lit_ort.explain(runner).graphs == ()
+    assert {step: choice.way for step, choice in choices(runner).items()} == {
+        "training_step": EAGER,
+        "validation_step": EAGER,
+    }
+
+
+@pytest.mark.usefixtures("certain_gain")
+def test_a_fit_that_is_compiled_on_the_way_has_the_losses_of_eager(tmp_path: Path) -> None:
+    expected = Net()
+    module = copy.deepcopy(expected)
+    # The last batch of an epoch is smaller.
+    batches = loader(rows=44)
+    trainer("auto", default_root_dir=tmp_path, max_epochs=5).fit(expected, batches, batches)
+    runner = trainer(lit_ort.ORTStrategy(compile="auto"), default_root_dir=tmp_path, max_epochs=5)
+    runner.fit(module, batches, batches)
+    assert module.losses == pytest.approx(expected.losses, rel=1e-5)
+    assert {name: value.item() for name, value in runner.callback_metrics.items()}.keys() >= {"loss_epoch", "val_loss"}
+    eager, compiled = choices(runner)["training_step"].calls
+    assert (eager + compiled, eager >= FIRST_CALLS + TURNS) == (30, True)
+    # The smaller batch comes too rarely to be compiled.
+    assert len([graph for graph in lit_ort.explain(runner).graphs if graph.kind == "fused"]) == 1
+    assert lit_ort.explain(runner).recompiles == ()
+    assert "training_step" in str(lit_ort.explain(runner))
+
+
+@pytest.mark.usefixtures("certain_gain")
+def test_the_order_of_data_is_that_of_eager(tmp_path: Path) -> None:
+    orders: list[list[float]] = []
+
+    class Seen(Net):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            orders[-1].append(batch[0].sum().item())
+
+    for compile in ("auto", "never", "always"):
+        orders.append([])
+        torch.manual_seed(3)
+        shuffled = DataLoader(loader().dataset, batch_size=8, shuffle=True)
+        strategy = lit_ort.ORTStrategy(compile=compile)  # pyright: ignore[reportArgumentType]
+        trainer(strategy, default_root_dir=tmp_path, max_epochs=3).fit(Seen(dropout=0.5), shuffled)
+    assert orders[0] == orders[1] == orders[2]
+
+
+def test_a_resumed_fit_draws_what_the_whole_one_drew(tmp_path: Path) -> None:
+    def fit(epochs: int, checkpoint: Path | None = None) -> tuple[Net, Any]:
+        torch.manual_seed(0)
+        module = Net(dropout=0.5)
+        runner = trainer(lit_ort.ORTStrategy(compile="auto"), default_root_dir=tmp_path, max_epochs=epochs)
+        runner.fit(module, constant_loader(), ckpt_path=checkpoint)
+        return module, runner
+
+    whole, _ = fit(2)
+    first, runner = fit(1)
+    runner.save_checkpoint(tmp_path / "half.ckpt")
+    second, _ = fit(2, tmp_path / "half.ckpt")
+    assert first.losses + second.losses == whole.losses
+
+
+@pytest.mark.usefixtures("certain_gain")
+def test_a_resumed_fit_keeps_what_was_chosen(tmp_path: Path) -> None:
+    def fit(epochs: int, checkpoint: Path | None = None) -> Any:
+        runner = trainer(lit_ort.ORTStrategy(compile="auto"), default_root_dir=tmp_path, max_epochs=epochs)
+        runner.fit(Net(), loader(), ckpt_path=checkpoint)
+        return runner
+
+    first = fit(5)
+    first.save_checkpoint(tmp_path / "half.ckpt")
+    before = choices(first)["training_step"]
+    after = choices(fit(6, tmp_path / "half.ckpt"))["training_step"]
+    assert after.way == before.way
+    assert after.calls == ((5, 0) if before.way == EAGER else (0, 5))
+    assert "before the checkpoint" in str(after)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"optimizer_in_graph": True}, {"recompute": "layers"}, {"verify_first_step": True}, {"fallback": "error"}],
+)
+def test_what_only_compiled_steps_have_is_compiled_at_once(settings: dict[str, Any], tmp_path: Path) -> None:
+    runner = trainer(lit_ort.ORTStrategy(**{"compile": "auto", **settings}), default_root_dir=tmp_path, max_steps=1)
+    runner.fit(Net(), loader())
+    assert [graph.kind for graph in lit_ort.explain(runner).graphs] == ["fused"]
+    assert choices(runner) == {}
+
+
+def test_never_runs_in_eager(tmp_path: Path) -> None:
+    runner = trainer(lit_ort.ORTStrategy(compile="never"), default_root_dir=tmp_path, max_steps=3)
+    runner.fit(Net(), loader())
+    assert "training_step runs in eager: compile='never'" in str(lit_ort.explain(runner))
+
+
+def test_the_environment_sets_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert lit_ort.ORTStrategy().compile == "always"
+    monkeypatch.delenv("LIT_ORT_COMPILE")
+    assert lit_ort.ORTStrategy().compile == "auto"
+    monkeypatch.setenv("LIT_ORT_COMPILE", "sometimes")
+    with pytest.raises(OptionsError, match="compile='sometimes' is not one of"):
+        lit_ort.ORTStrategy()
+
+
+def test_an_error_of_a_step_is_raised_and_not_timed(tmp_path: Path) -> None:
+    class Failing(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            if self.global_step == 2:
+                raise ValueError("the third step")
+            return super().training_step(batch, batch_idx)
+
+    runner = trainer(lit_ort.ORTStrategy(compile="auto"), default_root_dir=tmp_path)
+    with pytest.raises(ValueError, match="the third step"):
+        runner.fit(Failing(), loader())
+
+
+def test_choices_are_pickled_as_reports(tmp_path: Path) -> None:
+    runner = trainer(lit_ort.ORTStrategy(compile="auto"), default_root_dir=tmp_path, max_steps=3)
+    runner.fit(Net(), loader())
+    assert choices(copy.deepcopy(runner)) == choices(runner)
