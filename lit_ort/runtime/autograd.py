@@ -22,6 +22,8 @@ Tensors = Sequence[torch.Tensor]
 Gradients = Sequence[torch.Tensor | None]
 Entries = tuple[torch.Tensor | None, ...]
 
+# A copy of a result of up to this size takes as long as any small operator.
+_SMALL_BYTES = 2**16
 NOT_REPEATABLE = "it draws random numbers or changes its inputs, so that eager can't repeat it"
 _SECOND_BACKWARD = (
     "backward() was called a second time for one forward, but its gradients and saved tensors are already freed",
@@ -113,9 +115,30 @@ def _shapes(tensors: Tensors) -> list[torch.Size]:
     return [tensor.shape for tensor in tensors]
 
 
+def _resizable(results: Tensors, written: Container[int]) -> list[torch.Tensor]:
+    """The results, with small ones in memory of torch, which `resize_` and operators with `out=` can resize.
+
+    Large ones keep the memory that sessions reuse, and so do those whose values are `written` to inputs.
+    """
+    return [
+        result.clone()
+        if result.nbytes <= _SMALL_BYTES and k not in written and not result.untyped_storage().resizable()
+        else result
+        for k, result in enumerate(results)
+    ]
+
+
+def _written(signature: Signature) -> frozenset[int]:
+    """The results whose values are written to inputs."""
+    return frozenset(mutation.result for mutation in signature.mutations)
+
+
 def _forward_call(session: Session, signature: Signature) -> Call:
+    written = _written(signature)
+
     def call(tensors: Tensors, seed: int | None = None) -> list[torch.Tensor]:
-        return session.run(RunInputs(tensors, _shapes(tensors), _seed(signature) if seed is None else seed))
+        seed = _seed(signature) if seed is None else seed
+        return _resizable(session.run(RunInputs(tensors, _shapes(tensors), seed)), written)
 
     return call
 
@@ -124,7 +147,7 @@ def _fused_call(session: Session, signature: Signature, forms: OtherForms, updat
     """One run computes the results and every gradient, for a loss gradient of one; backward only returns them."""
     loss, results = signature.loss, signature.results
     assert loss is not None, "a fused program has a loss"
-    changed = {mutation.input for mutation in signature.mutations}
+    changed, written = {mutation.input for mutation in signature.mutations}, _written(signature)
     several = _has_several_parts(signature)
     keeps_run = several or _is_repeatable(signature)
     count = sum(position is not None for position in signature.gradients)
@@ -136,7 +159,7 @@ def _fused_call(session: Session, signature: Signature, forms: OtherForms, updat
             ctx.run = Run.of(tensors, seed, changed) if keeps_run else None
             outputs = session.run(RunInputs(tensors, _shapes(tensors), seed))
             ctx.gradients = outputs[results:]
-            del outputs[results:]
+            outputs = _resizable(outputs[:results], written)
             # Autograd detects in-place changes of these before the backward.
             ctx.save_for_backward(*[tensors[k] for k in signature.saved_inputs])
             ctx.set_materialize_grads(False)
@@ -237,7 +260,7 @@ class SplitRunner:
 
     def _as_function(self) -> type[torch.autograd.Function]:
         signature, runner, forms = self._signature, self, self._forms
-        changed = {mutation.input for mutation in signature.mutations}
+        changed, written = {mutation.input for mutation in signature.mutations}, _written(signature)
         several = _has_several_parts(signature)
         keeps_run = several or _is_repeatable(signature)
 
@@ -246,7 +269,8 @@ class SplitRunner:
             def forward(ctx: Any, seed: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
                 ctx.seed, ctx.run = seed, Run.of(tensors, seed, changed) if keeps_run else None
                 outputs = runner._forward.run(RunInputs(tensors, _shapes(tensors), seed))
-                results, ctx.saved = outputs[: signature.results], outputs[signature.results :]
+                results = _resizable(outputs[: signature.results], written)
+                ctx.saved = outputs[signature.results :]
                 # Autograd detects in-place changes of these before the backward.
                 ctx.save_for_backward(*(tensors[k] for k in signature.saved_inputs))
                 ctx.shapes, ctx.types, ctx.differentiated = _shapes(tensors), _types(results), frozenset()
