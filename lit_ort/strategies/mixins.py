@@ -345,7 +345,8 @@ class ORTMixin(CompiledMixin):
         # pytorch_lightning before 2.6 has no such argument.
         arguments = () if weights_only is None else (weights_only,)
         checkpoint = super().load_checkpoint(checkpoint_path, *arguments)
-        own = checkpoint.get("lit_ort", {})
+        # Hooks such as on_load_checkpoint() receive only Lightning's entries.
+        own = checkpoint.pop("lit_ort", {})
         self._resumed_state, self._resumed_ways = own.get("generator"), own.get("ways", {})
         return checkpoint
 

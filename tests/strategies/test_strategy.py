@@ -146,6 +146,20 @@ def test_checkpoints_are_compatible_with_eager(first: str, second: str, tmp_path
     torch.testing.assert_close(torch.tensor(resumed.losses), torch.tensor(whole.losses[5:]), rtol=1e-5, atol=1e-6)
 
 
+def test_a_hook_that_loads_a_checkpoint_receives_the_entries_of_lightning(tmp_path: Path) -> None:
+    class Loading(Net):
+        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            self.entries = set(checkpoint)
+
+    def entries(strategy: str) -> set[str]:
+        path, module = tmp_path / f"{strategy}.ckpt", Loading()
+        fit(strategy, Net, max_epochs=1)[0].save_checkpoint(path)
+        trainer(strategy, max_epochs=2).fit(module, loader(), loader(batch=10), ckpt_path=path, weights_only=False)
+        return module.entries
+
+    assert entries("ort") == entries("auto")
+
+
 @pytest.mark.parametrize("step", [4, 5])
 def test_resume_with_dropout_repeats_the_losses(step: int, tmp_path: Path) -> None:
     every = ModelCheckpoint(tmp_path, every_n_train_steps=step, save_top_k=-1, filename="at-{step}")
