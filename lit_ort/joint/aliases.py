@@ -43,7 +43,9 @@ def name_bases(module: fx.GraphModule, differentiable: Sequence[int]) -> fx.Grap
     for base, positions in members.items():
         is_input = base.op == "placeholder"
         is_shared = is_input or len(positions) > 1 or memory_order(example_of(outputs[positions[0]])) is None
-        if base.op != "get_attr" and is_shared and not set(differentiable).isdisjoint(positions):
+        # The gradient of a view of an expanded input doesn't distinguish elements that share memory.
+        is_expanded = is_input and any(isinstance(k, int) and k == 0 for k in example_of(base).stride())
+        if base.op != "get_attr" and not is_expanded and is_shared and not set(differentiable).isdisjoint(positions):
             views = [graph.call_function(torch.ops.aten.alias.default, (base,)) for _ in range(1 if is_input else 2)]
             outputs += [_with_meta(view, base) for view in views]
     graph.output(tuple(outputs))
