@@ -58,8 +58,8 @@ class ORTOptions:
             is the share of activation memory to keep. torch's min-cut partitioner chooses the tensors, and the peak
             doesn't necessarily decrease: near 0 everything is recomputed at once, so compare the memory in
             `explain(...).details()`. None recomputes nothing except in the module's own activation checkpoints.
-        optimizer_in_graph: the run of a step also clips gradients and takes the optimizer's step. Each parameter is
-            updated as soon as its gradient is computed, so that not all gradients are in memory at the same time; with
+        optimizer_in_graph: the run of a step also clips gradients and takes the optimizer's step. Parameters are
+            updated soon after their gradients are computed, so that not all gradients are in memory at a time; with
             clipping by norm, parameters are updated when all gradients are computed. It is for steps under
             `ORTStrategy` whose loss and gradients are computed by one graph, with an optimizer whose step is one of
             torch's, and where no code of the step, of hooks or of callbacks reads gradients. Otherwise the optimizer

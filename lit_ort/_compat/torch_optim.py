@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
 import torch
 from torch.optim import Optimizer
 
@@ -23,3 +26,14 @@ def has_step_hooks(optimizer: Optimizer) -> bool:
 def has_gradient_hooks(parameter: torch.Tensor) -> bool:
     """Whether a parameter has a hook on its gradient, before or after it is accumulated."""
     return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
+
+
+def has_step_of(optimizer: Optimizer, kind: type[Any]) -> bool:
+    """Whether an optimizer's step is that of a class, besides wrappers by torch and by learning rate schedulers."""
+    step = inspect.unwrap(optimizer.step, stop=_is_of_dynamo)
+    own, other = type(optimizer)._init_group, kind._init_group  # pyright: ignore[reportAttributeAccessIssue]
+    return step is inspect.unwrap(kind.step) and inspect.unwrap(own) is inspect.unwrap(other)
+
+
+def _is_of_dynamo(function: Any) -> bool:
+    return hasattr(function, "_torchdynamo_orig_callable")

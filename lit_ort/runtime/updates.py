@@ -1,4 +1,4 @@
-"""Optimizer steps inside a run: a parameter is updated as soon as its gradient is computed, which is then freed.
+"""Optimizer steps inside a run: a parameter is updated soon after its gradient is computed, which is then freed.
 
 The optimizer and its state are torch's own.
 
@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from weakref import WeakSet
 
 import torch
@@ -20,11 +20,15 @@ from torch.optim import Optimizer
 from lit_ort._compat.torch import version_of
 from lit_ort.errors import SessionError
 from lit_ort.runtime.buffers import BufferPool
+from lit_ort.runtime.fused_form import fused_form
 from lit_ort.runtime.nodes import RunState
 from lit_ort.runtime.session import Session
 
 # The operator that passes a gradient to the optimizer of its run.
 HAND_OVER = "lit_ort.hand_over.default"
+
+# Small gradients wait for one update of all of them, since each costs as much as about 100 kB of its work.
+_BATCH_BYTES = 4 * 2**20
 
 _REMEDY = (
     "Weights have changed, so resume from the last checkpoint, with optimizer_in_graph=False: True is for steps whose "
@@ -57,6 +61,7 @@ class Step:
     Args:
         optimizer: the optimizer.
         clipping: the gradient clipping before it.
+        is_fused: whether the optimizer can use torch's fused form.
         runs: the graphs with gradients that have run in this step.
         returned_versions: the version counters of the gradients that were returned to autograd, by address; autograd
             increments the counter if it accumulates into a gradient.
@@ -66,6 +71,7 @@ class Step:
 
     optimizer: Optimizer
     clipping: Clipping
+    is_fused: bool
     runs: list[Session] = dataclasses.field(default_factory=list)
     returned_versions: dict[int, int] = dataclasses.field(default_factory=dict)
     updated: bool = False
@@ -79,6 +85,12 @@ class Step:
     @property
     def parameters(self) -> Iterator[torch.Tensor]:
         return (parameter for group in self.optimizer.param_groups for parameter in group["params"])
+
+    def update(self, parameters: list[torch.Tensor]) -> None:
+        """Clips the gradients of some parameters, updates these, and frees the gradients."""
+        self.updated = True
+        self.clipping(parameters)
+        step_alone(self.optimizer, parameters, self.is_fused)
 
     def is_from_run(self, gradient: torch.Tensor | None) -> bool:
         """Whether a gradient is exactly the one that a run returned, with nothing accumulated into it."""
@@ -105,13 +117,18 @@ class Updates:
         self._proven: WeakSet[Session] = WeakSet()
 
     @contextmanager
-    def step(self, optimizer: Optimizer, clipping: Clipping) -> Iterator[Step]:
+    def step(self, optimizer: Optimizer, clipping: Clipping, is_fused: bool = False) -> Iterator[Step]:
         """A context around the closure of an optimizer step: training step, zero_grad and backward.
+
+        Args:
+            optimizer: the optimizer.
+            clipping: the gradient clipping before its step.
+            is_fused: whether it can use torch's fused form.
 
         Raises:
             SessionError: a run has updated parameters, and code outside of it has gradients for the same step.
         """
-        self._step = step = Step(optimizer, clipping)
+        self._step = step = Step(optimizer, clipping, is_fused)
         try:
             yield step
         finally:
@@ -182,8 +199,7 @@ class Updates:
             return
         self._pool.trim()
         for parameter in [parameter for parameter in step.parameters if parameter.grad is not None]:
-            step.clipping([parameter])
-            step_alone(step.optimizer, [parameter])
+            step.update([parameter])
             self._pool.trim()
         step.updated = self._has_updated = True
 
@@ -216,6 +232,7 @@ class _Running:
         self._parameters = {tensor.data_ptr(): tensor for tensor in inputs if id(tensor) in ids}
         self._step, self._remaining = step, count
         self._waiting: list[torch.Tensor] = []
+        self._bytes = 0
 
     def take(self, gradient: torch.Tensor, value: torch.Tensor) -> bool:
         """Accepts a gradient; returns whether the optimizer consumes it."""
@@ -224,11 +241,11 @@ class _Running:
         if parameter is not None:
             parameter.grad = gradient
             self._waiting.append(parameter)
-        if self._waiting and not (self._step.waits and self._remaining):
-            waiting, self._waiting = self._waiting, []
-            self._step.updated = True
-            self._step.clipping(waiting)
-            step_alone(self._step.optimizer, waiting)
+            self._bytes += gradient.nbytes
+        is_enough = not self._step.waits and self._bytes >= _BATCH_BYTES
+        if self._waiting and (is_enough or not self._remaining):
+            waiting, self._waiting, self._bytes = self._waiting, [], 0
+            self._step.update(waiting)
         return parameter is not None
 
 
@@ -253,13 +270,20 @@ def _is_by_parameter(kind: type[Optimizer]) -> bool:
     return kind.step.__module__.startswith("torch.optim.") and closure is not None and closure.default is None
 
 
-def step_alone(optimizer: Optimizer, parameters: Sequence[torch.Tensor]) -> None:
-    """Runs the step of an optimizer by parameter on some of them, with its options and state, and clears gradients."""
+def step_alone(optimizer: Optimizer, parameters: Sequence[torch.Tensor], is_fused: bool = False) -> None:
+    """Runs the step of an optimizer by parameter on some of them, with its options and state, and clears gradients.
+
+    Args:
+        optimizer: the optimizer.
+        parameters: those that it updates.
+        is_fused: whether it can use torch's fused form.
+    """
     view = object.__new__(type(optimizer))
     view.__dict__.update(optimizer.__dict__)
     ids = {id(parameter) for parameter in parameters}
     groups = ({**g, "params": [p for p in g["params"] if id(p) in ids]} for g in optimizer.param_groups)
     view.param_groups = [group for group in groups if group["params"]]
-    type(optimizer).step(view)
+    with fused_form(view) if is_fused else nullcontext():
+        type(optimizer).step(view)
     for parameter in parameters:
         parameter.grad = None

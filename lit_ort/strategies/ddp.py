@@ -67,6 +67,7 @@ class DDPMixin(ProcessesMixin):
         allow_spinning: bool = False,
         engine: EngineName = "auto",
         keep_memory: bool = True,
+        fused_optimizer: bool = True,
         timeout: timedelta | None = TIMEOUT,
         process_group_backend: str | None = None,
         start_method: StartMethod = "popen",
@@ -112,6 +113,7 @@ class DDPMixin(ProcessesMixin):
             allow_spinning: let idle session threads spin.
             engine: the build of ONNX Runtime that runs sessions: "training", "stock", or "auto" for the installed one.
             keep_memory: let the C library keep freed memory for the next step.
+            fused_optimizer: let Adam, AdamW, SGD and Adagrad step in torch's fused form where the module chose no form.
             timeout: how long a process waits for another one.
             process_group_backend: the backend of torch.distributed; None uses gloo.
             start_method: how Lightning starts the processes; "popen" runs the script again.
@@ -147,6 +149,7 @@ class DDPMixin(ProcessesMixin):
                 keep_memory=keep_memory,
             ),
             compile=compile,
+            fused_optimizer=fused_optimizer,
             ddp_comm_state=ddp_comm_state,
             ddp_comm_hook=ddp_comm_hook,
             ddp_comm_wrapper=ddp_comm_wrapper,

@@ -33,8 +33,9 @@ from lit_ort.backend.events import DISABLED
 from lit_ort.backend.inspect import CompileLog
 from lit_ort.checkpoint_io import AtomicCheckpointIO
 from lit_ort.errors import LitOrtWarning, OptionsError, UnsupportedError
-from lit_ort.options import AUTO, BF16_MIXED, FLOAT32, NEVER, TRUE_PRECISIONS, ORTOptions
+from lit_ort.options import AUTO, BF16_MIXED, FLOAT32, NEVER, TRUE_PRECISIONS, ORTOptions, require_bool
 from lit_ort.runtime.buffers import BufferPool
+from lit_ort.runtime.fused_form import fused_form
 from lit_ort.runtime.random import draw_from
 from lit_ort.runtime.report import EAGER
 from lit_ort.runtime.updates import Updates
@@ -168,6 +169,7 @@ class ORTMixin(CompiledMixin):
     Args:
         options: the options of the engine.
         compile: when steps are compiled; None for the environment variable `LIT_ORT_COMPILE`, or `"auto"`.
+        fused_optimizer: whether optimizers step in torch's fused form where the module chose no form.
         arguments: the arguments of Lightning's strategy.
     """
 
@@ -184,9 +186,13 @@ class ORTMixin(CompiledMixin):
     _resumed_ways: Mapping[str, str] = {}
     _fit: FitSummary | None = None
 
-    def __init__(self, options: ORTOptions, *, compile: str | None = ALWAYS, **arguments: Any) -> None:
+    def __init__(
+        self, options: ORTOptions, *, compile: str | None = ALWAYS, fused_optimizer: bool, **arguments: Any
+    ) -> None:
+        require_bool("fused_optimizer", fused_optimizer)
         self.options = options
         self.compile = _require_compile(os.environ.get(COMPILE_VARIABLE, AUTO) if compile is None else compile)
+        self._fused_optimizer = fused_optimizer
         self.compile_log = CompileLog()
         self._backends: dict[str, ORTBackend] = {}
         self._pool = BufferPool()
@@ -309,18 +315,26 @@ class ORTMixin(CompiledMixin):
     def _optimizer_step(self, optimizer: Any, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
         trainer = self.lightning_module.trainer
         if not self.options.optimizer_in_graph or self._warns_of_updates(trainer, optimizer):
-            return super().optimizer_step(optimizer, closure, *args, **kwargs)
-        with self._updates.step(optimizer, clipping_of(trainer)) as step:
+            return self._step_after_backward(optimizer, closure, *args, **kwargs)
+        with self._updates.step(optimizer, clipping_of(trainer), self._fused_optimizer) as step:
             loss = closure()
             step.keeps_gradients = self.compile_log.may_read_gradients("training_step")
             if self.compile_log.reads_gradients("training_step"):
                 self._updates.require_gradients()
         if not step.updated:
-            return super().optimizer_step(optimizer, lambda: loss, *args, **kwargs)
+            return self._step_after_backward(optimizer, lambda: loss, *args, **kwargs)
         # The run has used the gradients: there is nothing left to clip, and a second step must not be counted.
         # Schedulers check this mark for whether a step was taken.
         note_step(optimizer)
         return loss
+
+    def _step_after_backward(self, optimizer: Any, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
+        with fused_form(self._own_optimizer(optimizer)) if self._fused_optimizer else nullcontext():
+            return super().optimizer_step(optimizer, closure, *args, **kwargs)
+
+    def _own_optimizer(self, optimizer: Any) -> Any:
+        """The optimizer that updates this process's parameters."""
+        return optimizer
 
     def _warns_of_updates(self, trainer: Any, optimizer: Any) -> bool:
         """Whether the optimizer can't step inside a run, which causes one warning."""

@@ -63,6 +63,7 @@ class PipelineMixin(ProcessesMixin):
         allow_spinning: bool = False,
         engine: EngineName = "auto",
         keep_memory: bool = True,
+        fused_optimizer: bool = True,
         timeout: timedelta | None = TIMEOUT,
         process_group_backend: str | None = None,
         start_method: StartMethod = "popen",
@@ -95,6 +96,7 @@ class PipelineMixin(ProcessesMixin):
             allow_spinning: let idle session threads spin.
             engine: the build of ONNX Runtime that runs sessions: "training", "stock", or "auto" for the installed one.
             keep_memory: let the C library keep freed memory for the next step.
+            fused_optimizer: let Adam, AdamW, SGD and Adagrad step in torch's fused form where the module chose no form.
             timeout: how long a process waits for another one.
             process_group_backend: the backend of torch.distributed; None uses gloo.
             start_method: how Lightning starts the processes; "popen" runs the script again.
@@ -127,6 +129,7 @@ class PipelineMixin(ProcessesMixin):
                 engine=engine,
                 keep_memory=keep_memory,
             ),
+            fused_optimizer=fused_optimizer,
             timeout=timeout,
             process_group_backend=process_group_backend,
             start_method=start_method,

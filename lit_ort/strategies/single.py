@@ -49,8 +49,9 @@ class SingleDeviceMixin(ORTMixin):
         allow_spinning: bool = False,
         engine: EngineName = "auto",
         keep_memory: bool = True,
+        fused_optimizer: bool = True,
     ) -> None:
-        """`lit_ort.ORTOptions` documents the arguments from `precision` on in detail.
+        """`lit_ort.ORTOptions` documents the arguments from `precision` to `keep_memory` in detail.
 
         Args:
             device: the device of the steps; the Trainer's device overrides it.
@@ -77,6 +78,7 @@ class SingleDeviceMixin(ORTMixin):
             allow_spinning: let idle session threads spin.
             engine: the build of ONNX Runtime that runs sessions: "training", "stock", or "auto" for the installed one.
             keep_memory: let the C library keep freed memory for the next step.
+            fused_optimizer: let Adam, AdamW, SGD and Adagrad step in torch's fused form where the module chose no form.
         """
         super().__init__(
             ORTOptions(
@@ -97,6 +99,7 @@ class SingleDeviceMixin(ORTMixin):
                 keep_memory=keep_memory,
             ),
             compile=compile,
+            fused_optimizer=fused_optimizer,
             device=device,
             accelerator=accelerator,
             checkpoint_io=checkpoint_io,

@@ -24,6 +24,9 @@ class Zero1Mixin(DDPMixin):
             for optimizer in self.optimizers
         ]
 
+    def _own_optimizer(self, optimizer: Any) -> Any:
+        return getattr(optimizer, "optim", optimizer)
+
 
 class ORTZero1Strategy(Zero1Mixin, DDPStrategy):
     """As `ORTDDPStrategy`, but each process keeps the optimizer's state for only its shard of the parameters (ZeRO-1).

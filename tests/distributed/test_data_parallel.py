@@ -70,9 +70,16 @@ class WithLamb(Net):
 
 
 class WithAdam(Net):
+    """A module that records the form of its optimizer's steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forms: list[list[bool | None]] = []
+
     def configure_optimizers(self) -> Any:
         groups = [{"params": self.body.parameters()}, {"params": self.head.parameters(), "weight_decay": 0.1}]
         optimizer = torch.optim.AdamW(groups, 1e-2, eps=1e-3)
+        optimizer.register_step_post_hook(lambda o, *_: self.forms.append([g["fused"] for g in o.param_groups]))
         return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5)]
 
 
@@ -142,6 +149,7 @@ def all_runs(folder: Path) -> dict[str, Any]:
     results["adasum"] = weights(fit(strict(adasum=True), Net))
     results["state"] = state_sizes()
     results["chosen"] = chosen_on_the_way()
+    results["forms"] = [forms(make) for make in (strict, lambda: strict(gradient_as_bucket_view=True), sharded)]
     results["messages"] = error_messages()
     whole = fit(sharded(), WithAdam, max_epochs=1)
     whole.save_checkpoint(folder / "one.ckpt", weights_only=False)
@@ -178,6 +186,12 @@ def state_sizes() -> tuple[int, int]:
     states = runner.optimizers[0].optim.state.values()
     moments = sum(value.numel() for state in states for value in state.values() if value.dim())
     return moments, sum(value.numel() for value in runner.lightning_module.parameters())
+
+
+def forms(make: Callable[[], Any]) -> list[list[bool | None]]:
+    """The forms of the optimizer's first two steps, and the one in its options."""
+    runner = fit(make(), WithAdam, max_epochs=1)
+    return [*runner.lightning_module.forms[:2], [group["fused"] for group in runner.optimizers[0].param_groups]]
 
 
 def error_messages() -> dict[str, str]:
@@ -250,6 +264,11 @@ def test_each_rank_has_a_part_of_the_optimizer_state(results: Results) -> None:
     sizes = [result["state"][0] for result in results[0]]
     assert sum(sizes) == 2 * results[0][0]["state"][1]
     assert max(sizes) < 0.7 * sum(sizes)
+
+
+def test_optimizers_step_in_the_fused_form(results: Results) -> None:
+    for result in results[0]:
+        assert result["forms"] == [[[None, None], [True, True], [None, None]]] * 3
 
 
 def test_a_sharded_checkpoint_resumes_on_two_ranks_and_on_one(results: Results) -> None:

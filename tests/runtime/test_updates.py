@@ -89,16 +89,21 @@ def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor], toleranc
 @pytest.mark.slow
 @pytest.mark.parametrize("clipping", CLIPPING.values(), ids=CLIPPING)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_same_as_torch_over_50_steps(optimizer: str, clipping: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("batch_bytes", [1, 2**20])
+def test_same_as_torch_over_50_steps(
+    optimizer: str, clipping: dict[str, Any], batch_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = fit(lit_ort.ORTStrategy(fallback="error"), seeded(lambda: Optimized(optimizer)), **clipping)
     steps = []
     monkeypatch.setattr("lit_ort.runtime.updates.step_alone", lambda *args: steps.append(1) or step_alone(*args))
     module = seeded(lambda: Optimized(optimizer))
+    monkeypatch.setattr("lit_ort.runtime.updates._BATCH_BYTES", batch_bytes)
     runner = fit(strategy(), module, **clipping)
     assert runner.global_step == 50
-    by_parameter = clipping is not CLIPPING["by norm"]
     # The first run returns its gradients; if the clipping needs all at once, torch's own step uses them.
-    assert len(steps) == (50 * len(list(module.parameters())) if by_parameter else 49)
+    count = len(list(module.parameters()))
+    by_norm = clipping is CLIPPING["by norm"]
+    assert len(steps) == (49 if by_norm else count + 49 * (count if batch_bytes == 1 else 1))
     assert_same(state_of(runner), state_of(expected))
     torch.testing.assert_close(module.losses, expected.lightning_module.losses, rtol=1e-6, atol=1e-7)
 
