@@ -39,14 +39,14 @@ class LogRecorder:
             value = value.detach()
         self.calls.append((name, value, args, kwargs))
 
-    def replay(self, module: Any) -> None:
-        """Logs the recorded calls, and clears them."""
+    def replay(self, log: Callable[..., None]) -> None:
+        """Passes the recorded calls on, and clears them."""
         calls = self.calls.copy()
         self.calls.clear()
         for name, value, args, kwargs in calls:
             # Dynamo returns NumPy's numbers as arrays, which Lightning refuses.
             number = value[()] if isinstance(value, np.ndarray) and not value.ndim else value
-            module.log(name, number, *args, **kwargs)
+            log(name, number, *args, **kwargs)
 
 
 @contextmanager

@@ -9,12 +9,13 @@ from __future__ import annotations
 import gc
 import types
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 
-from lit_ort._compat.lightning import checks_logged_values_at_once
+from lit_ort._compat.lightning import checks_logged_values_at_once, is_from_lightning
+from lit_ort._compat.repeated_logs import RepeatedLogs
 from lit_ort.backend.events import DISABLED
 from lit_ort.backend.inspect import CompileLog
 from lit_ort.backend.steps import LogRecorder, dynamo_settings, in_place_of
@@ -51,6 +52,7 @@ class CompiledSteps:
         self._strict = strict
         self._compile_log = compile_log
         self._recorder = LogRecorder()
+        self._logs = RepeatedLogs(module) if is_from_lightning(type(module).log) else None
         self._compiled: dict[tuple[str, tuple[Any, ...]], Callable[..., Any]] = {}
         self._reported: set[str] = set()
         self._choice_of = choice_of
@@ -99,11 +101,17 @@ class CompiledSteps:
         step = getattr(self._module, name)
         # As in a session: the order of data doesn't depend on what a step draws.
         drawing = seeded(draw_seed(), 0, self._module.device) if name == "training_step" else nullcontext()
-        with drawing:
+        with drawing, self._logging():
             output = step(*args, **kwargs)
         if choice.counts_operators:
             choice.note_operators(output)
         return output
+
+    def _logging(self) -> AbstractContextManager[None]:
+        """A context around a step in eager."""
+        if self._logs is None or "log" in vars(self._module):
+            return nullcontext()
+        return in_place_of(self._module, "log", self._logs.log)
 
     def _run_compiled(
         self, name: str, index: tuple[Any, ...], allows: Callable[[], bool] | None, *args: Any, **kwargs: Any
@@ -129,10 +137,11 @@ class CompiledSteps:
         """Replaces the module's methods that Dynamo must not trace."""
         module = self._module
         with ExitStack() as stack:
+            log = module.log if self._logs is None or "log" in vars(module) else self._logs.log
             if checks_logged_values_at_once(module):
                 stack.enter_context(in_place_of(module, "log", torch.compiler.disable(module.log, reason=DISABLED)))
             else:
-                stack.callback(self._recorder.replay, module)
+                stack.callback(self._recorder.replay, log)
                 stack.enter_context(in_place_of(module, "log", self._recorder.log))
             if not module.automatic_optimization:
                 # It calls hooks, which don't belong in a graph.
