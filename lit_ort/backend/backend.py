@@ -42,6 +42,7 @@ from lit_ort.backend.inspect import CompileLog
 from lit_ort.backend.request import Request
 from lit_ort.backend.steps import tracing_for
 from lit_ort.backend.verify import Check
+from lit_ort.capture.attributes import attributes_as_inputs
 from lit_ort.capture.checkpoints import inline_checkpoints
 from lit_ort.capture.dimensions import changing_dimensions
 from lit_ort.capture.locations import first_line
@@ -292,7 +293,7 @@ class CompiledGraph:
 
     def __init__(self, backend: ORTBackend, graph_module: fx.GraphModule) -> None:
         self._backend = backend
-        self._original = graph_module
+        self._original, self._attributes = attributes_as_inputs(graph_module)
         self._compiled = 0
         self._executables: dict[tuple[Any, ...], Executable | None] = {}
         self._form: Form | None = None
@@ -301,7 +302,7 @@ class CompiledGraph:
         self._obstacle: CompileError | None = None
         try:
             with others_as_compile_errors():
-                self._graph = separate_numbers(inline_checkpoints(graph_module))
+                self._graph = separate_numbers(inline_checkpoints(self._original))
         except CompileError as error:
             self._obstacle = error
             return
@@ -309,6 +310,7 @@ class CompiledGraph:
         self._any_sizes = backend.options.dynamic == AUTO and bool(self._resized)
 
     def __call__(self, *arguments: Any) -> Any:
+        arguments = (*arguments, *self._attributes)
         if self._obstacle is not None:
             return self._without_graph(self._obstacle, arguments)
         tensors, keys, numbers = self._graph.arguments(arguments)

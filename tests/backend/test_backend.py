@@ -509,3 +509,33 @@ def test_explain_and_dump(tmp_path: Path) -> None:
     assert stages == ["1_captured.txt", "2_fused.txt", "3_joint.txt", "4_forward.onnx", "4_forward.txt"]
     with pytest.raises(TypeError, match="nothing to show"):
         explain(object())
+
+
+OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9),
+    "adam": lambda parameters: torch.optim.Adam(parameters, 0.1),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, 0.1, amsgrad=True),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("verify", [False, True])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_compiled_steps_of_optimizers(name: str, verify: bool) -> None:
+    """Dynamo stores parameters and state as attributes of the graph, which changes them in place."""
+
+    def steps(step: Callable[[torch.optim.Optimizer], None]) -> tuple[list[Tensor], Any]:
+        torch.manual_seed(0)
+        parameters = [nn.Parameter(torch.randn(4, 3)) for _ in range(2)]
+        optimizers = [OPTIMIZERS[name]([parameter]) for parameter in parameters]
+        for k in range(3):
+            for parameter, optimizer in zip(parameters, optimizers, strict=True):
+                parameter.grad = (parameter.detach() * (k + 1)).sin()
+                step(optimizer)
+        return [parameter.detach() for parameter in parameters], optimizers[1].state[parameters[1]]
+
+    engine = backend(verify_first_step=verify)
+    compiled = torch.compile(lambda optimizer: optimizer.step(), backend=engine)
+    torch.testing.assert_close(steps(compiled), steps(lambda optimizer: optimizer.step()), rtol=1e-4, atol=1e-5)
+    assert engine.compile_log.graphs
+    assert all(graph.fallback is None for graph in engine.compile_log.graphs)
