@@ -35,12 +35,16 @@ class RepeatedLogs:
             self._log_as_lightning(name, value, *args, **kwargs)
             return
         call = (function, results.dataloader_idx, name, type(value), tuple(kwargs.items()))
-        key, result = self._known.get(call, _UNKNOWN)
-        is_known = result is not None and results.get(key) is result
-        if not is_known or trainer._logger_connector.should_reset_tensors(function):
+        known = self._known.get(call)
+        if (
+            known is None
+            or results.get(known[0]) is not known[1]
+            or trainer._logger_connector.should_reset_tensors(function)
+        ):
             self._log_as_lightning(name, value, **kwargs)
             self._note(call, results, kwargs)
             return
+        result = known[1]
         tensor = value.detach() if isinstance(value, Tensor) else _tensor_of(value, result)
         if tensor.numel() != 1 or tensor.device != result.value.device:
             self._log_as_lightning(name, value, **kwargs)
@@ -63,7 +67,6 @@ class RepeatedLogs:
             self._known[call] = key, result
 
 
-_UNKNOWN: tuple[str, Any] = "", None
 # Of keyword arguments that are compared by their values. Others, such as functions, are compared by Lightning.
 _COMPARABLE = (bool, int, str, type(None))
 
