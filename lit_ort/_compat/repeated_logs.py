@@ -29,7 +29,7 @@ class RepeatedLogs:
         """As `LightningModule.log`, whose own implementation is called for what is new."""
         module = self._module
         trainer: Any = module._trainer
-        results: Any = None if trainer is None else trainer._results
+        results: Any = getattr(trainer, "_results", None)
         function = module._current_fx_name
         if results is None or not _is_simple(value, args, kwargs):
             self._log_as_lightning(name, value, *args, **kwargs)

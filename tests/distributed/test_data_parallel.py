@@ -176,7 +176,7 @@ def chosen_on_the_way() -> tuple[Weights, Choice]:
     """The weights of a run that begins in eager, and how the training step ran."""
     # Compiling is expected to take no time.
     with patch.object(jit, "estimate_of", lambda *_: jit.Estimate(1e-6, 0.5)):
-        runner = fit(strict(compile="auto"), Net, max_epochs=CHOSEN_EPOCHS)
+        runner = fit(ORTDDPStrategy(compile="auto"), Net, max_epochs=CHOSEN_EPOCHS)
     return weights(runner), next(c for c in lit_ort.explain(runner).choices if c.step == "training_step")
 
 
