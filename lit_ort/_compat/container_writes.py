@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 from torch._dynamo.bytecode_transformation import create_call_method, create_instruction
 from torch._dynamo.guards import GuardBuilder, install_guard, make_dupe_guard
-from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.variables import (
@@ -34,6 +33,8 @@ from torch._dynamo.variables.lazy import LazyConstantVariable, LazyVariableTrack
 from torch._dynamo.variables.lists import BaseListVariable
 from torch._dynamo.variables.misc import GetAttrVariable
 from torch.fx.experimental.symbolic_shapes import DimDynamic
+
+from lit_ort._compat.deferred_calls import calls_of, defer_calls, replace_method
 
 # `update` of a counter adds.
 _OF_DICTIONARIES = frozenset({"__setitem__", "setdefault", "update", "clear"})
@@ -62,7 +63,6 @@ _IN_PLACE: Mapping[tuple[Any, type], str] = MappingProxyType(
 _WITHOUT_RESULT = frozenset({"setdefault"})
 # Methods whose argument is itself a container, which the program can change before the call is made.
 _BY_CONTENTS = frozenset({"extend", "extendleft", "update"})
-_ATTRIBUTE = "_lit_ort_writes"
 
 
 class _Write(NamedTuple):
@@ -72,6 +72,13 @@ class _Write(NamedTuple):
     source: Any
     method: str
     arguments: Sequence[Any]
+
+    def write(self, cg: Any) -> None:
+        cg(self.source)
+        cg.load_method(self.method)
+        for argument in self.arguments:
+            cg(argument)
+        cg.extend_output([*create_call_method(len(self.arguments)), create_instruction("POP_TOP")])
 
 
 class _Method(GetAttrVariable):
@@ -91,37 +98,20 @@ def keep_writes(is_enabled: Callable[[], bool]) -> None:
     Args:
         is_enabled: whether writes are kept in the trace at hand.
     """
-    _replace(InstructionTranslatorBase, "_load_attr", functools.partial(_load_attr, is_enabled))
-    _replace(LazyVariableTracker, "call_method", functools.partial(_call_method, is_enabled))
-    _replace(LazyVariableTracker, "lazy_isinstance", _is_instance)
-    _replace(BuiltinVariable, "call_function", functools.partial(_call_builtin, is_enabled))
+    replace_method(InstructionTranslatorBase, "_load_attr", functools.partial(_load_attr, is_enabled))
+    replace_method(LazyVariableTracker, "call_method", functools.partial(_call_method, is_enabled))
+    replace_method(LazyVariableTracker, "lazy_isinstance", _is_instance)
+    replace_method(BuiltinVariable, "call_function", functools.partial(_call_builtin, is_enabled))
     # Since torch 2.13 a class of its own.
     owner = getattr(builtins_of_dynamo, "SetAttrBuiltinVariable", BuiltinVariable)
-    _replace(owner, "call_function", functools.partial(_set_attribute, is_enabled))
-    _replace(VariableBuilder, "_wrap", _wrap)
-    _replace(SideEffects, "is_empty", _is_empty)
-    _replace(SideEffects, "prune_dead_object_new", _prune)
-    _replace(SideEffects, "codegen_update_mutated", _write_code)
-
-
-def _replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
-    """Replaces a method; the function is called with the original one first."""
-    original = getattr(owner, name)
-
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return function(original, self, *args, **kwargs)
-
-    setattr(owner, name, method)
+    replace_method(owner, "call_function", functools.partial(_set_attribute, is_enabled))
+    replace_method(VariableBuilder, "_wrap", _wrap)
+    defer_calls()
 
 
 def _writes_of(output: Any) -> list[_Write]:
     """The writes of a trace, in order."""
-    return output.__dict__.setdefault(_ATTRIBUTE, [])
-
-
-def _writes_in(side_effects: Any) -> list[_Write]:
-    output = side_effects.output_graph_weakref()
-    return [] if output is None else _writes_of(output)
+    return [call for call in calls_of(output) if isinstance(call, _Write)]
 
 
 def _container_of(tx: Any, variable: Any) -> Any:
@@ -226,7 +216,7 @@ def _keep(tx: Any, variable: Any, method: str, args: Sequence[Any]) -> bool:
             return False
         args = [copied]
     install_guard(variable.source.make_guard(GuardBuilder.TYPE_MATCH))
-    _writes_of(tx.output).append(_Write(container, variable.source, method, args))
+    calls_of(tx.output).append(_Write(container, variable.source, method, args))
     return True
 
 
@@ -244,37 +234,13 @@ def _copy(variable: Any) -> Any:
 def _wrap(original: Any, builder: Any, value: Any) -> Any:
     """The variable of a container that is read after all: it has been written to."""
     variable, output = original(builder, value), builder.tx.output
-    writes = _writes_of(output)
-    own = [write for write in writes if write.container is value]
+    own = [write for write in _writes_of(output) if write.container is value]
     if own:
-        writes[:] = [write for write in writes if write.container is not value]
+        calls = calls_of(output)
+        calls[:] = [call for call in calls if all(call is not write for write in own)]
         for write in own:
             alias = make_dupe_guard(write.source, builder.source)
             if alias is not None:
                 install_guard(write.source.make_guard(alias))
             variable.call_method(builder.tx, write.method, list(write.arguments), {})
     return variable
-
-
-def _is_empty(original: Any, side_effects: Any) -> bool:
-    return original(side_effects) and not _writes_in(side_effects)
-
-
-def _prune(original: Any, side_effects: Any, tx: Any) -> None:
-    """Keeps the objects that are written, as those on the stack."""
-    written = TupleVariable([argument for write in _writes_in(side_effects) for argument in write.arguments])
-    LazyVariableTracker.realize_all(written, allow_lazy_constant=True)
-    tx.stack.append(written)
-    original(side_effects, tx)
-    tx.stack.pop()
-
-
-def _write_code(original: Any, side_effects: Any, cg: Any, *args: Any, **kwargs: Any) -> None:
-    """Makes the calls before attributes are assigned, which can replace a container or a value that is written."""
-    for write in _writes_in(side_effects):
-        cg(write.source)
-        cg.load_method(write.method)
-        for argument in write.arguments:
-            cg(argument)
-        cg.extend_output([*create_call_method(len(write.arguments)), create_instruction("POP_TOP")])
-    original(side_effects, cg, *args, **kwargs)

@@ -44,6 +44,7 @@ from lit_ort._compat.torch_dynamo import (
     is_scalar_advice,
     suppressed_error,
 )
+from lit_ort._compat.value_checks import keep_checks
 from lit_ort.errors import first_line_of
 
 # File and line of each call from the compiled function to a statement, the outermost first.
@@ -317,6 +318,7 @@ def _install() -> None:
         logging.getLogger(name).addFilter(_is_no_event)
     _enter_in_conversions(_context_of_thread)
     keep_writes(lambda: bool(_LISTENERS))
+    keep_checks(lambda: bool(_LISTENERS))
 
 
 def _is_no_event(record: logging.LogRecord) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import inspect
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -18,13 +20,17 @@ from torch._dynamo.exc import unimplemented
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.variables import (
     AutogradFunctionVariable,
+    UserDefinedClassVariable,
     UserDefinedObjectVariable,
     UserFunctionVariable,
     VariableTracker,
     builtin,
 )
 from torch._dynamo.variables.builder import VariableBuilder
+from torch.distributions import constraints, kl
+from torch.distributions.utils import lazy_property
 from torch.fx import _symbolic_trace
+from torch.nn import functional
 from torch.nn.modules import transformer
 
 from lit_ort._compat.imports import when_imported
@@ -148,28 +154,79 @@ def graphs_by_bucket(enabled: bool) -> AbstractContextManager[Any]:
 @contextmanager
 def trace_corrections() -> Iterator[None]:
     """A context with what Dynamo traces otherwise than by default."""
-    with unchecked_causal_masks(), kept_backwards(), guarded_identities():
+    with replaced_functions(), lazy_properties(), kept_backwards(), guarded_identities():
         yield
 
 
-def unchecked_causal_masks() -> AbstractContextManager[None]:
-    """A context in which Dynamo doesn't trace how `nn.Transformer` reads the values of a mask: that breaks the graph.
+@contextmanager
+def replaced_functions() -> Iterator[None]:
+    """A context in which Dynamo traces functions of torch that read values, or that it can't trace, in another way.
 
     The compiled code is valid outside of the context too.
     """
-    function: Any = transformer._detect_is_causal_mask
-    return replaced_entry(VariableBuilder._id_dispatch(), id(function), _trace_as_declared)
+    with ExitStack() as stack:
+        for function, kind, traced in _TRACED_AS:
+            trace = functools.partial(_trace_as, kind, traced)
+            stack.enter_context(replaced_entry(VariableBuilder._id_dispatch(), id(function), trace))
+        yield
 
 
-def _trace_as_declared(builder: VariableBuilder, value: Callable[..., Any]) -> UserFunctionVariable:
-    """Dynamo's variable for the function of masks, with a guard on that function."""
+def _trace_as(
+    kind: type[UserFunctionVariable], traced: Any, builder: VariableBuilder, value: Any
+) -> UserFunctionVariable:
+    """The variable of a function, with a guard on the function."""
     builder.install_guards(GuardBuilder.CLOSURE_MATCH)
-    return UserFunctionVariable(_as_declared)
+    return kind(traced)
 
 
 def _as_declared(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
     """Whether a mask is declared to be causal. The layer applies the mask in any case."""
     return is_causal is True
+
+
+def _is_dependent(constraint: Any) -> bool:
+    """Whether a constraint of a distribution can't be checked."""
+    return isinstance(constraint, constraints._Dependent)
+
+
+class _Divergence(UserFunctionVariable):
+    """`kl_divergence`, which at its first call for two types compares all functions that exist."""
+
+    def call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
+        pair = [*args, *(kwargs[name] for name in ("p", "q") if name in kwargs)]
+        function: Any = NotImplemented
+        if len(pair) == 2:
+            types = (pair[0].python_type(), pair[1].python_type())
+            function = kl._KL_MEMOIZE.get(types) or kl._dispatch_kl(*types)
+        # The function itself raises an error about its arguments.
+        if function is NotImplemented:
+            return super().call_function(tx, args, kwargs)
+        return UserFunctionVariable(function).call_function(tx, pair, {})
+
+
+# By default Dynamo takes the second for an operator.
+_TRACED_AS: tuple[tuple[Any, type[UserFunctionVariable], Any], ...] = (
+    (transformer._detect_is_causal_mask, UserFunctionVariable, _as_declared),
+    (functional.gaussian_nll_loss, UserFunctionVariable, functional.gaussian_nll_loss),
+    (constraints.is_dependent, UserFunctionVariable, _is_dependent),
+    (kl.kl_divergence, _Divergence, kl.kl_divergence),
+)
+
+
+def lazy_properties() -> AbstractContextManager[None]:
+    """A context in which a lazy property of a distribution can be looked up in its class, as validation does.
+
+    By default Dynamo takes the property for the value of the look-up, and its guards fail at once.
+    """
+    var_getattr = UserDefinedClassVariable.var_getattr
+
+    def get(self: Any, tx: Any, name: str) -> Any:
+        value = inspect.getattr_static(self.value, name, None)
+        if isinstance(value, lazy_property):
+            return UserDefinedObjectVariable(value)
+        return var_getattr(self, tx, name)
+
+    return replaced(UserDefinedClassVariable, "var_getattr", get)
 
 
 def kept_backwards() -> AbstractContextManager[None]:

@@ -34,7 +34,7 @@ from lit_ort._compat.torch_fx import forget_real_tensors
 from lit_ort.backend.cache.content import Content, content_of
 from lit_ort.backend.cache.store import GraphCache
 from lit_ort.backend.compilation import Compilation, others_as_compile_errors
-from lit_ort.backend.eager import autocast_of, run_in_eager
+from lit_ort.backend.eager import FailedCheck, autocast_of, raise_for_failed_check, run_in_eager
 from lit_ort.backend.events import DISABLED
 from lit_ort.backend.executable import Executable, is_for, require_own_memory
 from lit_ort.backend.forms import Forms
@@ -310,7 +310,12 @@ class CompiledGraph:
         self._any_sizes = backend.options.dynamic == AUTO and bool(self._resized)
 
     def __call__(self, *arguments: Any) -> Any:
-        arguments = (*arguments, *self._attributes)
+        try:
+            return self._run((*arguments, *self._attributes))
+        except FailedCheck as failed:
+            return failed.outputs
+
+    def _run(self, arguments: Sequence[Any]) -> Any:
         if self._obstacle is not None:
             return self._without_graph(self._obstacle, arguments)
         tensors, keys, numbers = self._graph.arguments(arguments)
@@ -342,6 +347,7 @@ class CompiledGraph:
         except SessionError as error:
             # No input has been changed yet, unless an optimizer has used gradients in the run.
             if self._backend.options.fallback == "error" or self._backend.options.optimizer_in_graph:
+                raise_for_failed_check(self._original, arguments, self._backend.options.precision)
                 raise
             try:
                 results = self._in_eager(arguments)

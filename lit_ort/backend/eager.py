@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.fx.node import map_aggregate
 from lit_ort._compat.devices import CPU, device_of
 from lit_ort._compat.torch import enter_autocast, exit_autocast
 from lit_ort._compat.torch_fx import returned_by
+from lit_ort._compat.value_checks import FAILED
 from lit_ort.capture.numbers import copy_graph
 from lit_ort.options import BF16_MIXED
 from lit_ort.runtime.program import tensors_of
@@ -32,11 +33,52 @@ def autocast_for(precision: str, device: torch.device = CPU) -> AbstractContextM
 
 def run_in_eager(graph_module: fx.GraphModule, arguments: Sequence[Any], precision: str) -> Any:
     """Runs a graph, under autocast if the precision needs it. The outputs have the dtypes that Dynamo expects."""
+    try:
+        return _run(graph_module, graph_module, arguments, precision)
+    except (IndexError, RuntimeError):
+        raise_for_failed_check(graph_module, arguments, precision)
+        raise
+
+
+class FailedCheck(Exception):
+    """A check of the program has failed, and a later operator has raised an error.
+
+    Args:
+        outputs: the graph's outputs; None for those behind the check. The program raises the check's exception.
+    """
+
+    def __init__(self, outputs: tuple[Any, ...]) -> None:
+        super().__init__()
+        self.outputs = outputs
+
+
+def raise_for_failed_check(graph_module: fx.GraphModule, arguments: Sequence[Any], precision: str) -> None:
+    """Runs a graph that has raised an error as far as to a check of the program that fails, if it has checks.
+
+    Raises:
+        FailedCheck: there is one.
+    """
+    if any(FAILED in node.meta for node in graph_module.graph.nodes):
+        interpreter = _ToFailedCheck(graph_module, garbage_collect_values=False)
+        with suppress(IndexError, RuntimeError):
+            _run(graph_module, interpreter.run, arguments, precision)
+
+
+class _ToFailedCheck(fx.Interpreter):
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if FAILED in n.meta and value:
+            self.env[n] = value
+            raise FailedCheck(tuple(map(self.env.get, returned_by(n.graph))))
+        return value
+
+
+def _run(graph_module: fx.GraphModule, run: Callable[..., Any], arguments: Sequence[Any], precision: str) -> Any:
     device = device_of(tensors_of(arguments))
     if precision != BF16_MIXED or torch.is_autocast_enabled(device.type):
-        return graph_module(*arguments)
+        return run(*arguments)
     with autocast_for(precision, device):
-        outputs = graph_module(*arguments)
+        outputs = run(*arguments)
     examples = returned_by(graph_module.graph)
     return tuple(_as_example(value, example) for value, example in zip(outputs, examples, strict=True))
 

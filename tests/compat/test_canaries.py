@@ -299,7 +299,7 @@ def test_detect_is_causal_mask() -> None:
         encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, 0.0), 1, enable_nested_tensor=False)
         mask = nn.Transformer.generate_square_subsequent_mask(3)
         compiled = torch.compile(encoder, backend="eager", fullgraph=True)
-        with dynamo.unchecked_causal_masks():
+        with dynamo.replaced_functions():
             torch.testing.assert_close(compiled(torch.ones(3, 1, 4), mask), encoder(torch.ones(3, 1, 4), mask))
         with torch.compiler.set_stance("fail_on_recompile"):
             compiled(torch.ones(3, 1, 4), mask)

@@ -1,0 +1,78 @@
+"""Calls that Dynamo's code makes behind a graph, in the order of the program and before it assigns attributes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from torch._dynamo.side_effects import SideEffects
+from torch._dynamo.variables import TupleVariable
+from torch._dynamo.variables.lazy import LazyVariableTracker
+
+_ATTRIBUTE = "_lit_ort_calls"
+
+
+class DeferredCall(Protocol):
+    """A call that is made behind the graph."""
+
+    @property
+    def arguments(self) -> Sequence[Any]:
+        """The variables that it needs."""
+        ...
+
+    def write(self, cg: Any) -> None:
+        """Writes its bytecode, which leaves the stack as it was. It is written twice, and the first is dropped."""
+        ...
+
+
+def calls_of(output: Any) -> list[Any]:
+    """The calls of a trace, in order.
+
+    Args:
+        output: Dynamo's `OutputGraph`.
+    """
+    return output.__dict__.setdefault(_ATTRIBUTE, [])
+
+
+@functools.cache
+def defer_calls() -> None:
+    """Puts the hooks into Dynamo, for the rest of the process."""
+    replace_method(SideEffects, "is_empty", _is_empty)
+    replace_method(SideEffects, "prune_dead_object_new", _prune)
+    replace_method(SideEffects, "codegen_update_mutated", _write_code)
+
+
+def replace_method(owner: Any, name: str, function: Callable[..., Any]) -> None:
+    """Replaces a method; the function is called with the original one first."""
+    original = getattr(owner, name)
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(original, self, *args, **kwargs)
+
+    setattr(owner, name, method)
+
+
+def _calls_in(side_effects: Any) -> Sequence[DeferredCall]:
+    output = side_effects.output_graph_weakref()
+    return () if output is None else calls_of(output)
+
+
+def _is_empty(original: Any, side_effects: Any) -> bool:
+    return original(side_effects) and not _calls_in(side_effects)
+
+
+def _prune(original: Any, side_effects: Any, tx: Any) -> None:
+    """Keeps the objects that the calls need, as those on the stack."""
+    needed = TupleVariable([argument for call in _calls_in(side_effects) for argument in call.arguments])
+    LazyVariableTracker.realize_all(needed, allow_lazy_constant=True)
+    tx.stack.append(needed)
+    original(side_effects, tx)
+    tx.stack.pop()
+
+
+def _write_code(original: Any, side_effects: Any, cg: Any, *args: Any, **kwargs: Any) -> None:
+    """Makes the calls before attributes are assigned, which can replace a container or a value that is written."""
+    for call in _calls_in(side_effects):
+        call.write(cg)
+    original(side_effects, cg, *args, **kwargs)
