@@ -15,7 +15,8 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch_aot import is_of_backward
-from lit_ort._compat.torch_fx import arguments_of
+from lit_ort._compat.torch_fx import arguments_of, strides_of
+from lit_ort._compat.torch_ops import BY_STRIDES
 from lit_ort.runtime.words import exact
 
 aten = torch.ops.aten
@@ -45,7 +46,7 @@ def canonicalize(module: fx.GraphModule) -> int:
             node.target, node.args = aten.reshape.default, (node.args[0], node.args[1])
             fired += 1
         replacement = _replacement(node)
-        if replacement is not None:
+        if replacement is not None and not _changes_strides(node, replacement):
             node.replace_all_uses_with(replacement)
             graph.erase_node(node)
             fired += 1
@@ -60,6 +61,12 @@ def _replacement(node: fx.Node) -> fx.Node | None:
     """The value that a node is equal to, or None."""
     rule = _RULES.get(node.target)
     return None if rule is None else rule(node)
+
+
+def _changes_strides(node: fx.Node, replacement: fx.Node) -> bool:
+    """Whether an operator that depends on a node's strides would read others."""
+    is_read = any(user.target in BY_STRIDES for user in node.users)
+    return is_read and strides_of(node.meta["val"]) != strides_of(replacement.meta["val"])
 
 
 def _first(node: fx.Node) -> fx.Node | None:

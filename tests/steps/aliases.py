@@ -159,6 +159,15 @@ def strided_views() -> Case:
 
 
 @case
+def strided_views_of_a_contiguous_copy() -> Case:
+    def step(m: Any, x: Tensor) -> Tensor:
+        hidden = m.first(x).t().contiguous()
+        return hidden.as_strided((3, 4), (4, 1)).exp().sum() + m.first(x).t().clone().as_strided((8,), (1,)).sin().sum()
+
+    return Case(Net(step), [(rows(),)])
+
+
+@case
 def strided_views_of_the_batch() -> Case:
     def step(m: Any, x: Tensor) -> Tensor:
         return m.first(x.as_strided((4, 8), (8, 1), 8)).pow(2).mean()
