@@ -151,6 +151,16 @@ def out_overload(target: OpOverload) -> OpOverload | None:
     return None
 
 
+def in_place_overload(target: OpOverload) -> OpOverload:
+    """The overload of an operator that writes into its first argument: `aten.index_put_.default` for `index_put`."""
+    return getattr(getattr(aten, f"{target.overloadpacket.__name__}_"), overload_name(target))
+
+
+def signature_of(target: OpOverload) -> str:
+    """The arguments and results of an operator as they are written in schemas: `(Tensor self, int dim) -> Tensor`."""
+    return f"({str(target._schema).partition('(')[2]}"
+
+
 def overload_name(target: OpOverload) -> str:
     """The name of an overload, such as `dim_IntList` for `aten.sum.dim_IntList`."""
     return target._overloadname

@@ -12,6 +12,7 @@ from torch import fx
 
 from lit_ort._compat.torch_fx import is_element, is_size, is_view
 from lit_ort.lower.operators import lowering_of
+from lit_ort.passes.owners import memory_owner, overwritten
 
 # The number of consecutive operators from which a run is faster in ONNX Runtime.
 SHORTEST_RUN = 8
@@ -19,6 +20,8 @@ SHORTEST_RUN = 8
 
 def onnx_nodes(graph: fx.Graph, shortest_run: int = SHORTEST_RUN) -> frozenset[fx.Node]:
     """The nodes that ONNX Runtime's kernels compute."""
+    # ONNX Runtime can merge its own nodes or compute them once, so it computes no values that torch changes.
+    changed = {memory_owner(node) for node in graph.nodes if overwritten(node) is not None}
     nodes: set[fx.Node] = set()
     run: list[fx.Node] = []
     for node in graph.nodes:
@@ -28,7 +31,7 @@ def onnx_nodes(graph: fx.Graph, shortest_run: int = SHORTEST_RUN) -> frozenset[f
         if is_view(node):
             if lowering is not None and lowering.view:
                 continue
-        elif lowering is not None:
+        elif lowering is not None and node not in changed:
             run.append(node)
             continue
         # Operators of torch end a run. So do views that ONNX Runtime doesn't have, since it would need a copy of them.

@@ -22,6 +22,7 @@ from lit_ort.lower.operators import lowering_of
 from lit_ort.lower.sizes import SymbolSources, term_of, terms_of
 from lit_ort.lower.torch_nodes import Region, base_of, form_of
 from lit_ort.ops.hand_over import hand_over
+from lit_ort.passes.owners import memory_owner
 from lit_ort.passes.streams import STREAM
 from lit_ort.runtime.elements import ELEMENTS
 from lit_ort.runtime.program import AS_REAL, Phase, Source, Statement, TorchNode
@@ -88,11 +89,11 @@ class _Lowering:
             self._compute(node)
 
     def finish(self, name: str, keeps_order: bool) -> Lowered:
-        bases = collections.Counter(base_of(node) for node in self._returned)
+        owners = collections.Counter(memory_owner(node) for node in self._returned)
         for node in self._returned:
             if is_view(node) and node not in self._names:
                 region = self._open_region()
-                if bases[base_of(node)] == 1 and region.has(base_of(node)):
+                if owners[memory_owner(node)] == 1 and region.has(base_of(node)):
                     # No other output shares its memory, so no copy is needed.
                     region.compute(node)
                 else:

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from lit_ort._compat.torch_fx import arguments_of, first_argument, is_element, is_view
+from lit_ort._compat.torch_fx import is_element, is_view
 from lit_ort._compat.torch_sizes import hint_of
 from lit_ort.ops import operator_of
 from lit_ort.ops.hand_over import hand_over
+from lit_ort.passes.owners import memory_owner, overwritten
 
 
 def peak_bytes(graph: fx.Graph) -> int:
@@ -22,19 +23,12 @@ def peak_bytes(graph: fx.Graph) -> int:
     sizes: dict[fx.Node, int] = {}
     for position, node in enumerate(nodes):
         if node.op == "call_function" and not is_view(node):
-            sizes[node] = 0 if _is_in_place(node) else _bytes(node)
+            sizes[node] = 0 if overwritten(node) is not None else _bytes(node)
             live += sizes[node]
             peak = max(peak, live + _workspace(node))
         for value in last_uses.get(position, ()):
             live -= sizes.get(value, 0)
     return peak
-
-
-def memory_owner(node: fx.Node) -> fx.Node:
-    """The node that allocated the memory of a value."""
-    while is_view(node) or (is_element(node) and isinstance(node.args[0], fx.Node)):
-        node = first_argument(node)
-    return memory_owner(_overwritten(node)) if _is_in_place(node) else node
 
 
 def _last_uses(nodes: list[fx.Node]) -> dict[int, list[fx.Node]]:
@@ -50,18 +44,6 @@ def _last_uses(nodes: list[fx.Node]) -> dict[int, list[fx.Node]]:
         if nodes[position].op != "output":
             uses.setdefault(position, []).append(node)
     return uses
-
-
-def _is_in_place(node: fx.Node) -> bool:
-    operator = operator_of(node.target)
-    return operator is not None and operator.writes_into is not None
-
-
-def _overwritten(node: fx.Node) -> fx.Node:
-    operator = operator_of(node.target)
-    assert operator is not None
-    assert operator.writes_into is not None
-    return arguments_of(node)[operator.writes_into]
 
 
 def _bytes(node: fx.Node) -> int:

@@ -17,6 +17,7 @@ from lit_ort.ops import (
     memory_format,
     recurrent,
     slices,
+    writes,
     zeros,
 )
 from lit_ort.ops.operator import Memory, Operator, TorchMemory, cast
@@ -32,6 +33,7 @@ _ALL: tuple[Operator, ...] = (
     *memory_format.OPERATORS,
     *recurrent.OPERATORS,
     *slices.OPERATORS,
+    *writes.OPERATORS,
     *zeros.OPERATORS,
 )
 OPERATORS: Mapping[OpOverload, Operator] = MappingProxyType({op.target: op for op in _ALL})

@@ -39,19 +39,32 @@ def add_slices(
         float[sizes], contiguous.
     """
     out = memory.empty(*sizes, dtype=parts[0].dtype)
-    views = [aten.slice.Tensor(out, *bounds) for bounds in zip(dims, starts, ends, steps, strict=True)]
     if base is not None:
-        out.copy_(base)
-        for view, part in zip(views, parts, strict=True):
-            view.add_(part)
-        return out
+        return add_slices_onto(memory, out.copy_(base), parts, sizes, dims, starts, ends, steps)
+    views = [aten.slice.Tensor(out, *bounds) for bounds in zip(dims, starts, ends, steps, strict=True)]
     ranges = _ranges(sizes, dims, starts, ends, steps)
     if not _cover(ranges, sizes, dims):
         out.zero_()
     for k, (view, part) in enumerate(zip(views, parts, strict=True)):
-        is_disjoint = all(dims[j] == dims[k] and _are_disjoint(ranges[j], ranges[k]) for j in range(k))
+        is_disjoint = all(dims[j] == dims[k] and are_disjoint(ranges[j], ranges[k]) for j in range(k))
         view.copy_(part) if is_disjoint else view.add_(part)
     return out
+
+
+def add_slices_onto(
+    memory: Memory,
+    base: torch.Tensor,
+    parts: Sequence[torch.Tensor],
+    sizes: Sequence[int],
+    dims: Sequence[int],
+    starts: Sequence[int],
+    ends: Sequence[int],
+    steps: Sequence[int],
+) -> torch.Tensor:
+    """Adds parts to slices of `base` in place, and returns it."""
+    for part, *bounds in zip(parts, dims, starts, ends, steps, strict=True):
+        aten.slice.Tensor(base, *bounds).add_(part)
+    return base
 
 
 def _ranges(
@@ -61,7 +74,7 @@ def _ranges(
     return [range(sizes[dim])[slice(start, end, step)] for dim, start, end, step in slices]
 
 
-def _are_disjoint(a: range, b: range) -> bool:
+def are_disjoint(a: range, b: range) -> bool:
     """Whether two slices are known to share no index."""
     if not a or not b:
         return True
@@ -72,18 +85,18 @@ def _cover(ranges: Sequence[range], sizes: Sequence[int], dims: Sequence[int]) -
     """Whether slices of one dimension are disjoint and cover all of its indices."""
     if len(set(dims)) != 1 or sum(map(len, ranges)) != sizes[dims[0]]:
         return False
-    return all(_are_disjoint(a, b) for k, a in enumerate(ranges) for b in ranges[:k])
+    return all(are_disjoint(a, b) for k, a in enumerate(ranges) for b in ranges[:k])
 
 
 def _fake(base: torch.Tensor | None, parts: Sequence[torch.Tensor], sizes: Sequence[int], *_: Any) -> torch.Tensor:
     return parts[0].new_empty(list(sizes))
 
 
-_ADD = define(
+ADD_SLICES = define(
     "add_slices(Tensor? base, Tensor[] parts, SymInt[] sizes, int[] dims, SymInt[] starts, SymInt[] ends, "
     "SymInt[] steps) -> Tensor",
     add_slices,
     _fake,
 )
 
-OPERATORS = (Operator(_ADD, add_slices),)
+OPERATORS = (Operator(ADD_SLICES, add_slices),)

@@ -25,6 +25,8 @@ _SAME = frozenset(
     {aten.detach.default, aten.alias.default, aten.clone.default, aten.lift_fresh.default, aten.lift_fresh_copy.default}
     | {aten.contiguous.default}
 )
+# The end of a slice up to the last element.
+_LAST = 2**63 - 1
 # The number that fills a tensor, or None if it is the second argument.
 _FULL: dict[Any, float | None] = {
     aten.full.default: None,
@@ -78,6 +80,25 @@ def _same_value(node: fx.Node) -> fx.Node | None:
     return _first(node)
 
 
+def _copied_value(node: fx.Node) -> fx.Node | None:
+    copied = arguments_of(node)[1]
+    return copied if _is_like(copied, node) else None
+
+
+def _whole_slice(node: fx.Node) -> fx.Node | None:
+    """The value that a node reads as a whole, as `x[:, 0]` does first if the size of x is dynamic."""
+    return _first(node) if _is_whole(*arguments_of(node)[2:]) else None
+
+
+def _whole_write(node: fx.Node) -> fx.Node | None:
+    part = arguments_of(node)[1]
+    return part if _is_whole(*arguments_of(node)[3:]) and _is_like(part, node) else None
+
+
+def _is_whole(start: Any = None, end: Any = None, step: Any = 1) -> bool:
+    return start in (None, 0) and end in (None, _LAST) and step == 1
+
+
 def _same_type_and_shape(node: fx.Node) -> fx.Node | None:
     argument = _first(node)
     return argument if argument is not None and _is_like(argument, node) else None
@@ -108,13 +129,13 @@ def _without(node: fx.Node, argument: Any, other: Any, *neutral: float) -> fx.No
     """The argument of a node if the other one is a neutral number, or None. Complex arithmetic has no neutral numbers:
     the product of an infinite value with 1 is nan.
     """
-    is_neutral = exact(_fill(other)) in map(exact, neutral)
+    is_neutral = exact(fill_of(other)) in map(exact, neutral)
     if not isinstance(argument, fx.Node) or not is_neutral or not _is_like(argument, node):
         return None
     return None if argument.meta["val"].is_complex() else argument
 
 
-def _fill(value: Any) -> float | None:
+def fill_of(value: Any) -> float | None:
     """The number that fills a value, or None if it is not known."""
     while isinstance(value, fx.Node) and value.target in (aten.expand.default, aten.reshape.default):
         value = value.args[0]
@@ -162,6 +183,10 @@ def _transposed_back(node: fx.Node) -> fx.Node | None:
 _RULES: dict[Any, Callable[[fx.Node], fx.Node | None]] = {
     **dict.fromkeys(_SAME, _same_value),
     aten._to_copy.default: _same_type_and_shape,
+    aten.copy.default: _copied_value,
+    aten.slice.Tensor: _whole_slice,
+    aten.slice_scatter.default: _whole_write,
+    aten.slice_backward.default: lambda node: _first(node) if _is_whole(*arguments_of(node)[3:]) else None,
     aten.t.default: _transposed_back,
     aten.transpose.int: _transposed_back,
     aten.permute.default: _transposed_back,

@@ -16,6 +16,7 @@ from torch import fx
 from lit_ort._compat.torch_aot import is_marked
 from lit_ort._compat.torch_fx import tree_flatten
 from lit_ort._compat.torch_ops import OpOverload, draws, is_mutable
+from lit_ort.ops.writes import IN_PLACE
 from lit_ort.runtime.words import exact
 
 aten = torch.ops.aten
@@ -45,7 +46,9 @@ def _can_merge(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, OpOverload) or is_mutable(target) or draws(node):
         return False
-    return target.namespace in ("aten", "prims")
+    # Each value that is written into needs memory of its own.
+    is_written = not node.all_input_nodes and any(user.target in IN_PLACE for user in node.users)
+    return target.namespace in ("aten", "prims") and not is_written
 
 
 def _key(node: fx.Node) -> Any:

@@ -15,10 +15,13 @@ from lit_ort._compat.devices import CPU, is_cpu
 from lit_ort.errors import OptionsError
 from lit_ort.passes.canonicalize import canonicalize
 from lit_ort.passes.embedding_gradient import fuse_embedding_gradients
+from lit_ort.passes.in_place_writes import write_in_place
 from lit_ort.passes.memory_format import order_channels
 from lit_ort.passes.merge_equal import merge_equal
 from lit_ort.passes.slice_gradients import join_slice_gradients
+from lit_ort.passes.slice_reads import look_past_writes
 from lit_ort.passes.unused_gradients import trim_unused_gradients
+from lit_ort.passes.written_gradients import add_before_writes
 from lit_ort.runtime.report import PassReport
 
 
@@ -43,9 +46,13 @@ PASSES: tuple[Pass, ...] = (
     Pass("canonicalize", canonicalize, required=True),
     Pass("merge_equal", merge_equal),
     Pass("unused_gradients", trim_unused_gradients),
+    Pass("written_gradients", add_before_writes),
+    Pass("slice_reads", look_past_writes),
     Pass("slice_gradients", join_slice_gradients, only_cpu=True),
     Pass("embedding_gradient", fuse_embedding_gradients, only_cpu=True),
     Pass("memory_format", order_channels, only_cpu=True),
+    # The other passes assume that no operator writes in place.
+    Pass("in_place_writes", write_in_place, only_cpu=True),
 )
 
 

@@ -11,10 +11,10 @@ from torch import Tensor, fx, nn
 
 import lit_ort
 from lit_ort.joint.phases import PhaseGraph, one_phase
-from lit_ort.lower.memory import memory_owner
 from lit_ort.ops.hand_over import hand_over
 from lit_ort.options import ORTOptions
 from lit_ort.passes.optimizer_updates import NAME, hand_over_gradients
+from lit_ort.passes.owners import memory_owner
 from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.updates import Clipping, Updates
 from tests.joint.traced import Function, joint_of
