@@ -36,6 +36,7 @@ from torch._dynamo.utils import ExactWeakKeyDictionary
 from torch._dynamo.variables import TensorVariable
 
 from lit_ort._compat.container_writes import keep_writes
+from lit_ort._compat.metric_calls import is_of_metric, keep_metric_calls
 from lit_ort._compat.torch_dynamo import (
     COMPILE_LOCK,
     FRAME_LOGGER,
@@ -196,12 +197,16 @@ def _enter_in_conversions(context_of: Callable[[Any], AbstractContextManager[Any
             return _IN_EAGER
         with COMPILE_LOCK:
             context = None if _LISTENERS else context_of(self)
+            if (_LISTENERS or context is not None) and is_of_metric(args[0]):
+                return _NEVER_COMPILED
             with nullcontext() if context is None else context, _converting(self, *args):
                 return convert(self, *args, **kwargs)
 
     catch_errors.__call__ = convert_in_context
 
 
+# A metric runs in eager, and what it calls: each of its methods would be a graph of a few operators.
+_NEVER_COMPILED = ConvertFrameReturn(_FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
 # Nothing is compiled for this call, nor for what it calls; the next call of the function can be.
 _IN_EAGER = ConvertFrameReturn(_FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP), apply_to_code=False)
 
@@ -319,6 +324,7 @@ def _install() -> None:
     _enter_in_conversions(_context_of_thread)
     keep_writes(lambda: bool(_LISTENERS))
     keep_checks(lambda: bool(_LISTENERS))
+    keep_metric_calls(lambda: bool(_LISTENERS))
 
 
 def _is_no_event(record: logging.LogRecord) -> bool:

@@ -1,0 +1,136 @@
+"""Steps that call metrics: the same values and states as in eager, and one graph where the step drops the results."""
+
+from __future__ import annotations
+
+import linecache
+from typing import Any
+
+import pytest
+import torch
+import torchmetrics
+from torch import Tensor, nn
+from torch.nn import functional
+from torchmetrics import MetricCollection, classification
+
+from lit_ort.backend.steps import dynamo_settings
+from tests.compare import backend
+from tests.compat.canary import canary
+
+CLASSES = 4
+# Statements of a step between its logits `o` and its loss; `y` are the labels.
+ONE_GRAPH = {
+    "call": "self.accuracy(o, y)",
+    "update": "self.accuracy.update(o, y)",
+    "by keyword": "self.accuracy(preds=o, target=y)",
+    "collection": "self.both(o, y)",
+    "update of a collection": "self.both.update(o, y)",
+    "in a list": "self.several[0](o, y)",
+    "mean": "self.mean(o.detach().mean()); self.mean.update(3.0); self.mean.update(o.sum(), weight=2.0)",
+    "several": "self.accuracy(o, y); self.mean.update(o.sum()); self.accuracy(o, y)",
+    "without gradients": "with torch.no_grad(): self.accuracy(o.argmax(1), y)",
+    "in a function": "update(self.accuracy, o, y)",
+    "behind a write": "self.seen.append(len(y)); self.accuracy(o, y); self.seen.append(2)",
+    "values that change": "p = o.detach() * 1\n        self.accuracy(p, y)\n        p.zero_()",
+    "values that change before": "p = o.detach() * 1\n        p.zero_()\n        self.accuracy(p, y)",
+    "views that change": "p = o.detach() * 1\n        self.accuracy(p[:, :], y)\n        p[:, 1].fill_(9.0)",
+    "labels that change": "self.accuracy(o, y)\n        y = y.clone()\n        self.accuracy(o, y)\n        y.zero_()",
+    "one's own": "self.own(o, y)",
+}
+# The result or the state is used, or the exception of a metric.
+MORE_GRAPHS = {
+    "result": "o = o + self.accuracy(o, y)",
+    "state": "self.mean.update(o.sum())\n        o = o * self.mean.weight",
+    "compute": "self.mean.update(o.sum())\n        o = o * self.mean.compute()",
+    "reset": "self.mean.update(o.sum())\n        self.mean.reset()",
+    "caught": "try: self.accuracy(o, y)\n        except ValueError: pass",
+    "loss": "return self.own(o, y)",
+}
+
+
+class OwnLoss(torchmetrics.Metric):
+    """A metric as libraries of forecasts have them for losses."""
+
+    full_state_update = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("losses", torch.tensor(0.0), dist_reduce_fx="sum")
+        self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, outputs: Tensor, labels: Tensor) -> None:
+        losses = self.sum(functional.cross_entropy(outputs, labels, reduction="none"))
+        if not torch.isfinite(losses):
+            losses = torch.tensor(1e9)
+        self.losses = self.losses + losses
+        self.count = self.count + labels.numel()
+
+    def sum(self, losses: Tensor) -> Tensor:
+        return losses.sum()
+
+    def compute(self) -> Tensor:
+        return self.losses / self.count
+
+
+def update(metric: Any, outputs: Tensor, labels: Tensor) -> None:
+    metric.update(outputs, labels)
+
+
+class Module(nn.Module):
+    step: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net, self.own = nn.Linear(6, CLASSES), OwnLoss()
+        self.accuracy, self.mean = classification.MulticlassAccuracy(CLASSES), torchmetrics.MeanMetric()
+        self.several = nn.ModuleList([classification.MulticlassF1Score(CLASSES)])
+        self.both = MetricCollection(
+            {"accuracy": classification.MulticlassAccuracy(CLASSES), "f1": classification.MulticlassF1Score(CLASSES)}
+        )
+        self.seen: list[int] = []
+
+    def states(self) -> list[Any]:
+        """The state of all metrics."""
+        metrics = [own for own in self.modules() if isinstance(own, torchmetrics.Metric)]
+        return [(metric.metric_state, metric.update_count) for metric in metrics]
+
+
+def module_of(name: str, statements: str) -> Module:
+    source = f"def step(self, x, y):\n        o = self.net(x)\n        {statements}\n"
+    source += "        return functional.cross_entropy(o, y)\n"
+    file = f"<metrics {name}>"
+    # Torch reads the lines of code that it traces.
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    names: dict[str, Any] = {"torch": torch, "functional": functional, "update": update}
+    exec(compile(source, file, "exec"), names)
+    return type("Written", (Module,), {"step": names["step"]})()
+
+
+CASES = [
+    pytest.param(name, marks=() if k % 5 == 0 else pytest.mark.slow) for k, name in enumerate(ONE_GRAPH | MORE_GRAPHS)
+]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_states_and_graphs(name: str) -> None:
+    effect = "the graph of a step ends at each metric"
+    with canary("call_function of InstructionTranslatorBase or UnspecializedNNModuleVariable", "metric_calls", effect):
+        torch.compiler.reset()
+        statements, engine = {**ONE_GRAPH, **MORE_GRAPHS}[name], backend(fallback="warn")
+        eager, module = module_of(name, statements), module_of(name, statements)
+        step = torch.compile(module.step, backend=engine)
+        for k in range(3):
+            x, y = torch.randn(8, 6), (torch.arange(8) + k) % CLASSES
+            expected = eager.step(x, y)
+            with dynamo_settings("step", strict=False, report=lambda *_: None, compile_log=engine.compile_log):
+                actual = step(x, y)
+            torch.testing.assert_close(actual, expected)
+            expected.backward()
+            actual.backward()
+            torch.testing.assert_close(module.net.weight.grad, eager.net.weight.grad)
+            torch.testing.assert_close(module.states(), eager.states())
+            assert module.seen == eager.seen
+        log = engine.compile_log
+        assert name in MORE_GRAPHS or (len(log.graphs), len(log.breaks)) == (1, 0)
+        # The methods of a metric are no graphs.
+        assert len(log.graphs) <= 2
