@@ -141,7 +141,7 @@ def _metric_of(fn: Any) -> Any:
 def _input(tx: Any, variable: Any) -> _Argument | None:
     """What a metric receives for a variable, or None if it is neither a tensor nor a constant."""
     if type(variable) is LazyVariableTracker:
-        if not isinstance(variable.peek_value(), torch.Tensor):
+        if not variable.is_realized() and not isinstance(variable.peek_value(), torch.Tensor):
             return None
         variable = variable.realize()
     if type(variable) is TensorVariable:

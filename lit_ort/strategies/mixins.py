@@ -141,11 +141,10 @@ class CompiledMixin(_Base):
         with self.step_context("predict"):
             return self._run("predict_step", *args, **kwargs)
 
-    def backward(self, *args: Any, **kwargs: Any) -> Any:
-        loss = super().backward(*args, **kwargs)
+    def post_backward(self, closure_loss: Any) -> None:
+        super().post_backward(closure_loss)
         if self._steps is not None:
             self._steps.lap()
-        return loss
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
         # Manual optimization calls this within a step: code of an optimizer or of a hook does not belong in a graph.

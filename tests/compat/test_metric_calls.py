@@ -19,6 +19,7 @@ from tests.compat.canary import canary
 CLASSES = 4
 # Statements of a step between its logits `o` and its loss; `y` are the labels.
 ONE_GRAPH = {
+    "labels that the trace has read": "b = (o, y); functional.cross_entropy(*b); self.accuracy(b[0], b[1])",
     "call": "self.accuracy(o, y)",
     "update": "self.accuracy.update(o, y)",
     "by keyword": "self.accuracy(preds=o, target=y)",

@@ -361,7 +361,8 @@ def fit(make: Callable[[], LightningModule], strategy: Any) -> tuple[LightningMo
 @pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
 def test_the_same_weights_as_eager(make: Callable[[], LightningModule]) -> None:
     expected, expected_metrics = fit(make, "auto")
-    strategy = ORTStrategy()
+    # Adam amplifies the rounding errors of gradients that are zero, which its fused form rounds in another way.
+    strategy = ORTStrategy(fused_optimizer=False)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", LitOrtWarning)
         actual, metrics = fit(make, strategy)
