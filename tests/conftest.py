@@ -29,6 +29,13 @@ def pytest_configure() -> None:
         torch.set_num_threads(threads)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is left out of the whole is left out of its fast part too."""
+    for item in items:
+        if item.get_closest_marker("sweep") is not None:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(autouse=True)
 def fresh_compiler() -> Iterator[None]:
     torch.compiler.reset()

@@ -71,7 +71,7 @@ def test_the_summary_names_the_slowest_models() -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_each_baseline_is_measured_in_a_process() -> None:
     line = suite.measure_model("MLP", "small", "32-true", rounds=2)
     assert "error" not in line

@@ -48,7 +48,11 @@ def _mark_of(process: psutil.Process) -> str | None:
 # A rank that hangs is detected by another rank's timeout, with both launchers.
 @pytest.mark.parametrize(
     ("failure", "launcher"),
-    [pair for pair in itertools.product(CAUSES, LAUNCHERS) if pair[1] == "lightning" or pair[0] in ("raises", "dies")],
+    [
+        pytest.param(cause, launcher, marks=[pytest.mark.sweep] if cause in ("raises", "stopped") else [])
+        for cause, launcher in itertools.product(CAUSES, LAUNCHERS)
+        if launcher == "lightning" or cause in ("raises", "dies")
+    ],
 )
 def test_one_failing_rank_ends_the_job(failure: str, launcher: str) -> None:
     mark = uuid.uuid4().hex
@@ -71,7 +75,7 @@ def _require_end(mark: str, within_s: float) -> None:
 
 
 # With 0 s the child process is still importing; with 25 s it is already waiting for its parent.
-@pytest.mark.parametrize("after_s", [0, 25])
+@pytest.mark.parametrize("after_s", [0, pytest.param(25, marks=pytest.mark.sweep)])
 def test_no_process_waits_for_a_first_process_that_died_before_joining(after_s: float) -> None:
     mark = uuid.uuid4().hex
     environment = {**os.environ, "LIT_ORT_TEST": mark, "PYTHONPATH": str(SCRIPT.parents[2])}

@@ -188,6 +188,7 @@ def two_pipelines() -> dict[str, Any]:
     return {"weights": weights(runner), "losses": runner.lightning_module.losses}
 
 
+@pytest.mark.sweep
 def test_two_pipelines_average_their_gradients() -> None:
     results = run_on_ranks(two_pipelines, 4)
     expected = fit("auto", Staged(), data=loader(40, 2 * BATCH))

@@ -95,17 +95,20 @@ class TestAFewSteps:
 
 @pytest.mark.slow
 class TestTheFullRun:
+    @pytest.mark.sweep
     def test_image_classifier(self, tmp_path: Path) -> None:
         output = run(tmp_path, "image_classifier.py")
         assert number(r"validation accuracy (\S+)", output) > 0.9
         assert graph_kinds(output) == {"fused", "forward"}
 
+    @pytest.mark.sweep
     def test_gan(self, tmp_path: Path) -> None:
         output = run(tmp_path, "gan.py")
         assert "untrained: 0 of 8 modes" in output
         assert number(r"\btrained: (\d) of 8 modes", output) >= 6
         assert graph_kinds(output) == {"fused"}
 
+    @pytest.mark.sweep
     def test_lora(self, tmp_path: Path) -> None:
         pytest.importorskip("peft")
         output = run(tmp_path, "lora.py")

@@ -196,7 +196,7 @@ def test_models(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["BART", pytest.param("T5", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["BART", pytest.param("T5", marks=pytest.mark.sweep)])
 def test_an_encoder_and_a_decoder_are_two_files(name: str, tmp_path: Path) -> None:
     made, batch = CASES[name].make(0.0)
     module: Any = made.eval()
@@ -212,7 +212,7 @@ def test_an_encoder_and_a_decoder_are_two_files(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["Llama", pytest.param("GPT-2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["Llama", pytest.param("GPT-2", marks=pytest.mark.sweep)])
 def test_a_decoder_goes_on_from_its_cache(name: str, tmp_path: Path) -> None:
     made, batch = CASES[name].make(0.0)
     module: Any = made.eval()

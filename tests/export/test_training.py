@@ -157,7 +157,7 @@ def eager_losses(module: nn.Module, batches: list[dict[str, Tensor]], optimizer:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.sweep)])
 @pytest.mark.parametrize(
     ("make", "batches"),
     [
@@ -287,9 +287,9 @@ def test_forms_with_gradients_as_torchs(tmp_path: Path) -> None:
     ("pool", "operator"),
     [
         (nn.MaxPool2d(2), "MaxPool"),
-        (nn.AvgPool2d(2), "AveragePool"),
+        pytest.param(nn.AvgPool2d(2), "AveragePool", marks=pytest.mark.sweep),
         (nn.AvgPool2d(3, 2, 1, count_include_pad=False), "AveragePool"),
-        (nn.AdaptiveAvgPool2d(2), "AveragePool"),
+        pytest.param(nn.AdaptiveAvgPool2d(2), "AveragePool", marks=pytest.mark.sweep),
     ],
 )
 def test_a_pool_of_changing_sizes(tmp_path: Path, pool: nn.Module, operator: str) -> None:
