@@ -74,7 +74,7 @@ class FitSummary:
         if peak is not None and self._peak_before is not None:
             # The system has one peak for the whole life of the process.
             bound = "" if peak > self._peak_before else "at most "
-            parts.append(f"peak memory {bound}{(peak - self._rss) / MIB:.0f} MiB above the start")
+            parts.append(f"peak memory {bound}{max(0, peak - self._rss) / MIB:.0f} MiB above the start")
         return ", ".join(parts)
 
 
