@@ -151,3 +151,8 @@ def test_the_peak_is_a_bound_where_an_earlier_one_was_higher() -> None:
     assert "at most" not in summary.costs()
     assert float(re.findall(r"(\d+) MiB", summary.costs())[0]) >= 230
     del memory
+
+
+def test_memory_that_a_fit_has_freed_is_no_negative_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lit_ort.strategies.summary.rss_bytes", lambda: 2**50)
+    assert " 0 MiB above the start" in FitSummary(lit_ort.ORTStrategy().compile_log).costs()
