@@ -236,7 +236,7 @@ def clipped_step() -> float:
     return float((module.linear.weight.detach() - before).norm())
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_gradients_of_pytorch_lightnings_modules_are_clipped() -> None:
     """Lightning's plugins clip gradients only in modules of their own package and ignore others without a warning."""
     (change,) = run_on_ranks(clipped_step, 1)

@@ -11,7 +11,7 @@ from tests.scripts import run_script
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "examples" / "cli.yaml"
-STRATEGIES = ("eager", "ort")
+STRATEGIES = (pytest.param("eager", marks=pytest.mark.sweep), "ort")
 SECONDS = 240
 
 

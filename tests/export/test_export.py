@@ -140,7 +140,7 @@ def test_products_in_8_bits(tmp_path: Path) -> None:
     assert "MatMulInteger" in {node.op_type for node in onnx.load(exported.path).graph.node}
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_weights_beyond_two_gib_lie_beside_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "EXTERNAL_BYTES", 2**10)
     exported = lit_ort.export(nn.Linear(64, 64), tmp_path / "m.onnx", torch.randn(2, 64))

@@ -212,7 +212,7 @@ def test_what_is_left_in_the_folder(tmp_path: Path) -> None:
     assert {one.output.split(" ")[0] for one in exported.checked} >= {"loss"}
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_frozen_parts_stay_frozen(tmp_path: Path) -> None:
     module = bert()
     before = {name: value.clone() for name, value in module.named_parameters()}
@@ -242,7 +242,7 @@ def test_a_module_after_fit_and_parts_in_eval_mode(tmp_path: Path) -> None:
     assert torch.equal(norm.running_mean, statistics)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_dropout_is_in_the_training_model_alone(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Linear(6, 64), nn.Dropout(0.5), Mean())
     batch = torch.randn(2, 6)

@@ -364,7 +364,7 @@ def test_learning_rate_finder(tmp_path: Path) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore:.*checkpoint:UserWarning")
 def test_batch_size_finder(tmp_path: Path) -> None:
     class Data(LightningDataModule):

@@ -49,7 +49,7 @@ print(hash(tokenizer_text(train_wordpiece(texts, 60)) + tokenizer_text(train_byt
 """
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_equal_texts_train_equal_tokenizers_in_every_process() -> None:
     command = [sys.executable, "-W", "ignore", "-c", VOCABULARIES]
     environment = os.environ | {"PYTHONHASHSEED": "0"}  # for the hash that is printed
