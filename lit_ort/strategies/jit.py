@@ -89,7 +89,7 @@ class StepChoice:
     """Chooses for each call of one step whether it runs in eager or compiled.
 
     Args:
-        step: its name.
+        step: its name, also an attribute.
         calls_left: returns the number of calls that are left, or None if that is unknown.
         operators: an estimate of the operators in its forward; the first gradient corrects it.
         agreed: returns one decision for all processes from that of this one.
@@ -104,7 +104,7 @@ class StepChoice:
         agreed: Callable[[bool], bool] = bool,
         decided: tuple[str, str] | None = None,
     ) -> None:
-        self._step = step
+        self.step = step
         self._calls_left = calls_left
         self._operators = operators
         self._agreed = agreed
@@ -223,7 +223,7 @@ class StepChoice:
         eager, compiled = self._compared or (median(seconds) if seconds else None for seconds in self._seconds.values())
         has_estimate = self._way is None and bool(self._seconds[EAGER])
         return Choice(
-            self._step,
+            self.step,
             way=self._way or EAGER,
             calls=(self._calls[EAGER], self._calls[COMPILED]),
             seconds=(eager, compiled),

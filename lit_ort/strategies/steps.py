@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import types
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -83,7 +83,7 @@ class CompiledSteps:
     @property
     def settled_ways(self) -> dict[str, str]:
         """How the steps run whose way is settled."""
-        ways = {choice.report.step: choice.settled_way for choice in self._choices.values()}
+        ways = {choice.step: choice.settled_way for choice in self._choices.values()}
         return {step: way for step, way in ways.items() if way is not None}
 
     def stop(self) -> None:
@@ -94,24 +94,23 @@ class CompiledSteps:
         assert self._choice_of is not None
         if (name, index) not in self._choices:
             choice = self._choices[name, index] = self._choice_of(name, *index or (0,))
-            self._compile_log.choices[choice.report.step] = lambda: choice.report
+            self._compile_log.choices[choice.step] = lambda: choice.report
         return self._choices[name, index]
 
     def _run_in_eager(self, name: str, choice: StepChoice, *args: Any, **kwargs: Any) -> Any:
         step = getattr(self._module, name)
         # As in a session: the order of data doesn't depend on what a step draws.
         drawing = seeded(draw_seed(), 0, self._module.device) if name == "training_step" else nullcontext()
-        with drawing, self._logging():
+        with drawing, in_place_of(self._module, "log", self._log):
             output = step(*args, **kwargs)
         if choice.counts_operators:
             choice.note_operators(output)
         return output
 
-    def _logging(self) -> AbstractContextManager[None]:
-        """A context around a step in eager."""
-        if self._logs is None or "log" in vars(self._module):
-            return nullcontext()
-        return in_place_of(self._module, "log", self._logs.log)
+    @property
+    def _log(self) -> Callable[..., None]:
+        """What takes the module's calls of `log`: the module's own method where it has one."""
+        return self._module.log if self._logs is None or "log" in vars(self._module) else self._logs.log
 
     def _run_compiled(
         self, name: str, index: tuple[Any, ...], allows: Callable[[], bool] | None, *args: Any, **kwargs: Any
@@ -137,7 +136,7 @@ class CompiledSteps:
         """Replaces the module's methods that Dynamo must not trace."""
         module = self._module
         with ExitStack() as stack:
-            log = module.log if self._logs is None or "log" in vars(module) else self._logs.log
+            log = self._log
             if checks_logged_values_at_once(module):
                 stack.enter_context(in_place_of(module, "log", torch.compiler.disable(module.log, reason=DISABLED)))
             else:
