@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional
@@ -80,3 +81,8 @@ def assert_same_call(
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
     for own, other in zip(module.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(own.grad, other.grad, rtol=1e-4, atol=1e-6)
+
+
+def mostly_slow(names: Iterable[str], step: int) -> list[Any]:
+    """Names as parameters of a test, of which all but every `step`-th one are slow."""
+    return [pytest.param(name, marks=() if k % step == 0 else pytest.mark.slow) for k, name in enumerate(names)]

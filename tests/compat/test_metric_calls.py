@@ -13,7 +13,7 @@ from torch.nn import functional
 from torchmetrics import MetricCollection, classification
 
 from lit_ort.backend.steps import dynamo_settings
-from tests.compare import backend
+from tests.compare import backend, mostly_slow
 from tests.compat.canary import canary
 
 CLASSES = 4
@@ -107,12 +107,7 @@ def module_of(name: str, statements: str) -> Module:
     return type("Written", (Module,), {"step": names["step"]})()
 
 
-CASES = [
-    pytest.param(name, marks=() if k % 5 == 0 else pytest.mark.slow) for k, name in enumerate(ONE_GRAPH | MORE_GRAPHS)
-]
-
-
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", mostly_slow(ONE_GRAPH | MORE_GRAPHS, 5))
 def test_values_states_and_graphs(name: str) -> None:
     effect = "the graph of a step ends at each metric"
     with canary("call_function of InstructionTranslatorBase or UnspecializedNNModuleVariable", "metric_calls", effect):

@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from lit_ort.backend.steps import dynamo_settings
-from tests.compare import backend
+from tests.compare import backend, mostly_slow
 from tests.compat.canary import canary
 
 # Statements of a step in which `loss` is a scalar that is not finite for the second batch, `x` float[4, 3].
@@ -143,12 +143,7 @@ def graphs_of(name: str, statements: str, engine: Any) -> int:
     return len(engine.compile_log.breaks)
 
 
-CASES = [
-    pytest.param(name, marks=() if k % 6 == 0 else pytest.mark.slow) for k, name in enumerate(ONE_GRAPH | MORE_GRAPHS)
-]
-
-
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", mostly_slow(ONE_GRAPH | MORE_GRAPHS, 6))
 def test_exceptions_and_graphs(name: str) -> None:
     effect = "a step that raises for values of tensors has several graphs"
     with canary("generic_jump of torch._dynamo.symbolic_convert", "value_checks", effect):
