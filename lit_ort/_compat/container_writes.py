@@ -3,40 +3,53 @@
 By default Dynamo traces `self.outputs.append(x)` by reading the list and writing it anew, so that a step whose list
 grows is compiled for every length. Here such a write is kept as a call that is made behind the graph, in the order of
 the program, and the container is read, with guards on its contents, only if the same trace needs these. A number that
-is counted is symbolic from the first trace on.
+is counted is symbolic from the first trace on. What reads a container or a string that keeps changing runs outside of
+graphs.
 """
 
 from __future__ import annotations
 
 import collections
 import copy
+import dis
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import torch._dynamo
 from torch._dynamo.bytecode_transformation import create_call_method, create_instruction
-from torch._dynamo.guards import GuardBuilder, install_guard, make_dupe_guard
-from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource
-from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+from torch._dynamo.exc import unimplemented
+from torch._dynamo.guards import GuardBuilder, install_guard, make_dupe_guard, strip_local_scope
+from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource, LocalSource
+from torch._dynamo.symbolic_convert import (
+    InliningInstructionTranslator,
+    InstructionTranslator,
+    InstructionTranslatorBase,
+    break_graph_if_unsupported,
+)
 from torch._dynamo.variables import (
     BuiltinVariable,
     ConstantVariable,
     ConstDictVariable,
     DeletedVariable,
     TupleVariable,
+    hashable,
 )
 from torch._dynamo.variables import builtin as builtins_of_dynamo
 from torch._dynamo.variables.builder import VariableBuilder
+from torch._dynamo.variables.functions import LocalGeneratorObjectVariable
 from torch._dynamo.variables.lazy import LazyConstantVariable, LazyVariableTracker
 from torch._dynamo.variables.lists import BaseListVariable
-from torch._dynamo.variables.misc import GetAttrVariable
+from torch._dynamo.variables.misc import GetAttrVariable, UnknownVariable
+from torch._dynamo.variables.tensor import SymNodeVariable
+from torch._guards import ChainedSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic
+from torch.utils.weak import WeakIdKeyDictionary
 
-from lit_ort._compat.deferred_calls import calls_of, defer_calls, replace_method
+from lit_ort._compat.deferred_calls import CONTAINERS, calls_of, defer_calls, is_unread, replace_method
 
-# `update` of a counter adds.
 _OF_DICTIONARIES = frozenset({"__setitem__", "setdefault", "update", "clear"})
 # By the exact type of a container: its methods that write, return None and need not know the contents; and the one
 # that an operator such as `+=` stands for.
@@ -48,7 +61,7 @@ _METHODS: Mapping[type, frozenset[str]] = MappingProxyType(
         dict: _OF_DICTIONARIES,
         collections.OrderedDict: _OF_DICTIONARIES,
         collections.defaultdict: _OF_DICTIONARIES,
-        collections.Counter: _OF_DICTIONARIES - {"update"},
+        collections.Counter: _OF_DICTIONARIES,
     }
 )
 _IN_PLACE: Mapping[tuple[Any, type], str] = MappingProxyType(
@@ -63,6 +76,15 @@ _IN_PLACE: Mapping[tuple[Any, type], str] = MappingProxyType(
 _WITHOUT_RESULT = frozenset({"setdefault"})
 # Methods whose argument is itself a container, which the program can change before the call is made.
 _BY_CONTENTS = frozenset({"extend", "extendleft", "update"})
+_COPIED = frozenset({list, tuple, dict})
+# Functions of a container's length alone.
+_OF_LENGTH = frozenset({len, bool, operator.truth, operator.not_})
+# So many contents of one container are compiled for. A list that is filled once, or has a few lengths, has fewer.
+_MOST_CONTENTS = 3
+_READ_LATER = "Read it in a hook such as on_train_epoch_end; append() and len() don't end a graph."
+_ASSIGN = "Assign items, as in `d[key] = value`, or keep the key out of the step."
+# Instructions that push one value, and behind which Dynamo does not continue by default if it can't trace them.
+_INSTRUCTIONS = frozenset({"BINARY_OP", "CONTAINS_OP", "GET_ITER", "BUILD_MAP", "FORMAT_VALUE", "FORMAT_SIMPLE"})
 
 
 class _Write(NamedTuple):
@@ -105,7 +127,15 @@ def keep_writes(is_enabled: Callable[[], bool]) -> None:
     # Since torch 2.13 a class of its own.
     owner = getattr(builtins_of_dynamo, "SetAttrBuiltinVariable", BuiltinVariable)
     replace_method(owner, "call_function", functools.partial(_set_attribute, is_enabled))
-    replace_method(VariableBuilder, "_wrap", _wrap)
+    contents = WeakIdKeyDictionary()
+    replace_method(VariableBuilder, "_wrap", functools.partial(_wrap, is_enabled, contents))
+    keys: Any = hashable
+    keys.specialize_symnode = functools.partial(_specialize, is_enabled, contents, keys.specialize_symnode)
+    for name in dis.opmap.keys() & _INSTRUCTIONS:
+        _replace_instruction(name, functools.partial(_continue_behind, is_enabled))
+    for name in dis.opmap:
+        if name.startswith("POP_JUMP") and name.endswith(("IF_TRUE", "IF_FALSE")):
+            _replace_instruction(name, functools.partial(_jump, is_enabled))
     defer_calls()
 
 
@@ -142,8 +172,10 @@ def _call_method(
 
 
 def _call_builtin(is_enabled: Callable[[], bool], original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-    if is_enabled() and variable.fn is len and type(_container_of(tx, args[0])) is list:
-        return _length(tx, args[0])
+    if is_enabled() and variable.fn in _OF_LENGTH:
+        length = _length(tx, args[0])
+        if length is not None:
+            return length if variable.fn is len else original(variable, tx, [length], kwargs)
     if is_enabled() and variable.fn in (operator.iadd, operator.isub):
         _as_counter(tx, args[0])
     if is_enabled() and len(args) == 2:
@@ -175,23 +207,31 @@ def _as_counter(tx: Any, variable: Any) -> None:
 
 
 def _length(tx: Any, variable: Any) -> Any:
-    """The length of a list, as a number that can change like others."""
+    """The length of a container that nothing has read, as a number that can change like others; None for others."""
+    container = _container_of(tx, variable)
+    writes = [write for write in _writes_of(tx.output) if write.container is container]
+    # Torch has no guard for an attribute of a dictionary.
+    if container is None or type(container) is dict or (writes and type(container) is not list):
+        return None
     install_guard(variable.source.make_guard(GuardBuilder.TYPE_MATCH))
     source = CallFunctionNoArgsSource(AttrSource(variable.source, "__len__"))
-    length = copy.copy(VariableBuilder(tx, source)(list.__len__(variable.peek_value())).realize())
+    length = copy.copy(VariableBuilder(tx, source)(len(container)).realize())
     # By the source it would be read again behind the writes.
     length.source = None
-    for write in _writes_of(tx.output):
-        if write.container is variable.peek_value():
-            length = _length_after(tx, write, length)
+    for write in writes:
+        length = _length_after(tx, write, length)
     return length
 
 
 def _length_after(tx: Any, write: _Write, length: Any) -> Any:
     if write.method == "clear":
         return ConstantVariable.create(0)
-    added = len(write.arguments[0].items) if write.method in _BY_CONTENTS else 1
-    return BuiltinVariable(operator.add).call_function(tx, [length, ConstantVariable.create(added)], {})
+    added = (
+        BuiltinVariable(len).call_function(tx, list(write.arguments), {})
+        if write.method in _BY_CONTENTS
+        else ConstantVariable.create(1)
+    )
+    return BuiltinVariable(operator.add).call_function(tx, [length, added], {})
 
 
 def _is_own_attribute(tx: Any, owner: Any, name: Any, value: Any) -> bool:
@@ -211,7 +251,7 @@ def _keep(tx: Any, variable: Any, method: str, args: Sequence[Any]) -> bool:
     if method in _WITHOUT_RESULT and tx.instructions[tx.instruction_pointer].opname != "POP_TOP":
         return False
     if method in _BY_CONTENTS:
-        copied = _copy(args[0]) if len(args) == 1 else None
+        copied = _copy(tx, args[0]) if len(args) == 1 else None
         if copied is None:
             return False
         args = [copied]
@@ -220,10 +260,21 @@ def _keep(tx: Any, variable: Any, method: str, args: Sequence[Any]) -> bool:
     return True
 
 
-def _copy(variable: Any) -> Any:
-    """A copy of a container that the program has created, or None."""
-    if variable.source is not None:
-        return None
+def _copy(tx: Any, variable: Any) -> Any:
+    """A container as it is now: a copy of one that the program has created, or one that nothing has read or written.
+
+    None for others.
+    """
+    if is_unread(tx, variable) and variable.peek_type() in _COPIED:
+        value = variable.peek_value()
+        return None if any(write.container is value for write in _writes_of(tx.output)) else variable
+    if isinstance(variable, LocalGeneratorObjectVariable):
+        return BuiltinVariable(tuple).call_function(tx, [variable], {})
+    return _copy_of(variable) if variable.source is None else None
+
+
+def _copy_of(variable: Any) -> Any:
+    """A copy of a container that has been read, or None."""
     if isinstance(variable, BaseListVariable):
         return TupleVariable(list(variable.items))
     if type(variable) is ConstDictVariable:
@@ -231,16 +282,101 @@ def _copy(variable: Any) -> Any:
     return None
 
 
-def _wrap(original: Any, builder: Any, value: Any) -> Any:
+def _replace_instruction(name: str, function: Callable[..., Any]) -> None:
+    """Replaces what Dynamo does at an instruction; the function is called with the original one first."""
+    code = dis.opmap[name]
+    for owner in (InstructionTranslator, InliningInstructionTranslator):
+        owner.dispatch_table[code] = functools.partial(function, owner.dispatch_table[code])
+
+
+def _jump(is_enabled: Callable[[], bool], original: Any, tx: Any, inst: Any) -> None:
+    """Decides a branch on a container by its length."""
+    length = _length(tx, tx.stack[-1]) if is_enabled() else None
+    if length is not None:
+        tx.stack[-1] = length
+    original(tx, inst)
+
+
+def _continue_behind(is_enabled: Callable[[], bool], original: Any, tx: Any, inst: Any) -> None:
+    """Traces the code behind an instruction that can't be traced, as Dynamo does behind calls."""
+    if is_enabled():
+        original = break_graph_if_unsupported(push=True, msg_prefix=inst.opname)(original)
+    original(tx, inst)
+
+
+def _read(contents: Any, root: Any, owner: Any, name: str, value: Any) -> None:
+    """Ends the graph before a statement that reads what has been read with several contents.
+
+    If Dynamo would leave the whole function in eager for it, and that is an error, the graph goes on.
+    """
+    known = set() if owner is None else contents.setdefault(owner, {}).setdefault(name, set())
+    known.add(value if isinstance(value, (str, int)) else len(value))
+    if len(known) <= _MOST_CONTENTS:
+        return
+    if torch._dynamo.config.suppress_errors or (root.should_compile_partial_graph() and not root.maybe_has_backedge()):
+        explanation = f"`{strip_local_scope(name)}` changes at each call."
+        unimplemented(
+            gb_type="Contents that change",
+            context=name,
+            explanation=explanation,
+            hints=[_ASSIGN if isinstance(value, int) else _READ_LATER],
+        )
+
+
+def _specialize(is_enabled: Callable[[], bool], contents: Any, original: Any, variable: Any) -> Any:
+    """The constant for a number that is looked up in a dictionary or a set."""
+    constant, number = original(variable), variable.unwrap()
+    if is_enabled() and isinstance(number, SymNodeVariable):
+        root: Any = InstructionTranslator.current_tx().output.root_tx
+        name = str(number.sym_num) if number.source is None else number.source.name
+        _read(contents, root, root.f_code, name, constant.as_python_constant())
+    return constant
+
+
+def _owner_of(root: Any, source: Any) -> Any:
+    """The object that lives as long as the contents at a source are of interest, or None.
+
+    That is the module whose attribute is read, and not a batch. What follows a graph break has its value as a local
+    variable.
+    """
+    base = source.get_base() if isinstance(source, ChainedSource) else source
+    value = root.f_locals.get(base.local_name) if isinstance(base, LocalSource) else None
+    if base is not source and type(value).__weakrefoffset__:
+        return value
+    return root.f_code if root.f_code.co_name.startswith("torch_dynamo_resume_in") else None
+
+
+def _wrap(is_enabled: Callable[[], bool], contents: Any, original: Any, builder: Any, value: Any) -> Any:
     """The variable of a container that is read after all: it has been written to."""
-    variable, output = original(builder, value), builder.tx.output
+    output = builder.tx.output
+    is_constant = type(value) is str and builder.allow_lazy_constant
+    if is_enabled() and type(value) in CONTAINERS and not is_constant:
+        if output.should_exit:
+            # Code behind the graph takes the object as it is.
+            return UnknownVariable(source=builder.source)
+        _read(contents, output.root_tx, _owner_of(output.root_tx, builder.source), builder.source.name, value)
+    variable = original(builder, value)
+    calls = calls_of(output)
+    for k, write in enumerate(calls):
+        if isinstance(write, _Write) and write.method in _BY_CONTENTS and _is_value(write.arguments[0], value):
+            _guard_alias(builder.source, write.arguments[0].source)
+            calls[k] = write._replace(arguments=[_copy_of(variable)])
     own = [write for write in _writes_of(output) if write.container is value]
     if own:
-        calls = calls_of(output)
         calls[:] = [call for call in calls if all(call is not write for write in own)]
         for write in own:
-            alias = make_dupe_guard(write.source, builder.source)
-            if alias is not None:
-                install_guard(write.source.make_guard(alias))
+            _guard_alias(builder.source, write.source)
             variable.call_method(builder.tx, write.method, list(write.arguments), {})
     return variable
+
+
+def _is_value(variable: Any, value: Any) -> bool:
+    """Whether a variable that nothing has read stands for a value."""
+    return type(variable) is LazyVariableTracker and not variable.is_realized() and variable.peek_value() is value
+
+
+def _guard_alias(source: Any, other: Any) -> None:
+    """Makes the trace valid only if two sources are the same object."""
+    alias = make_dupe_guard(other, source)
+    if alias is not None:
+        install_guard(other.make_guard(alias))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -11,6 +12,20 @@ from torch._dynamo.variables import TupleVariable
 from torch._dynamo.variables.lazy import LazyVariableTracker
 
 _ATTRIBUTE = "_lit_ort_calls"
+# The types of which Dynamo guards the contents if the program reads them.
+CONTAINERS = frozenset(
+    {
+        list,
+        tuple,
+        set,
+        dict,
+        str,
+        collections.deque,
+        collections.OrderedDict,
+        collections.defaultdict,
+        collections.Counter,
+    }
+)
 
 
 class DeferredCall(Protocol):
@@ -53,6 +68,12 @@ def replace_method(owner: Any, name: str, function: Callable[..., Any]) -> None:
     setattr(owner, name, method)
 
 
+def is_unread(tx: Any, variable: Any) -> bool:
+    """Whether a variable is a container that nothing in the trace has read."""
+    is_lazy = type(variable) is LazyVariableTracker and not variable.is_realized()
+    return is_lazy and variable.peek_type() in CONTAINERS and variable.peek_value() not in tx.output.side_effects
+
+
 def _calls_in(side_effects: Any) -> Sequence[DeferredCall]:
     output = side_effects.output_graph_weakref()
     return () if output is None else calls_of(output)
@@ -64,7 +85,8 @@ def _is_empty(original: Any, side_effects: Any) -> bool:
 
 def _prune(original: Any, side_effects: Any, tx: Any) -> None:
     """Keeps the objects that the calls need, as those on the stack."""
-    needed = TupleVariable([argument for call in _calls_in(side_effects) for argument in call.arguments])
+    arguments = [argument for call in _calls_in(side_effects) for argument in call.arguments]
+    needed = TupleVariable([argument for argument in arguments if not is_unread(tx, argument)])
     LazyVariableTracker.realize_all(needed, allow_lazy_constant=True)
     tx.stack.append(needed)
     original(side_effects, tx)

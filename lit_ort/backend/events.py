@@ -27,7 +27,8 @@ DISABLED = "lit_ort runs it outside of graphs"
 
 _CALL_IN_A_HOOK = "Call it in a hook such as on_train_batch_end."
 _PRINT_IN_A_HOOK = "Print in a hook such as on_train_batch_end, or log the value with self.log."
-_KEEP_OUT = "If the value keeps changing, pass it as a tensor or keep it out of the step."
+# The remedy for a guard that fails.
+KEEP_OUT = "If the value keeps changing, pass it as a tensor or keep it out of the step."
 _READS_VALUE = (
     "the step reads the value of a tensor, as item(), float() and numpy() do.",
     "Keep the value a tensor; self.log accepts tensors.",
@@ -144,7 +145,7 @@ def recompile_of(step: str | None, function: Function, reason: str, stack: Stack
         return Recompile(step, _name(function), place, _sentence(text), None)
     guard = guard.strip()
     # Dynamo makes the number symbolic in the next graph.
-    remedy = None if _NUMBER.fullmatch(guard) else _KEEP_OUT
+    remedy = None if _NUMBER.fullmatch(guard) else KEEP_OUT
     return Recompile(step, _name(function), place, f"the guard `{_readable(guard)}` failed.", remedy)
 
 
@@ -184,7 +185,7 @@ def _explained(obstacle: Obstacle) -> tuple[str, str | None]:
     if obstacle.kind in _CALLS:
         return f"Dynamo can't trace `{function}`.", _PRINT_IN_A_HOOK if function == "print" else _CALL_IN_A_HOOK
     hints = (hint for hint in obstacle.hints if not any(word in hint for word in _NO_REMEDY))
-    return _sentence(_ADDRESS.sub("", obstacle.explanation)), next(map(_sentence, hints), None)
+    return _sentence(_ADDRESS.sub("", _readable(obstacle.explanation))), next(map(_sentence, hints), None)
 
 
 def _limit_reason(obstacle: Obstacle) -> str:

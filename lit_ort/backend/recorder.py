@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
-from lit_ort._compat.dynamo_events import Function, Obstacle, Stack
-from lit_ort.backend.events import eager_function_of, graph_break_of, is_own, is_raised_by_user, recompile_of
+from lit_ort._compat.dynamo_events import RECOMPILE_LIMIT, Function, Obstacle, Stack
+from lit_ort.backend.events import (
+    KEEP_OUT,
+    eager_function_of,
+    graph_break_of,
+    is_own,
+    is_raised_by_user,
+    recompile_of,
+)
 from lit_ort.backend.inspect import CompileLog
 from lit_ort.errors import CaptureError
 from lit_ort.runtime.report import EagerFunction
@@ -61,6 +69,8 @@ class EventRecorder:
         eager_function = eager_function_of(self._step, obstacle, function)
         if eager_function is None:
             return
+        if obstacle.kind == RECOMPILE_LIMIT:
+            eager_function = self._with_cause(eager_function)
         if is_raised_by_user(obstacle):
             self._raising.append(eager_function)
         else:
@@ -93,6 +103,15 @@ class EventRecorder:
         is_new = self._compile_log is None or self._compile_log.note_eager_function(eager_function)
         if is_new and not eager_function.is_rest:
             self._report(eager_function.place, eager_function.message)
+
+    def _with_cause(self, eager_function: EagerFunction) -> EagerFunction:
+        """Names the value that a function was compiled again for most often."""
+        recompiles = () if self._compile_log is None else self._compile_log.recompiles
+        own = [recompile for recompile in recompiles if recompile.name == eager_function.name]
+        if not own:
+            return eager_function
+        most = max(own, key=lambda recompile: recompile.count)
+        return dataclasses.replace(eager_function, remedy=f"At {most.place} {most.reason} {KEEP_OUT}")
 
     def _note_untraced(self) -> None:
         if self._compile_log is not None:

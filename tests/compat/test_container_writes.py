@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import linecache
+import warnings
 from typing import Any
 
 import pytest
@@ -15,13 +16,18 @@ from torch import nn
 from torch._dynamo.testing import CompileCounter
 from torch.utils.checkpoint import checkpoint
 
+from lit_ort.backend.inspect import CompileLog
 from lit_ort.backend.steps import dynamo_settings
 from tests.compat.canary import canary
 
-STEPS = 8
+STEPS = 12
 # What each object of a case has.
 STATE: dict[str, Any] = {
     "outputs": list,
+    "other": list,
+    "options": dict,
+    "pairs": tuple,
+    "text": str,
     "queue": collections.deque,
     "latest": lambda: collections.deque(maxlen=3),
     "seen": set,
@@ -58,6 +64,9 @@ ONE_GRAPH = {
     "item": "o.by_step[i] = loss.detach()",
     "item, constant": "o.by_step['loss'] = loss.detach()",
     "item of an ordered dictionary": "o.ordered[i] = loss.detach()",
+    "extend by a list of another": "o.outputs.extend(o.other); o.options.update(o.by_step); o.other.append(i)",
+    "extend by read values": "o.outputs += x[:, 0].tolist()",
+    "append through a local list": "a = o.outputs; v = loss.item(); a.append(v)",
     "setdefault without its result": "o.by_step.setdefault(i, loss.detach())",
 }
 FEW_GRAPHS = {
@@ -69,24 +78,46 @@ FEW_GRAPHS = {
     "counts": "o.counts['a'] += 1; o.counts.update(['a', 'b'])",
     "int": "o.number += len(x)",
     "float": "o.mean = 0.9 * o.mean + 0.1 * i",
+    "extend by a generator": "o.outputs.extend(k * i for k in range(2))",
+    "branch": "if o.outputs: o.outputs.append(1)\n        else: o.outputs.append(2)",
+    "truth": "o.number += bool(o.seen) + (not o.queue) + (1 if o.latest else 2); o.seen.add(i); o.latest.append(i)",
+    "lengths": "o.number = len(o.seen) + len(o.queue) + len(o.ordered); o.seen.add(i); o.ordered[i] = 1",
     "length": "o.outputs.append(i); o.number = len(o.outputs); o.outputs.extend([1, 2]); o.mean = len(o.outputs) / 2",
     "the first few": "if len(o.outputs) < 4: o.outputs.append(loss.detach())",
     "cleared when full": "o.outputs.append(i)\n        if len(o.outputs) > 3: o.outputs.clear()",
     "one of two": "(o.outputs if i % 2 else o.queue).append(loss.detach())",
     "in a checkpoint": "loss = checkpoint(lambda y: (o.outputs.append(1), y * 2)[1], loss, use_reentrant=False)",
 }
-# These read what they write, and are compiled for each length; their values are right.
+# These read what they write, and are compiled for some lengths; then the statement runs outside of graphs.
 READS = {
     "sum": "o.outputs.append(i); o.mean = sum(o.outputs)",
+    "moved": "a = o.outputs; o.outputs = []; o.outputs.append(i); a.append(7); o.outputs = a; o.outputs += [3]",
+    "values counted": "o.outputs += x[:, 0].tolist(); o.counts.update(x.argmax(1).tolist())",
+    "sum in a function": "o.outputs.append(i); o.mean = total_of(o)",
     "last": "o.outputs.append(i); o.mean = o.outputs[-1] + len(o.outputs)",
-    "branch": "if o.outputs: o.outputs.append(1)\n        else: o.outputs.append(2)",
+    "stack": "o.outputs.append(loss.detach()); o.mean = torch.stack(o.outputs).mean()",
     "slice": "o.outputs.append(i); o.outputs[:] = o.outputs[-3:]",
+    "loop": "o.outputs.append(i)\n        for v in o.outputs: o.mean += v",
+    "loop that comes first": "loss = self.net(x).sum() + sum([v for v in o.outputs]); o.outputs.append(i)",
+    "new list": "o.outputs = o.outputs + [loss.detach()]",
+    "new tuple": "o.pairs += (loss.detach(),)",
+    "text": "o.text += 'a'; o.number = len(o.text)",
+    "joined text": "o.text = ','.join([o.text, 'a'])",
     "alias that is read": "o.outputs.append(i); o.number = len(o.alias); o.mean = sum(o.alias); o.alias.append(7)",
     "alias that is read first": "o.mean = sum(o.alias); o.outputs.append(i); o.alias.append(7); o.n = sum(o.outputs)",
-    "moved": "a = o.outputs; o.outputs = []; o.outputs.append(i); a.append(7); o.outputs = a; o.outputs += [3]",
-    "error that is caught": "try: o.outputs.append(i); o.outputs.remove(99)\n        except ValueError: o.number += 1",
-    "extend by a generator": "o.outputs.extend(k * i for k in range(2))",
+    "list that is read after extend": "o.outputs.extend(o.other); o.other.append(i); o.mean = sum(o.other)",
+    "list that is extended by itself": "o.outputs.append(i); o.outputs = o.outputs[:4]; o.outputs.extend(o.outputs)",
     "item that is read": "o.by_step[i] = i; o.mean = o.by_step[i] + len(o.by_step)",
+    "item by a key that changes": "o.by_step.update({i: loss.detach()})",
+    "count by a key that changes": "o.counts[i] += 1",
+    "list by a key that changes": "o.lists[i].append(loss.detach())",
+    "key that is looked for": "if i not in o.seen: o.seen.add(i)",
+    "oldest": "o.queue.append(i)\n        if len(o.queue) > 3: o.queue.popleft()",
+}
+# A graph can't end here, and an error is the alternative.
+IN_BLOCKS = {
+    "error that is caught": "try: o.outputs.append(i); o.outputs.remove(99)\n        except ValueError: o.number += 1",
+    "in a loop": "o.outputs.append(i)\n        for k in range(2): o.mean = sum(o.outputs)",
 }
 OWNERS = {"module": "self", "object": "self.helper", "callback": "self.callbacks[0]"}
 
@@ -103,6 +134,10 @@ class Owner:
 @torch.compiler.disable
 def total(values: list[int]) -> int:
     return sum(values)
+
+
+def total_of(owner: Any) -> int:
+    return sum(owner.outputs)
 
 
 class Module(nn.Module):
@@ -126,7 +161,13 @@ def module_of(name: str, owner: str, statements: str) -> type[Module]:
     file = f"<{name} of {owner}>"
     # Torch reads the lines of code that it traces.
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-    names: dict[str, Any] = {"torch": torch, "total": total, "Pair": Pair, "checkpoint": checkpoint}
+    names: dict[str, Any] = {
+        "torch": torch,
+        "total": total,
+        "total_of": total_of,
+        "Pair": Pair,
+        "checkpoint": checkpoint,
+    }
     exec(compile(source, file, "exec"), names)
     return type("Written", (Module,), {"step": names["step"]})
 
@@ -164,7 +205,7 @@ def graphs_of(name: str, owner: str, statements: str) -> int:
 
 CASES = [
     pytest.param(name, owner, most, id=f"{name}, {owner}", marks=() if k % 9 == 0 else pytest.mark.slow)
-    for cases, most in ((ONE_GRAPH, 1), (FEW_GRAPHS, 4), (READS, STEPS))
+    for cases, most in ((ONE_GRAPH, 1), (FEW_GRAPHS, 4), (READS, 9), (IN_BLOCKS, STEPS))
     for k, (name, owner) in enumerate((name, owner) for name in cases for owner in OWNERS)
 ]
 
@@ -174,4 +215,33 @@ def test_contents_and_graphs(name: str, owner: str, most: int) -> None:
     effect = "a step that appends to a list of its module is compiled at every call"
     with canary("LazyVariableTracker or SideEffects of torch._dynamo", "container_writes", effect):
         torch.compiler.reset()
-        assert graphs_of(name, owner, {**ONE_GRAPH, **FEW_GRAPHS, **READS}[name]) <= most
+        assert graphs_of(name, owner, {**ONE_GRAPH, **FEW_GRAPHS, **READS, **IN_BLOCKS}[name]) <= most
+
+
+def test_the_statement_that_ends_a_graph_is_reported_once() -> None:
+    torch.compiler.reset()
+    log, module = CompileLog(), module_of("reported", "self", READS["sum"])()
+    step = torch.compile(module.step, backend="eager")
+    for i in range(STEPS):
+        with dynamo_settings("step", strict=False, compile_log=log):
+            step(torch.randn(4, 3), i)
+    reason = (
+        "graph break in step at <reported of self>:4: `self.outputs` changes at each call. Read it in a hook such as"
+    )
+    assert [str(graph_break).startswith(reason) for graph_break in log.breaks] == [True]
+
+
+def test_a_loop_that_reads_changing_contents_runs_in_eager_with_one_warning() -> None:
+    torch.compiler.reset()
+    log, module = CompileLog(), module_of("warned", "self", IN_BLOCKS["in a loop"])()
+    step = torch.compile(module.step, backend=(counter := CompileCounter()))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for i in range(STEPS):
+            with dynamo_settings("step", strict=False, compile_log=log):
+                step(torch.randn(4, 3), i)
+    assert [str(warning.message).partition(" Read it")[0] for warning in caught] == [
+        "step runs in eager PyTorch: `self.outputs` changes at each call."
+    ]
+    assert counter.frame_count < 9
+    assert module.mean == sum(range(STEPS))
