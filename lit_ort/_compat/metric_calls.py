@@ -1,22 +1,25 @@
-"""Makes Dynamo call metrics behind the graph where the step drops what they return.
+"""Makes Dynamo call metrics behind the graph where the step drops or only logs what they return.
 
 Metrics of torchmetrics aren't traced, and by default a call of one ends the graph. A call such as
-`self.accuracy(logits, labels)` or `self.accuracy.update(logits, labels)` only changes the metric, so that it is made
-behind the graph, in the order of the program, with detached arguments.
+`self.accuracy.update(logits, labels)` only changes the metric, and nothing in a graph needs the result of
+`self.log("accuracy", self.accuracy(logits, labels))`, so that such calls are made behind the graph, in the order of the
+program, with detached arguments. If the program does anything else with a result, Dynamo traces it again and ends the
+graph at the call.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
+import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch._dynamo import trace_rules
-from torch._dynamo.bytecode_transformation import create_instruction
-from torch._dynamo.exc import unimplemented
+from torch._dynamo.exc import SpeculationRestartAnalysis, unimplemented
 from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo.source import TempLocalSource
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.variables import (
     TensorVariable,
@@ -24,13 +27,20 @@ from torch._dynamo.variables import (
     UserFunctionVariable,
     UserMethodVariable,
 )
+from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.lazy import LazyVariableTracker
 
 from lit_ort._compat.deferred_calls import calls_of, defer_calls, replace_method
 from lit_ort._compat.value_checks import can_be_caught
 
+# The methods of a metric that are called behind the graph.
+_METHODS = frozenset({"update", "compute", "reset"})
 # Of a metric: what a step reads that knows nothing of the metric's state.
-_STATELESS = frozenset({"__call__", "forward", "update", "training", "__class__"})
+_STATELESS = _METHODS | {"__call__", "forward", "training", "__class__"}
+# Of Dynamo's `SpeculationLog`, which outlives a trace that is begun again: where results of metrics are read.
+_READ = "_lit_ort_results_read"
+# Of a function: it only keeps its arguments.
+_TAKES_RESULTS = "_lit_ort_takes_results"
 
 
 class _Argument(NamedTuple):
@@ -47,13 +57,69 @@ class _Argument(NamedTuple):
     version: int | None
 
 
+class MetricResult:
+    """The type of a metric's result, as far as a function that `takes_results` can tell while Dynamo traces it."""
+
+
+class _Result(VariableTracker):
+    """The result of a metric's call.
+
+    Args:
+        place: the call's instruction.
+        log: Dynamo's `SpeculationLog`.
+    """
+
+    def __init__(self, place: tuple[Any, int], log: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._place, self._log = place, log
+        self.logged = _LoggedResult(self)
+
+    def python_type(self) -> type:
+        return self.read()
+
+    def reconstruct(self, codegen: Any) -> None:
+        self.read()
+
+    def read(self) -> NoReturn:
+        """The program does more with a result than to log it.
+
+        Raises:
+            SpeculationRestartAnalysis: always.
+        """
+        _places_read(self._log).add(self._place)
+        raise SpeculationRestartAnalysis(restart_reason="the result of a metric is read")
+
+
+class _LoggedResult(VariableTracker):
+    """A result as a function receives it that only keeps its arguments. Behind the metric's call, it has a source."""
+
+    def __init__(self, result: _Result, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._result = result
+
+    def python_type(self) -> type:
+        return MetricResult
+
+    def reconstruct(self, codegen: Any) -> None:
+        self._result.read()
+
+
 class _MetricCall(NamedTuple):
-    """A call of a metric that is made behind the graph."""
+    """A call of a metric that is made behind the graph.
+
+    Args:
+        metric: the metric, or a function of torchmetrics.
+        function: what is called.
+        inputs: the arguments.
+        names: of the last ones, which are keyword arguments.
+        result: what the program gets.
+    """
 
     metric: Any
     function: Any
     inputs: Sequence[Any]
     names: tuple[str, ...]
+    result: _Result
 
     @property
     def arguments(self) -> Sequence[Any]:
@@ -64,7 +130,9 @@ class _MetricCall(NamedTuple):
         for argument in self.arguments[1:]:
             cg(argument)
         cg.extend_output(cg.create_call_function_kw(len(self.inputs), self.names, False))
-        cg.append_output(create_instruction("POP_TOP"))
+        cg.add_cache(self.result.logged)
+        cg.clear_tos()
+        self.result.logged.source = TempLocalSource(cg.tempvars[self.result.logged])
 
 
 def keep_metric_calls(is_enabled: Callable[[], bool]) -> None:
@@ -94,48 +162,77 @@ def is_of_metric(frame: Any) -> bool:
     return is_own and not trace_rules.check(code)
 
 
+def takes_results(function: Callable[..., None]) -> Callable[..., None]:
+    """Marks a function that only keeps its arguments: it may receive results that aren't known yet."""
+    function.__dict__[_TAKES_RESULTS] = True
+    return function
+
+
 def _call_function(
     is_enabled: Callable[[], bool], original: Any, tx: Any, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> None:
-    if is_enabled() and _keep(tx, fn, [*args, *kwargs.values()], tuple(kwargs)):
-        # The program drops it.
-        tx.push(fn)
-    else:
-        original(tx, fn, args, kwargs)
+    result = _keep(tx, fn, [*args, *kwargs.values()], tuple(kwargs)) if is_enabled() else None
+    if result is not None:
+        tx.push(result)
+        return
+    if _takes_results(fn):
+        args = [_logged(argument) for argument in args]
+        kwargs = {name: _logged(argument) for name, argument in kwargs.items()}
+    original(tx, fn, args, kwargs)
 
 
-def _keep(tx: Any, fn: Any, args: Sequence[Any], names: tuple[str, ...]) -> bool:
-    """Keeps the call of a metric for later if the program drops its result; returns whether it does."""
-    following = tx.instructions[tx.instruction_pointer or 0]
-    metric = _metric_of(fn) if following.opname == "POP_TOP" else None
-    if metric is None:
-        return False
+def _takes_results(fn: Any) -> bool:
+    return _TAKES_RESULTS in getattr(getattr(_value_of(fn), "__func__", None), "__dict__", ())
+
+
+def _value_of(variable: Any) -> Any:
+    """The function, method or object that a variable is, without a guard on it; None for other variables."""
+    if type(variable) is LazyVariableTracker:
+        if not variable.is_realized():
+            return variable.peek_value()
+        variable = variable.realize()
+    return variable.fn if type(variable) is UserFunctionVariable else getattr(variable, "value", None)
+
+
+def _logged(argument: Any) -> Any:
+    return argument.logged if isinstance(argument, _Result) else argument
+
+
+def _places_read(log: Any) -> set[tuple[Any, int]]:
+    return log.__dict__.setdefault(_READ, set())
+
+
+def _keep(tx: Any, fn: Any, args: Sequence[Any], names: tuple[str, ...]) -> _Result | None:
+    """Keeps the call of a metric for later, if that can be done; returns its result."""
+    metric = _metric_of(fn)
+    place = tx.f_code, tx.current_instruction.offset
+    if metric is None or place in _places_read(tx.speculation_log):
+        return None
     # In the graphs of higher-order operators, such as checkpoints, Dynamo allows no side effects.
     if fn.source is None or can_be_caught(tx, ()) or tx.output.current_tracer.parent is not None or tx.output.export:
-        return False
+        return None
     inputs = [_input(tx, argument) for argument in args]
     if not all(inputs):
-        return False
-    install_guard(fn.source.make_guard(GuardBuilder.TYPE_MATCH))
-    calls_of(tx.output).append(_MetricCall(metric, fn, inputs, names))
-    return True
+        return None
+    if is_metric(metric):
+        install_guard(fn.source.make_guard(GuardBuilder.TYPE_MATCH))
+    result = _Result(place, tx.speculation_log)
+    calls_of(tx.output).append(_MetricCall(metric, fn, inputs, names, result))
+    return result
 
 
 def _metric_of(fn: Any) -> Any:
-    """The metric that a call changes, or None."""
-    if type(fn) is LazyVariableTracker and not fn.is_realized():
-        value = fn.peek_value()
-    elif isinstance(fn, UserMethodVariable):
-        value = getattr(fn.obj, "value", None) if getattr(fn.fn, "__name__", "") == "update" else None
-    elif isinstance(fn, UserFunctionVariable):
-        value = fn.fn
-    else:
-        value = getattr(fn, "value", None)
+    """The metric that a call changes, or the function of torchmetrics that is called; otherwise None."""
+    if isinstance(fn, UserMethodVariable):
+        value = getattr(fn.obj, "value", None) if getattr(fn.fn, "__name__", "") in _METHODS else None
+        return value if is_metric(value) else None
+    value = _value_of(fn)
     # A metric wraps its own update.
     method = getattr(value, "__wrapped__", None)
-    if getattr(method, "__name__", None) == "update":
+    if getattr(method, "__name__", None) in _METHODS:
         value = getattr(method, "__self__", None)
-    return value if is_metric(value) else None
+    is_function = isinstance(value, types.FunctionType) and value.__module__.startswith("torchmetrics.functional.")
+    return value if is_function or is_metric(value) else None
 
 
 def _input(tx: Any, variable: Any) -> _Argument | None:

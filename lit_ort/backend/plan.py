@@ -117,7 +117,7 @@ class _Planned(Exception):
 def _planned(step: Any, arguments: Sequence[Any], options: ORTOptions) -> MemoryPlan:
     name = getattr(step, "__name__", type(step).__name__)
     is_module = hasattr(step, "training_step")
-    logs = in_place_of(step, "log", LogRecorder().log) if is_module else nullcontext()
+    logs = in_place_of(step, "log", LogRecorder(step.log_dict).log) if is_module else nullcontext()
 
     def backend(graph_module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
         from lit_ort.backend.build import build

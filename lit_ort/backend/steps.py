@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from lit_ort._compat.dynamo_events import listening, traced_in
+from lit_ort._compat.metric_calls import MetricResult, takes_results
 from lit_ort._compat.recurrent import shapes_without_steps
 from lit_ort._compat.torch_dynamo import step_settings, trace_corrections, tracing_settings
 from lit_ort.backend.inspect import CompileLog
@@ -25,19 +26,32 @@ RECOMPILE_LIMIT = 64
 
 
 class LogRecorder:
-    """Replaces `LightningModule.log` while a step runs.
+    """Replaces `LightningModule.log` and `log_dict` while a step runs.
 
-    Dynamo can't trace that method, and each call of it would break the graph.
+    Dynamo can't trace `log`, and each call of it would break the graph.
+
+    Args:
+        log_dict: the module's, which calls its `log`.
     """
 
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, Any, tuple[Any, ...], dict[str, Any]]] = []
+    def __init__(self, log_dict: Callable[..., None]) -> None:
+        self._log_dict = log_dict
+        # A name of None: the value is a dict that a metric makes behind the graph.
+        self.calls: list[tuple[str | None, Any, tuple[Any, ...], dict[str, Any]]] = []
 
+    @takes_results
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         keeps_graph = kwargs.get("enable_graph", False)
         if isinstance(value, torch.Tensor) and not keeps_graph:
             value = value.detach()
         self.calls.append((name, value, args, kwargs))
+
+    @takes_results
+    def log_dict(self, dictionary: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(dictionary, MetricResult) and not args:
+            self.calls.append((None, dictionary, args, kwargs))
+        else:
+            self._log_dict(dictionary, *args, **kwargs)
 
     def replay(self, log: Callable[..., None]) -> None:
         """Passes the recorded calls on, and clears them."""
@@ -46,7 +60,8 @@ class LogRecorder:
         for name, value, args, kwargs in calls:
             # Dynamo returns NumPy's numbers as arrays, which Lightning refuses.
             number = value[()] if isinstance(value, np.ndarray) and not value.ndim else value
-            log(name, number, *args, **kwargs)
+            for key, part in number.items() if name is None else [(name, number)]:
+                log(key, part, *args, **kwargs)
 
 
 @contextmanager

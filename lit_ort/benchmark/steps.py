@@ -92,7 +92,7 @@ class Workload:
         if not self.is_lightning:
             yield
             return
-        recorder = LogRecorder()
+        recorder = LogRecorder(self.module.log_dict)
         with in_place_of(self.module, "log", recorder.log):
             yield
 

@@ -51,7 +51,7 @@ class CompiledSteps:
         self._backend_of = backend_of
         self._strict = strict
         self._compile_log = compile_log
-        self._recorder = LogRecorder()
+        self._recorder = LogRecorder(module.log_dict)
         self._logs = RepeatedLogs(module) if is_from_lightning(type(module).log) else None
         self._compiled: dict[tuple[str, tuple[Any, ...]], Callable[..., Any]] = {}
         self._reported: set[str] = set()
@@ -142,6 +142,8 @@ class CompiledSteps:
             else:
                 stack.callback(self._recorder.replay, log)
                 stack.enter_context(in_place_of(module, "log", self._recorder.log))
+                if is_from_lightning(module.log_dict):
+                    stack.enter_context(in_place_of(module, "log_dict", self._recorder.log_dict))
             if not module.automatic_optimization:
                 # It calls hooks, which don't belong in a graph.
                 untraced = torch.compiler.disable(module.manual_backward, reason=DISABLED)

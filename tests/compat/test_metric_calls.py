@@ -1,4 +1,4 @@
-"""Steps that call metrics: the same values and states as in eager, and one graph where the step drops the results."""
+"""Steps that call metrics: values and states of eager, and one graph where the step drops or logs the results."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import torchmetrics
 from torch import Tensor, nn
 from torch.nn import functional
 from torchmetrics import MetricCollection, classification
+from torchmetrics.functional.classification import multiclass_accuracy
 
-from lit_ort.backend.steps import dynamo_settings
+from lit_ort.backend.steps import LogRecorder, dynamo_settings, in_place_of
 from tests.compare import backend, mostly_slow
 from tests.compat.canary import canary
 
@@ -36,13 +37,30 @@ ONE_GRAPH = {
     "views that change": "p = o.detach() * 1\n        self.accuracy(p[:, :], y)\n        p[:, 1].fill_(9.0)",
     "labels that change": "self.accuracy(o, y)\n        y = y.clone()\n        self.accuracy(o, y)\n        y.zero_()",
     "one's own": "self.own(o, y)",
+    "reset": "self.mean.update(o.sum())\n        self.mean.reset()",
+    "logged": "self.log('a', self.accuracy(o, y))",
+    "logged later": "a = self.accuracy(o, y)\n        self.log('l', o.sum())\n        self.log('a', a, prog_bar=True)",
+    "logged twice": "a = self.accuracy(o, y)\n        self.log('a', a)\n        self.log(name='b', value=a)",
+    "logged calls of one line": "for m in (self.accuracy, self.several[0]): self.log(type(m).__name__, m(o, y))",
+    "logged by a function": "log(self, 'a', self.accuracy(o, y))",
+    "logged with its value unused": "a = b = self.accuracy(o, y)\n        self.log('a', a)\n        del b",
+    "logged function": "self.log('a', multiclass_accuracy(o, y, num_classes=4))",
+    "logged collection": "self.log_dict(self.both(o, y), prog_bar=True)",
+    "logged compute": "m = self.mean\n        m.update(o.sum())\n        self.log('m', m.compute())\n        m.reset()",
+    "logged dict": "self.log_dict({'a': self.accuracy(o, y), 'l': o.sum()})",
 }
 # The result or the state is used, or the exception of a metric.
 MORE_GRAPHS = {
     "result": "o = o + self.accuracy(o, y)",
     "state": "self.mean.update(o.sum())\n        o = o * self.mean.weight",
     "compute": "self.mean.update(o.sum())\n        o = o * self.mean.compute()",
-    "reset": "self.mean.update(o.sum())\n        self.mean.reset()",
+    "logged and used": "a = self.accuracy(o, y)\n        self.log('a', a)\n        o = o + a",
+    "logged and kept": "a = self.accuracy(o, y)\n        self.log('a', a)\n        self.seen.append(a)",
+    "logged percentage": "self.log('a', self.accuracy(o, y) * 100)",
+    "logged item": "self.log('a', self.both(o, y)['f1'])",
+    "logged beside a branch": "a = self.accuracy(o, y)\n        o = o * 2 if a is None else o\n        self.log('a', a)",
+    "logged with positions": "self.log_dict(self.both(o, y), True)",
+    "a collection of one's own": "d = self.both(o, y)\n        self.log_dict({**d, 'l': o.sum()})",
     "caught": "try: self.accuracy(o, y)\n        except ValueError: pass",
     "loss": "return self.own(o, y)",
 }
@@ -72,6 +90,10 @@ class OwnLoss(torchmetrics.Metric):
         return self.losses / self.count
 
 
+def log(module: Any, name: str, value: Any) -> None:
+    module.log(name, value)
+
+
 def update(metric: Any, outputs: Tensor, labels: Tensor) -> None:
     metric.update(outputs, labels)
 
@@ -88,7 +110,30 @@ class Module(nn.Module):
         self.both = MetricCollection(
             {"accuracy": classification.MulticlassAccuracy(CLASSES), "f1": classification.MulticlassF1Score(CLASSES)}
         )
-        self.seen: list[int] = []
+        self.seen: list[Any] = []
+        self.logged: list[tuple[str, dict[str, Any]]] = []
+        self.values: list[Tensor] = []
+
+    def log(self, name: str, value: Any, **kwargs: Any) -> None:
+        self.logged.append((name, kwargs))
+        self.values.append(value.detach())
+
+    def log_dict(self, values: Any, prog_bar: bool = False) -> None:
+        for name, value in values.items():
+            self.log(name, value, prog_bar=prog_bar)
+
+    def compiled_step(self, engine: Any) -> Any:
+        """The compiled step, with calls of log recorded as under a strategy."""
+        recorder = LogRecorder(self.log_dict)
+        compiled = torch.compile(self.step, backend=engine)
+
+        def step(x: Tensor, y: Tensor) -> Any:
+            with in_place_of(self, "log", recorder.log), in_place_of(self, "log_dict", recorder.log_dict):
+                output = compiled(x, y)
+            recorder.replay(self.log)
+            return output
+
+        return step
 
     def states(self) -> list[Any]:
         """The state of all metrics."""
@@ -102,7 +147,8 @@ def module_of(name: str, statements: str) -> Module:
     file = f"<metrics {name}>"
     # Torch reads the lines of code that it traces.
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-    names: dict[str, Any] = {"torch": torch, "functional": functional, "update": update}
+    names: dict[str, Any] = {"torch": torch, "functional": functional, "update": update, "log": log}
+    names["multiclass_accuracy"] = multiclass_accuracy
     exec(compile(source, file, "exec"), names)
     return type("Written", (Module,), {"step": names["step"]})()
 
@@ -114,7 +160,7 @@ def test_values_states_and_graphs(name: str) -> None:
         torch.compiler.reset()
         statements, engine = {**ONE_GRAPH, **MORE_GRAPHS}[name], backend(fallback="warn")
         eager, module = module_of(name, statements), module_of(name, statements)
-        step = torch.compile(module.step, backend=engine)
+        step = module.compiled_step(engine)
         for k in range(3):
             x, y = torch.randn(8, 6), (torch.arange(8) + k) % CLASSES
             expected = eager.step(x, y)
@@ -125,7 +171,8 @@ def test_values_states_and_graphs(name: str) -> None:
             actual.backward()
             torch.testing.assert_close(module.net.weight.grad, eager.net.weight.grad)
             torch.testing.assert_close(module.states(), eager.states())
-            assert module.seen == eager.seen
+            torch.testing.assert_close((module.seen, module.values), (eager.seen, eager.values))
+            assert module.logged == eager.logged
         log = engine.compile_log
         assert name in MORE_GRAPHS or (len(log.graphs), len(log.breaks)) == (1, 0)
         # The methods of a metric are no graphs.
