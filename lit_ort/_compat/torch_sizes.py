@@ -63,6 +63,17 @@ def memory_order(value: torch.Tensor) -> list[int] | None:
     return order if value.permute(order).is_contiguous() else None
 
 
+def may_overlap(value: torch.Tensor) -> bool:
+    """Whether elements of a value can share memory, as those of an expanded one do."""
+    last = 0
+    pairs = zip(map(hint_of, value.stride()), map(hint_of, value.shape), strict=True)
+    for stride, size in sorted(pair for pair in pairs if pair[1] > 1):
+        if stride <= last:
+            return True
+        last += stride * (size - 1)
+    return False
+
+
 def guards_of(environment: Any) -> list[sympy.Expr]:
     """The guards on symbols that tracing a graph has added."""
     return [environment.replace(guard.expr) for guard in environment.guards]

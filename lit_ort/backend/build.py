@@ -31,7 +31,7 @@ from lit_ort.capture.untracked import untracked_views
 from lit_ort.errors import CaptureError
 from lit_ort.fusions import pipeline as fusions
 from lit_ort.fusions.graph import FusionGraph
-from lit_ort.joint.aliases import name_bases, share_memory
+from lit_ort.joint.aliases import name_bases, require_distinct_elements, share_memory
 from lit_ort.joint.kinds import detach_others, loss_position
 from lit_ort.joint.outputs import Returned, normalize_outputs
 from lit_ort.joint.phases import (
@@ -134,6 +134,7 @@ class _Build:
         self._dump.graph("1_captured", captured.module)
         captured, precisions, draws = self._fused(captured)
         sources = symbol_sources(captured.examples)
+        require_distinct_elements(captured.module, differentiable)
         loss = self._loss(captured.module, differentiable, outputs)
         if loss is None:
             module = name_bases(captured.module, differentiable)

@@ -16,8 +16,8 @@ from torch import fx
 
 from lit_ort._compat.torch import memory_of
 from lit_ort._compat.torch_aot import Description
-from lit_ort._compat.torch_fx import copy_nodes, example_of, output_of, returned_by, viewed_base
-from lit_ort._compat.torch_sizes import memory_order
+from lit_ort._compat.torch_fx import copy_nodes, example_of, inputs_of, output_of, returned_by, viewed_base
+from lit_ort._compat.torch_sizes import hint_of, may_overlap, memory_order
 from lit_ort.errors import CaptureError
 from lit_ort.joint.trace import JointGraph
 
@@ -43,13 +43,37 @@ def name_bases(module: fx.GraphModule, differentiable: Sequence[int]) -> fx.Grap
     for base, positions in members.items():
         is_input = base.op == "placeholder"
         is_shared = is_input or len(positions) > 1 or memory_order(example_of(outputs[positions[0]])) is None
-        # The gradient of a view of an expanded input doesn't distinguish elements that share memory.
-        is_expanded = is_input and any(isinstance(k, int) and k == 0 for k in example_of(base).stride())
-        if base.op != "get_attr" and not is_expanded and is_shared and not set(differentiable).isdisjoint(positions):
+        if base.op != "get_attr" and is_shared and not set(differentiable).isdisjoint(positions):
             views = [graph.call_function(torch.ops.aten.alias.default, (base,)) for _ in range(1 if is_input else 2)]
             outputs += [_with_meta(view, base) for view in views]
     graph.output(tuple(outputs))
     return fx.GraphModule(module, graph)
+
+
+def require_distinct_elements(module: fx.GraphModule, differentiable: Sequence[int]) -> None:
+    """Refuses views with a gradient of an input whose elements share memory.
+
+    A view of an input is made by its place in memory, and its gradient would be that of the memory, not of an element.
+
+    Args:
+        module: the captured graph.
+        differentiable: the positions of the outputs that can receive a gradient.
+
+    Raises:
+        CaptureError: an output is such a view.
+    """
+    inputs = (example_of(node) for node in inputs_of(module.graph))
+    overlapping = {
+        memory_of(value): value for value in inputs if isinstance(value, torch.Tensor) and may_overlap(value)
+    }
+    returned = returned_by(module.graph)
+    for value in (overlapping.get(memory_of(example_of(returned[position]))) for position in differentiable):
+        if value is not None:
+            raise CaptureError(
+                f"it returns a view of an input whose elements share memory (strides {tuple(value.stride())} for the "
+                f"shape {tuple(map(hint_of, value.shape))}), and each element has a gradient of its own",
+                remedy="Pass a copy of the input, with contiguous() or clone().",
+            )
 
 
 def _with_meta(node: fx.Node, other: fx.Node) -> fx.Node:
