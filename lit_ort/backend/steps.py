@@ -58,10 +58,10 @@ class LogRecorder:
         calls = self.calls.copy()
         self.calls.clear()
         for name, value, args, kwargs in calls:
-            # Dynamo returns NumPy's numbers as arrays, which Lightning refuses.
-            number = value[()] if isinstance(value, np.ndarray) and not value.ndim else value
-            for key, part in number.items() if name is None else [(name, number)]:
-                log(key, part, *args, **kwargs)
+            for key, part in [(name, value)] if name is not None else value.items():
+                # Dynamo returns NumPy's numbers as arrays, which Lightning refuses.
+                number = part[()] if isinstance(part, np.ndarray) and not part.ndim else part
+                log(key, number, *args, **kwargs)
 
 
 @contextmanager

@@ -92,8 +92,8 @@ class Workload:
         if not self.is_lightning:
             yield
             return
-        recorder = LogRecorder(self.module.log_dict)
-        with in_place_of(self.module, "log", recorder.log):
+        module: Any = self.module
+        with in_place_of(module, "log", LogRecorder(module.log_dict).log):
             yield
 
 

@@ -58,7 +58,7 @@ MORE_GRAPHS = {
     "logged and kept": "a = self.accuracy(o, y)\n        self.log('a', a)\n        self.seen.append(a)",
     "logged percentage": "self.log('a', self.accuracy(o, y) * 100)",
     "logged item": "self.log('a', self.both(o, y)['f1'])",
-    "logged beside a branch": "a = self.accuracy(o, y)\n        o = o * 2 if a is None else o\n        self.log('a', a)",
+    "logged and compared": "a = self.accuracy(o, y)\n        if a is None: o = o * 2\n        self.log('a', a)",
     "logged with positions": "self.log_dict(self.both(o, y), True)",
     "a collection of one's own": "d = self.both(o, y)\n        self.log_dict({**d, 'l': o.sum()})",
     "caught": "try: self.accuracy(o, y)\n        except ValueError: pass",
