@@ -74,7 +74,8 @@ def normalize_outputs(
             for tangent, result in zip(tangents, joint.tangents, strict=True):
                 if result == position:
                     _permute_tangent(graph, tangent, order)
-    output_of(graph).args = ((*(nodes[k] for k in computed), *returned[count:]),)
+    # Read again, since a gradient can be a tangent that is now permuted.
+    output_of(graph).args = ((*(nodes[k] for k in computed), *returned_by(graph)[count:]),)
     without_aliases = dataclasses.replace(
         joint,
         results=tuple(joint.results[k] for k in computed),

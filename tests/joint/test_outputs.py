@@ -245,6 +245,14 @@ def test_outputs_have_the_same_memory_layout_as_in_eager(function: Function) -> 
     torch.testing.assert_close(*gradients)
 
 
+@pytest.mark.parametrize("function", [torch.frac, lambda x: x + 1, lambda x: x + x.detach().exp()])
+def test_a_gradient_that_the_graph_passes_on_has_the_order_of_its_result(function: Callable[[Tensor], Tensor]) -> None:
+    x = weight().detach().t().requires_grad_()
+    factors = torch.linspace(0.5, 1.5, 24).view(6, 4)
+    calls = (torch.compile(function, backend=backend()), function)
+    torch.testing.assert_close(*(torch.autograd.grad(call(x), x, factors) for call in calls))
+
+
 @pytest.mark.parametrize("function", [*OF_ONE_BASE, a_view_and_its_detached_view])
 def test_writing_to_a_result_changes_those_that_share_its_memory(function: Function) -> None:
     w = weight().detach()
