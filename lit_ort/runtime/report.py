@@ -225,6 +225,16 @@ class Choice:
         gain = 0.0 if eager is None or compiled is None else eager - compiled
         return self.calls[1] * gain - self.compile_seconds
 
+    @property
+    def hyperparameters(self) -> dict[str, str | float]:
+        """The way and what was measured, with times in ms a call and in s."""
+        names = (f"{EAGER}_ms", f"{COMPILED}_ms")
+        times = {name: seconds * 1e3 for name, seconds in zip(names, self.seconds, strict=True) if seconds is not None}
+        if self.compile_seconds:
+            times |= {"compile_s": self.compile_seconds, "saved_s": self.saved_seconds}
+        rounded = {f"lit_ort/{self.step}/{name}": round(value, 3) for name, value in times.items()}
+        return {f"lit_ort/{self.step}": self.way, **rounded}
+
     def __str__(self) -> str:
         eager, compiled = ("?" if seconds is None else f"{seconds * 1e3:.1f} ms" for seconds in self.seconds)
         took = f"compiling took {self.compile_seconds:.1f} s"

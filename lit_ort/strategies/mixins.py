@@ -261,6 +261,7 @@ class ORTMixin(CompiledMixin):
         if self._fit is not None:
             trainer = self.lightning_module.trainer
             show(trainer, self._fit.lines(trainer.callbacks))
+            self._fit.log(trainer)
 
     # Randomness: a separate generator draws the seeds of sessions, because dataloaders draw from torch's default one.
     # Its state is the same in every process, and each rank uses a separate stream.

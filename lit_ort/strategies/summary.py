@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from lit_ort._compat.lightning import package_of
+from lit_ort._compat.lightning import own_class_of, package_of
 from lit_ort.backend.inspect import CompileLog, Explanation
 from lit_ort.callbacks import MIB, StepStatistics, peak_rss_bytes, rss_bytes
 from lit_ort.strategies.progress import above_bars
@@ -58,6 +58,18 @@ class FitSummary:
             return [*choices, graphs] if explanation.is_partly_eager else choices
         costs = self.costs()
         return [*choices, *([costs] if costs else []), graphs, explanation.times]
+
+    def log(self, trainer: Any) -> None:
+        """Adds how each step ran to the hyperparameters of Lightning's loggers, and to TensorBoard's texts."""
+        choices = self._compile_log.explanation().choices
+        values = {name: value for choice in choices for name, value in choice.hyperparameters.items()}
+        for logger in trainer.loggers if values else ():
+            kind = own_class_of(logger).__name__
+            # TensorBoard takes the hyperparameters of the start only; MLflow refuses to change them in a second fit.
+            if kind == "TensorBoardLogger":
+                logger.experiment.add_text("lit_ort", "\n\n".join(map(str, choices)), trainer.global_step)
+            elif kind in ("CSVLogger", "WandbLogger"):
+                logger.log_hyperparams(values)
 
     def _graphs(self, explanation: Explanation) -> str:
         seconds = sum(graph.seconds for graph in explanation.graphs)

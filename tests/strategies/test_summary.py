@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import pytorch_lightning
 import torch
+import yaml
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
 import lit_ort
@@ -156,3 +159,17 @@ def test_the_peak_is_a_bound_where_an_earlier_one_was_higher() -> None:
 def test_memory_that_a_fit_has_freed_is_no_negative_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lit_ort.strategies.summary.rss_bytes", lambda: 2**50)
     assert " 0 MiB above the start" in FitSummary(lit_ort.ORTStrategy().compile_log).costs()
+
+
+def test_how_steps_ran_reaches_the_loggers(tmp_path: Path) -> None:
+    table, board = CSVLogger(tmp_path, "csv"), TensorBoardLogger(tmp_path, "board")
+    strategy, settings = lit_ort.ORTStrategy(compile="auto"), {"max_epochs": 1, "log_every_n_steps": 1}
+    trainer(strategy, tmp_path, logger=[table, board], **settings).fit(Net(), loader(), loader())
+    parameters = yaml.safe_load((Path(table.log_dir) / "hparams.yaml").read_text())
+    assert parameters["dropout"] == 0.0
+    assert parameters["lit_ort/training_step"] == "eager"
+    assert parameters["lit_ort/training_step/eager_ms"] > 0
+    events = EventAccumulator(board.log_dir)
+    events.Reload()
+    text = events.Tensors("lit_ort/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert "training_step ran in eager" in text
