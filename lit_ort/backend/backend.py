@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from time import perf_counter
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -145,7 +145,7 @@ class ORTBackend:
             return self._executable_or_fallback(request)
 
     def _executable_or_fallback(self, request: Request) -> Executable | None:
-        start, reason = time.perf_counter(), None
+        start, reason = perf_counter(), None
         if request.any_sizes:
             try:
                 return self._executable_for(request, start)
@@ -198,7 +198,7 @@ class ORTBackend:
 
     def _report(self, report: GraphReport, start: float) -> None:
         self._count += 1
-        seconds = time.perf_counter() - start
+        seconds = perf_counter() - start
         self.compile_log.graphs.append(dataclasses.replace(report, seconds=seconds, engine=self.engine.version))
 
     def _hint(self, name: str, speed: str | None) -> None:
@@ -266,7 +266,7 @@ class ORTBackend:
         def bind(form: Form, tensors: Sequence[torch.Tensor]) -> Executable:
             with COMPILE_LOCK, self.compile_log.watch.compiling(self.name):
                 return self._executable_for(
-                    dataclasses.replace(template, tensors=tensors, form=form, any_sizes=False), time.perf_counter()
+                    dataclasses.replace(template, tensors=tensors, form=form, any_sizes=False), perf_counter()
                 )
 
         def run_in_eager_mode(tensors: Sequence[torch.Tensor]) -> Sequence[Any]:
@@ -275,7 +275,7 @@ class ORTBackend:
                 return run_in_eager(template.graph.module, arguments, self.options.precision)
 
         def fall_back(reason: str, tensors: Sequence[torch.Tensor]) -> None:
-            self.fall_back(template.original.graph, tensors, time.perf_counter(), reason)
+            self.fall_back(template.original.graph, tensors, perf_counter(), reason)
 
         # With the optimizer in the graph, a fused run would consume gradients.
         can_be_fused = request.form is None and not self.options.optimizer_in_graph
@@ -342,7 +342,7 @@ class CompiledGraph:
                 raise
             if not self._warned:
                 self._warned = True
-                self._backend.fall_back(self._original.graph, tensors, time.perf_counter(), str(error))
+                self._backend.fall_back(self._original.graph, tensors, perf_counter(), str(error))
             return self._in_eager(arguments)
         except SessionError as error:
             # No input has been changed yet, unless an optimizer has used gradients in the run.
@@ -354,7 +354,7 @@ class CompiledGraph:
             except (IndexError, RuntimeError) as own:
                 # The step's inputs are at fault, and the session's error names the operator.
                 raise type(own)(f"{error} Eager: {first_line_of(own)}") from own
-            self._backend.fall_back(self._original.graph, tensors, time.perf_counter(), str(error))
+            self._backend.fall_back(self._original.graph, tensors, perf_counter(), str(error))
             self._executables[key] = None
             return results
 
@@ -374,7 +374,7 @@ class CompiledGraph:
         if not self._warned:
             self._warned = True
             tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
-            self._backend.fall_back(self._original.graph, tensors, time.perf_counter(), str(obstacle))
+            self._backend.fall_back(self._original.graph, tensors, perf_counter(), str(obstacle))
         return self._in_eager(arguments)
 
     def _in_eager(self, arguments: Sequence[Any]) -> Any:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import perf_counter
 from typing import Protocol
 
 # Compilations shorter than this are not reported; longer ones are reported again after each such interval.
@@ -104,7 +104,7 @@ class CompileWatch:
         self._depth += 1
         if self._depth > 1:
             return
-        self._begin = time.perf_counter()
+        self._begin = perf_counter()
         self._ticker = _Ticker(max(0.0, SECONDS - self._spent), self._report)
         self._ticker.start()
 
@@ -112,7 +112,7 @@ class CompileWatch:
         self._depth -= 1
         if self._depth > 0:
             return
-        seconds = time.perf_counter() - self._begin
+        seconds = perf_counter() - self._begin
         self._spent += seconds
         self.total += seconds
         if self._ticker is not None:
@@ -121,7 +121,7 @@ class CompileWatch:
 
     def _report(self) -> None:
         self._is_reported = True
-        self.listener.compiling(self._step or "a function", self._spent + time.perf_counter() - self._begin)
+        self.listener.compiling(self._step or "a function", self._spent + perf_counter() - self._begin)
 
 
 class _Ticker:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -156,9 +156,9 @@ def _quiet() -> Iterator[None]:
 
 
 def _timed(run: Callable[[], Any]) -> float:
-    start = time.perf_counter()
+    start = perf_counter()
     run()
-    return time.perf_counter() - start
+    return perf_counter() - start
 
 
 def interleaved(steps: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:

@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
+from time import perf_counter
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -95,18 +96,18 @@ class StepStatistics(Callback):
             return
         # Not in on_fit_start, which comes after the strategy's setup.
         self._forget()
-        self._fit_start_s = time.perf_counter()
+        self._fit_start_s = perf_counter()
         self._started_unix_s = time.time()
         reset_peak_rss()
         self._start_rss = peak_rss_bytes()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._batch_start_s = time.perf_counter()
+        self._batch_start_s = perf_counter()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        now_s = time.perf_counter()
+        now_s = perf_counter()
         self._steps += 1
         if self._first_step_s is None:
             self._first_step_s = now_s - self._fit_start_s

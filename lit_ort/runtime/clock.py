@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from time import perf_counter
 from typing import Any
 
 
@@ -26,21 +26,21 @@ class Clock:
     @contextmanager
     def running(self, part: str) -> Iterator[None]:
         """Adds the time of a block to a part."""
-        start = time.perf_counter()
+        start = perf_counter()
         try:
             yield
         finally:
-            setattr(self, part, getattr(self, part) + time.perf_counter() - start)
+            setattr(self, part, getattr(self, part) + perf_counter() - start)
 
     def node(self, function: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
         """Wraps a torch node's function to add its time."""
 
         def timed(*args: Any) -> Sequence[Any]:
-            start = time.perf_counter()
+            start = perf_counter()
             try:
                 return function(*args)
             finally:
-                self.torch_nodes += time.perf_counter() - start
+                self.torch_nodes += perf_counter() - start
 
         return timed
 

@@ -7,11 +7,11 @@ Then both ways run in turns, and the faster one stays.
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from statistics import median
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -249,14 +249,14 @@ class Stopwatch:
     def timing(self, choice: StepChoice, way: str) -> Iterator[None]:
         """Times a call; one that raises doesn't count."""
         self._current = None
-        start, compiled = time.perf_counter(), self._compiled_seconds()
+        start, compiled = perf_counter(), self._compiled_seconds()
         yield
         self._current = choice, way, start, compiled
         self.lap()
 
     def lap(self) -> None:
         """The latest call ends here, or later."""
-        self._end = time.perf_counter()
+        self._end = perf_counter()
 
     def stop(self) -> None:
         """Records the latest call."""

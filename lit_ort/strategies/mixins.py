@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any, ClassVar
 
 import torch
@@ -284,7 +284,7 @@ class ORTMixin(CompiledMixin):
             self._resumed_state = None
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        start = time.perf_counter()
+        start = perf_counter()
         # A custom loop can run steps before on_train_start().
         drawing = nullcontext() if self._generator is None else draw_from(self._generator, self.rank)
         with drawing, self._old_gradients.freed_by_run("training_step", self._cleared_optimizers()):
@@ -305,7 +305,7 @@ class ORTMixin(CompiledMixin):
         return self.optimizers if clears and not _listens_to_zero_grad(module, module.trainer.callbacks) else ()
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
-        start = time.perf_counter()
+        start = perf_counter()
         loss = self._optimizer_step(optimizer, closure, *args, **kwargs)
         # With manual optimization it is a part of the training step.
         if self._fit is not None and self.lightning_module.automatic_optimization:

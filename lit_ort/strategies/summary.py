@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import time
 from collections import deque
 from collections.abc import Sequence
 from statistics import median
+from time import perf_counter
 from typing import Any
 
 from lit_ort._compat.lightning import own_class_of, package_of
@@ -36,7 +36,7 @@ class FitSummary:
         Args:
             start: when it began, by `time.perf_counter`, in seconds.
         """
-        self._seconds.append(time.perf_counter() - start)
+        self._seconds.append(perf_counter() - start)
 
     def lines(self, callbacks: Sequence[Any]) -> list[str]:
         """The lines of the summary. There are none if no training batch ran.

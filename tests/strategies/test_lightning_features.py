@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from unittest import mock
 
 import pytest
 import torch
@@ -495,6 +496,12 @@ def test_an_anomaly_is_detected() -> None:
     data = DataLoader(TensorDataset(x * float("inf"), y), BATCH)
     with pytest.raises(RuntimeError, match="nan"):
         fit(strict(), loaders=data, max_epochs=1, detect_anomaly=True)
+
+
+@pytest.mark.parametrize("compile", ["auto", "always"])
+def test_a_mocked_clock_ticks_for_the_program_alone(compile: Literal["auto", "always"]) -> None:
+    with mock.patch("time.perf_counter", side_effect=AssertionError("not the program's call")):
+        fit(ORTStrategy(compile=compile))
 
 
 def test_the_same_seed_produces_the_same_bits() -> None:
