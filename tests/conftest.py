@@ -14,6 +14,7 @@ import torch
 from lit_ort.backend.backend import ORTBackend
 from lit_ort.backend.compilation import DEFECT
 from lit_ort.runtime.report import GraphReport
+from lit_ort.strategies.compiled_code import IDLE
 
 
 def pytest_configure() -> None:
@@ -39,9 +40,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def fresh_compiler() -> Iterator[None]:
     torch.compiler.reset()
+    IDLE.clear()
     torch.manual_seed(0)
     yield
     torch.compiler.reset()
+    IDLE.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -131,6 +131,11 @@ class ORTBackend:
         """The context in which Dynamo traces a function of `torch.compile`."""
         return tracing_for(self.compile_log, strict=self.options.fallback == "error")
 
+    @property
+    def count(self) -> int:
+        """The number of graphs that reached it."""
+        return self._count
+
     def __deepcopy__(self, memo: dict[int, Any]) -> ORTBackend:
         # torch.compile copies the backend of a module that it wraps; sessions and reports stay with this object.
         return self

@@ -110,6 +110,17 @@ def _count(number: int, noun: str) -> str:
     return f"{number or 'no'} {noun}{'' if number < 2 else 's'}"
 
 
+@dataclasses.dataclass(frozen=True)
+class Records:
+    """What a log knows of compiled code. Functions that run in eager are traced again for another log."""
+
+    graphs: tuple[GraphReport, ...]
+    breaks: tuple[GraphBreak, ...]
+    recompiles: dict[tuple[str, str], Recompile]
+    untraced: frozenset[str | None]
+    gradient_readers: frozenset[str | None]
+
+
 class CompileLog:
     """Reports of the graphs that one backend compiled.
 
@@ -145,6 +156,26 @@ class CompileLog:
         self.__dict__.update(state)
         self.watch = CompileWatch()
 
+    def records(self) -> Records:
+        """What it knows of compiled code."""
+        return Records(
+            tuple(self.graphs),
+            tuple(self.breaks),
+            dict(self._recompiles),
+            frozenset(self._untraced),
+            frozenset(self._gradient_readers),
+        )
+
+    def adopt(self, records: Records) -> None:
+        """Adds what another log knows of code that is used again."""
+        known = {report.name for report in self.graphs}
+        reused = (dataclasses.replace(report, is_reused=True) for report in records.graphs)
+        self.graphs.extend(report for report in reused if report.name not in known)
+        self.breaks.extend(one for one in records.breaks if self.is_new(_at(one)))
+        self._recompiles = {**records.recompiles, **self._recompiles}
+        self._untraced |= records.untraced
+        self._gradient_readers |= records.gradient_readers
+
     @property
     def recompiles(self) -> tuple[Recompile, ...]:
         """One for each function and place, with the latest reason."""
@@ -174,7 +205,7 @@ class CompileLog:
 
     def note_break(self, graph_break: GraphBreak) -> None:
         """Records a graph break, once for each place."""
-        if self.is_new(f"graph break at {graph_break.place}"):
+        if self.is_new(_at(graph_break)):
             self.breaks.append(graph_break)
             if not graph_break.by_design:
                 self.watch.listener.note(str(graph_break))
@@ -217,6 +248,10 @@ class CompileLog:
             self.recompiles,
             tuple(choice() for choice in self.choices.values()),
         )
+
+
+def _at(graph_break: GraphBreak) -> str:
+    return f"graph break at {graph_break.place}"
 
 
 def _same(choice: Choice) -> Choice:

@@ -23,6 +23,10 @@ class Clock:
     torch_nodes: float = 0.0
     eager: float = 0.0
 
+    def set(self, other: Clock) -> None:
+        """Takes the seconds of another clock."""
+        self.sessions, self.torch_nodes, self.eager = other.sessions, other.torch_nodes, other.eager
+
     @contextmanager
     def running(self, part: str) -> Iterator[None]:
         """Adds the time of a block to a part."""

@@ -47,6 +47,7 @@ class GraphReport:
         worst: the largest relative errors of the last comparison, as `gradient of head.weight 2.1e-07`.
         speed: why a step of the graph takes as long as in eager, or longer; None if something in it is faster.
         fixed_sizes: why the graph is compiled for these sizes only, although Dynamo made some symbolic.
+        is_reused: whether another strategy of the process compiled it.
     """
 
     name: str
@@ -68,12 +69,14 @@ class GraphReport:
     fixed_sizes: str | None = None
     verified: int = 0
     worst: tuple[str, ...] = ()
+    is_reused: bool = False
 
     @property
     def head(self) -> str:
         """The report in one line."""
         counts = f"{self.inputs} inputs, {self.wants_gradient} gradients"
-        return f"{self.name}: {self.kind}, {counts}, {self.precision}, {self.seconds:.1f} s"
+        reused = ", used again" if self.is_reused else ""
+        return f"{self.name}: {self.kind}, {counts}, {self.precision}, {self.seconds:.1f} s{reused}"
 
     def __str__(self) -> str:
         lines = [self.head, f"  data     {', '.join(self.shapes) or 'none'}"]
@@ -246,7 +249,7 @@ class Choice:
             saved = self.saved_seconds
             balance = f"{saved:.1f} s were saved" if saved >= 0 else f"{-saved:.1f} s of it were not won back"
             return f"{self.step} is compiled: {compiled} a call, {eager} in eager (in turns); {took}, {balance}"
-        if self.compile_seconds:
+        if self.compile_seconds or self.seconds[1] is not None:
             return f"{self.step} runs in eager: {eager} a call, {compiled} compiled (in turns); {took}"
         if self.estimate is None:
             return f"{self.step} ran in eager: {self.calls[0]} calls are too few to be timed"

@@ -94,6 +94,7 @@ class StepChoice:
         operators: an estimate of the operators in its forward; the first gradient corrects it.
         agreed: returns one decision for all processes from that of this one.
         decided: the way of all calls and why, if that is decided already.
+        has_code: whether an earlier fit found the step to be faster compiled, and left its code.
     """
 
     def __init__(
@@ -103,12 +104,16 @@ class StepChoice:
         operators: int,
         agreed: Callable[[bool], bool] = bool,
         decided: tuple[str, str] | None = None,
+        has_code: bool = False,
     ) -> None:
         self.step = step
         self._calls_left = calls_left
         self._operators = operators
         self._agreed = agreed
         self._has_backward = False
+        self._borrows = has_code and decided is None
+        if self._borrows:
+            decided = COMPILED, "it was faster in an earlier fit, whose code it uses"
         self._way, self._reason = (None, None) if decided is None else decided
         # Calls since the first compilation, in turns at first.
         self._turn = 0 if decided is None else _SETTLED
@@ -168,8 +173,12 @@ class StepChoice:
     def allows_compiling(self) -> bool:
         """Whether Dynamo compiles in the current call what it has no code for. Otherwise that runs in eager.
 
-        Code that is compiled again takes as long as at first, for the calls of its kind that are left.
+        Code that is compiled again takes as long as at first, for the calls of its kind that are left. The code of an
+        earlier fit that is not for this module is no reason to compile.
         """
+        if self._borrows:
+            self._borrows, self._way, self._reason, self._turn = False, None, None, 0
+            self._is_declining = True
         if not self._since_compilation or self._is_declining:
             return not self._is_declining
         share = (self._declined + 1) / (self._since_compilation + 1)
@@ -206,9 +215,16 @@ class StepChoice:
         if way == EAGER:
             if not is_first:
                 self._seconds[EAGER].append(seconds)
+        elif declined and not self._compilations:
+            pass
         elif compiling or is_first:
             self._latest_compilation = max(seconds - self._usual, compiling)
-            self._compile_seconds += self._latest_compilation
+            if self._borrows and not compiling:
+                self._borrows = False
+                # What other sizes would take.
+                self._latest_compilation = estimate_of(self._operators, seconds, self._has_backward).seconds
+            else:
+                self._compile_seconds += self._latest_compilation
             self._compilations += 1
             self._declined, self._since_compilation = 0, 1
         else:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import warnings
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any, ClassVar
 import torch
 from lightning.pytorch.plugins.precision import Precision
 
-from lit_ort._compat.dynamo_events import forget
 from lit_ort._compat.lightning import (
     PYTORCH_LIGHTNING,
     chosen_checkpoint_io,
@@ -34,14 +32,12 @@ from lit_ort.backend.inspect import CompileLog
 from lit_ort.checkpoint_io import AtomicCheckpointIO
 from lit_ort.errors import LitOrtWarning, OptionsError, UnsupportedError
 from lit_ort.options import AUTO, BF16_MIXED, FLOAT32, NEVER, TRUE_PRECISIONS, ORTOptions, require_bool
-from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.fused_form import fused_form
 from lit_ort.runtime.random import draw_from
-from lit_ort.runtime.report import EAGER
-from lit_ort.runtime.updates import Updates
+from lit_ort.runtime.report import COMPILED, EAGER
 from lit_ort.strategies.calls_left import calls_left
+from lit_ort.strategies.compiled_code import IDLE, CompiledCode, code_key
 from lit_ort.strategies.jit import StepChoice, operators_in
-from lit_ort.strategies.old_gradients import OldGradients
 from lit_ort.strategies.progress import ProgressListener
 from lit_ort.strategies.steps import CompiledSteps
 from lit_ort.strategies.summary import FitSummary, show
@@ -56,7 +52,7 @@ COMPILES = (AUTO, ALWAYS, NEVER)
 COMPILE_VARIABLE = "LIT_ORT_COMPILE"
 
 # Attributes that a copy or a pickle of a strategy leaves out: sessions, their memory and compiled code.
-_OF_THIS_PROCESS = frozenset({"_backends", "_fit", "_old_gradients", "_pool", "_updates", "_steps"})
+_OF_THIS_PROCESS = frozenset({"_code", "_code_key", "_fit", "_steps"})
 
 # The engine's precisions by those of Lightning's plugins. With a "true" precision, Lightning's plugin converts the
 # module and its batches, and graphs compute in the dtypes of their tensors.
@@ -184,6 +180,8 @@ class ORTMixin(CompiledMixin):
     _settled_ways: Mapping[str, str] = {}
     _resumed_ways: Mapping[str, str] = {}
     _fit: FitSummary | None = None
+    # Set between setup and teardown, where the code can be handed on.
+    _code_key: Hashable = None
 
     def __init__(
         self, options: ORTOptions, *, compile: str | None = ALWAYS, fused_optimizer: bool, **arguments: Any
@@ -193,19 +191,15 @@ class ORTMixin(CompiledMixin):
         self.compile = _require_compile(os.environ.get(COMPILE_VARIABLE, AUTO) if compile is None else compile)
         self._fused_optimizer = fused_optimizer
         self.compile_log = CompileLog()
-        self._backends: dict[str, ORTBackend] = {}
-        self._pool = BufferPool()
-        self._updates = Updates(self._pool)
-        self._old_gradients = OldGradients(self.compile_log)
+        self._code = CompiledCode(self.options, self.compile_log)
         self._warned_of_updates = False
         self._strict = self.options.fallback == "error"
-        weakref.finalize(self, _forget, self._backends).atexit = False
         # Creating a backend checks the options, such as the names of passes.
-        self._backend("training_step")
+        self._code.backend("training_step")
         super().__init__(**arguments)
 
     def backend_of(self, step: str) -> ORTBackend:
-        return self._backend(step)
+        return self._code.backend(step)
 
     def _log_of_steps(self) -> CompileLog:
         return self.compile_log
@@ -214,16 +208,25 @@ class ORTMixin(CompiledMixin):
         # Code that reads dtypes sees those of eager; graphs are compiled for the autocast around them.
         return _inside(autocast_for(self.options.precision, self.root_device), super().step_context(kind))
 
-    def _backend(self, step: str) -> ORTBackend:
-        if step not in self._backends:
-            self._backends[step] = ORTBackend(
-                self.options, step, self.compile_log, self._pool, self._updates, self._old_gradients.before_run
-            )
-        return self._backends[step]
-
     def setup(self, trainer: Any) -> None:
         self._fit = FitSummary(self.compile_log) if trainer.state.fn == "fit" else None
         super().setup(trainer)
+        module, options = self.lightning_module, self.options
+        # Code of these options also has what belongs to one fit.
+        is_own = options.verifies or options.optimizer_in_graph or options.dump_dir is not None
+        self._code_key = None if is_own or self._code.count else code_key(module, type(self), options)
+        code = None if self._code_key is None else IDLE.take(self._code_key)
+        if code is not None:
+            self._code = code
+            code.attach(self.compile_log)
+
+    def teardown(self) -> None:
+        ways = self._settled_ways if self._steps is None else self._steps.settled_ways
+        super().teardown()
+        if self._code_key is not None:
+            self._code.detach(ways)
+            IDLE.put(self._code_key, self._code)
+            self._code, self._code_key = CompiledCode(self.options, self.compile_log), None
 
     def _chooser(self, trainer: Any) -> Callable[[str, int], StepChoice] | None:
         at_once = _asks_for_graphs(self.options) or torch.are_deterministic_algorithms_enabled()
@@ -240,6 +243,7 @@ class ORTMixin(CompiledMixin):
             # Ranks have different numbers of other batches.
             self._agreed if step == "training_step" else bool,
             self._decided(name),
+            has_code=self._code.ways.get(name) == COMPILED,
         )
 
     def _decided(self, step: str) -> tuple[str, str] | None:
@@ -287,7 +291,7 @@ class ORTMixin(CompiledMixin):
         start = perf_counter()
         # A custom loop can run steps before on_train_start().
         drawing = nullcontext() if self._generator is None else draw_from(self._generator, self.rank)
-        with drawing, self._old_gradients.freed_by_run("training_step", self._cleared_optimizers()):
+        with drawing, self._code.old_gradients.freed_by_run("training_step", self._cleared_optimizers()):
             output = super().training_step(*args, **kwargs)
         if self._fit is not None and not self.lightning_module.automatic_optimization:
             self._fit.add(start)
@@ -316,11 +320,11 @@ class ORTMixin(CompiledMixin):
         trainer = self.lightning_module.trainer
         if not self.options.optimizer_in_graph or self._warns_of_updates(trainer, optimizer):
             return self._step_after_backward(optimizer, closure, *args, **kwargs)
-        with self._updates.step(optimizer, clipping_of(trainer), self._fused_optimizer) as step:
+        with self._code.updates.step(optimizer, clipping_of(trainer), self._fused_optimizer) as step:
             loss = closure()
             step.keeps_gradients = self.compile_log.may_read_gradients("training_step")
             if self.compile_log.reads_gradients("training_step"):
-                self._updates.require_gradients()
+                self._code.updates.require_gradients()
         if not step.updated:
             return self._step_after_backward(optimizer, lambda: loss, *args, **kwargs)
         # The run has used the gradients: there is nothing left to clip, and a second step must not be counted.
@@ -352,7 +356,7 @@ class ORTMixin(CompiledMixin):
             ways = self._settled_ways if self._steps is None else self._steps.settled_ways
             checkpoint = {**checkpoint, "lit_ort": {"generator": self._generator.get_state(), "ways": ways}}
         # Frees memory for the file, which Lightning builds in memory; no step runs meanwhile.
-        self._pool.trim()
+        self._code.pool.trim()
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
@@ -371,10 +375,7 @@ class ORTMixin(CompiledMixin):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._backends, self._pool, self._steps, self._fit = {}, BufferPool(), None, None
-        weakref.finalize(self, _forget, self._backends).atexit = False
-        self._updates = Updates(self._pool)
-        self._old_gradients = OldGradients(self.compile_log)
+        self._code, self._steps, self._fit = CompiledCode(self.options, self.compile_log), None, None
 
     # Checks of settings. Lightning's connector sets these attributes on every strategy when a Trainer is created.
 
@@ -425,7 +426,7 @@ class ORTMixin(CompiledMixin):
         # Float32 is Lightning's default: the precision of the options stays.
         if precision != FLOAT32 and engine_precision != self.options.precision:
             self.options = dataclasses.replace(self.options, precision=engine_precision)
-            self._backends.clear()
+            self._code = CompiledCode(self.options, self.compile_log)
 
 
 def _asks_for_graphs(options: ORTOptions) -> bool:
@@ -459,10 +460,6 @@ def _on_pytorch_lightning(kind: type) -> type:
 def _inside(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
     with outer, inner:
         yield
-
-
-def _forget(backends: Mapping[str, ORTBackend]) -> None:
-    forget(backends.values())
 
 
 def _called(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

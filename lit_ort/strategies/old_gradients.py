@@ -18,11 +18,11 @@ class OldGradients:
     freed as the run begins: by then Dynamo has traced the code of the step, and knows whether it can read gradients.
 
     Args:
-        compile_log: knows that.
+        compile_log: knows that; also an attribute.
     """
 
     def __init__(self, compile_log: CompileLog) -> None:
-        self._compile_log = compile_log
+        self.compile_log = compile_log
         self._step: str | None = None
         self._optimizers: Iterable[Any] = ()
 
@@ -36,7 +36,7 @@ class OldGradients:
             self._step, self._optimizers = None, ()
 
     def before_run(self) -> None:
-        if self._step is None or self._compile_log.may_read_gradients(self._step):
+        if self._step is None or self.compile_log.may_read_gradients(self._step):
             return
         for optimizer in self._optimizers:
             # Not through `zero_grad`, which Lightning calls once per step, and which an optimizer can override.

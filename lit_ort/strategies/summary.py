@@ -72,9 +72,11 @@ class FitSummary:
                 logger.log_hyperparams(values)
 
     def _graphs(self, explanation: Explanation) -> str:
-        seconds = sum(graph.seconds for graph in explanation.graphs)
+        seconds = sum(graph.seconds for graph in explanation.graphs if not graph.is_reused)
+        reused = sum(graph.is_reused for graph in explanation.graphs)
+        earlier = f", {reused} of them in an earlier fit" if reused else ""
         more = "; lit_ort.explain(trainer) shows where and why" if explanation.is_partly_eager else ""
-        return f"{explanation.counts}, compiled in {seconds:.1f} s{more}"
+        return f"{explanation.counts}, compiled in {seconds:.1f} s{earlier}{more}"
 
     def costs(self) -> str:
         """Time per batch and peak memory; empty if neither is known."""

@@ -33,6 +33,7 @@ class Run:
     def __init__(self, calls: int | None, seconds: dict[str, float], compiling: float = 2.0, **settings: Any) -> None:
         self.calls, self.seconds, self.compiling = calls, seconds, compiling
         self.ways: list[str] = []
+        self.has_code = settings.get("has_code", False)
         self.choice = StepChoice("step", self.left, OPERATORS, **settings)
 
     def left(self) -> float | None:
@@ -42,7 +43,8 @@ class Run:
         """Calls the step. `is_new`: Dynamo has no code for this call."""
         way = self.choice.next_way()
         compiling = 0.0
-        if way == COMPILED and (is_new or COMPILED not in self.ways) and self.choice.allows_compiling():
+        is_first = COMPILED not in self.ways and not self.has_code
+        if way == COMPILED and (is_new or is_first) and self.choice.allows_compiling():
             compiling = self.compiling
         self.ways.append(way)
         self.choice.add(way, self.seconds[way] + compiling, compiling)
@@ -86,6 +88,26 @@ def test_without_a_known_end_it_is_compiled_when_what_has_passed_was_long_enough
     ways = run.many(200)
     # 2 s of compiling for a gain of a quarter of 0.1 s at each call: after 80 calls, looked at when they have doubled.
     assert ways.index("compiling") == 128
+
+
+def test_code_of_an_earlier_fit_runs_at_once_and_other_sizes_have_to_pay() -> None:
+    run = Run(20, {EAGER: LONG, COMPILED: LONG / 2}, has_code=True)
+    assert set(run.many(10)) == {COMPILED}
+    assert run.call(is_new=True) == COMPILED
+    assert "an earlier fit" in str(run.choice.report)
+    assert run.choice.report.compile_seconds == 0
+
+
+def test_code_that_is_not_for_this_module_is_left() -> None:
+    run = Run(1000, {EAGER: LONG, COMPILED: LONG / 2}, has_code=True)
+    assert run.call(is_new=True) == COMPILED
+    run.has_code = False
+    ways = [run.call(is_new=k == FIRST_CALLS) for k in range(900)]
+    assert ways[: FIRST_CALLS + 1] == [EAGER] * FIRST_CALLS + ["compiling"]
+    assert ways[-1] == COMPILED
+    short = Run(20, {EAGER: LONG, COMPILED: LONG / 2}, has_code=True)
+    short.call(is_new=True)
+    assert set(short.many(19)) == {EAGER}
 
 
 def test_short_operators_are_not_compiled_however_long_the_run() -> None:
