@@ -333,7 +333,7 @@ def _specialize(is_enabled: Callable[[], bool], contents: Any, original: Any, va
     return constant
 
 
-def _owner_of(root: Any, source: Any) -> Any:
+def owner_of(root: Any, source: Any) -> Any:
     """The object that lives as long as the contents at a source are of interest, or None.
 
     That is the module whose attribute is read, and not a batch. What follows a graph break has its value as a local
@@ -354,7 +354,7 @@ def _wrap(is_enabled: Callable[[], bool], contents: Any, original: Any, builder:
         if output.should_exit:
             # Code behind the graph takes the object as it is.
             return UnknownVariable(source=builder.source)
-        _read(contents, output.root_tx, _owner_of(output.root_tx, builder.source), builder.source.name, value)
+        _read(contents, output.root_tx, owner_of(output.root_tx, builder.source), builder.source.name, value)
     variable = original(builder, value)
     calls = calls_of(output)
     for k, write in enumerate(calls):

@@ -37,6 +37,7 @@ from torch._dynamo.variables import TensorVariable
 
 from lit_ort._compat.container_writes import keep_writes
 from lit_ort._compat.metric_calls import is_of_metric, keep_metric_calls
+from lit_ort._compat.numpy_scalars import keep_numbers
 from lit_ort._compat.torch_dynamo import (
     COMPILE_LOCK,
     FRAME_LOGGER,
@@ -325,6 +326,7 @@ def _install() -> None:
     keep_writes(lambda: bool(_LISTENERS))
     keep_checks(lambda: bool(_LISTENERS))
     keep_metric_calls(lambda: bool(_LISTENERS))
+    keep_numbers(lambda: bool(_LISTENERS))
 
 
 def _is_no_event(record: logging.LogRecord) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import _refs, fx
 from torch._prims_common import suggest_memory_format
+from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutputException
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.utils import _pytree

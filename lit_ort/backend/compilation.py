@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lit_ort.errors import CompileError, first_line_of
+from lit_ort._compat.torch_fx import DataDependentOutputException
+from lit_ort.errors import CaptureError, CompileError, first_line_of
 from lit_ort.runtime.program import Program
 from lit_ort.runtime.report import GraphReport
 
@@ -36,6 +37,11 @@ def others_as_compile_errors() -> Iterator[None]:
         yield
     except CompileError:
         raise
+    except DataDependentOutputException as error:
+        raise CaptureError(
+            f"the graph needs the value of a tensor, or of an array, as a number ({error.func})",
+            remedy="Use a Python number, or read the value outside of the step.",
+        ) from error
     except Exception as error:
         place = _place_of_defect(error)
         if place is not None:

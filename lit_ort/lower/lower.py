@@ -121,6 +121,7 @@ class _Lowering:
         source = dataclasses.replace(node.meta[SOURCE], form=AS_REAL if value.is_complex() else "")
         self._inputs.append((node.name, source))
         dtype, shape = self._boundary_type(value)
+        self._require_type(node, dtype)
         # Inputs of the model are booleans, not uint8.
         self._names[node] = self._builder.input(node.name, torch.bool if value.dtype == torch.bool else dtype, shape)
 

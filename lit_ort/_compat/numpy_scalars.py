@@ -1,0 +1,120 @@
+"""Makes Dynamo treat NumPy's scalars, such as `np.int64(3)`, as numbers.
+
+By default it takes them for arrays without dimensions, which are inputs of the graph: a size or a branch then depends
+on the value of a tensor. Here they are constants of a trace, with guards, and operators on them compute as NumPy does.
+An `int64` that has had another value is a symbolic number, as Python's integers are. Others that change stay arrays.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch._dynamo.guards import GuardBuilder
+from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource
+from torch._dynamo.variables import ConstantVariable, TorchInGraphFunctionVariable
+from torch._dynamo.variables.builder import SourcelessBuilder, VariableBuilder
+from torch._dynamo.variables.misc import NumpyDTypeVariable, NumpyVariable
+from torch.fx.experimental.symbolic_shapes import DimDynamic
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+
+from lit_ort._compat.container_writes import owner_of
+from lit_ort._compat.deferred_calls import replace_method
+
+# Those that Dynamo can guard on.
+_NUMBERS = (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.float16, np.float32, np.float64)
+_OF_NUMBERS = (bool, int, float, np.generic)
+# Their methods that return a scalar or a number.
+_METHODS = frozenset({"item", "tolist", "astype", "round", "conj", "clip", "min", "max", "sum", "mean", "prod"})
+# Functions whose result has the dtype of a NumPy scalar.
+_OF_DTYPE = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
+
+
+class _NumPyNumber(ConstantVariable):
+    """A NumPy scalar: itself for the program, a number for operators of torch."""
+
+    def __init__(self, value: Any, **kwargs: Any) -> None:
+        super().__init__(value.item(), **kwargs)
+        self.value = value
+
+    def as_proxy(self) -> Any:
+        # Torch takes NumPy's booleans for floats.
+        return float(self.value) if isinstance(self.value, np.bool_) else self.value.item()
+
+    def var_getattr(self, tx: Any, name: str) -> Any:
+        return NumpyDTypeVariable(self.value.dtype) if name == "dtype" else super().var_getattr(tx, name)
+
+    def call_method(self, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if name in _METHODS and not kwargs and all(v.is_python_constant() for v in args):
+            return ConstantVariable.create(
+                getattr(self.value, name)(*(argument.as_python_constant() for argument in args))
+            )
+        return super().call_method(tx, name, args, kwargs)
+
+    def reconstruct(self, codegen: Any) -> None:
+        codegen.append_output(codegen.create_load_const_unchecked(self.value))
+
+
+def keep_numbers(is_enabled: Callable[[], bool]) -> None:
+    """Puts the hooks into Dynamo, for the rest of the process.
+
+    Args:
+        is_enabled: whether scalars are numbers in the trace at hand.
+    """
+    replace_method(VariableBuilder, "_wrap", functools.partial(_wrap, is_enabled, WeakIdKeyDictionary()))
+    replace_method(TorchInGraphFunctionVariable, "call_function", _call_torch)
+    replace_method(NumpyVariable, "call_function", functools.partial(_call_numpy, is_enabled))
+    create = ConstantVariable.create
+
+    def create_number(value: Any, **kwargs: Any) -> Any:
+        return (_NumPyNumber if isinstance(value, np.generic) else create)(value, **kwargs)
+
+    ConstantVariable.create = create_number
+    builder: Any = SourcelessBuilder
+    for kind in (*_NUMBERS, np.bool_):
+        builder._type_handlers[kind] = lambda _, value: create_number(value)
+
+
+def _wrap(is_enabled: Callable[[], bool], known: Any, original: Any, builder: Any, value: Any) -> Any:
+    if not is_enabled() or type(value) not in (*_NUMBERS, np.bool_) or value != value:
+        return original(builder, value)
+    root, source = builder.tx.output.root_tx, builder.source
+    values = known.setdefault(owner_of(root, source) or root.f_code, {}).setdefault(source.name, set())
+    values.add(value)
+    if type(value) is np.int64 and len(values) > 1:
+        builder.install_guards(GuardBuilder.TYPE_MATCH)
+        return VariableBuilder(builder.tx, CallFunctionNoArgsSource(AttrSource(source, "item"))).wrap_symint(
+            value.item(), DimDynamic.DYNAMIC
+        )
+    if type(value) is not np.bool_ and len(values) > 1:
+        return original(builder, value)
+    builder.install_guards(GuardBuilder.ID_MATCH if type(value) is np.bool_ else GuardBuilder.EQUALS_MATCH)
+    return _NumPyNumber(value, source=source)
+
+
+def _call_torch(original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    """Passes the dtype of NumPy scalars on to functions for which it is not that of Python's numbers."""
+    if variable.value in _OF_DTYPE and args and "dtype" not in kwargs and args[0].is_python_constant():
+        value = args[0].as_python_constant()
+        if any(isinstance(leaf, np.generic) for leaf in tree_leaves(value)):
+            kwargs = {**kwargs, "dtype": ConstantVariable.create(variable.value(value).dtype)}
+    return original(variable, tx, args, kwargs)
+
+
+def _call_numpy(is_enabled: Callable[[], bool], original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    """Computes functions of numbers, such as `np.sqrt(3)`, while tracing."""
+    if is_enabled() and isinstance(variable.value, np.ufunc) and not kwargs and _are_numbers(args):
+        return _folded(variable.value, args)
+    return original(variable, tx, args, kwargs)
+
+
+def _are_numbers(variables: Sequence[Any]) -> bool:
+    return all(v.is_python_constant() and isinstance(v.as_python_constant(), _OF_NUMBERS) for v in variables)
+
+
+def _folded(function: Callable[..., Any], args: Sequence[Any]) -> Any:
+    return ConstantVariable.create(function(*(argument.as_python_constant() for argument in args)))
