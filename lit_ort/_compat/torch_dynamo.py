@@ -9,6 +9,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch._dynamo.exc import unimplemented
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.variables import (
     AutogradFunctionVariable,
+    OptimizerVariable,
     UserDefinedClassVariable,
     UserDefinedObjectVariable,
     UserFunctionVariable,
@@ -44,6 +46,7 @@ _LIMIT_LINE = "_dynamo hit config"
 COMPILE_LOCK = compile_lock
 # The file of the functions that call a library's module which is compiled itself.
 MODULE_CALLS: str = torch._dynamo.external_utils.__file__
+_OPTIMIZERS = str(Path(torch.optim.__file__).parent)
 # Logs thirteen lines of advice at the first `item()` of a step in the process.
 SCALAR_LOGGER = "torch._dynamo.variables.tensor"
 _SCALAR_LINE = "Graph break from `Tensor.item()`"
@@ -154,7 +157,7 @@ def graphs_by_bucket(enabled: bool) -> AbstractContextManager[Any]:
 @contextmanager
 def trace_corrections() -> Iterator[None]:
     """A context with what Dynamo traces otherwise than by default."""
-    with replaced_functions(), lazy_properties(), kept_backwards(), guarded_identities():
+    with replaced_functions(), lazy_properties(), kept_backwards(), guarded_identities(), own_parameter_groups():
         yield
 
 
@@ -264,6 +267,21 @@ def guarded_identities() -> AbstractContextManager[None]:
         return compare(left, right)
 
     return replaced(module, "vt_identity_compare", compare_and_guard)
+
+
+def own_parameter_groups() -> AbstractContextManager[None]:
+    """A context in which a step reads and writes an optimizer's parameter groups as they are.
+
+    Dynamo sets `capturable` in its copy of them, for a trace of the optimizer's update, and a write such as
+    `group["lr"] = 0.1` would put it into the optimizer, which then refuses tensors of the CPU.
+    """
+    set_capturable: Any = OptimizerVariable._set_capturable
+
+    def set_in_updates(self: Any, tx: Any) -> None:
+        if tx.f_code.co_filename.startswith(_OPTIMIZERS):
+            set_capturable(self, tx)
+
+    return replaced(OptimizerVariable, "_set_capturable", set_in_updates)
 
 
 def _requires_grad(arguments: Any) -> bool:

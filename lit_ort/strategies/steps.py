@@ -31,7 +31,7 @@ class CompiledSteps:
     """The step methods of one module, each compiled at its first call.
 
     Args:
-        module: the LightningModule. Only its `log`, and `manual_backward`, are replaced while a step runs.
+        module: the LightningModule. Only its `log`, and what manual optimization calls, are replaced while a step runs.
         backend_of: returns the Dynamo backend for a step's name.
         strict: raise errors that keep a step from being compiled, instead of running it in eager with a warning.
         compile_log: records graphs, graph breaks and recompiles.
@@ -54,6 +54,7 @@ class CompiledSteps:
         self._recorder = LogRecorder(module.log_dict)
         self._logs = RepeatedLogs(module) if is_from_lightning(type(module).log) else None
         self._compiled: dict[tuple[str, tuple[Any, ...]], Callable[..., Any]] = {}
+        self._disabled: dict[tuple[int, str], tuple[Callable[..., Any], Callable[..., Any]]] = {}
         self._reported: set[str] = set()
         self._choice_of = choice_of
         self._choices: dict[tuple[str, tuple[Any, ...]], StepChoice] = {}
@@ -144,11 +145,30 @@ class CompiledSteps:
                 stack.enter_context(in_place_of(module, "log", self._recorder.log))
                 if is_from_lightning(module.log_dict):
                     stack.enter_context(in_place_of(module, "log_dict", self._recorder.log_dict))
-            if not module.automatic_optimization:
-                # It calls hooks, which don't belong in a graph.
-                untraced = torch.compiler.disable(module.manual_backward, reason=DISABLED)
-                stack.enter_context(in_place_of(module, "manual_backward", untraced))
+            for owner, name in () if module.automatic_optimization else _outside_of_graphs(module):
+                stack.enter_context(in_place_of(owner, name, self._untraced(owner, name)))
             yield
+
+    def _untraced(self, owner: Any, name: str) -> Callable[..., Any]:
+        """A method that Dynamo doesn't trace. It takes longer to make than many operators."""
+        method = getattr(owner, name)
+        known = self._disabled.get((id(owner), name))
+        if known is None or known[0] != method:
+            known = self._disabled[id(owner), name] = method, torch.compiler.disable(method, reason=DISABLED)
+        return known[1]
+
+
+def _outside_of_graphs(module: Any) -> Iterator[tuple[Any, str]]:
+    """What a step with manual optimization calls that doesn't belong in a graph: hooks, and updates of optimizers.
+
+    Dynamo would trace the update of an optimizer, or fail at Lightning's weak references.
+    """
+    for name in ("manual_backward", "toggle_optimizer", "untoggle_optimizer", "clip_gradients"):
+        yield module, name
+    wrapped = module.optimizers()
+    for optimizer in (*module.trainer.optimizers, *(wrapped if isinstance(wrapped, list) else [wrapped])):
+        yield optimizer, "step"
+        yield optimizer, "zero_grad"
 
 
 @contextmanager
