@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
 import warnings
+from pathlib import Path
+
+# In the reason of a graph or function that runs in eager because of an error in this package.
+DEFECT = "a defect of lit_ort"
+_PACKAGE = Path(__file__).parent
 
 
 class LitOrtError(Exception):
@@ -83,6 +89,13 @@ class LitOrtWarning(UserWarning):
 def first_line_of(error: BaseException) -> str:
     """The first line of an error's message that is not empty."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+
+
+def place_in_package(error: BaseException) -> str | None:
+    """The file and line of this package that raised an error; None for an error of other code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    path = Path(frames[-1].filename) if frames else Path()
+    return f"{path.relative_to(_PACKAGE)}:{frames[-1].lineno}" if path.is_relative_to(_PACKAGE) else None
 
 
 def warn_at(place: str | None, message: str) -> None:

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from lit_ort.backend.backend import ORTBackend
-from lit_ort.backend.compilation import DEFECT
-from lit_ort.runtime.report import GraphReport
+from lit_ort.backend.recorder import EventRecorder
+from lit_ort.errors import DEFECT
+from lit_ort.runtime.report import EagerFunction, GraphReport
 from lit_ort.strategies.compiled_code import IDLE
 
 
@@ -50,14 +51,19 @@ def fresh_compiler() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def no_defects(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails a test in which an error in this package is the reason for a fallback, or for compiling each size."""
-    report_graph = ORTBackend._report
+    report_graph, leave = ORTBackend._report, EventRecorder._leave
 
     def checked(backend: ORTBackend, report: GraphReport, start: float) -> None:
         reasons = f"{report.fallback} {report.fixed_sizes}"
         assert DEFECT not in reasons, reasons
         report_graph(backend, report, start)
 
+    def leave_checked(recorder: EventRecorder, function: EagerFunction) -> None:
+        assert DEFECT not in function.reason, function.reason
+        leave(recorder, function)
+
     monkeypatch.setattr(ORTBackend, "_report", checked)
+    monkeypatch.setattr(EventRecorder, "_leave", leave_checked)
 
 
 @pytest.fixture

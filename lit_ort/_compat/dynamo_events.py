@@ -47,7 +47,7 @@ from lit_ort._compat.torch_dynamo import (
     suppressed_error,
 )
 from lit_ort._compat.value_checks import keep_checks
-from lit_ort.errors import first_line_of
+from lit_ort.errors import first_line_of, place_in_package
 
 # File and line of each call from the compiled function to a statement, the outermost first.
 Stack = tuple[tuple[str, int], ...]
@@ -77,6 +77,7 @@ class Obstacle:
         text: all of torch's message.
         stack: of the statement.
         is_error: whether it is an exception that Dynamo didn't expect.
+        defect: where this package raised such an exception, or None.
     """
 
     kind: str
@@ -85,6 +86,7 @@ class Obstacle:
     text: str
     stack: Stack
     is_error: bool = False
+    defect: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -342,7 +344,8 @@ def obstacle_of(error: BaseException) -> Obstacle:
     stack = _stack_of(getattr(error, "real_stack", None) or ())
     if isinstance(error, (Unsupported, UserError)):
         return _obstacle(str(getattr(error, "msg", error)), stack)
-    return Obstacle(type(error).__name__, first_line_of(error), (), str(error), stack, is_error=True)
+    kind, defect = type(error).__name__, place_in_package(error)
+    return Obstacle(kind, first_line_of(error), (), str(error), stack, is_error=True, defect=defect)
 
 
 def _obstacle(message: str, stack: Stack) -> Obstacle:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from lit_ort._compat.dynamo_events import BRANCH, EXCEPTION, RECOMPILE_LIMIT, Function, Obstacle, Stack
 from lit_ort._compat.torch_dynamo import MODULE_CALLS
+from lit_ort.errors import DEFECT
 from lit_ort.runtime.report import EagerFunction, GraphBreak, Recompile
 
 # Packages with code that users don't change.
@@ -167,6 +168,9 @@ def place_of(stack: Stack) -> str | None:
 
 def _explained(obstacle: Obstacle) -> tuple[str, str | None]:
     """The reason and the remedy of an obstacle."""
+    if obstacle.defect is not None:
+        described = f"{obstacle.kind}: {obstacle.explanation}, at {obstacle.defect}"
+        return f"Dynamo can't trace it because of {DEFECT}: {described}.", "Please report it."
     if obstacle.is_error:
         return _sentence(
             f"Dynamo can't trace it: {obstacle.kind}: {obstacle.explanation}"

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lit_ort._compat import container_writes
 from lit_ort.backend.backend import ORTBackend
 from lit_ort.backend.inspect import explain
-from lit_ort.errors import CaptureError, LitOrtWarning, OptionsError
+from lit_ort.errors import DEFECT, CaptureError, LitOrtWarning, OptionsError
 from lit_ort.options import ORTOptions
 from tests.compare import assert_same_step, backend
 
@@ -193,3 +194,12 @@ def test_a_function_that_raises_in_dynamos_view_alone_is_in_the_explanation() ->
         engine = backend()
         torch.compile(module, backend=engine)(torch.zeros(2, 2))
         assert ["_head" in function.reason for function in explain(engine).eager_functions] == [True]
+
+
+def test_an_error_in_a_hook_of_this_package_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: dict[str, Any] = {}
+    exec(compile("def fail(*_):\n    raise KeyError('missing')\n", container_writes.__file__, "exec"), names)
+    monkeypatch.setattr(container_writes, "_length", names["fail"])
+    compiled = torch.compile(lambda x: x * len([1]), backend=backend(fallback="warn"))
+    with pytest.raises(AssertionError, match=rf"{DEFECT}: .*missing, at _compat.container_writes\.py:2"):
+        compiled(torch.ones(2))
