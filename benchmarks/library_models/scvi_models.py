@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import numpy as np
@@ -11,17 +12,19 @@ import scvi
 import torch
 from lightning.pytorch import seed_everything
 from torch import nn
-from torch.distributions import normal
+from torch.distributions import Normal
 
 from benchmarks.library_models.library import Fit, Models
 
 _CELLS_OF_A_BATCH = 1280
+_ONE = torch.Size()
 
 
-def _fixed(shape: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _fixed(normal: Normal, sample_shape: torch.Size = _ONE) -> torch.Tensor:
     """Numbers of a normal distribution's spread: a strategy draws other ones than eager."""
-    count = int(np.prod(shape))
-    return (torch.arange(count, device=device).to(dtype) * 7.31).sin().reshape(shape) * 1.4
+    shape = (*sample_shape, *normal.loc.shape)
+    numbers = (torch.arange(math.prod(shape)).to(normal.loc.dtype) * 7.31).sin().reshape(shape)
+    return normal.loc + normal.scale * numbers * 1.4
 
 
 def _cells() -> Any:
@@ -31,7 +34,7 @@ def _cells() -> Any:
 
 
 def _train(fit: Fit, name: str, labels: bool = False, **options: Any) -> nn.Module:
-    normal._standard_normal = _fixed  # pyright: ignore[reportPrivateImportUsage]
+    Normal.rsample = _fixed
     seed_everything(0, verbose=False)
     scvi.settings.seed = 0
     cells, kind = _cells(), getattr(scvi.model, name)

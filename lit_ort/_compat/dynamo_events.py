@@ -243,6 +243,12 @@ def forget(backends: Iterable[Any]) -> None:
                 guards.extra_state.invalidate(guards.cache_entry, DeletedGuardManagerWrapper("its backend is dropped"))
 
 
+def has_code(backends: Iterable[Any]) -> bool:
+    """Whether Dynamo has compiled code for backends, and has not been reset since."""
+    known = {id(_compiler_of(backend)) for backend in cached_backends.values()}
+    return any(id(backend) in known for backend in backends)
+
+
 def trace_again() -> None:
     """Makes Dynamo trace what it left in eager while there was a listener, so that another listener learns of it."""
     with COMPILE_LOCK:

@@ -231,7 +231,7 @@ def _metric_of(fn: Any) -> Any:
     method = getattr(value, "__wrapped__", None)
     if getattr(method, "__name__", None) in _METHODS:
         value = getattr(method, "__self__", None)
-    is_function = isinstance(value, types.FunctionType) and value.__module__.startswith("torchmetrics.functional.")
+    is_function = isinstance(value, types.FunctionType) and str(value.__module__).startswith("torchmetrics.functional.")
     return value if is_function or is_metric(value) else None
 
 

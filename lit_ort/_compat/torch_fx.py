@@ -13,6 +13,7 @@ from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutputException
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+from torch.nn import functional
 from torch.utils import _pytree
 
 from lit_ort._compat.torch_ops import returns_alias
@@ -257,8 +258,12 @@ def _contiguous(x: torch.Tensor, *_: Any) -> torch.Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _preserved(x: torch.Tensor, *_: Any) -> torch.Tensor:
-    return torch.empty_like(x)
+def _rolled(x: torch.Tensor, shifts: Any, dims: Any = ()) -> torch.Tensor:
+    return _images(x) if dims else _contiguous(x)
+
+
+def _padded(x: torch.Tensor, padding: Any) -> torch.Tensor:
+    return functional.pad(x, padding).contiguous(memory_format=suggest_memory_format(x))
 
 
 def _images(x: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -272,8 +277,10 @@ def _pointwise(x: Any, other: Any, *_: Any) -> torch.Tensor:
 
 # Functions of an operator's arguments whose result has the shape and strides of the operator's real (first) result.
 _LAYOUTS: dict[Any, Any] = {
-    **dict.fromkeys((_aten.roll.default,), _preserved),
+    _aten.roll.default: _rolled,
+    **dict.fromkeys((_aten.reflection_pad3d.default, _aten.replication_pad3d.default), _padded),
     **dict.fromkeys((_aten.channel_shuffle.default, _aten.batch_norm.default), _images),
+    _aten._batch_norm_with_update.default: _images,
     **dict.fromkeys(_NORMALIZATIONS - {_aten.native_layer_norm.default, _aten.native_group_norm.default}, _images),
     **dict.fromkeys((_aten.isin.Tensor_Tensor, _aten.isin.Tensor_Scalar, _aten.log_sigmoid.default), _contiguous),
     **dict.fromkeys((_aten.log_sigmoid_forward.default, _aten.rrelu.default), _contiguous),

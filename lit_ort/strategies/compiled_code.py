@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from lit_ort._compat.dynamo_events import forget
+from lit_ort._compat.dynamo_events import forget, has_code
 from lit_ort.backend.backend import ORTBackend
 from lit_ort.backend.inspect import CompileLog, Records
 from lit_ort.options import ORTOptions
@@ -71,6 +71,11 @@ class CompiledCode:
         """The number of graphs."""
         return sum(backend.count for backend in self._backends.values())
 
+    @property
+    def is_valid(self) -> bool:
+        """Whether Dynamo has code for it: `torch.compiler.reset()` drops that."""
+        return has_code(self._backends.values())
+
     def attach(self, log: CompileLog) -> None:
         """Sends records to a log, which also receives those of what was compiled before."""
         if self._records is not None:
@@ -124,7 +129,7 @@ class IdleCode:
         """The latest code with an equal key, which is then the caller's."""
         with self._lock:
             for entry in reversed(self._codes):
-                if entry[0] == key:
+                if entry[0] == key and entry[1].is_valid:
                     self._codes.remove(entry)
                     return entry[1]
         return None

@@ -180,6 +180,8 @@ class ORTMixin(CompiledMixin):
     _settled_ways: Mapping[str, str] = {}
     _resumed_ways: Mapping[str, str] = {}
     _fit: FitSummary | None = None
+    # Whether what it compiles can be used by another strategy.
+    hands_on_code: ClassVar[bool] = True
     # Set between setup and teardown, where the code can be handed on.
     _code_key: Hashable = None
 
@@ -214,7 +216,9 @@ class ORTMixin(CompiledMixin):
         module, options = self.lightning_module, self.options
         # Code of these options also has what belongs to one fit.
         is_own = options.verifies or options.optimizer_in_graph or options.dump_dir is not None
-        self._code_key = None if is_own or self._code.count else code_key(module, type(self), options)
+        self._code_key = (
+            None if is_own or not self.hands_on_code or self._code.count else code_key(module, type(self), options)
+        )
         code = None if self._code_key is None else IDLE.take(self._code_key)
         if code is not None:
             self._code = code

@@ -188,7 +188,7 @@ class PipelineMixin(ProcessesMixin):
             return getattr(self.lightning_module, step)(*args, **kwargs)
 
     def _compiled(self, stage: nn.Module, name: str) -> Callable[..., Any]:
-        return torch.compile(stage, backend=self._backend(name))
+        return torch.compile(stage, backend=self.backend_of(name))
 
     # Checkpoints have the form of a single process.
 

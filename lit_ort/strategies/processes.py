@@ -38,6 +38,7 @@ class ProcessesMixin(ORTMixin):
     These strategies don't have `optimizer_in_graph`, whose runs would update parameters before gradients are reduced.
     """
 
+    hands_on_code = False
     _trainer: Any = None
 
     @property

@@ -152,6 +152,9 @@ class CompiledSteps:
     def _untraced(self, owner: Any, name: str) -> Callable[..., Any]:
         """A method that Dynamo doesn't trace. It takes longer to make than many operators."""
         method = getattr(owner, name)
+        # A mock has all attributes by which torch unwraps functions, without an end.
+        if not isinstance(method, (types.FunctionType, types.MethodType)):
+            return method
         known = self._disabled.get((id(owner), name))
         if known is None or known[0] != method:
             known = self._disabled[id(owner), name] = method, torch.compiler.disable(method, reason=DISABLED)
@@ -165,8 +168,11 @@ def _outside_of_graphs(module: Any) -> Iterator[tuple[Any, str]]:
     """
     for name in ("manual_backward", "toggle_optimizer", "untoggle_optimizer", "clip_gradients"):
         yield module, name
+    for optimizer in module.trainer.optimizers:
+        yield optimizer, "zero_grad"
+    # The step of an optimizer without Lightning's wrapper ends a graph by itself, and has to stay the optimizer's own.
     wrapped = module.optimizers()
-    for optimizer in (*module.trainer.optimizers, *(wrapped if isinstance(wrapped, list) else [wrapped])):
+    for optimizer in wrapped if isinstance(wrapped, list) else [wrapped]:
         yield optimizer, "step"
         yield optimizer, "zero_grad"
 

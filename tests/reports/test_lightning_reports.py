@@ -320,7 +320,7 @@ def test_weights_after_a_search_of_the_learning_rate(strategy: Strategy) -> Any:
     return search.results["loss"], after, module.losses, module.state_dict()
 
 
-@trainings(falls_back="Tensor.requires_grad not supported")
+@trainings(falls_back="toggle_optimizer` outside of graphs")
 def test_three_optimizers_that_accumulate(strategy: Strategy) -> Any:
     """Several optimizers, each with its own part toggled, over accumulated batches: a loss had no gradients.
 
