@@ -20,11 +20,11 @@ _CELLS_OF_A_BATCH = 1280
 _ONE = torch.Size()
 
 
-def _fixed(normal: Normal, sample_shape: torch.Size = _ONE) -> torch.Tensor:
+def _fixed(self: Normal, sample_shape: Any = _ONE) -> torch.Tensor:
     """Numbers of a normal distribution's spread: a strategy draws other ones than eager."""
-    shape = (*sample_shape, *normal.loc.shape)
-    numbers = (torch.arange(math.prod(shape)).to(normal.loc.dtype) * 7.31).sin().reshape(shape)
-    return normal.loc + normal.scale * numbers * 1.4
+    shape = (*sample_shape, *self.loc.shape)
+    numbers = (torch.arange(math.prod(shape)).to(self.loc.dtype) * 7.31).sin().reshape(shape)
+    return self.loc + self.scale * numbers * 1.4
 
 
 def _cells() -> Any:
