@@ -24,7 +24,6 @@ from torch._dynamo.exc import unimplemented
 from torch._dynamo.guards import GuardBuilder, install_guard, make_dupe_guard, strip_local_scope
 from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource, LocalSource
 from torch._dynamo.symbolic_convert import (
-    InliningInstructionTranslator,
     InstructionTranslator,
     InstructionTranslatorBase,
     break_graph_if_unsupported,
@@ -48,7 +47,15 @@ from torch._guards import ChainedSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic
 from torch.utils.weak import WeakIdKeyDictionary
 
-from lit_ort._compat.deferred_calls import CONTAINERS, calls_of, defer_calls, is_unread, replace_method
+from lit_ort._compat.deferred_calls import (
+    CONTAINERS,
+    JUMPS,
+    calls_of,
+    defer_calls,
+    is_unread,
+    replace_instructions,
+    replace_method,
+)
 
 _OF_DICTIONARIES = frozenset({"__setitem__", "setdefault", "update", "clear"})
 # By the exact type of a container: its methods that write, return None and need not know the contents; and the one
@@ -131,11 +138,8 @@ def keep_writes(is_enabled: Callable[[], bool]) -> None:
     replace_method(VariableBuilder, "_wrap", functools.partial(_wrap, is_enabled, contents))
     keys: Any = hashable
     keys.specialize_symnode = functools.partial(_specialize, is_enabled, contents, keys.specialize_symnode)
-    for name in dis.opmap.keys() & _INSTRUCTIONS:
-        _replace_instruction(name, functools.partial(_continue_behind, is_enabled))
-    for name in dis.opmap:
-        if name.startswith("POP_JUMP") and name.endswith(("IF_TRUE", "IF_FALSE")):
-            _replace_instruction(name, functools.partial(_jump, is_enabled))
+    replace_instructions(dis.opmap.keys() & _INSTRUCTIONS, functools.partial(_continue_behind, is_enabled))
+    replace_instructions(JUMPS, functools.partial(_jump, is_enabled))
     defer_calls()
 
 
@@ -280,13 +284,6 @@ def _copy_of(variable: Any) -> Any:
     if type(variable) is ConstDictVariable:
         return variable.clone(mutation_type=None)
     return None
-
-
-def _replace_instruction(name: str, function: Callable[..., Any]) -> None:
-    """Replaces what Dynamo does at an instruction; the function is called with the original one first."""
-    code = dis.opmap[name]
-    for owner in (InstructionTranslator, InliningInstructionTranslator):
-        owner.dispatch_table[code] = functools.partial(function, owner.dispatch_table[code])
 
 
 def _jump(is_enabled: Callable[[], bool], original: Any, tx: Any, inst: Any) -> None:

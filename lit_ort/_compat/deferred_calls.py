@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import collections
+import dis
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from torch._dynamo.side_effects import SideEffects
+from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.variables import TupleVariable
 from torch._dynamo.variables.lazy import LazyVariableTracker
 
 _ATTRIBUTE = "_lit_ort_calls"
+# Instructions that branch on a value.
+JUMPS = tuple(name for name in dis.opmap if name.startswith("POP_JUMP_") and name.endswith(("IF_TRUE", "IF_FALSE")))
 # The types of which Dynamo guards the contents if the program reads them.
 CONTAINERS = frozenset(
     {
@@ -66,6 +70,20 @@ def replace_method(owner: Any, name: str, function: Callable[..., Any]) -> None:
         return function(original, self, *args, **kwargs)
 
     setattr(owner, name, method)
+
+
+def replace_instructions(names: Iterable[str], function: Callable[..., Any]) -> None:
+    """Replaces what Dynamo does at instructions; the function is called with the original one first."""
+    codes = [dis.opmap[name] for name in names]
+    for translator in _with_subclasses(InstructionTranslatorBase):
+        for code in codes:
+            translator.dispatch_table[code] = functools.partial(function, translator.dispatch_table[code])
+
+
+def _with_subclasses(cls: Any) -> Iterable[Any]:
+    yield cls
+    for subclass in cls.__subclasses__():
+        yield from _with_subclasses(subclass)
 
 
 def is_unread(tx: Any, variable: Any) -> bool:

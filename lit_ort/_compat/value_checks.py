@@ -12,7 +12,7 @@ import dis
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,6 @@ from torch._dynamo.bytecode_transformation import (
     transform_code_object,
 )
 from torch._dynamo.eval_frame import skip_code
-from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.variables import (
     ConstantVariable,
     ConstDictVariable,
@@ -41,12 +40,11 @@ from torch._dynamo.variables.lists import SizeVariable
 from torch._dynamo.variables.misc import CellVariable, DeletedVariable
 from torch._dynamo.variables.tensor import SymNodeVariable
 
-from lit_ort._compat.deferred_calls import calls_of, defer_calls
+from lit_ort._compat.deferred_calls import JUMPS, calls_of, defer_calls, replace_instructions
 
 # In the metadata of a node of Dynamo's graph: it is true if a check has failed.
 FAILED = "lit_ort_failed"
 
-_JUMPS = tuple(name for name in dis.opmap if name.startswith("POP_JUMP_") and name.endswith(("IF_TRUE", "IF_FALSE")))
 # Statements that raise are a few lines long.
 _MOST_INSTRUCTIONS = 400
 _BY_ITEMS: Mapping[type, type] = types.MappingProxyType(
@@ -103,16 +101,7 @@ def keep_checks(is_enabled: Callable[[], bool]) -> None:
     # It is called behind each graph.
     skip_code(_Statements.__call__.__code__)
     defer_calls()
-    for translator in _with_subclasses(InstructionTranslatorBase):
-        for name in _JUMPS:
-            jump = functools.partial(_jump, is_enabled, translator.dispatch_table[dis.opmap[name]])
-            translator.dispatch_table[dis.opmap[name]] = jump
-
-
-def _with_subclasses(cls: Any) -> Iterable[Any]:
-    yield cls
-    for subclass in cls.__subclasses__():
-        yield from _with_subclasses(subclass)
+    replace_instructions(JUMPS, functools.partial(_jump, is_enabled))
 
 
 def _jump(is_enabled: Callable[[], bool], original: Callable[..., None], tx: Any, inst: Any) -> None:
