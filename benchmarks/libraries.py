@@ -211,6 +211,10 @@ def _watch(lightning: str, way: str) -> Any:
         def __init__(self) -> None:
             self.begin, self.seconds, self.losses = 0.0, [], []
 
+        def __deepcopy__(self, memo: dict[int, Any]) -> Watch:
+            # neuralforecast fits a copy of a model and its callbacks.
+            return self
+
         def on_fit_start(self, trainer: Any, module: Any) -> None:
             generator = torch.Generator().manual_seed(0)
             if way == MOVED:

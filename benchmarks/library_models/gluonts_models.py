@@ -33,7 +33,8 @@ def _train(fit: Fit, name: str, **options: Any) -> nn.Module:
     np.random.seed(0)
     if name in ("DeepAREstimator", "TemporalFusionTransformerEstimator"):
         options["freq"] = "h"
-    trainer = {**fit.quiet_options, "max_epochs": fit.epochs}
+    # gluonts has a checkpoint of its own.
+    trainer = {**fit.quiet_options, "enable_checkpointing": True, "max_epochs": fit.epochs}
     estimator = getattr(library, name)(
         prediction_length=24, context_length=48, num_batches_per_epoch=20, trainer_kwargs=trainer, **options
     )

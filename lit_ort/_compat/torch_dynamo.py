@@ -62,8 +62,14 @@ def tracing_settings(strict: bool) -> AbstractContextManager[Any]:
 
 
 # By default, RNNs are not traced, Dynamo replaces calls of numpy's generator, which draw the same numbers as in eager
-# here, by torch's, and it ignores hooks on modules that are registered after the first call.
-_TRACING = {"allow_rnn": True, "use_numpy_random_stream": True, "skip_nnmodule_hook_guards": False}
+# here, by torch's, ignores hooks on modules that are registered after the first call, and calls two functions for a
+# profiler at each graph.
+_TRACING = {
+    "allow_rnn": True,
+    "use_numpy_random_stream": True,
+    "skip_nnmodule_hook_guards": False,
+    "record_runtime_overhead": False,
+}
 
 
 def step_settings(recompile_limit: int, strict: bool) -> AbstractContextManager[Any]:

@@ -20,6 +20,7 @@ from lit_ort.lower.engines import onnx_nodes
 from lit_ort.lower.model import ModelBuilder
 from lit_ort.lower.operators import lowering_of
 from lit_ort.lower.sizes import SymbolSources, term_of, terms_of
+from lit_ort.lower.small_phases import without_session
 from lit_ort.lower.torch_nodes import Region, base_of, form_of
 from lit_ort.ops.hand_over import hand_over
 from lit_ort.passes.owners import memory_owner
@@ -111,7 +112,7 @@ class _Lowering:
             tuple(self._terms),
             str(self._device),
         )
-        return Lowered(phase, model)
+        return Lowered(without_session(phase, model), model)
 
     # Inputs
 

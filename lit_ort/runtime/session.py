@@ -10,6 +10,7 @@ import torch
 from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.clock import Clock
 from lit_ort.runtime.engines.engine import Engine, Model
+from lit_ort.runtime.engines.no_session import NoSession
 from lit_ort.runtime.nodes import Hooks, RunState, bind, failed_statement, from_ort, to_ort
 from lit_ort.runtime.program import Phase, Source, TorchNode
 from lit_ort.runtime.sizes import Shapes, values_of
@@ -85,6 +86,9 @@ class Session:
             phase.outputs,
             device,
         )
+        if not phase.model:
+            self._engine = NoSession(model)
+            return
         self._engine = options.engine.session(model, threads=options.threads, allow_spinning=options.allow_spinning)
 
     def before_run(self) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import torch
 
@@ -25,30 +25,49 @@ class _Current(threading.local):
 _current = _Current()
 
 
-@contextmanager
-def serving(model: Model, state: RunState) -> Iterator[None]:
+class Serving:
     """Serves the torch nodes of one run on this thread; raises the error of a node, which ctypes would discard.
+
+    Args:
+        model: the model that runs.
+        state: of the run.
 
     Raises:
         SessionError: a node raised an error, which is the cause. An error that is not an Exception, such as
             KeyboardInterrupt, is raised unchanged.
     """
-    previous = (_current.nodes, _current.location_of, _current.state)
-    _current.nodes, _current.location_of, _current.state = model.nodes, model.location_of, state
-    # The graph determines the dtype of each node, so the caller's autocast must not apply.
-    kind = model.device.type
-    no_autocast = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
-    try:
-        with no_autocast, torch.no_grad():
-            yield
-    finally:
-        _current.nodes, _current.location_of, _current.state = previous
+
+    __slots__ = ("_autocast", "_had_gradients", "_model", "_previous", "_state")
+
+    def __init__(self, model: Model, state: RunState) -> None:
+        self._model, self._state = model, state
+
+    def __enter__(self) -> None:
+        model = self._model
+        self._previous = _current.nodes, _current.location_of, _current.state
+        _current.nodes, _current.location_of, _current.state = model.nodes, model.location_of, self._state
+        # The graph determines the dtype of each node, so the caller's autocast must not apply.
+        kind = model.device.type
+        self._autocast = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else None
+        if self._autocast is not None:
+            self._autocast.__enter__()
+        self._had_gradients = torch.is_grad_enabled()
+        torch.set_grad_enabled(False)
+
+    def __exit__(self, *error: Any) -> None:
+        torch.set_grad_enabled(self._had_gradients)
+        if self._autocast is not None:
+            self._autocast.__exit__(*error)
+        _current.nodes, _current.location_of, _current.state = self._previous
         failure, _current.failure = _current.failure, None
         if failure is not None:
-            location, error = failure
-            if not isinstance(error, Exception):
-                raise error
-            raise SessionError(f"{location} failed: {str(error).rstrip('. ')}", remedy=CHECK_THE_BATCH) from error
+            _raise(*failure)
+
+
+def _raise(location: str, error: BaseException) -> NoReturn:
+    if not isinstance(error, Exception):
+        raise error
+    raise SessionError(f"{location} failed: {str(error).rstrip('. ')}", remedy=CHECK_THE_BATCH) from error
 
 
 def current_state() -> RunState | None:
@@ -57,7 +76,7 @@ def current_state() -> RunState | None:
 
 
 def results_of(position: int, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
-    """Runs a node and returns its results; None after a failure, which `serving` raises."""
+    """Runs a node and returns its results; None after a failure, which `Serving` raises."""
     if _current.failure is None:
         try:
             return _current.nodes[position](_current.state, *tensors)
@@ -67,6 +86,6 @@ def results_of(position: int, tensors: Sequence[torch.Tensor]) -> Sequence[torch
 
 
 def fail(position: int, error: BaseException) -> None:
-    """Records the error of a node, which `serving` raises."""
+    """Records the error of a node, which `Serving` raises."""
     assert _current.location_of is not None
     _current.failure = (_current.location_of(position, error), error)

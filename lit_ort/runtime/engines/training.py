@@ -19,7 +19,7 @@ from lit_ort._compat.onnxruntime import CPU, ORT_ERRORS, C, run_of
 from lit_ort._compat.torch import from_dlpack, to_dlpack
 from lit_ort.errors import SessionError
 from lit_ort.runtime.engines.engine import CHECK_THE_BATCH, FOR_A_REPORT, Model
-from lit_ort.runtime.engines.serving import results_of, serving
+from lit_ort.runtime.engines.serving import Serving, results_of
 from lit_ort.runtime.nodes import RunState
 
 _ERROR_SEVERITY = 3
@@ -63,7 +63,7 @@ class _Session:
 
     def run(self, tensors: Sequence[torch.Tensor], state: RunState) -> list[torch.Tensor]:
         fetched = C.OrtValueVector()
-        with serving(self._model, state):
+        with Serving(self._model, state):
             try:
                 self._run(C.RunOptions(), self._inputs, _to_ort(tensors), self._outputs, fetched, self._devices)
             except ORT_ERRORS as error:

@@ -17,7 +17,6 @@ from lit_ort._compat.devices import CPU
 from lit_ort.errors import EngineError, SessionError
 from lit_ort.runtime.elements import DTYPES, ELEMENTS
 from lit_ort.runtime.engines.engine import CHECK_THE_BATCH, FOR_A_REPORT, Model
-from lit_ort.runtime.engines.serving import serving
 from lit_ort.runtime.engines.stock.library import Library
 from lit_ort.runtime.engines.stock.memory import TorchMemory
 from lit_ort.runtime.engines.stock.operator import TorchOperator, read_shape
@@ -129,7 +128,7 @@ class _Session:
         addresses = (feed.value_of(tensor) for feed, tensor in zip(feeds, contiguous, strict=True))
         inputs = (c_uint64 * input_count)(*addresses)
         outputs = (c_uint64 * output_count)()
-        with serving(self._model, state), self._operator.running(contiguous):
+        with Serving(self._model, state), self._operator.running(contiguous):
             try:
                 self._library.call(
                     "Run",
