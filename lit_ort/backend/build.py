@@ -280,6 +280,7 @@ class _Build:
             precision=" and ".join(sorted(signature.precisions)),
             peak_bytes=max(peak_bytes(phase.module.graph) for phase in phases),
             torch_operators=operators,
+            is_small=all(not part.phase.model for part in lowered),
             speed=None
             if program.kind == FORWARD or not is_cpu(self._device)
             else expected_speed(graphs, operators, self._reports),

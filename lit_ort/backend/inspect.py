@@ -289,6 +289,8 @@ def _joined(parts: Sequence[Explanation]) -> Explanation:
     clocks = [dataclasses.astuple(part.clock) for part in parts]
     joined: dict[str, Any] = {
         name: tuple(item for part in parts for item in getattr(part, name))
-        for name in ("graphs", "breaks", "eager_functions", "recompiles", "choices")
+        for name in ("breaks", "eager_functions", "recompiles", "choices")
     }
+    # A graph that several fits use counts once.
+    joined["graphs"] = tuple(graph for part in parts for graph in part.graphs if not graph.is_reused)
     return Explanation(clock=Clock(*map(sum, zip(*clocks, strict=True))) if clocks else Clock(), **joined)

@@ -48,6 +48,7 @@ class GraphReport:
         speed: why a step of the graph takes as long as in eager, or longer; None if something in it is faster.
         fixed_sizes: why the graph is compiled for these sizes only, although Dynamo made some symbolic.
         is_reused: whether another strategy of the process compiled it.
+        is_small: whether it runs without a session, as a call of one would take longer than its operators.
     """
 
     name: str
@@ -70,6 +71,7 @@ class GraphReport:
     verified: int = 0
     worst: tuple[str, ...] = ()
     is_reused: bool = False
+    is_small: bool = False
 
     @property
     def head(self) -> str:
@@ -93,7 +95,8 @@ class GraphReport:
             lines.append(f"  speed    {self.speed}")
         lines.append(f"  memory   {self.peak_bytes / 1e6:.0f} MB planned peak, without inputs")
         lines.append(f"  forward  {_counts(self.operators_before)}")
-        lines.append(f"  runs     {_counts(self.operators_after)}")
+        session = " without a session" if self.is_small else ""
+        lines.append(f"  runs     {_counts(self.operators_after)}{session}")
         if self.torch_operators:
             lines.append(f"  by torch {_counts(self.torch_operators)}")
         for report in (one for one in self.passes if one.fired or one.declined):

@@ -17,6 +17,7 @@ from lit_ort._compat.devices import CPU
 from lit_ort.errors import EngineError, SessionError
 from lit_ort.runtime.elements import DTYPES, ELEMENTS
 from lit_ort.runtime.engines.engine import CHECK_THE_BATCH, FOR_A_REPORT, Model
+from lit_ort.runtime.engines.serving import Serving
 from lit_ort.runtime.engines.stock.library import Library
 from lit_ort.runtime.engines.stock.memory import TorchMemory
 from lit_ort.runtime.engines.stock.operator import TorchOperator, read_shape
