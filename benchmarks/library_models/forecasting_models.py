@@ -32,14 +32,17 @@ def _panel() -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def _data(is_plain: bool, lengths: tuple[int, int]) -> tuple[TimeSeriesDataSet, TimeSeriesDataSet]:
+def _data(
+    is_plain: bool, has_relative_time: bool, lengths: tuple[int, int]
+) -> tuple[TimeSeriesDataSet, TimeSeriesDataSet]:
     panel = _panel()
     covariates: dict[str, Any] = {}
     if not is_plain:
         covariates = {
             "static_categoricals": ["shop", "item"],
             "time_varying_known_reals": ["price"],
-            "add_relative_time_idx": True,
+            # TiDE refuses it.
+            "add_relative_time_idx": has_relative_time,
         }
     training = TimeSeriesDataSet(
         panel[panel.month < 54],
@@ -61,7 +64,7 @@ def _train(
     fit: Fit, name: str, is_plain: bool = False, lengths: tuple[int, int] = (24, 24), loss: Any = None, **options: Any
 ) -> nn.Module:
     pl.seed_everything(0, verbose=False)
-    training, validation = _data(is_plain, lengths)
+    training, validation = _data(is_plain, name != "TiDEModel", lengths)
     if loss is not None:
         options["loss"] = loss()
     module = getattr(library, name, None) or getattr(library.models, name)

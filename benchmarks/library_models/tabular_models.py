@@ -36,7 +36,7 @@ def _train(fit: Fit, config: str, **options: Any) -> nn.Module:
         load_best=False,
         progress_bar="none",
         seed=0,
-        trainer_kwargs={"strategy": fit.strategy, "logger": False, "enable_model_summary": False},
+        trainer_kwargs={"strategy": fit.strategy, "enable_model_summary": False},
     )
     names = [f"number {k}" for k in range(_NUMBERS)], [f"category {k}" for k in range(_CATEGORIES)]
     model = TabularModel(
@@ -59,6 +59,5 @@ MODELS: Models = {
     "category embedding": _of("CategoryEmbeddingModelConfig", layers="128-64-32"),
     "TabTransformer": _of("TabTransformerConfig", **_NO_DROPOUT),
     "FT-Transformer": _of("FTTransformerConfig", **_NO_DROPOUT),
-    "TabNet": _of("TabNetModelConfig"),
     "GANDALF": _of("GANDALFConfig"),
 }

@@ -85,7 +85,7 @@ class Phase:
     """The data of one session: an ONNX model, the torch nodes that it calls, and its inputs and outputs.
 
     Args:
-        model: the serialized model; empty if the phase is one torch node of few operators, which runs without a session.
+        model: the serialized model; empty if the phase is one torch node of few operators, which needs no session.
         nodes: its torch nodes; a node's `overload_name` is its position in this tuple.
         inputs: the name and the source of each input.
         outputs: the names of the outputs, in order.

@@ -83,7 +83,8 @@ def test_a_node_that_returns_its_input() -> None:
 def test_gradients() -> None:
     x, w = torch.randn(4, 3), torch.randn(3, requires_grad=True)
     loss, report = compiled(lambda x: ((x @ w).relu() ** 2).mean(), x)
-    assert report.is_small and report.kind == "fused"
+    assert report.is_small
+    assert report.kind == "fused"
     loss.backward()
     assert w.grad is not None
     expected = torch.autograd.grad(((x @ w).relu() ** 2).mean(), w)
@@ -100,7 +101,8 @@ def test_draws_follow_the_seed() -> None:
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
         draws.append(function(x))
-    assert torch.equal(draws[0], draws[1]) and not torch.equal(draws[0], draws[2])
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2])
 
 
 def test_any_size_in_one_graph() -> None:
@@ -109,7 +111,8 @@ def test_any_size_in_one_graph() -> None:
     for size in (4, 5, 7):
         x = torch.randn(size, 3)
         torch.testing.assert_close(function(x), x.sum(1))
-    assert backend.count == 1 and backend.compile_log.graphs[0].is_small
+    assert backend.count == 1
+    assert backend.compile_log.graphs[0].is_small
 
 
 def test_an_error_names_the_operator() -> None:
