@@ -229,6 +229,8 @@ def _watch(lightning: str, way: str) -> Any:
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *_: Any) -> None:
             self.seconds.append(time.perf_counter() - self.begin)
             self.losses.append(float(outputs["loss"] if isinstance(outputs, dict) else outputs))
+            # The order of the next epoch's samples does not depend on what the step drew.
+            torch.manual_seed(len(self.losses))
 
     return Watch()
 

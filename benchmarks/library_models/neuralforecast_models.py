@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from typing import Any
 
 import neuralforecast.models
@@ -12,7 +13,6 @@ import numpy as np
 import pandas as pd
 import torch
 from neuralforecast import NeuralForecast
-from neuralforecast.common._base_model import BaseModel
 from neuralforecast.losses.pytorch import MQLoss
 from torch import nn
 
@@ -29,18 +29,24 @@ def _panel() -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-_sample = BaseModel._sample_windows
+_randint = torch.randint
 
 
-def _fixed(self: Any, *args: Any, w_idxs: torch.Tensor, final_condition: torch.Tensor, **others: Any) -> Any:
-    """Trains with windows of all times, as a strategy draws other ones than eager."""
-    if self.training:
-        w_idxs = torch.arange(len(w_idxs)) * 7919 % len(final_condition)
-    return _sample(self, *args, w_idxs=w_idxs, final_condition=final_condition, **others)
+def _order(n: int, **options: Any) -> torch.Tensor:
+    """A fixed permutation in place of a drawn one: a strategy draws other windows than eager."""
+    return torch.arange(n) * 7919 % n
+
+
+def _numbers(*bounds: Any, **options: Any) -> torch.Tensor:
+    if "generator" in options:
+        # Those of strategies.
+        return _randint(*bounds, **options)
+    low, high = bounds
+    return low + (torch.arange(math.prod(options["size"])) * 7919 % (high - low)).reshape(options["size"])
 
 
 def _train(fit: Fit, name: str, loss: Any = None, **options: Any) -> nn.Module:
-    BaseModel._sample_windows = _fixed
+    torch.randperm, torch.randint = _order, _numbers
     logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
     if loss is not None:
         options["loss"] = loss()

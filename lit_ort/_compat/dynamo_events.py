@@ -36,6 +36,7 @@ from torch._dynamo.utils import ExactWeakKeyDictionary
 from torch._dynamo.variables import TensorVariable
 
 from lit_ort._compat.container_writes import keep_writes
+from lit_ort._compat.input_values import keep_input_values
 from lit_ort._compat.metric_calls import is_of_metric, keep_metric_calls
 from lit_ort._compat.numpy_scalars import keep_numbers
 from lit_ort._compat.torch_dynamo import (
@@ -332,6 +333,8 @@ def _install() -> None:
         logging.getLogger(name).addFilter(_is_no_event)
     _enter_in_conversions(_context_of_thread)
     keep_writes(lambda: bool(_LISTENERS))
+    # Before the checks, which come first at an instruction.
+    keep_input_values(lambda: bool(_LISTENERS))
     keep_checks(lambda: bool(_LISTENERS))
     keep_metric_calls(lambda: bool(_LISTENERS))
     keep_numbers(lambda: bool(_LISTENERS))

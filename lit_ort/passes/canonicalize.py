@@ -1,8 +1,8 @@
 """Replaces equivalent operators by one form, and removes operators without effect.
 
 In:  views that depend on strides; copies and `detach` in a graph without in-place operators; casts to the same dtype;
-     squares; sums with zeros, products with ones
-Out: reshapes, the values themselves, products
+     squares; sums with zeros, products with ones; scalars in tensors as fill values
+Out: reshapes, the values themselves, products, numbers
 Saves the time of operators without effect. Sessions keep values contiguous, so a view can be a reshape.
 """
 
@@ -55,8 +55,20 @@ def canonicalize(module: fx.GraphModule) -> int:
         elif node.target is aten.pow.Tensor_Scalar and node.args[1] == 2 and _is_float(node):
             node.target, node.args = aten.mul.Tensor, (node.args[0], node.args[0])
             fired += 1
+        elif node.target is aten.fill.Tensor and (number := _number_of(module, node.args[1])) is not None:
+            node.target, node.args = aten.fill.Scalar, (node.args[0], number)
+            fired += 1
     graph.eliminate_dead_code()
     return fired
+
+
+def _number_of(module: fx.GraphModule, value: Any) -> bool | int | float | None:
+    """The number of a constant that is a real scalar, or None."""
+    if not isinstance(value, fx.Node) or value.op != "get_attr":
+        return None
+    constant = getattr(module, str(value.target))
+    is_real = isinstance(constant, torch.Tensor) and not constant.dim() and not constant.is_complex()
+    return constant.item() if is_real else None
 
 
 def _replacement(node: fx.Node) -> fx.Node | None:

@@ -176,7 +176,8 @@ def test_a_branch_on_a_value() -> None:
     with canary("torch's name of data-dependent branches", EVENTS, effect):
         listener = Listener()
         with dynamo_events.listening(listener):
-            torch.compile(lambda x: x * 2 if x.sum() > 0 else x, backend="eager")(torch.ones(2))
+            weight = torch.ones(2, requires_grad=True)
+            torch.compile(lambda x: x * 2 if x.sum() > 0 else x, backend="eager")(weight)
         assert [obstacle.kind for obstacle, _ in listener.breaks] == [dynamo_events.BRANCH]
 
 

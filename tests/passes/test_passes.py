@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -55,6 +56,21 @@ def test_canonicalize_removes_operators_without_effect() -> None:
     for target in ("_to_copy.default", "view.default", "add.Tensor", "full.default"):
         assert f"aten.{target}" not in graph.torch_operators
     assert "Add" not in graph.operators_after
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 2, True, math.inf, math.nan])
+def test_canonicalize_fills_with_numbers(value: float) -> None:
+    def filled(x: Tensor) -> tuple[Tensor, Tensor]:
+        part, counts = x[:, :3].clone(), torch.zeros(6, dtype=torch.int64)
+        part[:, -2:] = value
+        counts[1:] = 2.7
+        return part, counts
+
+    engine, x = backend(), torch.randn(6, WIDTH)
+    expected, actual = filled(x), torch.compile(filled, backend=engine)(x)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(actual[0].signbit(), expected[0].signbit())
+    assert "aten.fill.Tensor" not in engine.compile_log.graphs[0].torch_operators
 
 
 @pytest.mark.parametrize(
