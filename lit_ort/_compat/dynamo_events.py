@@ -39,6 +39,7 @@ from lit_ort._compat.container_writes import keep_writes
 from lit_ort._compat.input_values import keep_input_values
 from lit_ort._compat.metric_calls import is_of_metric, keep_metric_calls
 from lit_ort._compat.numpy_scalars import keep_numbers
+from lit_ort._compat.pandas_lookups import keep_lookups
 from lit_ort._compat.torch_dynamo import (
     COMPILE_LOCK,
     FRAME_LOGGER,
@@ -338,6 +339,7 @@ def _install() -> None:
     keep_checks(lambda: bool(_LISTENERS))
     keep_metric_calls(lambda: bool(_LISTENERS))
     keep_numbers(lambda: bool(_LISTENERS))
+    keep_lookups(lambda: bool(_LISTENERS))
 
 
 def _is_no_event(record: logging.LogRecord) -> bool:
