@@ -230,7 +230,7 @@ def _watch(lightning: str, way: str) -> Any:
             self.seconds.append(time.perf_counter() - self.begin)
             self.losses.append(float(outputs["loss"] if isinstance(outputs, dict) else outputs))
             # The order of the next epoch's samples does not depend on what the step drew.
-            torch.manual_seed(len(self.losses))
+            torch.default_generator.manual_seed(len(self.losses))
 
     return Watch()
 
