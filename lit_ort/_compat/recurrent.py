@@ -78,4 +78,4 @@ def results_of(
     if batch_first:
         # In eager, the kernel computes it by steps.
         output = input.new_empty(input.shape[1], input.shape[0], width).transpose(0, 1)
-    return (output, *(torch.empty_like(state) for state in states))
+    return (output, *(state.new_empty(state.shape) for state in states))

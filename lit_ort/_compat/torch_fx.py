@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.nn import functional
 from torch.utils import _pytree
 
+from lit_ort._compat.interpolation import whole_interpolations
 from lit_ort._compat.torch_ops import returns_alias
 
 # Nested tuples, lists and dictionaries to a list of leaves, and back.
@@ -44,6 +45,7 @@ CHECKS: frozenset[Any] = frozenset({torch._assert_async})  # pyright: ignore[rep
 MISTRACED_OPERATORS = frozenset({torch.ops.aten.multilabel_margin_loss.default})
 
 
+@whole_interpolations()
 def aten_graph(graph_module: fx.GraphModule, examples: Sequence[Any], mode: Any) -> fx.GraphModule:
     """Trace a graph of torch functions to ATen operators; composite and in-place operators are kept.
 
@@ -218,6 +220,7 @@ def _set_statistics(node: fx.Node, dtypes: set[torch.dtype]) -> None:
             user.meta["val"] = node.meta["val"][arguments_of(user)[1]]
 
 
+@whole_interpolations()
 def correct_strides(graph: fx.Graph) -> set[fx.Node]:
     """Corrects the strides of values for which the fake operators of torch 2.13 return others than the kernels.
 
@@ -266,6 +269,11 @@ def _padded(x: torch.Tensor, padding: Any) -> torch.Tensor:
     return functional.pad(x, padding).contiguous(memory_format=suggest_memory_format(x))
 
 
+def _unpooled(x: torch.Tensor, indices: torch.Tensor, output_size: Sequence[Any], *_: Any) -> torch.Tensor:
+    shape = (*x.shape[: x.dim() - len(output_size)], *output_size)
+    return x.new_empty(shape).contiguous(memory_format=suggest_memory_format(x))
+
+
 def _images(x: torch.Tensor, *_: Any) -> torch.Tensor:
     return torch.empty_like(x, memory_format=suggest_memory_format(x))
 
@@ -281,6 +289,7 @@ _LAYOUTS: dict[Any, Any] = {
     **dict.fromkeys((_aten.reflection_pad3d.default, _aten.replication_pad3d.default), _padded),
     **dict.fromkeys((_aten.channel_shuffle.default, _aten.batch_norm.default), _images),
     _aten._batch_norm_with_update.default: _images,
+    _aten.max_unpool2d.default: _unpooled,
     **dict.fromkeys(_NORMALIZATIONS - {_aten.native_layer_norm.default, _aten.native_group_norm.default}, _images),
     **dict.fromkeys((_aten.isin.Tensor_Tensor, _aten.isin.Tensor_Scalar, _aten.log_sigmoid.default), _contiguous),
     **dict.fromkeys((_aten.log_sigmoid_forward.default, _aten.rrelu.default), _contiguous),

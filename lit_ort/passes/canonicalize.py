@@ -1,8 +1,9 @@
 """Replaces equivalent operators by one form, and removes operators without effect.
 
 In:  views that depend on strides; copies and `detach` in a graph without in-place operators; casts to the same dtype;
-     squares; sums with zeros, products with ones; scalars in tensors as fill values
-Out: reshapes, the values themselves, products, numbers
+     squares; sums with zeros, products with ones; scalars in tensors as fill values; sorts of
+     elements that share memory
+Out: reshapes, the values themselves, products, numbers, stable sorts
 Saves the time of operators without effect. Sessions keep values contiguous, so a view can be a reshape.
 """
 
@@ -25,6 +26,7 @@ _SAME = frozenset(
     {aten.detach.default, aten.alias.default, aten.clone.default, aten.lift_fresh.default, aten.lift_fresh_copy.default}
     | {aten.contiguous.default}
 )
+_SORTS = frozenset({aten.sort.default, aten.sort.stable})
 # The end of a slice up to the last element.
 _LAST = 2**63 - 1
 # The number that fills a tensor, or None if it is the second argument.
@@ -40,7 +42,9 @@ _FULL: dict[Any, float | None] = {
 
 def canonicalize(module: fx.GraphModule) -> int:
     """Canonicalizes a graph in place. Returns the number of nodes that changed."""
-    graph, fired = module.graph, 0
+    graph = module.graph
+    # Before copies disappear, which have other strides.
+    fired = sum(_keep_order(node) for node in graph.nodes if node.target in _SORTS)
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
@@ -69,6 +73,20 @@ def _number_of(module: fx.GraphModule, value: Any) -> bool | int | float | None:
     constant = getattr(module, str(value.target))
     is_real = isinstance(constant, torch.Tensor) and not constant.dim() and not constant.is_complex()
     return constant.item() if is_real else None
+
+
+def _keep_order(node: fx.Node) -> bool:
+    """Makes a sort of elements that share memory stable. Returns whether the node changed.
+
+    Torch's kernel keeps their order, but sessions copy them, and the order of equal elements of a copy is arbitrary.
+    """
+    value, *settings = arguments_of(node)
+    settings = {**dict(zip(("dim", "descending"), settings, strict=False)), **node.kwargs, "stable": True}
+    example = value.meta["val"]
+    if example.dim() == 0 or not _equal([example.stride(settings.get("dim", -1))], [0]) or settings == node.kwargs:
+        return False
+    node.target, node.args, node.kwargs = aten.sort.stable, (value,), settings
+    return True
 
 
 def _replacement(node: fx.Node) -> fx.Node | None:

@@ -47,6 +47,19 @@ def bag(x: Tensor) -> Tensor:
     return functional.embedding_bag((torch.arange(18).view(3, 6) % 8)[:, ::2], x.flatten(1)[:, :8].t(), mode="sum")
 
 
+def unpooled(x: Tensor) -> Tensor:
+    return nn.MaxUnpool2d(2)(*nn.MaxPool2d(2, return_indices=True)(x))
+
+
+class LastState(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gru(x, x[-1:])[1]
+
+
 def images(*shape: int, memory_format: torch.memory_format = torch.contiguous_format) -> Tensor:
     values = torch.randn(shape, generator=torch.Generator().manual_seed(5))
     return values.contiguous(memory_format=memory_format)
@@ -71,6 +84,12 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
     "EmbeddingBag with a slice of indices": (bag, images(4, 4, 4)),
     "AdaptiveMaxPool3d": (lambda x: functional.adaptive_max_pool3d(x.transpose(2, 4), 2), images(2, 3, 4, 6, 8)),
     "LSTM of a slice": (nn.LSTM(4, 5, batch_first=True), images(6, 3, 8).transpose(0, 1)[..., ::2]),
+    "interpolation of a permuted value": (
+        lambda x: functional.interpolate(x, scale_factor=2.0),
+        images(4, 3, 2).transpose(0, 2),
+    ),
+    "MaxUnpool2d with channels last": (unpooled, images(2, 4, 4, 6, memory_format=LAST)),
+    "last state of a GRU from a permuted state": (LastState(), images(5, 3, 4).transpose(1, 2)),
 }
 SAMPLE = ("attention of images with channels last", "GroupNorm with channels last", "GroupNorm of a slice")
 

@@ -93,6 +93,15 @@ def test_canonicalize_must_not_change_numbers(step: Step) -> None:
     assert_same_step(Module(), step, torch.randn(6, WIDTH))
 
 
+@pytest.mark.parametrize("copied", [False, True])
+def test_canonicalize_keeps_the_order_of_equal_elements(copied: bool) -> None:
+    def step(m: Any, x: Tensor) -> Tensor:
+        x = x.clone() if copied else x
+        return (m.linear(x[: 4 * WIDTH].view(4, WIDTH)) * x.sort().indices[:WIDTH]).sum()
+
+    assert_same_step(Module(), step, torch.ones(1).expand(100 * WIDTH))
+
+
 # merge_equal
 
 
