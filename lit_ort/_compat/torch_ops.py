@@ -46,6 +46,7 @@ CONTIGUOUS: Mapping[object, tuple[int, ...]] = MappingProxyType(
         aten.native_group_norm.default: (1, 2),
         aten.native_group_norm_backward.default: (2, 3, 4),
         aten.native_layer_norm_backward.default: (3, 4),
+        aten.view_as_complex.default: (0,),
     }
 )
 # The same for the last dimension only. Torch chooses another kernel if it isn't contiguous.

@@ -84,6 +84,10 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
     "EmbeddingBag with a slice of indices": (bag, images(4, 4, 4)),
     "AdaptiveMaxPool3d": (lambda x: functional.adaptive_max_pool3d(x.transpose(2, 4), 2), images(2, 3, 4, 6, 8)),
     "LSTM of a slice": (nn.LSTM(4, 5, batch_first=True), images(6, 3, 8).transpose(0, 1)[..., ::2]),
+    "real parts of complex numbers, summed": (
+        lambda x: (torch.view_as_real(torch.fft.rfft(x.permute(2, 1, 0))) * torch.ones(2)).sum(),
+        images(4, 3, 2),
+    ),
     "interpolation of a permuted value": (
         lambda x: functional.interpolate(x, scale_factor=2.0),
         images(4, 3, 2).transpose(0, 2),
