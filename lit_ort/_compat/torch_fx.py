@@ -265,8 +265,14 @@ def _rolled(x: torch.Tensor, shifts: Any, dims: Any = ()) -> torch.Tensor:
     return _images(x) if dims else _contiguous(x)
 
 
-def _padded(x: torch.Tensor, padding: Any) -> torch.Tensor:
+def _padded_volume(x: torch.Tensor, padding: Any) -> torch.Tensor:
     return functional.pad(x, padding).contiguous(memory_format=suggest_memory_format(x))
+
+
+def _padded(x: torch.Tensor, padding: Any, mode: str = "constant", value: Any = None) -> torch.Tensor:
+    if mode in ("reflect", "replicate") and len(padding) == 6:
+        return _padded_volume(x, padding)
+    return functional.pad(x, padding, mode, value)
 
 
 def _unpooled(x: torch.Tensor, indices: torch.Tensor, output_size: Sequence[Any], *_: Any) -> torch.Tensor:
@@ -286,7 +292,8 @@ def _pointwise(x: Any, other: Any, *_: Any) -> torch.Tensor:
 # Functions of an operator's arguments whose result has the shape and strides of the operator's real (first) result.
 _LAYOUTS: dict[Any, Any] = {
     _aten.roll.default: _rolled,
-    **dict.fromkeys((_aten.reflection_pad3d.default, _aten.replication_pad3d.default), _padded),
+    _aten.pad.default: _padded,
+    **dict.fromkeys((_aten.reflection_pad3d.default, _aten.replication_pad3d.default), _padded_volume),
     **dict.fromkeys((_aten.channel_shuffle.default, _aten.batch_norm.default), _images),
     _aten._batch_norm_with_update.default: _images,
     _aten.max_unpool2d.default: _unpooled,

@@ -88,6 +88,10 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
         lambda x: (torch.view_as_real(torch.fft.rfft(x.permute(2, 1, 0))) * torch.ones(2)).sum(),
         images(4, 3, 2),
     ),
+    "replicated padding": (
+        lambda x: functional.pad(x, (1, 1, 1, 1, 1, 1), "replicate"),
+        images(2, 4, 3, 5, 6, memory_format=LAST_3D),
+    ),
     "interpolation of a permuted value": (
         lambda x: functional.interpolate(x, scale_factor=2.0),
         images(4, 3, 2).transpose(0, 2),
