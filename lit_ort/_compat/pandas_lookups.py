@@ -51,7 +51,7 @@ def _result(method: Any, tx: Any, args: Any) -> Any:
         return None
     if name not in _METHODS or not all(argument.is_python_constant() for argument in args):
         return None
-    index = owner.value
+    index: Any = owner.value
     try:
         value = getattr(index, name)(*[argument.as_python_constant() for argument in args])
     except (LookupError, TypeError, ValueError):
