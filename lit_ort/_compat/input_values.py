@@ -110,7 +110,7 @@ def _integer(seen: Any, tx: Any, variable: Any) -> Any:
 def _tensor(variable: Any) -> Any:
     """A variable if it is a tensor's, otherwise None."""
     # Not isinstance, which reads inputs that may not be needed.
-    if type(variable) is LazyVariableTracker and variable.peek_type() is torch.Tensor:
+    if type(variable) is LazyVariableTracker and (variable.is_realized() or variable.peek_type() is torch.Tensor):
         variable = variable.realize()
     return variable if type(variable) is TensorVariable else None
 

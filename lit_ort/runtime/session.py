@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
+from lit_ort.errors import SessionError
 from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.clock import Clock
 from lit_ort.runtime.engines.engine import Engine, Model
@@ -87,6 +88,7 @@ class Session:
             device,
         )
         if not phase.model:
+            _require_one_node(phase)
             self._engine = NoSession(model)
             return
         self._engine = options.engine.session(model, threads=options.threads, allow_spinning=options.allow_spinning)
@@ -130,6 +132,17 @@ class Session:
             vectors = [torch.tensor(values_of(s.terms, shapes)) for s in self._sources if s.kind == "sizes"]
             entry = self._sizes[key] = (values_of(self._phase.terms, shapes), vectors)
         return entry
+
+
+def _require_one_node(phase: Phase) -> None:
+    """Checks that a phase without a model is one torch node with the phase's inputs and outputs.
+
+    Raises:
+        SessionError: it is not, as in a damaged entry of a cache.
+    """
+    sizes = [(len(node.inputs), len(node.outputs)) for node in phase.nodes]
+    if sizes != [(len(phase.inputs), len(phase.outputs))]:
+        raise SessionError(f"a phase of {len(phase.nodes)} torch nodes has no model", remedy="Compile the graph again.")
 
 
 def _input(source: Source, inputs: RunInputs, size_vectors: Iterator[torch.Tensor]) -> torch.Tensor:

@@ -101,6 +101,24 @@ def test_no_graph_break(name: str) -> None:
         assert engine.count <= 3
 
 
+def test_an_argument_that_was_read_before() -> None:
+    """Dynamo's variable of it is realized, and is no tensor's."""
+    torch.compiler.reset()
+
+    def step(x: Tensor, **options: Any) -> Tensor:
+        names = options["names"]
+        x = x * len(names)
+        kept = {key: value for key, value in options.items() if key != "other"}
+        if kept.get("names"):
+            x = x + 1
+        return x - 1 if options["names"] and names else x
+
+    engine = backend(fallback="error")
+    compiled, x = torch.compile(step, backend=engine), torch.ones(2)
+    for names in (["a"], {"a": 1}, ("a",), nn.Linear(2, 2).train().state_dict()):
+        torch.testing.assert_close(compiled(x, names=names, other=1), step(x, names=names, other=1))
+
+
 def test_a_buffer_that_changes() -> None:
     torch.compiler.reset()
     module = Module()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,9 @@ from torch import Tensor
 import lit_ort
 from lit_ort.lower.small_phases import MOST_OPERATORS
 from lit_ort.runtime.engines import no_session
+from lit_ort.runtime.program import Phase, Source, TorchNode
 from lit_ort.runtime.report import GraphReport
+from lit_ort.runtime.session import Session
 
 Function = Callable[..., Any]
 
@@ -132,3 +135,12 @@ def test_autocast_of_the_caller_does_not_apply() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert function(x).dtype == torch.bfloat16
     assert function(x).dtype == torch.float32
+
+
+def test_a_phase_without_a_model_is_one_node() -> None:
+    node = TorchNode(("",), (), (0,), ("",))
+    options: Any = lit_ort.ORTBackend(lit_ort.ORTOptions())._session_options({})
+    phase = Phase(b"", (node, node), (("x", Source("tensor")),), ("y",), ("",))
+    for wrong in (phase, dataclasses.replace(phase, nodes=(node,), outputs=("y", "z"), forms=("", ""))):
+        with pytest.raises(lit_ort.SessionError, match="has no model"):
+            Session(wrong, options)
