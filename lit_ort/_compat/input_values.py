@@ -32,9 +32,7 @@ _PURE = frozenset(
 )
 _MOST_NODES = 32
 # Functions whose arguments are sizes and other integers.
-_OF_INTEGERS = frozenset(
-    {torch.arange, torch.zeros, torch.ones, torch.full, torch.empty, torch.eye, torch.rand, torch.randn}
-)
+_OF_INTEGERS = frozenset({torch.arange, torch.zeros, torch.ones, torch.empty, torch.eye, torch.rand, torch.randn})
 # Of one condition or integer in the traces of one function. With more, the graph ends there.
 _MOST_VALUES, _MOST_TRACES = 2, 4
 

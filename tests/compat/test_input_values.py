@@ -134,6 +134,17 @@ def test_many_values_end_the_graph() -> None:
     assert engine.compile_log.breaks
 
 
+def test_a_value_that_fills_stays_a_tensor() -> None:
+    torch.compiler.reset()
+    engine = backend(fallback="error")
+    # torch reads the tensor as a number.
+    full: Any = torch.full
+    compiled = torch.compile(lambda x, k: x + full((2,), k), backend=engine)
+    for k in (3, 4, 5):
+        assert torch.equal(compiled(torch.ones(2), tensor(k)), torch.ones(2) + k)
+    assert engine.count == 1
+
+
 def changed(x: Tensor, net: Tensor) -> Tensor:
     x.add_(1)
     return x * 2 if x.sum() > 0 else x
