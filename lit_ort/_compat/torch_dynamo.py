@@ -19,9 +19,12 @@ from torch._dynamo import trace_rules
 from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.exc import unimplemented
 from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.variables import (
     AutogradFunctionVariable,
     OptimizerVariable,
+    TensorVariable,
+    TorchInGraphFunctionVariable,
     UserDefinedClassVariable,
     UserDefinedObjectVariable,
     UserFunctionVariable,
@@ -49,6 +52,9 @@ MODULE_CALLS: str = torch._dynamo.external_utils.__file__
 _OPTIMIZERS = str(Path(torch.optim.__file__).parent)
 # Logs thirteen lines of advice at the first `item()` of a step in the process.
 SCALAR_LOGGER = "torch._dynamo.variables.tensor"
+# In the metadata of a node of Dynamo's graph: the part that its value has in a call of `torch.autograd.grad`.
+PART_IN_GRAD = "lit_ort_part_in_grad"
+INPUT, DIFFERENTIABLE = "input", "differentiable"
 _SCALAR_LINE = "Graph break from `Tensor.item()`"
 
 
@@ -164,7 +170,8 @@ def graphs_by_bucket(enabled: bool) -> AbstractContextManager[Any]:
 def trace_corrections() -> Iterator[None]:
     """A context with what Dynamo traces otherwise than by default."""
     with replaced_functions(), lazy_properties(), kept_backwards(), guarded_identities(), own_parameter_groups():
-        yield
+        with marked_derivatives():
+            yield
 
 
 @contextmanager
@@ -256,6 +263,57 @@ def kept_backwards() -> AbstractContextManager[None]:
         return call_apply(self, tx, args, kwargs)
 
     return replaced(AutogradFunctionVariable, "call_apply", call_apply_with_backward)
+
+
+@contextmanager
+def marked_derivatives() -> Iterator[None]:
+    """A context in which Dynamo marks the values of a graph that a call of `torch.autograd.grad` ends.
+
+    Marked are values with respect to which it differentiates, and those whose gradient it makes differentiable. Neither
+    has a place in a compiled graph, which has derivatives of its results with respect to its inputs.
+    """
+    handlers: Any = TorchInGraphFunctionVariable._get_handlers()
+    handle, compile_subgraph = handlers[torch.autograd.grad], OutputGraph.compile_subgraph
+
+    def note_and_handle(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        # Dynamo traces the function again as far as to the call, and gives values the same names.
+        tx.speculation_log.lit_ort_parts = _parts_in_grad(*args, **kwargs)
+        return handle(self, tx, *args, **kwargs)
+
+    def mark_and_compile(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        parts = getattr(tx.speculation_log, "lit_ort_parts", {})
+        for node in self.graph.nodes:
+            if node.name in parts:
+                node.meta[PART_IN_GRAD] = parts[node.name]
+        return compile_subgraph(self, tx, *args, **kwargs)
+
+    with replaced_entry(handlers, torch.autograd.grad, note_and_handle):
+        with replaced(OutputGraph, "compile_subgraph", mark_and_compile):
+            yield
+
+
+def _parts_in_grad(
+    outputs: Any = None,
+    inputs: Any = None,
+    grad_outputs: Any = None,
+    retain_graph: Any = None,
+    create_graph: Any = None,
+    *_: Any,
+    **__: Any,
+) -> dict[str, str]:
+    """For each value that the graph computes and that has a part in a call of `torch.autograd.grad`, the part."""
+    is_known = create_graph is not None and create_graph.is_python_constant()
+    is_differentiable = is_known and create_graph.as_python_constant()
+    names = dict.fromkeys(_computed(outputs), DIFFERENTIABLE) if is_differentiable else {}
+    return names | dict.fromkeys(_computed(inputs), INPUT)
+
+
+def _computed(variables: Any) -> list[str]:
+    found: list[Any] = []
+    VariableTracker.visit(found.append, variables)
+    # Not isinstance, which reads inputs.
+    nodes = [variable.as_proxy().node for variable in found if type(variable) is TensorVariable]
+    return [node.name for node in nodes if node.op not in ("placeholder", "get_attr")]
 
 
 def guarded_identities() -> AbstractContextManager[None]:

@@ -44,6 +44,7 @@ from lit_ort.backend.steps import tracing_for
 from lit_ort.backend.verify import Check
 from lit_ort.capture.attributes import attributes_as_inputs
 from lit_ort.capture.checkpoints import inline_checkpoints
+from lit_ort.capture.derivatives import refuse_derivatives
 from lit_ort.capture.dimensions import changing_dimensions
 from lit_ort.capture.locations import first_line
 from lit_ort.capture.numbers import separate_numbers
@@ -307,6 +308,7 @@ class CompiledGraph:
         self._obstacle: CompileError | None = None
         try:
             with others_as_compile_errors():
+                refuse_derivatives(self._original.graph)
                 self._graph = separate_numbers(inline_checkpoints(self._original))
         except CompileError as error:
             self._obstacle = error

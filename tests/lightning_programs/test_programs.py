@@ -332,7 +332,7 @@ PROGRAMS: dict[Callable[[], LightningModule], dict[str, int]] = {
     ImageClassifier: {"fused": 1},
     AutoEncoder: {"fused": 1},
     Gan: {"fused": 3, "forward": 2},
-    PenalizedGan: {"fused": 2, "forward": 1, "split": 1, "eager": 1},
+    PenalizedGan: {"fused": 2, "forward": 1, "eager": 1},
     Transformer: {"fused": 1},
     GraphNetwork: {"fused": 1},
     BarlowTwins: {"fused": 1},

@@ -31,8 +31,10 @@ A graph runs in eager PyTorch, with one warning that states the reason (`fallbac
 - changes an input in place that shares memory with another input, or changes the shape of an input;
 - has sparse gradients, or returns a tensor that is not a view of a contiguous result.
 
-Gradients that are differentiated again (`create_graph=True`) are computed in eager: the graph runs in eager from then
-on. If eager can't repeat the session's run (random numbers, inputs changed in place), an error is raised.
+Gradients that are differentiated again (`create_graph=True`) are computed in eager, and so are those of a value that a
+graph computes (`torch.autograd.grad(loss, hidden)`): the graph runs in eager, from the start if `torch.autograd.grad`
+is called in the compiled function, otherwise from then on. If eager can't repeat the session's run then (random
+numbers, inputs changed in place), an error is raised.
 
 `lit_ort.explain(trainer)` shows where each graph and operator ran. This page is written by
 `python -m tests.zoo.report`, and tests check each of its lines.
