@@ -302,9 +302,9 @@ def _parts_in_grad(
     **__: Any,
 ) -> dict[str, str]:
     """For each value that the graph computes and that has a part in a call of `torch.autograd.grad`, the part."""
-    is_known = create_graph is not None and create_graph.is_python_constant()
-    is_differentiable = is_known and create_graph.as_python_constant()
-    names = dict.fromkeys(_computed(outputs), DIFFERENTIABLE) if is_differentiable else {}
+    names: dict[str, str] = {}
+    if create_graph is not None and create_graph.is_python_constant() and create_graph.as_python_constant():
+        names = dict.fromkeys(_computed(outputs), DIFFERENTIABLE)
     return names | dict.fromkeys(_computed(inputs), INPUT)
 
 
