@@ -17,7 +17,7 @@ import torch._dynamo
 import torch._dynamo.external_utils
 from torch._dynamo import trace_rules
 from torch._dynamo.convert_frame import compile_lock
-from torch._dynamo.exc import unimplemented
+from torch._dynamo.exc import Unsupported, unimplemented
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.variables import (
@@ -52,9 +52,10 @@ MODULE_CALLS: str = torch._dynamo.external_utils.__file__
 _OPTIMIZERS = str(Path(torch.optim.__file__).parent)
 # Logs thirteen lines of advice at the first `item()` of a step in the process.
 SCALAR_LOGGER = "torch._dynamo.variables.tensor"
-# In the metadata of a node of Dynamo's graph: the part that its value has in a call of `torch.autograd.grad`.
-PART_IN_GRAD = "lit_ort_part_in_grad"
-INPUT, DIFFERENTIABLE = "input", "differentiable"
+# In the metadata of a node of Dynamo's graph: the part that its value has in the call that ends the graph, if that is
+# one of `torch.autograd.grad`, `register_hook` or `retain_grad`.
+PART_IN_GRADIENT = "lit_ort_part_in_gradient"
+INPUT, DIFFERENTIABLE, WATCHED = "input", "differentiable", "watched"
 _SCALAR_LINE = "Graph break from `Tensor.item()`"
 
 
@@ -267,29 +268,45 @@ def kept_backwards() -> AbstractContextManager[None]:
 
 @contextmanager
 def marked_derivatives() -> Iterator[None]:
-    """A context in which Dynamo marks the values of a graph that a call of `torch.autograd.grad` ends.
+    """A context in which Dynamo marks the values of a graph that a call about gradients ends.
 
-    Marked are values with respect to which it differentiates, and those whose gradient it makes differentiable. Neither
-    has a place in a compiled graph, which has derivatives of its results with respect to its inputs.
+    Marked are values with respect to which `torch.autograd.grad` differentiates, those whose gradient it makes
+    differentiable, and those on which a hook or `retain_grad` is set. They have no place in a compiled graph, which has
+    derivatives of its results with respect to its inputs.
     """
     handlers: Any = TorchInGraphFunctionVariable._get_handlers()
     handle, compile_subgraph = handlers[torch.autograd.grad], OutputGraph.compile_subgraph
+    retain, hook = TensorVariable.method_attr_retain_grad, TensorVariable.method_register_hook
 
     def note_and_handle(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         # Dynamo traces the function again as far as to the call, and gives values the same names.
         tx.speculation_log.lit_ort_parts = _parts_in_grad(*args, **kwargs)
         return handle(self, tx, *args, **kwargs)
 
+    def retain_or_note(self: Any, tx: Any) -> Any:
+        tx.speculation_log.lit_ort_parts = dict.fromkeys(_computed(self), WATCHED)
+        return retain(self, tx)
+
+    def hook_or_note(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return hook(self, tx, *args, **kwargs)
+        except Unsupported:
+            tx.speculation_log.lit_ort_parts = dict.fromkeys(_computed(self), WATCHED)
+            raise
+
     def mark_and_compile(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         parts = getattr(tx.speculation_log, "lit_ort_parts", {})
         for node in self.graph.nodes:
             if node.name in parts:
-                node.meta[PART_IN_GRAD] = parts[node.name]
+                node.meta[PART_IN_GRADIENT] = parts[node.name]
         return compile_subgraph(self, tx, *args, **kwargs)
 
-    with replaced_entry(handlers, torch.autograd.grad, note_and_handle):
-        with replaced(OutputGraph, "compile_subgraph", mark_and_compile):
-            yield
+    with ExitStack() as stack:
+        stack.enter_context(replaced_entry(handlers, torch.autograd.grad, note_and_handle))
+        stack.enter_context(replaced(TensorVariable, "method_attr_retain_grad", retain_or_note))
+        stack.enter_context(replaced(TensorVariable, "method_register_hook", hook_or_note))
+        stack.enter_context(replaced(OutputGraph, "compile_subgraph", mark_and_compile))
+        yield
 
 
 def _parts_in_grad(

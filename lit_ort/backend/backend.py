@@ -23,6 +23,7 @@ from lit_ort._compat.devices import device_of
 from lit_ort._compat.dynamo_events import trace_in_context
 from lit_ort._compat.fabric import keep_backward_checks
 from lit_ort._compat.recurrent import shapes_without_steps
+from lit_ort._compat.tensor_hooks import take_hooks
 from lit_ort._compat.torch import have_tangents, unhooked
 from lit_ort._compat.torch_dynamo import (
     COMPILE_LOCK,
@@ -67,6 +68,7 @@ from lit_ort.runtime.program import EAGER, Form
 from lit_ort.runtime.report import GraphReport, Recompile, describe
 from lit_ort.runtime.session import SessionOptions
 from lit_ort.runtime.updates import HAND_OVER, Updates
+from lit_ort.runtime.watches import watch_of
 
 # Metrics count their updates, cache results and read the values of tensors: if Dynamo traced them, nearly every call
 # would need another graph. This is at module level because torch.compile imports a backend before it traces anything.
@@ -76,6 +78,7 @@ mark_constant_result("transformers.utils.output_capturing", "maybe_install_captu
 ignore_traces_of_other_threads()
 keep_checkpoints()
 keep_backward_checks(DISABLED)
+take_hooks(watch_of)
 
 # Compiling one graph for this many signatures takes longer than most users expect.
 MANY_SIGNATURES = 16

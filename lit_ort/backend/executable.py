@@ -12,6 +12,7 @@ from lit_ort.runtime.autograd import Call
 from lit_ort.runtime.program import DETACHED, TRACKED, UNNOTICED, Form, Mutation, Signature
 from lit_ort.runtime.sizes import hold
 from lit_ort.runtime.views import output_value
+from lit_ort.runtime.watches import watch
 
 Tensors = Sequence[torch.Tensor]
 
@@ -26,6 +27,7 @@ class Forms(Protocol):
     """The other forms of the graph."""
 
     wanted: Form | None
+    inner: tuple[int, ...]
 
 
 class Executable:
@@ -77,6 +79,8 @@ class Executable:
         for mutation in self.signature.mutations:
             _write(mutation, tensors, results)
         outputs = tuple([output_value(output, results, tensors, numbers) for output in self.signature.outputs])
+        if self._forms.inner:
+            watch(results, outputs, self._forms.inner)
         if self.signature.grad_mode is not None:
             torch.set_grad_enabled(self.signature.grad_mode)
         return outputs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -9,9 +10,11 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch_fx import ancestors_of, inputs_of, returned_by
-from lit_ort.runtime.autograd import NOT_REPEATABLE, Call, Entries, Run, double_backward
+from lit_ort.capture.derivatives import inner_results
+from lit_ort.runtime.autograd import NOT_REPEATABLE, Call, Entries, Run, eager_only
 from lit_ort.runtime.program import EAGER, FUSED, SPLIT, Form, Signature
 from lit_ort.runtime.views import output_gradients, tracked_output
+from lit_ort.runtime.watches import Watches
 
 Tensors = Sequence[torch.Tensor]
 Gradients = Mapping[int, torch.Tensor]
@@ -19,6 +22,10 @@ Gradients = Mapping[int, torch.Tensor]
 _DOUBLE_BACKWARD = (
     "its gradient is differentiated again (create_graph=True), which a session's gradient can't be. From now on it "
     "runs in eager; the rest of the step stays in ONNX Runtime."
+)
+_WATCHED = (
+    "a hook or retain_grad() is set on one of its results from which it computes others, whose gradient a session "
+    "doesn't return. From now on it runs in eager; the rest of the step stays in ONNX Runtime."
 )
 _SEVERAL_BACKWARDS = (
     "two of its results are differentiated at different times, so that a session would run forward and backward "
@@ -47,6 +54,7 @@ class Forms:
 
     Attributes:
         wanted: the form that the gradients of a run called for, for later runs; None as long as this one is right.
+        inner: the positions of the outputs with a gradient from which other outputs with one are computed.
     """
 
     def __init__(
@@ -61,6 +69,8 @@ class Forms:
         self._bind, self._run_in_eager, self._fall_back = bind, run_in_eager, fall_back
         self._bound: dict[tuple[Form, tuple[torch.Size, ...]], BoundForm] = {}
         self.wanted: Form | None = None
+        inner = inner_results(graph)
+        self.inner = tuple(k for k, node in enumerate(returned_by(graph)) if node in inner)
 
     def gradients(
         self, signature: Signature, run: Run, arrived: Gradients, needed: Sequence[bool], again: bool
@@ -101,24 +111,38 @@ class Forms:
         roots += [results[other.keys.index(signature.keys[k])] for k in mutated]
         return _gradients_of(inputs, needed, roots, [*tangents.values(), *(arrived[k] for k in mutated)])
 
-    def differentiable_gradients(
-        self, signature: Signature, run: Run, arrived: Gradients, needed: Sequence[bool]
+    def gradients_in_eager(
+        self, signature: Signature, run: Run, arrived: Gradients, needed: Sequence[bool], watches: Watches
     ) -> Entries:
-        """The gradients of the inputs of a run, tracked by autograd, from the graph in eager.
+        """The gradients of the inputs of a run, from the graph in eager; tracked by autograd in grad mode.
+
+        Args:
+            signature: of the form that ran.
+            run: its inputs.
+            arrived: the gradients by position among its results.
+            needed: whether each input's gradient is needed.
+            watches: what receives the gradients of outputs, by position.
 
         Raises:
             SessionError: an input has been changed in place since the run, or the graph is not allowed to run in eager.
         """
         if self._fall_back is None:
-            raise double_backward("fallback='error' doesn't allow it to run in eager")
+            raise eager_only("fallback='error' doesn't allow it to run in eager", watches)
         if run.changed(range(len(run.tensors))):
-            raise double_backward(NOT_REPEATABLE)
+            raise eager_only(NOT_REPEATABLE, watches)
         tangents = output_gradients(signature, arrived, [tensor.shape for tensor in run.tensors])
+        differentiable = torch.is_grad_enabled()
         self.wanted = Form(EAGER)
-        self._fall_back(_DOUBLE_BACKWARD, run.tensors)
-        outputs = self._run_in_eager(run.tensors)
+        self._fall_back(_DOUBLE_BACKWARD if differentiable else _WATCHED, run.tensors)
+        inputs = run.tensors
+        if not differentiable:
+            inputs = [_detached(tensor, is_needed, False) for tensor, is_needed in zip(inputs, needed, strict=True)]
+        outputs = self._run_in_eager(inputs)
+        for position, watch in watches.items():
+            retained = tangents.get(position)
+            outputs[position].register_hook(functools.partial(watch.receive, retained=retained))
         roots = [outputs[position] for position in tangents]
-        return _gradients_of(run.tensors, needed, roots, list(tangents.values()), create_graph=True)
+        return _gradients_of(inputs, needed, roots, list(tangents.values()), create_graph=differentiable)
 
     def _form_for(self, tangents: Gradients, of_mutations: bool) -> Form:
         """The form that takes gradients of these outputs."""

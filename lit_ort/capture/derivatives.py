@@ -2,28 +2,48 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import fx
 
-from lit_ort._compat.torch_dynamo import INPUT, PART_IN_GRAD
+from lit_ort._compat.torch_dynamo import DIFFERENTIABLE, INPUT, PART_IN_GRADIENT, WATCHED
+from lit_ort._compat.torch_fx import ancestors_of, returned_by
 from lit_ort.capture.locations import source_line
 from lit_ort.errors import CaptureError
+
+_REASONS = {
+    INPUT: "torch.autograd.grad differentiates with respect to {}, which the graph computes, but a session has "
+    "gradients of its inputs only",
+    DIFFERENTIABLE: "the gradient of {} is differentiated again (create_graph=True), which that of a session can't be",
+    WATCHED: "a hook or retain_grad() is set on {}, from which the graph computes other results, but a session has "
+    "gradients of its inputs only",
+}
 
 
 def refuse_derivatives(graph: fx.Graph) -> None:
     """Refuses a graph from which the program asks for derivatives that only eager has.
 
     Raises:
-        CaptureError: the program differentiates with respect to a value that the graph computes, or differentiates the
-            graph's gradient again.
+        CaptureError: the program wants the gradient of a value inside of the graph, or differentiates the graph's
+            gradient again.
     """
     for node in graph.nodes:
-        if PART_IN_GRAD in node.meta:
-            is_input = node.meta[PART_IN_GRAD] == INPUT
+        part = node.meta.get(PART_IN_GRADIENT)
+        if part is not None and (part != WATCHED or node in inner_results(graph)):
             raise CaptureError(
-                f"torch.autograd.grad differentiates with respect to {node.name}, which the graph computes, but a "
-                "session has gradients of its inputs only"
-                if is_input
-                else "its gradient is differentiated again (create_graph=True), which a session's gradient can't be",
+                _REASONS[part].format(node.name),
                 remedy="The rest of the step stays in ONNX Runtime.",
-                module=source_line(node) if is_input else None,
+                module=source_line(node),
             )
+
+
+def inner_results(graph: fx.Graph) -> set[fx.Node]:
+    """The results with a gradient from which other results with one are computed."""
+    tracked = {node for node in returned_by(graph) if _requires_grad(node) and node.op != "placeholder"}
+    return tracked & ancestors_of(tracked)
+
+
+def _requires_grad(node: Any) -> bool:
+    example = node.meta.get("example_value") if isinstance(node, fx.Node) else None
+    return isinstance(example, torch.Tensor) and example.requires_grad

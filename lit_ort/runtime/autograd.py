@@ -17,6 +17,7 @@ from lit_ort.runtime.random import draw_seed
 from lit_ort.runtime.session import RunInputs, Session, SessionOptions
 from lit_ort.runtime.updates import Updates, is_consumed
 from lit_ort.runtime.views import lost_gradient
+from lit_ort.runtime.watches import Watches, watches_of
 
 Tensors = Sequence[torch.Tensor]
 Gradients = Sequence[torch.Tensor | None]
@@ -82,10 +83,15 @@ class OtherForms(Protocol):
         """The gradients of the inputs, from a form that takes the gradients of these results."""
         ...
 
-    def differentiable_gradients(
-        self, signature: Signature, run: Run, arrived: Mapping[int, torch.Tensor], needed: Sequence[bool]
+    def gradients_in_eager(
+        self,
+        signature: Signature,
+        run: Run,
+        arrived: Mapping[int, torch.Tensor],
+        needed: Sequence[bool],
+        watches: Watches,
     ) -> Entries:
-        """The gradients of the inputs, tracked by autograd."""
+        """The gradients of the inputs, from the graph in eager; tracked by autograd in grad mode."""
         ...
 
 
@@ -178,10 +184,13 @@ def _fused_call(session: Session, signature: Signature, forms: OtherForms, updat
         if not arrived:
             return (None,) * ctx.input_count
         needed = ctx.needs_input_grad[1:]
-        if torch.is_grad_enabled():
-            return _differentiable_gradients(signature, forms, ctx.run, needed, arrived)
         _require_first(arrived, ctx.differentiated)
-        if arrived.keys() != {loss}:
+        watches = watches_of(ctx)
+        if torch.is_grad_enabled() or watches:
+            if updates is not None and watches:
+                raise eager_only("the optimizer in the graph has used its gradients", watches)
+            entries = _gradients_in_eager(signature, forms, ctx.run, needed, arrived, watches)
+        elif arrived.keys() != {loss}:
             entries = forms.gradients(signature, ctx.run, arrived, needed, again=bool(ctx.differentiated))
         else:
             if ctx.differentiated:
@@ -290,9 +299,12 @@ class SplitRunner:
             if not arrived:
                 return (None,) * len(ctx.shapes)
             needed = ctx.needs_input_grad[1:]
-            if torch.is_grad_enabled():
-                return _differentiable_gradients(signature, forms, ctx.run, needed, arrived)
             _require_first(arrived, ctx.differentiated)
+            watches = watches_of(ctx)
+            if torch.is_grad_enabled() or watches:
+                if not keep:
+                    ctx.differentiated |= arrived.keys()
+                return _gradients_in_eager(signature, forms, ctx.run, needed, arrived, watches)
             saved = ctx.saved
             if saved is None:
                 ctx.differentiated |= arrived.keys()
@@ -371,29 +383,33 @@ def _for_each_row(gradients_of: Callable[[bool, Gradients], Entries], output_gra
     return batch.stacked([gradients_of(keep or k < last, row) for k, row in enumerate(batch.rows)])
 
 
-def _differentiable_gradients(
+def _gradients_in_eager(
     signature: Signature,
     forms: OtherForms,
     run: Run | None,
     needed: Sequence[bool],
     arrived: Mapping[int, torch.Tensor],
+    watches: Watches,
 ) -> Entries:
-    """Gradients that can be differentiated again, computed by running the graph in eager.
+    """Gradients that can be differentiated again, or that hooks change, computed by running the graph in eager.
 
     Raises:
         SessionError: eager can't repeat the session's run, or is not allowed to run the graph.
     """
     if not _is_repeatable(signature):
-        raise double_backward(NOT_REPEATABLE)
+        raise eager_only(NOT_REPEATABLE, watches)
     if run is None:
         raise SessionError(_SECOND_BACKWARD[0], remedy=_SECOND_BACKWARD[1])
-    return forms.differentiable_gradients(signature, run, arrived, needed)
+    return forms.gradients_in_eager(signature, run, arrived, needed, watches)
 
 
-def double_backward(reason: str) -> SessionError:
-    """The error for a gradient that would have to be differentiated again."""
+def eager_only(reason: str, watches: Watches) -> SessionError:
+    """The error for a gradient that only eager could compute."""
+    called = "backward() was called with create_graph=True on"
+    if watches:
+        called = f"a hook or retain_grad() is set on result {min(watches)}, from which others are computed, of"
     return SessionError(
-        f"backward() was called with create_graph=True on a graph in ONNX Runtime, and {reason}",
+        f"{called} a graph in ONNX Runtime, and {reason}",
         remedy="Exclude this function from the graphs with torch.compiler.disable, or use strategy='auto'.",
     )
 

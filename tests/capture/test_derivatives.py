@@ -1,4 +1,4 @@
-"""`torch.autograd.grad` inside of a step: gradient penalties, forces from energies."""
+"""Gradients of values that a step computes, inside of the step: gradient penalties, forces from energies, hooks."""
 
 from __future__ import annotations
 
@@ -66,8 +66,26 @@ def of_weights(net: nn.Sequential, x: Tensor) -> Tensor:
     return score + sum(slope.square().sum() for slope in slopes)
 
 
+def of_a_hook(net: nn.Sequential, x: Tensor) -> Tensor:
+    hidden, seen = net[0](x), []
+    score = net[1:](hidden).sum()
+    hidden.register_hook(seen.append)
+    (slope,) = torch.autograd.grad(score, net[0].get_parameter("bias"), retain_graph=True)
+    return score + seen[0].square().sum() + slope.sum()
+
+
+def of_a_kept_gradient(net: nn.Sequential, x: Tensor) -> Tensor:
+    hidden = net[0](x)
+    score = net[1:](hidden).sum()
+    hidden.retain_grad()
+    score.backward(retain_graph=True)
+    assert hidden.grad is not None
+    return score + hidden.grad.square().sum()
+
+
 STEPS: tuple[Callable[[nn.Sequential, Tensor], Tensor], ...] = (
     *(of_a_product, in_a_function, of_a_hidden_value, of_first_order, of_an_unused_value, of_an_input, of_weights),
+    *(of_a_hook, of_a_kept_gradient),
 )
 
 
