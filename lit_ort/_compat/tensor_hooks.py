@@ -41,7 +41,9 @@ def take_hooks(taker_of: Callable[[torch.Tensor], Taker | None]) -> None:
 
     @functools.wraps(own_register)
     def register_hook(self: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
-        found = None if getattr(hook, "__module__", None) in _CHECKS else taker(self)
+        # A partial function in Lightning 2.6.
+        is_check = getattr(getattr(hook, "func", hook), "__module__", None) in _CHECKS
+        found = None if is_check else taker(self)
         if found is None:
             return own_register(self, hook)
         handle = RemovableHandle(found.hooks)

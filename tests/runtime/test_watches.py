@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.fabric import Fabric
 from torch import Tensor, nn
 
 from lit_ort.errors import LitOrtWarning, SessionError
@@ -96,6 +97,25 @@ def test_the_error_where_eager_can_not_run(net: nn.Sequential, options: dict[str
     hidden.retain_grad()
     with pytest.raises(SessionError, match=f"retain_grad.. is set on result 0.*{reason}"):
         loss.backward()
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_fabrics_checks_of_results_are_no_reason_for_eager(precision: Any) -> None:
+    class TwoResults(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = network()
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return step(self.net, x)
+
+    engine, fabric = backend(), Fabric(accelerator="cpu", devices=1, precision=precision)
+    module = TwoResults()
+    module.compile(backend=engine)
+    module = fabric.setup(module)
+    _, score = module(torch.ones(3, 4))
+    fabric.backward(score.sum())
+    assert {graph.kind for graph in engine.compile_log.graphs} == {"split"}
 
 
 def test_hooks_of_other_tensors_stay_with_autograd() -> None:
