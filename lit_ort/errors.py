@@ -27,6 +27,10 @@ class EngineError(LitOrtError):
     """ONNX Runtime is not installed, is installed twice, or its library can't be used."""
 
 
+class KernelError(LitOrtError):
+    """Machine code can't be made for the CPU of this machine."""
+
+
 class RankError(LitOrtError):
     """A process could not join the others."""
 

@@ -46,11 +46,15 @@ def gradients(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def assert_same_step(
-    module: nn.Module, step: Callable[..., torch.Tensor], *inputs: torch.Tensor, tolerance: float = TOLERANCE
+    module: nn.Module,
+    step: Callable[..., torch.Tensor],
+    *inputs: torch.Tensor,
+    tolerance: float = TOLERANCE,
+    **options: Any,
 ) -> ORTBackend:
     """Loss and every gradient of `step(module, *inputs)` agree with eager. Returns the backend for a look inside."""
     twin = copy.deepcopy(module)
-    engine = backend()
+    engine = backend(**options)
     expected = step(twin, *inputs)
     expected.backward()
     actual = torch.compile(step, backend=engine)(module, *inputs)

@@ -76,6 +76,12 @@ def fake_mode(symbolic: bool) -> FakeTensorMode:
     return FakeTensorMode(shape_env=ShapeEnv() if symbolic else None)
 
 
+def fake_mode_of(graph: fx.Graph) -> FakeTensorMode:
+    """The fake tensor mode of a graph's examples; a new one if it has none."""
+    leaves = (leaf for node in graph.nodes for leaf in tree_leaves(node.meta.get("val")))
+    return next((leaf.fake_mode for leaf in leaves if isinstance(leaf, FakeTensor)), None) or fake_mode(False)
+
+
 def forget_real_tensors(graph: fx.Graph) -> None:
     """Drops the weak references to inputs in the fake modes of a graph, which prevent `torch.utils.swap_tensors`."""
     examples = [node.meta.get("example_value") for node in inputs_of(graph)]

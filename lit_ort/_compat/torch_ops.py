@@ -62,10 +62,10 @@ IMAGES_IN_ONE_FORMAT: Mapping[object, int] = MappingProxyType(
 )
 _NAMESPACES = frozenset({"aten", "prims", "lit_ort", "torchvision"})
 _PLAIN_TYPES = re.compile(r"((Optional\[|List\[)*(Tensor|number|int|float|bool|complex|str|Device|Generator)\]*)")
-# String arguments that select a method of computation.
+# String arguments that select a method of computation, or are the region that lit_ort's operator computes.
 _METHOD_ARGUMENTS = frozenset(
     {"activation", "approximate", "driver", "equation", "indexing", "interpolation", "mode", "norm", "ord", "p"}
-    | {"pad_mode", "padding", "padding_side", "reduce", "rounding_mode", "side", "UPLO"}
+    | {"pad_mode", "padding", "padding_side", "reduce", "region", "rounding_mode", "side", "UPLO"}
 )
 _FUNCTORCH = ("torch._functorch", "torch._C._functorch")
 

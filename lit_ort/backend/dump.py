@@ -10,6 +10,8 @@ from torch import fx
 
 from lit_ort.errors import LitOrtWarning
 from lit_ort.files import whole_file
+from lit_ort.regions.placed_region import PlacedRegion
+from lit_ort.regions.region_operator import REGION
 
 
 class Dump:
@@ -28,7 +30,12 @@ class Dump:
     def graph(self, stage: str, module: fx.GraphModule) -> None:
         """Writes a stage as text."""
         if self._folder is not None:
-            self._write(self._folder / f"{stage}.txt", str(module.graph).encode())
+            regions = [
+                f"\n\n{node.name}\n{PlacedRegion.from_json(str(node.args[1]))}"
+                for node in module.graph.nodes
+                if node.target is REGION
+            ]
+            self._write(self._folder / f"{stage}.txt", "".join([str(module.graph), *regions]).encode())
 
     def model(self, stage: str, model: onnx.ModelProto) -> None:
         """Writes the ONNX model of a phase."""

@@ -21,7 +21,7 @@ from lit_ort.lower.model import ModelBuilder
 from lit_ort.lower.operators import lowering_of
 from lit_ort.lower.sizes import SymbolSources, term_of, terms_of
 from lit_ort.lower.small_phases import without_session
-from lit_ort.lower.torch_nodes import Region, base_of, form_of
+from lit_ort.lower.torch_nodes import NodeBuilder, base_of, form_of
 from lit_ort.ops.hand_over import hand_over
 from lit_ort.passes.owners import memory_owner
 from lit_ort.passes.streams import STREAM
@@ -75,7 +75,7 @@ class _Lowering:
         self._nodes: list[TorchNode] = []
         self._terms: dict[Any, int] = {}
         self._vectors: dict[tuple[Any, ...], str] = {}
-        self._region: Region | None = None
+        self._open: NodeBuilder | None = None
         self._returned: list[fx.Node] = returned_by(module.graph)
         self._is_returned = frozenset(self._returned)
         self._output_names: set[str] = set()
@@ -93,13 +93,13 @@ class _Lowering:
         owners = collections.Counter(memory_owner(node) for node in self._returned)
         for node in self._returned:
             if is_view(node) and node not in self._names:
-                region = self._open_region()
-                if owners[memory_owner(node)] == 1 and region.has(base_of(node)):
+                builder = self._open_builder()
+                if owners[memory_owner(node)] == 1 and builder.has(base_of(node)):
                     # No other output shares its memory, so no copy is needed.
-                    region.compute(node)
+                    builder.compute(node)
                 else:
-                    region.materialize(node)
-        self._close_region()
+                    builder.materialize(node)
+        self._close_builder()
         outputs = [self._output(node) for node in self._returned]
         forms = [form_of(node.meta["val"].dtype) for node in self._returned]
         model = self._builder.build(name, keeps_order)
@@ -148,7 +148,7 @@ class _Lowering:
             return
         lowering = lowering_of(node) if node in self._by_onnx else None
         if lowering is None:
-            self._open_region().add(node, node.meta.get(STREAM))
+            self._open_builder().add(node, node.meta.get(STREAM))
         else:
             self._names[node] = lowering.emit(self._emitter(node))
 
@@ -157,15 +157,15 @@ class _Lowering:
 
     def _name_of(self, node: fx.Node) -> str:
         """The name of a value as an input of an ONNX node; booleans are cast from uint8 if necessary."""
-        if self._region is not None and (self._region.has(node) or self._is_pending_view(node)):
-            self._close_region()
+        if self._open is not None and (self._open.has(node) or self._is_pending_view(node)):
+            self._close_builder()
         if node not in self._names:
             lowering = lowering_of(node)
             if lowering is not None and lowering.view:
                 self._names[node] = lowering.emit(self._emitter(node))
             else:
-                self._open_region().materialize(node)
-                self._close_region()
+                self._open_builder().materialize(node)
+                self._close_builder()
         if node in self._bytes:
             self._bytes.discard(node)
             self._names[node] = self._builder.node("Cast", [self._names[node]], node.name, to=ELEMENTS[torch.bool])[0]
@@ -174,40 +174,40 @@ class _Lowering:
     def _is_pending_view(self, node: fx.Node) -> bool:
         while node not in self._names and is_view(node):
             node = first_argument(node)
-        return self._region is not None and self._region.has(node)
+        return self._open is not None and self._open.has(node)
 
-    def _open_region(self) -> Region:
-        if self._region is None:
-            self._region = Region(self._size_index)
-        return self._region
+    def _open_builder(self) -> NodeBuilder:
+        if self._open is None:
+            self._open = NodeBuilder(self._size_index)
+        return self._open
 
-    def _close_region(self) -> None:
-        region, self._region = self._region, None
-        if region is None:
+    def _close_builder(self) -> None:
+        builder, self._open = self._open, None
+        if builder is None:
             return
-        outputs = [value for node in region.computed for value in _values(node) if self._is_needed(value, region)]
+        outputs = [value for node in builder.computed for value in _values(node) if self._is_needed(value, builder)]
         index = len(self._nodes)
-        node = region.close(outputs)
+        node = builder.close(outputs)
         if not outputs and not any(statement.results == 0 for statement in node.statements):
             return
-        inputs = [self._names[value] for value in region.inputs]
+        inputs = [self._names[value] for value in builder.inputs]
         if node.anchored:
             inputs.append(self._anchor())
         self._nodes.append(node)
         types = [self._output_type(value) for value in outputs]
-        label = next(iter(region.computed)).name
+        label = next(iter(builder.computed)).name
         names = self._builder.torch_node(index, inputs, types, label)
         for value, name in zip(outputs, names, strict=True):
             self._names[value] = name
             if value.meta["val"].dtype == torch.bool:
                 self._bytes.add(value)
 
-    def _is_needed(self, value: fx.Node, region: Region) -> bool:
-        """Whether a value of a region is read outside of it."""
+    def _is_needed(self, value: fx.Node, builder: NodeBuilder) -> bool:
+        """Whether a value of a builder is read outside of it."""
         if value in self._is_returned:
             return True
         return any(
-            self._is_needed(user, region) if is_view(user) and user not in region.computed else not region.has(user)
+            self._is_needed(user, builder) if is_view(user) and user not in builder.computed else not builder.has(user)
             for user in value.users
         )
 

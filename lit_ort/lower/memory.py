@@ -12,7 +12,8 @@ from lit_ort._compat.torch_fx import is_element, is_view
 from lit_ort._compat.torch_sizes import hint_of
 from lit_ort.ops import operator_of
 from lit_ort.ops.hand_over import hand_over
-from lit_ort.passes.owners import memory_owner, overwritten
+from lit_ort.passes.owners import is_region_output, memory_owner, overwritten
+from lit_ort.regions.region_operator import REGION
 
 
 def peak_bytes(graph: fx.Graph) -> int:
@@ -50,9 +51,11 @@ def _bytes(node: fx.Node) -> int:
     if node.target is hand_over:
         # The optimizer consumes the gradient.
         return 0
+    if node.target is REGION or (is_element(node) and not is_region_output(node)):
+        return 0
     value = node.meta.get("val")
     values = value if isinstance(value, (tuple, list)) else (value,)
-    return 0 if is_element(node) else sum(_tensor_bytes(value) for value in values)
+    return sum(_tensor_bytes(value) for value in values)
 
 
 def _tensor_bytes(value: Any) -> int:

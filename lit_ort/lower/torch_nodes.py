@@ -1,6 +1,6 @@
-"""Regions: torch nodes while they are built from consecutive torch operators and the views that these read.
+"""Builds torch nodes from consecutive torch operators and the views that these read.
 
-Torch reads a transposed or reshaped value as a view without a copy, so each region creates the views that it reads.
+Torch reads a transposed or reshaped value as a view without a copy, so each node creates the views that it reads.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def form_of(dtype: torch.dtype) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Slot:
-    """A value that a statement of a region has computed."""
+    """A value that a statement of a node has computed."""
 
     position: int
 
 
-class Region:
+class NodeBuilder:
     """A torch node while it is built.
 
     Args:
@@ -82,7 +82,7 @@ class Region:
         self.computed[node] = None
 
     def compute(self, node: fx.Node) -> None:
-        """Adds a view of a value of this region to the values that can be outputs."""
+        """Adds a view of a value of this node to the values that can be outputs."""
         self._slot(node)
         self.computed[node] = None
 
@@ -96,7 +96,7 @@ class Region:
         self.computed[node] = None
 
     def has(self, node: fx.Node) -> bool:
-        """Whether a value is computed in this region."""
+        """Whether a value is computed in this node."""
         return node in self.computed or (is_element(node) and node.args[0] in self.computed)
 
     def close(self, outputs: list[fx.Node]) -> TorchNode:

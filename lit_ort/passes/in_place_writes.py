@@ -18,7 +18,7 @@ from lit_ort._compat.torch_fx import first_argument, strides_of, tree_leaves
 from lit_ort._compat.torch_ops import OpOverload
 from lit_ort.ops.slices import ADD_SLICES, are_disjoint
 from lit_ort.ops.writes import IN_PLACE, WHOLE, WRITTEN
-from lit_ort.passes.owners import memory_owner, overwritten, shared_with
+from lit_ort.passes.owners import is_region_output, memory_owner, overwritten, shared_with
 from lit_ort.passes.slice_reads import READ_OF, READS, indices_of, nested_write
 
 aten = torch.ops.aten
@@ -141,6 +141,8 @@ def _convert(node: fx.Node, is_innermost: bool) -> None:
 def _is_own(owner: fx.Node) -> bool:
     """Whether the memory of a value belongs to the graph, and not to an input, a constant or another value."""
     target = owner.target
+    if is_region_output(owner):
+        return True
     if owner.op != "call_function" or not isinstance(target, OpOverload):
         return False
     # Some of lit_ort's own kernels return an argument as it is.

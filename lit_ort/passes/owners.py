@@ -6,6 +6,7 @@ from torch import fx
 
 from lit_ort._compat.torch_fx import arguments_of, first_argument, is_alias, is_element, is_view
 from lit_ort.ops import operator_of
+from lit_ort.regions.region_operator import REGION
 
 
 def memory_owner(node: fx.Node) -> fx.Node:
@@ -17,9 +18,16 @@ def memory_owner(node: fx.Node) -> fx.Node:
 
 def shared_with(node: fx.Node) -> fx.Node | None:
     """The argument whose memory the result of a node shares; None if it has its own."""
+    if is_region_output(node):
+        return None
     if is_element(node) or is_view(node) or is_alias(node):
         return first_argument(node)
     return overwritten(node)
+
+
+def is_region_output(node: fx.Node) -> bool:
+    """Whether a node is an output of a region; each has memory of its own."""
+    return is_element(node) and first_argument(node).target is REGION
 
 
 def overwritten(node: fx.Node) -> fx.Node | None:

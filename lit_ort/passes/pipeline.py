@@ -15,6 +15,7 @@ from lit_ort._compat.devices import CPU, is_cpu
 from lit_ort.errors import OptionsError
 from lit_ort.passes.canonicalize import canonicalize
 from lit_ort.passes.embedding_gradient import fuse_embedding_gradients
+from lit_ort.passes.fuse_regions import fuse_regions
 from lit_ort.passes.in_place_writes import write_in_place
 from lit_ort.passes.memory_format import order_channels
 from lit_ort.passes.merge_equal import merge_equal
@@ -51,6 +52,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("slice_gradients", join_slice_gradients, only_cpu=True),
     Pass("embedding_gradient", fuse_embedding_gradients, only_cpu=True),
     Pass("memory_format", order_channels, only_cpu=True),
+    Pass("regions", fuse_regions, only_cpu=True),
     # The other passes assume that no operator writes in place.
     Pass("in_place_writes", write_in_place, only_cpu=True),
 )

@@ -13,6 +13,7 @@ from lit_ort._compat.devices import CPU, is_cpu
 from lit_ort._compat.torch_ops import OpOverload, memory_argument, returns_list
 from lit_ort.ops import OPERATORS
 from lit_ort.ops.operator import Memory, Operator
+from lit_ort.regions.region_operator import REGION_NAME
 from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.calls import CALLS, CALLS_INTO_MEMORY
 from lit_ort.runtime.program import AS_BYTES, AS_REAL, Statement, TorchNode
@@ -42,15 +43,18 @@ _FILE = "<torch node>"
 Hooks = Mapping[str, Callable[..., Any]]
 
 
-def bind(node: TorchNode, hooks: Hooks, device: torch.device = CPU) -> NodeFunction:
+def bind(
+    node: TorchNode, hooks: Hooks, device: torch.device = CPU, regions: Mapping[str, Callable[..., Any]] | None = None
+) -> NodeFunction:
     """Create the function of a node, which maps the run's state and the node's inputs to its outputs.
 
     Args:
         node: the torch node. Its inputs and outputs have the representation that ONNX Runtime uses for them.
         hooks: functions that replace operators, by target.
         device: the device of the node's operators; the project's own kernels are used on the CPU only.
+        regions: the functions of its regions, by their text.
     """
-    source = _Source(len(node.inputs), device)
+    source = _Source(len(node.inputs), device, regions or {})
     for position, form in enumerate(node.inputs):
         source.convert_input(position, form)
     last_uses = _last_uses(node)
@@ -77,8 +81,8 @@ class _Source:
     Each statement is one line, so that the line number of an error identifies the statement.
     """
 
-    def __init__(self, inputs: int, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, inputs: int, device: torch.device, regions: Mapping[str, Callable[..., Any]]) -> None:
+        self._device, self._regions = device, regions
         self._names: dict[str, Any] = {"from_ort": from_ort, "to_ort": to_ort}
         arguments = ", ".join(f"v{k}" for k in range(inputs))
         self._lines = [f"def node(state{', ' if inputs else ''}{arguments}):"]
@@ -117,6 +121,9 @@ class _Source:
         hook = hooks.get(statement.target)
         if hook is not None:
             return f"{self._name_of(hook)}({', '.join(['state', *args])})"
+        if statement.target == REGION_NAME:
+            tensors, text = statement.args
+            return f"{self._name_of(self._regions[text])}(state.pool, {self._word(tensors)})"
         target = overload_of(statement.target)
         operator = OPERATORS.get(target) if is_cpu(self._device) else None
         if statement.stream is not None:

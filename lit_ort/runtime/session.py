@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
-from lit_ort.errors import SessionError
+from lit_ort.errors import KernelError, SessionError
 from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.clock import Clock
 from lit_ort.runtime.engines.engine import Engine, Model
 from lit_ort.runtime.engines.no_session import NoSession
 from lit_ort.runtime.nodes import Hooks, RunState, bind, failed_statement, from_ort, to_ort
 from lit_ort.runtime.program import Phase, Source, TorchNode
+from lit_ort.runtime.region_calls import RegionFunction, region_functions
 from lit_ort.runtime.sizes import Shapes, values_of
 
 
@@ -79,9 +80,10 @@ class Session:
             # The graph computes nothing: its outputs are inputs, numbers or constants.
             return
         device = torch.device(phase.device)
+        regions = _functions_of_regions(phase)
         model = Model(
             phase.model,
-            [options.clock.node(bind(node, options.hooks, device)) for node in phase.nodes],
+            [options.clock.node(bind(node, options.hooks, device, regions)) for node in phase.nodes],
             self._location_of,
             [name for name, _ in phase.inputs],
             phase.outputs,
@@ -143,6 +145,13 @@ def _require_one_node(phase: Phase) -> None:
     sizes = [(len(node.inputs), len(node.outputs)) for node in phase.nodes]
     if sizes != [(len(phase.inputs), len(phase.outputs))]:
         raise SessionError(f"a phase of {len(phase.nodes)} torch nodes has no model", remedy="Compile the graph again.")
+
+
+def _functions_of_regions(phase: Phase) -> Mapping[str, RegionFunction]:
+    try:
+        return region_functions(phase.nodes)
+    except (KernelError, ValueError) as error:
+        raise SessionError(f"a region has no code: {error}", remedy="Compile the graph again.") from error
 
 
 def _input(source: Source, inputs: RunInputs, size_vectors: Iterator[torch.Tensor]) -> torch.Tensor:

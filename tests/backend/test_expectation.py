@@ -26,7 +26,7 @@ def gain(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def speed_of(step: Callable[[nn.Module, Tensor], Tensor], module: nn.Module, x: Tensor) -> str | None:
-    engine = backend()
+    engine = backend(disable_passes=("regions",))
     torch.compile(step, backend=engine)(module, x).backward()
     (graph,) = engine.compile_log.graphs
     assert (graph.speed is None) == ("\n  speed " not in str(graph))
@@ -85,7 +85,7 @@ def test_a_graph_without_gradients_has_no_report_of_speed() -> None:
 
 def test_the_speed_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "lit_ort")
-    step = torch.compile(plain, backend=backend(dynamic="never"))
+    step = torch.compile(plain, backend=backend(dynamic="never", disable_passes=("regions",)))
     for rows in (ROWS, ROWS + 1, ROWS + 2):
         step(layers(), torch.randn(rows, WIDTH)).backward()
     hints = [record.getMessage() for record in caplog.records if "the speed of" in record.getMessage()]
@@ -109,7 +109,7 @@ def test_products_of_our_operators_are_counted() -> None:
 
 
 def test_dynamic_sizes_count_with_their_first_values() -> None:
-    engine = backend()
+    engine = backend(disable_passes=("regions",))
     step = torch.compile(plain, backend=engine)
     module = layers()
     for rows in (ROWS, 2 * ROWS):

@@ -90,12 +90,12 @@ def copied_nodes(engine: ORTBackend) -> int:
 @pytest.mark.parametrize("call", [checkpointed, reentrant, nested])
 def test_checkpoints_of_a_module_are_recomputed(call: Any) -> None:
     x = torch.randn(8, 16, requires_grad=True)
-    engine = assert_same_step(Blocks(call), step, x)
+    engine = assert_same_step(Blocks(call), step, x, disable_passes=("regions",))
     assert copied_nodes(engine) >= 4
 
 
 def test_without_a_checkpoint_nothing_is_computed_twice() -> None:
-    assert copied_nodes(assert_same_step(Blocks(plain), step, torch.randn(8, 16))) == 0
+    assert copied_nodes(assert_same_step(Blocks(plain), step, torch.randn(8, 16), disable_passes=("regions",))) == 0
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
@@ -106,7 +106,7 @@ def test_recomputed_layers_have_the_same_gradients(dropout: float) -> None:
     losses = []
     for model, options in ((module, {"recompute": "layers"}), (twin, {})):
         torch.manual_seed(1)
-        engine = backend(**options)
+        engine = backend(**options, disable_passes=("regions",))
         losses.append(torch.compile(step, backend=engine)(model, x))
         losses[-1].backward()
         assert bool(copied_nodes(engine)) == bool(options)
@@ -127,7 +127,11 @@ def test_transformers(name: str, source: str) -> None:
     if source == "model":
         module.model.gradient_checkpointing_enable()
     module.model.train()
-    engine = backend(verify_first_step=True, recompute="layers" if source == "option" else None)
+    engine = backend(
+        verify_first_step=True,
+        recompute="layers" if source == "option" else None,
+        disable_passes=("regions",),
+    )
 
     def training_step(module: Any, batch: dict[str, Tensor]) -> Tensor:
         loss = module.loss(batch)
@@ -140,7 +144,7 @@ def test_transformers(name: str, source: str) -> None:
 def test_the_planned_memory_is_smaller() -> None:
     peaks = []
     for options in ({}, {"recompute": "layers"}):
-        engine = backend(**options)
+        engine = backend(**options, disable_passes=("regions",))
         torch.compile(step, backend=engine)(Blocks(plain), torch.randn(512, 16)).backward()
         peaks.append(engine.compile_log.graphs[0].peak_bytes)
         torch.compiler.reset()
@@ -153,7 +157,7 @@ def test_bf16() -> None:
     step_16 = torch.compile(step, backend=backend(precision="bf16-mixed"))
     step_16(twin, x).backward()
     torch.compiler.reset()
-    engine = backend(precision="bf16-mixed", recompute="layers", verify_first_step=True)
+    engine = backend(precision="bf16-mixed", recompute="layers", verify_first_step=True, disable_passes=("regions",))
     torch.compile(step, backend=engine)(module, x).backward()
     assert copied_nodes(engine) > 0
     assert_same_gradients(module, twin)
@@ -211,7 +215,7 @@ def test_an_unknown_value_raises() -> None:
 def test_the_cache_distinguishes_recompute(tmp_path: Path) -> None:
     outcomes = []
     for options in ({}, {"recompute": "layers"}, {"recompute": "layers"}):
-        engine = backend(cache_dir=str(tmp_path), **options)
+        engine = backend(cache_dir=str(tmp_path), disable_passes=("regions",), **options)
         torch.compile(step, backend=engine)(Blocks(plain), torch.randn(8, 16)).backward()
         outcomes.append((engine.compile_log.graphs[0].cache, copied_nodes(engine) > 0))
         torch.compiler.reset()

@@ -109,7 +109,7 @@ def test_every_entry_is_tested() -> None:
 def test_results_match_torch(target: object, position: int, dtype: torch.dtype) -> None:
     function = in_a_run(ENTRIES[target].functions[position], ENTRIES[target].onnx)
     a, b = inputs(dtype)
-    engine = backend()
+    engine = backend(disable_passes=("regions",))
     with torch.no_grad():
         actual, expected = torch.compile(function, backend=engine)(a, b), function(a, b)
     torch.testing.assert_close(actual, expected, equal_nan=True)
@@ -131,7 +131,7 @@ def test_gradients_match_torch(target: object) -> None:
             weights = torch.linspace(0.3, 1.7, value.numel()).reshape(value.shape)
             return (value.nan_to_num(posinf=1) * weights).sum() + (a * b).sum()
 
-        engine = backend()
+        engine = backend(disable_passes=("regions",))
         actual = torch.autograd.grad(torch.compile(step, backend=engine)(a, b), (a, b))
         torch.testing.assert_close(actual, torch.autograd.grad(step(a, b), (a, b)), equal_nan=True)
         assert ENTRIES[target].onnx in engine.compile_log.graphs[0].operators_after
@@ -147,7 +147,7 @@ def test_gradients_match_torch(target: object) -> None:
     ],
 )
 def test_dynamic_shapes(onnx: str, function: Function) -> None:
-    engine = backend()
+    engine = backend(disable_passes=("regions",))
     step = torch.compile(in_a_run(function, onnx), backend=engine)
     for rows in (3, 5, 2, 7):
         a, b = torch.randn(rows, 4), torch.randn(rows, 4)
@@ -157,7 +157,7 @@ def test_dynamic_shapes(onnx: str, function: Function) -> None:
 
 
 def test_a_short_run_stays_in_torch() -> None:
-    engine = backend()
+    engine = backend(disable_passes=("regions",))
     a, b = inputs(torch.float32)
     torch.compile(lambda a, b: -(a + b), backend=engine)(a, b)
     assert engine.compile_log.graphs[0].torch_operators.keys() >= {"aten.add.Tensor", "aten.neg.default"}

@@ -111,7 +111,9 @@ def test_gradients_match_eager(operator: str) -> None:
         return (a * b).sum() + torch.stack([value.sum() for value in results(a, b)]).sum()
 
     a, b = inputs()
-    expected = torch.autograd.grad(step(a, b), (a, b))
+    # In float64, since a layer norm of one element is 0 in sessions and the error of a sum in eager.
+    exact = [value.detach().double().requires_grad_() for value in (a, b)]
+    expected = tuple(value.float() for value in torch.autograd.grad(step(*exact), exact))
     engine, split_engine = backend(), backend()
     fused = torch.autograd.grad(torch.compile(step, backend=engine)(a, b), (a, b))
     values = torch.compile(results, backend=split_engine)(a, b)

@@ -21,7 +21,7 @@ Function = Callable[..., Any]
 
 
 def compiled(function: Function, *arguments: Any) -> tuple[Any, GraphReport]:
-    backend = lit_ort.ORTBackend(lit_ort.ORTOptions(fallback="error"))
+    backend = lit_ort.ORTBackend(lit_ort.ORTOptions(fallback="error", disable_passes=("regions",)))
     result = torch.compile(function, backend=backend)(*arguments)
     (report,) = backend.compile_log.graphs
     return result, report

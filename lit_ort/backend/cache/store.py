@@ -26,6 +26,7 @@ from lit_ort.errors import LitOrtWarning
 from lit_ort.files import read_regular, remove_unfinished, whole_file
 from lit_ort.options import ORTOptions
 from lit_ort.runtime.engines.engine import Engine
+from lit_ort.runtime.region_calls import why_no_kernels
 
 SUFFIX = ".ortgraph"
 # Bytes of an entry. Entries of the benchmark suite have at most some hundred thousand.
@@ -112,6 +113,7 @@ def environment(engine: str) -> dict[str, str]:
         "onnxruntime": engine,
         # Importing onnx takes longer than reading a graph.
         "onnx": importlib.metadata.version("onnx"),
+        "regions": why_no_kernels() or "",
         "lit_ort": _code(Path(__file__).parents[2]),
     }
 

@@ -1,0 +1,1 @@
+"""Kernels: machine code of regions, made by LLVM."""

@@ -1,0 +1,172 @@
+"""The block of arguments that a kernel reads, and how a run is cut into blocks.
+
+All arguments are 64-bit words: a header, sizes, addresses of tensors, places of accesses, scalars. The machine code of
+a region knows the position of each; `Layout` is the only place that says what they are.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from functools import cached_property
+
+from lit_ort.regions.element_types import is_float, size_of
+from lit_ort.regions.pointwise_table import OPERATORS
+from lit_ort.regions.region import Apply, ColumnReduction, Load, Region, Scalar
+from lit_ort.regions.region_run import Place, RegionRun
+
+ROW_BLOCKS, COLUMN_BLOCKS, TILE, SCRATCH = 0, 1, 2, 3
+DIVISION_BY_ZERO, BAD_INDEX = 4, 5
+BLOCK_FUNCTION, FINISH_FUNCTION = 6, 7
+ROWS, COLUMNS = 8, 9
+_HEADER = 10
+WORD = 8
+
+# Vectors begin at multiples of this many columns of a tile, whatever their width: random numbers rely on it.
+COLUMN_ALIGNMENT = 64
+# Arrays in scratch memory start at cache lines, and have room for a whole vector at their end.
+LINE, PADDING = 64, 128
+
+# In instructions of vectors: below the first, threads cost more than they save; blocks are of about the second.
+_ONE_BLOCK, _BLOCK = 16_000, 8_000
+_MOST_BLOCKS = 64
+# Partial results of a column reduction are of at least so many rows.
+_ROWS_OF_PARTIAL = 8
+_LANES = 16
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Positions of the words of a region's arguments."""
+
+    region: Region
+
+    @property
+    def rank(self) -> int:
+        return self.region.rows + self.region.inner
+
+    def size(self, axis: int) -> int:
+        return _HEADER + axis
+
+    def input(self, number: int) -> int:
+        return _HEADER + self.rank + number
+
+    def output(self, number: int) -> int:
+        return self.input(len(self.region.inputs)) + number
+
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """Of each place: loads, then stores, then columns. A place is the offset, the strides, and two for an index."""
+        region = self.region
+        counts = [len(load.indices) for load in region.loads] + [len(store.indices) for store in region.stores]
+        positions, position = [], self.output(len(region.outputs))
+        for count in (*counts, *(0 for _ in region.columns)):
+            positions.append(position)
+            position += 1 + self.rank + 2 * count
+        return (*positions, position)
+
+    def scalar(self, number: int) -> int:
+        return self.places[-1] + number
+
+    @property
+    def words(self) -> int:
+        return self.scalar(self.region.scalars)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How a run is cut: into blocks of rows times blocks of columns, each of which one thread computes. It depends on
+    the sizes alone, so that results are the same for any number of threads."""
+
+    row_blocks: int
+    column_blocks: int
+    tile: int
+
+    @property
+    def count(self) -> int:
+        return self.row_blocks * self.column_blocks
+
+
+def cost_of(region: Region) -> int:
+    """The instructions for a vector of points."""
+    cost = len(region.stores) + 3 * len(region.columns)
+    for full, node in zip(region.full, region.nodes, strict=True):
+        if full and isinstance(node, Load):
+            cost += 1 if node.access.inner[-1] in "01" and not any(region.full[i] for i in node.indices) else _LANES
+        elif full and isinstance(node, Apply) and node.operator != "cast":
+            cost += OPERATORS[node.operator].cost
+    return cost
+
+
+def rows_of(region: Region, run: RegionRun) -> int:
+    return math.prod(run.sizes[: region.rows])
+
+
+def columns_of(region: Region, run: RegionRun) -> int:
+    return math.prod(run.sizes[region.rows :])
+
+
+def blocks_of(region: Region, run: RegionRun) -> Blocks:
+    """The blocks of a run."""
+    rows, width = rows_of(region, run), run.sizes[-1]
+    work = rows * (columns_of(region, run) // _LANES + 4) * cost_of(region)
+    wanted = 1 if work < _ONE_BLOCK else min(_MOST_BLOCKS, work // _BLOCK)
+    row_blocks = min(rows, wanted)
+    if region.columns:
+        row_blocks = min(row_blocks, max(1, rows // _ROWS_OF_PARTIAL))
+    if any(store.add for store in region.stores):
+        row_blocks = 1
+    row_blocks = max(row_blocks, 1)
+    most = max(1, -(-wanted // row_blocks)) if _can_split_columns(region) else 1
+    tile = -(-max(width, 1) // (most * COLUMN_ALIGNMENT)) * COLUMN_ALIGNMENT
+    return Blocks(row_blocks, max(1, -(-width // tile)), tile)
+
+
+def _can_split_columns(region: Region) -> bool:
+    """Whether no value of a row is computed from the whole row, or written once for it."""
+    full = region.full
+    for store in region.stores:
+        by_row = not any(full[index] for index in store.indices)
+        if not (store.access.is_full or not by_row) or (store.add and not (by_row and store.access.inner[-1] == "1")):
+            return False
+    reduced = any(type(node).__name__ == "Reduce" for node in region.nodes)
+    return not reduced and all(full[column.value] for column in region.columns)
+
+
+def partial_dtype(region: Region, column: ColumnReduction) -> str:
+    """The dtype that a column reduction is accumulated in: sums of row-level values are few, and in float64."""
+    dtype = region.nodes[column.value].dtype
+    precise = column.kind in ("sum", "prod") and is_float(dtype) and not region.full[column.value]
+    return "float64" if precise else dtype
+
+
+def array_bytes(columns: int, dtype: str) -> int:
+    """The bytes of an array of scratch memory."""
+    return (columns * size_of(dtype) + PADDING + LINE - 1) // LINE * LINE
+
+
+def scratch_bytes(run: RegionRun, region: Region, arrays: tuple[str, ...]) -> int:
+    """The scratch memory of a run, of whose arrays these are the dtypes."""
+    columns = columns_of(region, run)
+    return blocks_of(region, run).row_blocks * sum(array_bytes(columns, dtype) for dtype in arrays)
+
+
+def pack(layout: Layout, run: RegionRun, blocks: Blocks, functions: tuple[int, int]) -> bytearray:
+    """The block of arguments; the addresses of tensors and of scratch memory are still to be written."""
+    region = layout.region
+    words = bytearray(WORD * layout.words)
+    header = [blocks.row_blocks, blocks.column_blocks, blocks.tile, 0, 0, 0, *functions]
+    header += [rows_of(region, run), columns_of(region, run), *run.sizes]
+    struct.pack_into(f"<{len(header)}q", words, 0, *header)
+    places = [word for place in (*run.loads, *run.stores, *run.columns) for word in _words(place)]
+    struct.pack_into(f"<{len(places)}q", words, WORD * layout.places[0], *places)
+    dtypes = {node.position: node.dtype for node in region.nodes if isinstance(node, Scalar)}
+    for position, value in enumerate(run.scalars):
+        kind = "d" if is_float(dtypes.get(position, "int64")) else "q"
+        struct.pack_into(f"<{kind}", words, WORD * layout.scalar(position), value)
+    return words
+
+
+def _words(place: Place) -> list[int]:
+    return [place.offset, *place.strides, *(word for index in place.indices for word in index)]

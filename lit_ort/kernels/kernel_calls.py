@@ -1,0 +1,164 @@
+"""Kernels from regions, and their calls on torch tensors."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
+
+import torch
+
+from lit_ort.kernels.kernel_arguments import (
+    BAD_INDEX,
+    DIVISION_BY_ZERO,
+    SCRATCH,
+    WORD,
+    Layout,
+    blocks_of,
+    pack,
+    scratch_bytes,
+)
+from lit_ort.kernels.machine_code import Cpu, MachineCode, host_cpu
+from lit_ort.kernels.region_text import write_region
+from lit_ort.kernels.row_stages import scratch_arrays
+from lit_ort.kernels.thread_pool import Runner, find_openmp
+from lit_ort.kernels.vector_text import Text
+from lit_ort.regions.region import Region
+from lit_ort.regions.region_run import RegionRun, check_run
+
+_FLAGS = slice(WORD * DIVISION_BY_ZERO, WORD * (BAD_INDEX + 1))
+_NO_FLAGS = bytes(2 * WORD)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The machine code of a region.
+
+    Args:
+        region: what it computes.
+        block: the address of `void block(ptr arguments, i64 number)`.
+        finish: the address of `void finish(ptr arguments)`, or 0 if there is nothing to do after the blocks.
+        code: keeps the machine code alive.
+        runner: computes all blocks.
+    """
+
+    region: Region
+    block: int
+    finish: int
+    code: MachineCode
+    runner: Runner
+
+    def bind(self, run: RegionRun) -> BoundKernel:
+        """The kernel with its arguments apart from tensors.
+
+        Raises:
+            ValueError: the arguments aren't those of the region.
+        """
+        return BoundKernel(self, run)
+
+
+class KernelCache:
+    """Makes kernels; equal regions share one, as long as it is in use. Thread-safe.
+
+    Args:
+        cpu: what to make code for; by default, the CPU of this machine.
+    """
+
+    def __init__(self, cpu: Cpu | None = None) -> None:
+        self.cpu = cpu or host_cpu()
+        self._runner: Runner | None = None
+        self._kernels: WeakValueDictionary[str, Kernel] = WeakValueDictionary()
+        self._lock = threading.Lock()
+        # Functions that kernels call, with their code.
+        self._library: dict[str, tuple[int, MachineCode]] = {}
+
+    def __len__(self) -> int:
+        return len(self._kernels)
+
+    def kernel(self, region: Region) -> Kernel:
+        """The kernel of a region."""
+        return self.kernels([region])[0]
+
+    def kernels(self, regions: Iterable[Region]) -> list[Kernel]:
+        """The kernels of regions; those that are new are compiled together."""
+        given = list(regions)
+        with self._lock:
+            made = {key: kernel for key in {one.key for one in given} if (kernel := self._kernels.get(key)) is not None}
+            new = {region.key: region for region in given if region.key not in made}
+            if new:
+                made |= self._compile(new)
+                self._kernels.update(made)
+        return [made[region.key] for region in given]
+
+    def _compile(self, regions: dict[str, Region]) -> dict[str, Kernel]:
+        if self._runner is None:
+            self._runner = Runner(self.cpu, find_openmp())
+        text = Text()
+        for region in regions.values():
+            write_region(text, region, self.cpu.vector_bytes)
+        code = MachineCode(str(text), self.cpu, self._symbols(text.library))
+        made = {}
+        for key, region in regions.items():
+            finish = code.address(f"finish.{key}") if region.columns else 0
+            made[key] = Kernel(region, code.address(f"block.{key}"), finish, code, self._runner)
+        return made
+
+    def _symbols(self, library: Mapping[str, Text]) -> dict[str, int]:
+        """The addresses of functions of the library; those that are new are compiled."""
+        new = [name for name in library if name not in self._library]
+        if new:
+            texts = [str(library[name]) for name in new]
+            # Each text declares what it needs.
+            lines = dict.fromkeys(line for text in texts for line in text.split("\n") if line.startswith("declare"))
+            bodies = ["\n".join(line for line in text.split("\n") if not line.startswith("declare")) for text in texts]
+            code = MachineCode("\n".join((*lines, *bodies)), self.cpu)
+            self._library.update({name: (code.address(name), code) for name in new})
+        return {name: self._library[name][0] for name in library}
+
+
+class BoundKernel:
+    """A kernel with a block of arguments, to be called with tensors; one call at a time has its scratch memory."""
+
+    __slots__ = ("_address", "_lock", "_pack", "_position", "_run", "_scratch", "_words", "kernel")
+
+    def __init__(self, kernel: Kernel, run: RegionRun) -> None:
+        region = kernel.region
+        check_run(region, run)
+        self.kernel = kernel
+        layout = Layout(region)
+        words = pack(layout, run, blocks_of(region, run), (kernel.block, kernel.finish))
+        size = scratch_bytes(run, region, scratch_arrays(region))
+        self._scratch = torch.empty(size + 64, dtype=torch.uint8) if size else None
+        if self._scratch is not None:
+            struct.pack_into("<q", words, WORD * SCRATCH, (self._scratch.data_ptr() + 63) & ~63)
+        self._words = words
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(words))
+        self._pack = struct.Struct(f"<{len(region.inputs) + len(region.outputs)}q").pack_into
+        self._position = WORD * layout.input(0)
+        self._run = kernel.runner.run
+        self._lock = threading.Lock()
+
+    def __call__(self, *tensors: torch.Tensor) -> None:
+        """Run on the inputs and outputs.
+
+        Raises:
+            ZeroDivisionError: an integer was divided by zero.
+            IndexError: an index is outside of its size.
+        """
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        with self._lock:
+            self._pack(self._words, self._position, *addresses)
+            self._run(self._address)
+            if self._words[_FLAGS] != _NO_FLAGS:
+                self._fail()
+
+    def _fail(self) -> None:
+        division, index = struct.unpack_from("<2q", self._words, WORD * DIVISION_BY_ZERO)
+        struct.pack_into("<2q", self._words, WORD * DIVISION_BY_ZERO, 0, 0)
+        if division:
+            raise ZeroDivisionError("An integer was divided by zero in a compiled region. Divide by other numbers.")
+        assert index
+        raise IndexError("An index is outside of the size of what it selects from, in a compiled region.")

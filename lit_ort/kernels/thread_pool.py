@@ -1,0 +1,153 @@
+"""Runs the blocks of a kernel on the threads of OpenMP that torch uses, so that there is one pool in the process."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from lit_ort.kernels.kernel_arguments import BLOCK_FUNCTION, COLUMN_BLOCKS, FINISH_FUNCTION, ROW_BLOCKS
+from lit_ort.kernels.machine_code import Cpu, MachineCode
+
+_FUNCTIONS = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "omp_get_max_threads", "omp_in_parallel")
+
+
+@dataclass(frozen=True)
+class OpenMP:
+    """Addresses of functions of the OpenMP library that torch has loaded."""
+
+    parallel: int
+    thread: int
+    threads: int
+    most_threads: int
+    is_parallel: int
+
+
+def find_openmp() -> OpenMP | None:
+    """The OpenMP library of torch; None if torch has none of this interface, so that kernels run on one thread."""
+    # A symbol is also looked for in the libraries that this one needs, so it is the same OpenMP that torch calls.
+    path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    if not path.exists():
+        return None
+    library = ctypes.CDLL(str(path))
+    try:
+        addresses = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in _FUNCTIONS]
+    except AttributeError:
+        return None
+    return OpenMP(*(address or 0 for address in addresses))
+
+
+class Runner:
+    """The machine code `run(arguments)`, which computes all blocks of a kernel and then finishes.
+
+    Args:
+        cpu: what to make code for.
+        openmp: the threads to use; None computes on the calling thread.
+    """
+
+    def __init__(self, cpu: Cpu, openmp: OpenMP | None) -> None:
+        self._code = MachineCode(_SERIAL if openmp is None else _PARALLEL.format(**_calls(openmp)), cpu)
+        self.address = self._code.address("run")
+        self.run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.address)
+
+
+def _calls(openmp: OpenMP) -> dict[str, str]:
+    return {name: f"inttoptr (i64 {address} to ptr)" for name, address in vars(openmp).items()}
+
+
+_BLOCKS = f"""
+define internal i64 @word(ptr %args, i64 %position) alwaysinline {{
+  %at = getelementptr i64, ptr %args, i64 %position
+  %value = load i64, ptr %at
+  ret i64 %value
+}}
+define internal i64 @count(ptr %args) {{
+  %rows = call i64 @word(ptr %args, i64 {ROW_BLOCKS})
+  %columns = call i64 @word(ptr %args, i64 {COLUMN_BLOCKS})
+  %count = mul i64 %rows, %columns
+  ret i64 %count
+}}
+define internal void @some(ptr %args, i64 %low, i64 %high) {{
+  %address = call i64 @word(ptr %args, i64 {BLOCK_FUNCTION})
+  %block = inttoptr i64 %address to ptr
+  br label %head
+head:
+  %number = phi i64 [ %low, %0 ], [ %next, %body ]
+  %more = icmp slt i64 %number, %high
+  br i1 %more, label %body, label %done
+body:
+  call void %block(ptr %args, i64 %number)
+  %next = add i64 %number, 1
+  br label %head
+done:
+  ret void
+}}
+define internal void @finish(ptr %args) {{
+  %address = call i64 @word(ptr %args, i64 {FINISH_FUNCTION})
+  %has = icmp ne i64 %address, 0
+  br i1 %has, label %call, label %done
+call:
+  %function = inttoptr i64 %address to ptr
+  call void %function(ptr %args)
+  br label %done
+done:
+  ret void
+}}
+"""
+_SERIAL = (
+    _BLOCKS
+    + """
+define void @run(ptr %args) {
+  %count = call i64 @count(ptr %args)
+  call void @some(ptr %args, i64 0, i64 %count)
+  call void @finish(ptr %args)
+  ret void
+}
+"""
+)
+_PARALLEL = (
+    _BLOCKS.replace("{", "{{").replace("}", "}}")
+    + """
+define void @share(ptr %args) {{
+  %count = call i64 @count(ptr %args)
+  %thread32 = call i32 {thread}()
+  %threads32 = call i32 {threads}()
+  %thread = sext i32 %thread32 to i64
+  %threads = sext i32 %threads32 to i64
+  %following = add i64 %thread, 1
+  %first = mul i64 %thread, %count
+  %last = mul i64 %following, %count
+  %low = sdiv i64 %first, %threads
+  %high = sdiv i64 %last, %threads
+  call void @some(ptr %args, i64 %low, i64 %high)
+  ret void
+}}
+define void @run(ptr %args) {{
+  %count = call i64 @count(ptr %args)
+  %several = icmp sgt i64 %count, 1
+  br i1 %several, label %ask, label %alone
+ask:
+  %most32 = call i32 {most_threads}()
+  %inside = call i32 {is_parallel}()
+  %most = sext i32 %most32 to i64
+  %fewer = icmp slt i64 %most, %count
+  %threads = select i1 %fewer, i64 %most, i64 %count
+  %one = icmp sle i64 %threads, 1
+  %nested = icmp ne i32 %inside, 0
+  %serial = or i1 %one, %nested
+  br i1 %serial, label %alone, label %together
+together:
+  %threads32 = trunc i64 %threads to i32
+  call void {parallel}(ptr @share, ptr %args, i32 %threads32, i32 0)
+  br label %end
+alone:
+  call void @some(ptr %args, i64 0, i64 %count)
+  br label %end
+end:
+  call void @finish(ptr %args)
+  ret void
+}}
+"""
+)

@@ -1,0 +1,160 @@
+"""Computes what is between matmuls and other calls of libraries in regions of machine code.
+
+In:  pointwise operators, reductions, softmax, normalizations, gathers, casts, copies, and the views that they read
+Out: `lit_ort.region(tensors, region)`, few of them, which read their inputs through views and store what others read
+Saves reading and writing the values in between, and most calls.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from lit_ort._compat.torch_fx import example_of, fake_mode_of, is_size, recomputed_example, strides_of, tree_leaves
+from lit_ort._compat.torch_ops import BY_STRIDES
+from lit_ort.regions.element_types import MEMORY_DTYPES
+from lit_ort.regions.form_regions import RegionCall, Schedule, form_regions
+from lit_ort.regions.graph_values import LibraryCall, is_all
+from lit_ort.regions.placed_region import PlacedRegion, TensorLayout
+from lit_ort.regions.region_cost import is_faster
+from lit_ort.regions.region_operator import REGION
+from lit_ort.regions.strided_views import contiguous_strides
+from lit_ort.regions.value_expressions import Read, Value
+from lit_ort.runtime.region_calls import why_no_kernels
+from lit_ort.runtime.report import PassReport
+
+aten = torch.ops.aten
+NAME = "regions"
+
+
+def fuse_regions(module: fx.GraphModule) -> PassReport:
+    """Rewrites a graph. Reports the number of regions, and why there is none."""
+    reason = _obstacle(module.graph)
+    if reason is not None:
+        return PassReport(NAME, 0, (reason,))
+    rewriter = _Rewriter(module, form_regions(module.graph))
+    graph = rewriter.rewritten()
+    if rewriter.count:
+        module.graph = graph
+        graph.eliminate_dead_code()
+    return PassReport(NAME, rewriter.count)
+
+
+def _obstacle(graph: fx.Graph) -> str | None:
+    """Why a graph has no regions; None if it can have some."""
+    if any(is_size(node) or _is_symbolic(example_of(node)) for node in graph.nodes):
+        return "its sizes are symbolic"
+    if any(node.target in BY_STRIDES for node in graph.nodes):
+        return "an operator depends on the strides of values"
+    if any(node.target is aten._conj.default for node in graph.nodes):
+        return "it has lazily conjugated values"
+    return why_no_kernels()
+
+
+def _is_symbolic(value: Any) -> bool:
+    parts = value if isinstance(value, (tuple, list)) else (value,)
+    tensors = [part for part in parts if isinstance(part, torch.Tensor)]
+    return any(isinstance(n, torch.SymInt) for tensor in tensors for n in (*tensor.shape, *tensor.stride()))
+
+
+class _Rewriter:
+    """Writes a schedule as a graph."""
+
+    def __init__(self, module: fx.GraphModule, schedule: Schedule) -> None:
+        self._old, self._schedule = module.graph, schedule
+        self._new = fx.Graph()
+        self._mode = fake_mode_of(module.graph)
+        self._copies: dict[fx.Node, fx.Node] = {}
+        self._values: dict[Value, fx.Node] = {}
+        known = schedule.values.known
+        # The node whose elements are those of a value, in their order.
+        self._nodes: dict[Value, fx.Node] = {}
+        for node, expression in known.items():
+            if isinstance(expression, Read) and (value := expression.value) is not None and is_all(expression):
+                self._nodes.setdefault(value, node)
+        self.count = 0
+
+    def rewritten(self) -> fx.Graph:
+        for node in self._old.nodes:
+            if node.op in ("placeholder", "get_attr"):
+                self._copy(node)
+                if node in self._schedule.values.inputs:
+                    self._values[self._schedule.values.inputs[node]] = self._copies[node]
+        for step in self._schedule.steps:
+            if isinstance(step, LibraryCall):
+                self._call(step)
+            elif not self._is_declined(step):
+                self._region(step)
+            else:
+                self._values.update({value: self._of(self._nodes[value]) for value in step.outputs})
+        output = next(node for node in reversed(self._old.nodes) if node.op == "output")
+        self._new.node_copy(output, self._of)
+        return self._new
+
+    def _is_declined(self, step: RegionCall) -> bool:
+        return all(value in self._nodes for value in step.outputs) and not is_faster(step.region, step.run)
+
+    def _of(self, node: fx.Node) -> fx.Node:
+        """The node of the new graph with the value of a node of the old one."""
+        if node not in self._copies:
+            known = self._schedule.values.known.get(node)
+            if isinstance(known, Read) and known.value in self._values and is_all(known):
+                self._copies[node] = self._shaped(self._values[known.value], known.shape)
+            else:
+                self._copy(node)
+        return self._copies[node]
+
+    def _shaped(self, node: fx.Node, shape: tuple[int, ...]) -> fx.Node:
+        if tuple(node.meta["val"].shape) == shape:
+            return node
+        reshaped = self._new.call_function(aten.reshape.default, (node, list(shape)))
+        reshaped.meta["val"] = recomputed_example(reshaped)
+        return reshaped
+
+    def _copy(self, node: fx.Node) -> None:
+        for argument in node.all_input_nodes:
+            self._of(argument)
+        copy = self._copies[node] = self._new.node_copy(node, self._of)
+        if any(strides_of(self._of(a).meta.get("val")) != strides_of(a.meta.get("val")) for a in node.all_input_nodes):
+            copy.meta["val"] = _with_strides_of(recomputed_example(copy), copy.meta["val"])
+
+    def _call(self, step: LibraryCall) -> None:
+        self._copy(step.node)
+        for user in step.node.users:
+            if user.target is operator.getitem and step.results.get(user.args[1]) is not None:  # type: ignore[arg-type]
+                self._copy(user)
+                self._values[step.results[user.args[1]]] = self._copies[user]  # type: ignore[index]
+        if None in step.results:
+            self._values[step.results[None]] = self._copies[step.node]
+
+    def _region(self, step: RegionCall) -> None:
+        self.count += 1
+        placed = PlacedRegion(
+            step.region,
+            step.run,
+            tuple(_layout(value) for value in step.inputs),
+            tuple(value.shape for value in step.outputs),
+        )
+        node = self._new.call_function(REGION, ([self._values[value] for value in step.inputs], placed.to_json()))
+        with self._mode:
+            node.meta["val"] = [torch.empty(v.shape, dtype=MEMORY_DTYPES[v.dtype]) for v in step.outputs]
+        origin = next((self._nodes[value] for value in step.outputs if value in self._nodes), None)
+        if origin is not None:
+            node.meta.update({name: part for name, part in origin.meta.items() if name != "val"})
+        for position, value in enumerate(step.outputs):
+            element = self._values[value] = self._new.call_function(operator.getitem, (node, position))
+            element.meta["val"] = node.meta["val"][position]
+
+
+def _with_strides_of(example: Any, known: Any) -> Any:
+    """A new example, unless its dtypes aren't the known ones, which were corrected."""
+    new, old = ([leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)] for value in (example, known))
+    return example if [leaf.dtype for leaf in new] == [leaf.dtype for leaf in old] else known
+
+
+def _layout(value: Value) -> TensorLayout:
+    is_contiguous = value.view.strides == contiguous_strides(value.shape)
+    return TensorLayout(value.shape, None if is_contiguous else value.view.strides)

@@ -1,0 +1,1 @@
+"""Regions: what is computed together in one iteration space, as data."""

@@ -1,0 +1,138 @@
+"""ATen operators that are several values of a region: softmax and normalizations, with their gradients.
+
+Each is a function of a `Terms`, which makes expressions, and of the node's arguments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from lit_ort.regions.value_expressions import Expression
+
+aten = torch.ops.aten
+
+
+class Terms(Protocol):
+    """Makes expressions for the operators of this file."""
+
+    def given(self, arg: Any, dtype: str | None = None) -> Expression:
+        """An argument of the node, in a dtype to compute in."""
+        ...
+
+    def apply(self, name: str, *args: Expression | float) -> Expression:
+        """An operator of the table, on arguments that broadcast; dear results are values."""
+        ...
+
+    def reduce(self, kind: str, x: Expression, axes: Sequence[int]) -> Expression:
+        """A reduction that keeps its axes with size 1."""
+        ...
+
+    def to(self, x: Expression, dtype: str) -> Expression: ...
+
+    def squeezed(self, x: Expression, axes: Sequence[int]) -> Expression: ...
+
+
+Results = tuple[Expression | None, ...]
+
+
+def softmax(terms: Terms, x: Any, axis: int, half_to_float: bool) -> Results:
+    x = terms.given(x)
+    e = terms.apply("exp", terms.apply("sub", x, terms.reduce("max", x, [axis])))
+    return (terms.apply("mul", e, terms.apply("reciprocal", terms.reduce("sum", e, [axis]))),)
+
+
+def log_softmax(terms: Terms, x: Any, axis: int, half_to_float: bool) -> Results:
+    x = terms.given(x)
+    shifted = terms.apply("sub", x, terms.reduce("max", x, [axis]))
+    total = terms.reduce("sum", terms.apply("exp", shifted), [axis])
+    return (terms.apply("sub", shifted, terms.apply("log", total)),)
+
+
+def softmax_backward(terms: Terms, grad: Any, y: Any, axis: int, dtype: torch.dtype) -> Results:
+    product = terms.apply("mul", terms.given(grad), terms.given(y))
+    total = terms.reduce("sum", product, [axis])
+    return (terms.apply("sub", product, terms.apply("mul", terms.given(y), total)),)
+
+
+def log_softmax_backward(terms: Terms, grad: Any, y: Any, axis: int, dtype: torch.dtype) -> Results:
+    g = terms.given(grad)
+    total = terms.reduce("sum", g, [axis])
+    return (terms.apply("sub", g, terms.apply("mul", terms.apply("exp", terms.given(y)), total)),)
+
+
+def _mean(terms: Terms, x: Expression, axes: Sequence[int]) -> Expression:
+    count = math.prod(x.shape[axis] for axis in axes)
+    return terms.apply("mul", terms.reduce("sum", x, axes), 1 / count)
+
+
+def layer_norm(terms: Terms, x: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Results:
+    x = terms.given(x)
+    axes = range(len(x.shape) - len(shape), len(x.shape))
+    mean = _mean(terms, x, axes)
+    centred = terms.apply("sub", x, mean)
+    variance = _mean(terms, terms.apply("mul", centred, centred), axes)
+    scale = terms.apply("rsqrt", terms.apply("add", variance, eps))
+    y = terms.apply("mul", centred, scale)
+    y = y if weight is None else terms.apply("mul", y, terms.given(weight))
+    return y if bias is None else terms.apply("add", y, terms.given(bias)), mean, scale
+
+
+def layer_norm_backward(
+    terms: Terms,
+    grad: Any,
+    x: Any,
+    shape: Sequence[int],
+    mean: Any,
+    scale: Any,
+    weight: Any,
+    bias: Any,
+    wanted: Sequence[bool],
+) -> Results:
+    g, x, scale = terms.given(grad), terms.given(x), terms.given(scale)
+    rank = len(x.shape)
+    inner, outer = range(rank - len(shape), rank), range(rank - len(shape))
+    y = terms.apply("mul", terms.apply("sub", x, terms.given(mean)), scale)
+    weighted = g if weight is None else terms.apply("mul", g, terms.given(weight))
+    first = _mean(terms, weighted, inner)
+    second = _mean(terms, terms.apply("mul", weighted, y), inner)
+    rest = terms.apply("sub", terms.apply("sub", weighted, first), terms.apply("mul", y, second))
+    return (
+        terms.apply("mul", rest, scale) if wanted[0] else None,
+        terms.squeezed(terms.reduce("sum", terms.apply("mul", g, y), outer), outer) if wanted[1] else None,
+        terms.squeezed(terms.reduce("sum", g, outer), outer) if wanted[2] else None,
+    )
+
+
+def var_mean(terms: Terms, x: Any, axes: Sequence[int] | None = None, **kwargs: Any) -> Results:
+    x = terms.given(x)
+    rank = len(x.shape)
+    over = sorted(axis % rank for axis in axes) if axes else list(range(rank))
+    count = math.prod(x.shape[axis] for axis in over)
+    correction = kwargs.get("correction")
+    mean = _mean(terms, x, over)
+    centred = terms.apply("sub", x, mean)
+    divisor = max(count - (1 if correction is None else correction), 0)
+    total = terms.reduce("sum", terms.apply("mul", centred, centred), over)
+    variance = terms.apply("mul", total, 1 / divisor if divisor else math.nan)
+    results = variance, mean
+    return results if kwargs.get("keepdim") else tuple(terms.squeezed(result, over) for result in results)
+
+
+def var(terms: Terms, x: Any, axes: Sequence[int] | None = None, **kwargs: Any) -> Results:
+    return var_mean(terms, x, axes, **kwargs)[:1]
+
+
+ROW_OPERATORS: dict[Any, Callable[..., Results]] = {
+    aten._softmax.default: softmax,
+    aten._log_softmax.default: log_softmax,
+    aten._softmax_backward_data.default: softmax_backward,
+    aten._log_softmax_backward_data.default: log_softmax_backward,
+    aten.native_layer_norm.default: layer_norm,
+    aten.native_layer_norm_backward.default: layer_norm_backward,
+    aten.var_mean.correction: var_mean,
+    aten.var.correction: var,
+}

@@ -1,0 +1,177 @@
+"""Expressions over views of values: what an FX graph computes before regions are formed of it.
+
+A value is something that is computed once: an input, the result of a library call, a pointwise expression, a reduction.
+Views of an expression are views of what it reads, so that they cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from lit_ort.regions.pointwise_table import OPERATORS
+from lit_ort.regions.strided_views import StridedView
+
+ViewOf = Callable[[StridedView], StridedView]
+
+
+@dataclass(frozen=True)
+class Read:
+    """Elements of a value; of no value, the numbers offset + sum of index · stride themselves.
+
+    Where a mask is False nothing is read, and the element is 0.
+    """
+
+    value: Value | None
+    view: StridedView
+    dtype: str
+    mask: Expression | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.view.shape
+
+
+@dataclass(frozen=True)
+class Take:
+    """Elements of a value at a view plus index · stride, as an embedding's."""
+
+    value: Value
+    view: StridedView
+    index: Expression
+    stride: int
+    size: int
+    dtype: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.view.shape
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A number; as an argument of a run it is no part of the code, so that regions with other numbers share it."""
+
+    number: float | int | bool
+    shape: tuple[int, ...]
+    dtype: str
+    is_argument: bool = False
+
+
+@dataclass(frozen=True)
+class Compute:
+    """An operator of the table, or a cast."""
+
+    operator: str
+    args: tuple[Expression, ...]
+    shape: tuple[int, ...]
+    dtype: str
+
+
+Expression = Read | Take | Constant | Compute
+
+
+@dataclass(eq=False)
+class Value:
+    """Something that is computed once.
+
+    Args:
+        name: of its FX node.
+        shape: its sizes.
+        dtype: in memory.
+        kind: "given" for inputs and results of library calls, "pointwise", or the kind of a reduction.
+        expression: what is computed, or reduced.
+        axes: the axes of the expression that a reduction is over.
+        is_of_backward: whether it is computed in the backward, and not to be kept since the forward.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    kind: str = "given"
+    expression: Expression | None = None
+    axes: tuple[int, ...] = ()
+    is_of_backward: bool = False
+    view: StridedView = field(init=False)
+    number: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self.view = StridedView.of(self.shape)
+
+    def read(self) -> Read:
+        return Read(self, self.view, self.dtype)
+
+    def needs(self) -> list[Value]:
+        """The values that are read, each once."""
+        return self._needs
+
+    @cached_property
+    def _needs(self) -> list[Value]:
+        return [] if self.expression is None else list(dict.fromkeys(values_of(self.expression)))
+
+
+def viewed(expression: Expression, view: ViewOf) -> Expression:
+    """A view of an expression; the view must be possible for all that it reads."""
+    if isinstance(expression, Read):
+        mask = None if expression.mask is None else viewed(expression.mask, view)
+        return Read(expression.value, view(expression.view), expression.dtype, mask)
+    if isinstance(expression, Constant):
+        shape = view(StridedView(expression.shape, (0,) * len(expression.shape))).shape
+        return replace(expression, shape=shape)
+    if isinstance(expression, Take):
+        index = viewed(expression.index, view)
+        return Take(
+            expression.value, view(expression.view), index, expression.stride, expression.size, expression.dtype
+        )
+    args = tuple(viewed(arg, view) for arg in expression.args)
+    return Compute(expression.operator, args, args[0].shape, expression.dtype)
+
+
+def reads_of(expression: Expression) -> Iterator[Read | Take]:
+    """All that an expression reads, numbers of elements included."""
+    if isinstance(expression, Compute):
+        for arg in expression.args:
+            yield from reads_of(arg)
+    elif isinstance(expression, Take):
+        yield expression
+        yield from reads_of(expression.index)
+    elif isinstance(expression, Read):
+        yield expression
+        if expression.mask is not None:
+            yield from reads_of(expression.mask)
+
+
+def values_of(expression: Expression) -> Iterator[Value]:
+    for read in reads_of(expression):
+        if read.value is not None:
+            yield read.value
+
+
+def cost_of_expression(expression: Expression) -> int:
+    """About how many instructions of a vector an element takes."""
+    if isinstance(expression, Compute):
+        own = 1 if expression.operator == "cast" else OPERATORS[expression.operator].cost
+        return own + sum(cost_of_expression(arg) for arg in expression.args)
+    if isinstance(expression, Read) and expression.mask is not None:
+        return 1 + cost_of_expression(expression.mask)
+    return 4 if isinstance(expression, Take) else 0
+
+
+def shifted(expression: Expression, axis: int, start: int, size: int, inside: Expression) -> Expression | None:
+    """An expression along an axis of another size, from index `start` on, where `inside`; None for what can't be.
+
+    Elsewhere its elements are not specified, and nothing is read.
+    """
+    shape = (*expression.shape[:axis], size, *expression.shape[axis + 1 :])
+    if isinstance(expression, Constant):
+        return replace(expression, shape=shape)
+    if isinstance(expression, Read) and expression.mask is None:
+        view = expression.view
+        moved = StridedView(shape, view.strides, view.offset - start * view.strides[axis])
+        return Read(expression.value, moved, expression.dtype, None if expression.value is None else inside)
+    if isinstance(expression, Compute):
+        args = [shifted(arg, axis, start, size, inside) for arg in expression.args]
+        known = tuple(arg for arg in args if arg is not None)
+        return Compute(expression.operator, known, shape, expression.dtype) if len(known) == len(args) else None
+    return None
