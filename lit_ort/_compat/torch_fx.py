@@ -197,6 +197,17 @@ def is_size(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
+def size_node(graph: fx.Graph, size: torch.SymInt | torch.SymFloat | torch.SymBool) -> fx.Node:
+    """Appends a node that is a number computed from sizes; graphs have no other form of sums and products."""
+    node = graph.call_function(_size, (str(size),))
+    node.meta["val"] = size
+    return node
+
+
+def _size(expression: str) -> int:
+    raise AssertionError(f"{expression} is read from the node's example, never computed by a call")
+
+
 def is_element(node: fx.Node) -> bool:
     """Whether a node is one of the results of another node."""
     return node.target is operator.getitem

@@ -55,6 +55,11 @@ def hint_of(size: Any) -> Any:
     return size.node.hint if isinstance(size, torch.SymInt) else size
 
 
+def symbolic_size(like: torch.SymInt, expression: sympy.Expr, hint: int) -> torch.SymInt:
+    """An expression of the symbols of another size as a size."""
+    return like.node.shape_env.create_symintnode(expression, hint=hint)
+
+
 def memory_order(value: torch.Tensor) -> list[int] | None:
     """The dimensions from the largest stride to the smallest; None if elements share memory or have gaps."""
     if value.is_contiguous():

@@ -10,7 +10,7 @@ from torch import fx
 
 from lit_ort.errors import LitOrtWarning
 from lit_ort.files import whole_file
-from lit_ort.regions.placed_region import PlacedRegion
+from lit_ort.regions.placed_region import from_json
 from lit_ort.regions.region_operator import REGION
 
 
@@ -31,7 +31,7 @@ class Dump:
         """Writes a stage as text."""
         if self._folder is not None:
             regions = [
-                f"\n\n{node.name}\n{PlacedRegion.from_json(str(node.args[1]))}"
+                f"\n\n{node.name}\n{from_json(str(node.args[1]))}"
                 for node in module.graph.nodes
                 if node.target is REGION
             ]

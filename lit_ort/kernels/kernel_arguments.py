@@ -99,15 +99,15 @@ def cost_of(region: Region) -> int:
     return cost
 
 
-def rows_of(region: Region, run: RegionRun) -> int:
+def rows_of(region: Region, run: RegionRun[int]) -> int:
     return math.prod(run.sizes[: region.rows])
 
 
-def columns_of(region: Region, run: RegionRun) -> int:
+def columns_of(region: Region, run: RegionRun[int]) -> int:
     return math.prod(run.sizes[region.rows :])
 
 
-def blocks_of(region: Region, run: RegionRun) -> Blocks:
+def blocks_of(region: Region, run: RegionRun[int]) -> Blocks:
     """The blocks of a run."""
     rows, width = rows_of(region, run), run.sizes[-1]
     work = rows * (columns_of(region, run) // _LANES + 4) * cost_of(region)
@@ -146,13 +146,13 @@ def array_bytes(columns: int, dtype: str) -> int:
     return (columns * size_of(dtype) + PADDING + LINE - 1) // LINE * LINE
 
 
-def scratch_bytes(run: RegionRun, region: Region, arrays: tuple[str, ...]) -> int:
+def scratch_bytes(run: RegionRun[int], region: Region, arrays: tuple[str, ...]) -> int:
     """The scratch memory of a run, of whose arrays these are the dtypes."""
     columns = columns_of(region, run)
     return blocks_of(region, run).row_blocks * sum(array_bytes(columns, dtype) for dtype in arrays)
 
 
-def pack(layout: Layout, run: RegionRun, blocks: Blocks, functions: tuple[int, int]) -> bytearray:
+def pack(layout: Layout, run: RegionRun[int], blocks: Blocks, functions: tuple[int, int]) -> bytearray:
     """The block of arguments; the addresses of tensors and of scratch memory are still to be written."""
     region = layout.region
     words = bytearray(WORD * layout.words)
@@ -168,5 +168,5 @@ def pack(layout: Layout, run: RegionRun, blocks: Blocks, functions: tuple[int, i
     return words
 
 
-def _words(place: Place) -> list[int]:
+def _words(place: Place[int]) -> list[int]:
     return [place.offset, *place.strides, *(word for index in place.indices for word in index)]

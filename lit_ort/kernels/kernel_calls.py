@@ -51,7 +51,7 @@ class Kernel:
     code: MachineCode
     runner: Runner
 
-    def bind(self, run: RegionRun) -> BoundKernel:
+    def bind(self, run: RegionRun[int]) -> BoundKernel:
         """The kernel with its arguments apart from tensors.
 
         Raises:
@@ -124,7 +124,7 @@ class BoundKernel:
 
     __slots__ = ("_address", "_lock", "_pack", "_position", "_run", "_scratch", "_words", "kernel")
 
-    def __init__(self, kernel: Kernel, run: RegionRun) -> None:
+    def __init__(self, kernel: Kernel, run: RegionRun[int]) -> None:
         region = kernel.region
         check_run(region, run)
         self.kernel = kernel

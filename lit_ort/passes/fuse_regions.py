@@ -13,15 +13,24 @@ from typing import Any
 import torch
 from torch import fx
 
-from lit_ort._compat.torch_fx import example_of, fake_mode_of, is_size, recomputed_example, strides_of, tree_leaves
+from lit_ort._compat.torch_fx import (
+    example_of,
+    fake_mode_of,
+    is_size,
+    recomputed_example,
+    size_node,
+    strides_of,
+    tree_leaves,
+)
 from lit_ort._compat.torch_ops import BY_STRIDES
 from lit_ort.regions.element_types import MEMORY_DTYPES
 from lit_ort.regions.form_regions import RegionCall, Schedule, form_regions
 from lit_ort.regions.graph_values import LibraryCall, is_all
-from lit_ort.regions.placed_region import PlacedRegion, TensorLayout
+from lit_ort.regions.placed_region import PlacedRegion, SizeArgument, TensorLayout, to_json
 from lit_ort.regions.region_cost import is_faster
 from lit_ort.regions.region_operator import REGION
 from lit_ort.regions.strided_views import contiguous_strides
+from lit_ort.regions.symbolic_size import Number, Size, number_of, numbers_of, traced
 from lit_ort.regions.value_expressions import Read, Value
 from lit_ort.runtime.region_calls import why_no_kernels
 from lit_ort.runtime.report import PassReport
@@ -45,19 +54,11 @@ def fuse_regions(module: fx.GraphModule) -> PassReport:
 
 def _obstacle(graph: fx.Graph) -> str | None:
     """Why a graph has no regions; None if it can have some."""
-    if any(is_size(node) or _is_symbolic(example_of(node)) for node in graph.nodes):
-        return "its sizes are symbolic"
     if any(node.target in BY_STRIDES for node in graph.nodes):
         return "an operator depends on the strides of values"
     if any(node.target is aten._conj.default for node in graph.nodes):
         return "it has lazily conjugated values"
     return why_no_kernels()
-
-
-def _is_symbolic(value: Any) -> bool:
-    parts = value if isinstance(value, (tuple, list)) else (value,)
-    tensors = [part for part in parts if isinstance(part, torch.Tensor)]
-    return any(isinstance(n, torch.SymInt) for tensor in tensors for n in (*tensor.shape, *tensor.stride()))
 
 
 class _Rewriter:
@@ -69,6 +70,7 @@ class _Rewriter:
         self._mode = fake_mode_of(module.graph)
         self._copies: dict[fx.Node, fx.Node] = {}
         self._values: dict[Value, fx.Node] = {}
+        self._sizes: dict[Size, fx.Node] = {}
         known = schedule.values.known
         # The node whose elements are those of a value, in their order.
         self._nodes: dict[Value, fx.Node] = {}
@@ -97,8 +99,20 @@ class _Rewriter:
     def _is_declined(self, step: RegionCall) -> bool:
         return all(value in self._nodes for value in step.outputs) and not is_faster(step.region, step.run)
 
-    def _of(self, node: fx.Node) -> fx.Node:
-        """The node of the new graph with the value of a node of the old one."""
+    def _size(self, number: Number) -> Any:
+        if not isinstance(number, Size):
+            return number
+        if number not in self._sizes:
+            self._sizes[number] = size_node(self._new, number.traced)
+        return self._sizes[number]
+
+    def _of(self, node: fx.Node) -> Any:
+        """The node of the new graph with the value of a node of the old one; a size that is a number is this number."""
+        example = example_of(node)
+        if isinstance(example, int | torch.SymInt) and node not in self._copies:
+            return self._size(number_of(example))
+        if isinstance(example, torch.SymFloat | torch.SymBool) and node not in self._copies:
+            self._copies[node] = size_node(self._new, example)
         if node not in self._copies:
             known = self._schedule.values.known.get(node)
             if isinstance(known, Read) and known.value in self._values and is_all(known):
@@ -107,10 +121,10 @@ class _Rewriter:
                 self._copy(node)
         return self._copies[node]
 
-    def _shaped(self, node: fx.Node, shape: tuple[int, ...]) -> fx.Node:
-        if tuple(node.meta["val"].shape) == shape:
+    def _shaped(self, node: fx.Node, shape: tuple[Number, ...]) -> fx.Node:
+        if numbers_of(node.meta["val"].shape) == shape:
             return node
-        reshaped = self._new.call_function(aten.reshape.default, (node, list(shape)))
+        reshaped = self._new.call_function(aten.reshape.default, (node, list(map(self._size, shape))))
         reshaped.meta["val"] = recomputed_example(reshaped)
         return reshaped
 
@@ -118,7 +132,8 @@ class _Rewriter:
         for argument in node.all_input_nodes:
             self._of(argument)
         copy = self._copies[node] = self._new.node_copy(node, self._of)
-        if any(strides_of(self._of(a).meta.get("val")) != strides_of(a.meta.get("val")) for a in node.all_input_nodes):
+        tensors = [argument for argument in node.all_input_nodes if not is_size(argument)]
+        if any(strides_of(self._of(one).meta.get("val")) != strides_of(one.meta.get("val")) for one in tensors):
             copy.meta["val"] = _with_strides_of(recomputed_example(copy), copy.meta["val"])
 
     def _call(self, step: LibraryCall) -> None:
@@ -138,9 +153,14 @@ class _Rewriter:
             tuple(_layout(value) for value in step.inputs),
             tuple(value.shape for value in step.outputs),
         )
-        node = self._new.call_function(REGION, ([self._values[value] for value in step.inputs], placed.to_json()))
+        sizes: dict[Size, int] = {}
+        text = to_json(placed.map(lambda number: _argument(number, sizes)))
+        given = list(map(self._size, sizes))
+        node = self._new.call_function(REGION, ([self._values[value] for value in step.inputs], text, given))
         with self._mode:
-            node.meta["val"] = [torch.empty(v.shape, dtype=MEMORY_DTYPES[v.dtype]) for v in step.outputs]
+            shapes = [list(map(traced, value.shape)) for value in step.outputs]
+            dtypes = [MEMORY_DTYPES[value.dtype] for value in step.outputs]
+            node.meta["val"] = [torch.empty(shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
         origin = next((self._nodes[value] for value in step.outputs if value in self._nodes), None)
         if origin is not None:
             node.meta.update({name: part for name, part in origin.meta.items() if name != "val"})
@@ -155,6 +175,10 @@ def _with_strides_of(example: Any, known: Any) -> Any:
     return example if [leaf.dtype for leaf in new] == [leaf.dtype for leaf in old] else known
 
 
-def _layout(value: Value) -> TensorLayout:
+def _argument(number: Number, sizes: dict[Size, int]) -> int | SizeArgument:
+    return SizeArgument(sizes.setdefault(number, len(sizes))) if isinstance(number, Size) else number
+
+
+def _layout(value: Value) -> TensorLayout[Number]:
     is_contiguous = value.view.strides == contiguous_strides(value.shape)
     return TensorLayout(value.shape, None if is_contiguous else value.view.strides)

@@ -6,7 +6,6 @@ C rows, so the index arithmetic of all accesses is that of one linear index, cut
 
 from __future__ import annotations
 
-import math
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
@@ -18,6 +17,7 @@ from lit_ort.regions.region import Apply, Region
 from lit_ort.regions.region_builder import RegionBuilder
 from lit_ort.regions.region_run import Place, RegionRun
 from lit_ort.regions.strided_views import StridedView, cuts_of, is_chain, strides_over
+from lit_ort.regions.symbolic_size import Number, Size, product, quotient
 from lit_ort.regions.value_expressions import Compute, Constant, Expression, Read, Take, Value, reads_of
 
 # Regions of more are compiled slowly, and their vectors don't fit into registers.
@@ -33,7 +33,7 @@ class RegionCall:
     """A region with its arguments: what it reads and writes."""
 
     region: Region
-    run: RegionRun
+    run: RegionRun[Number]
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
 
@@ -66,7 +66,7 @@ class Schedule:
 
 
 def form_regions(graph: fx.Graph) -> Schedule:
-    """The schedule of a graph whose sizes are known."""
+    """The schedule of a graph."""
     values = read_graph(graph)
     return _Former(values).schedule()
 
@@ -75,9 +75,9 @@ def form_regions(graph: fx.Graph) -> Schedule:
 class _Group:
     """A region that is being formed."""
 
-    points: int
-    row: int | None = None
-    cuts: set[int] = field(default_factory=set)
+    points: Number
+    row: Number | None = None
+    cuts: set[Number] = field(default_factory=set)
     kinds: dict[Value, str] = field(default_factory=dict)
 
     def add(self, value: Value, fit: _Fit) -> None:
@@ -95,8 +95,8 @@ class _Fit:
     """How a value would be computed in a group."""
 
     kind: str
-    row: int | None
-    cuts: set[int]
+    row: Number | None
+    cuts: set[Number]
 
 
 class _Former:
@@ -145,7 +145,7 @@ class _Former:
                 break
         else:
             assert value.expression is not None
-            group = _Group(math.prod(value.expression.shape))
+            group = _Group(product(value.expression.shape))
             fit = _fit(group, value)
             assert fit is not None, value
         group.add(value, fit)
@@ -229,18 +229,18 @@ def _fit(group: _Group, value: Value) -> _Fit | None:
     """How a value fits into a group; None if it doesn't."""
     expression = value.expression
     assert expression is not None
-    points, row = math.prod(expression.shape), group.row
+    points, row = product(expression.shape), group.row
     if len(group.kinds) >= _MOST_VALUES or any(other.is_of_backward != value.is_of_backward for other in group.kinds):
         return None
     level, kind = (FULL, FULL) if points == group.points else (ROW, ROW)
     if value.kind != "pointwise":
-        count = math.prod(expression.shape[axis] for axis in value.axes)
+        count = product(expression.shape[axis] for axis in value.axes)
         # A sum of everything is one row, whatever axes of size 1 come after.
         is_trailing = value.axes[-1] == len(expression.shape) - 1 or count == points
         if level == FULL and is_trailing and row in (None, count):
             kind, row = REDUCED, count
-        elif level == FULL and value.axes[0] == 0 and count < points and row in (None, points // count):
-            kind, row = COLUMN, points // count
+        elif level == FULL and value.axes[0] == 0 and count < points and row in (None, quotient(points, count)):
+            kind, row = COLUMN, quotient(points, count)
         elif level == ROW and count == points and row:
             kind = COLUMN
         else:
@@ -257,7 +257,7 @@ def _fit(group: _Group, value: Value) -> _Fit | None:
     return _Fit(kind, row, cuts) if is_chain(cuts) and len(cuts) <= _MOST_AXES else None
 
 
-def _is_member_read(group: _Group, read: Read | Take, level: str, row: int | None) -> bool:
+def _is_member_read(group: _Group, read: Read | Take, level: str, row: Number | None) -> bool:
     """Whether a read of a group's own value is one of the same point or row."""
     assert read.value is not None
     kind = group.kinds[read.value]
@@ -267,7 +267,7 @@ def _is_member_read(group: _Group, read: Read | Take, level: str, row: int | Non
         return level == FULL and read.view.is_whole
     if level == ROW:
         return read.view.is_whole
-    rows = group.points // (row or 1)
+    rows = quotient(group.points, row or 1)
     wanted = [(size, stride) for size, stride in ((rows, 1), (row or 1, 0)) if size > 1]
     return read.view.offset == 0 and list(read.view.merged()) == wanted
 
@@ -289,12 +289,12 @@ class _RegionOf:
         self.inner = max(1, sum(cut <= self.row for cut in self.cuts))
         self.builder = RegionBuilder(len(self.cuts) - self.inner, self.inner)
         self.sizes = _sizes(self.cuts)
-        self.inputs: dict[tuple[Value, Place, tuple[int | None, ...]], int] = {}
-        self.places: dict[int, Place] = {}
+        self.inputs: dict[tuple[Value, Place[Number], tuple[int | None, ...]], int] = {}
+        self.places: dict[int, Place[Number]] = {}
         self.nodes: dict[Value, int] = {}
-        self.scalars: list[float | int | bool] = []
+        self.scalars: list[float | Number] = []
 
-    def _merged(self) -> list[int]:
+    def _merged(self) -> list[Number]:
         """The cuts that some access needs, the end of a row among them."""
         strides = [self._strides(read.view, level, self.cuts) for read, level in self._accesses()]
         kept, sizes = [self.cuts[-1]], _sizes(self.cuts)[::-1]
@@ -310,14 +310,14 @@ class _RegionOf:
     def _accesses(self) -> Iterable[tuple[Read | Take | Value, str]]:
         for value, kind in self.group.kinds.items():
             assert value.expression is not None
-            level = FULL if math.prod(value.expression.shape) == self.group.points else ROW
+            level = FULL if product(value.expression.shape) == self.group.points else ROW
             for read in reads_of(value.expression):
                 if read.value not in self.group.kinds:
                     yield read, level
             if value in self.stored and kind in (FULL, ROW, REDUCED):
                 yield value, FULL if kind == FULL else ROW
 
-    def _strides(self, view: StridedView, level: str, cuts: list[int]) -> list[int]:
+    def _strides(self, view: StridedView, level: str, cuts: list[Number]) -> list[Number]:
         dims = list(view.merged())
         if level == ROW and self.row > 1:
             dims.append((self.row, 0))
@@ -326,7 +326,7 @@ class _RegionOf:
     def call(self) -> RegionCall:
         for value, kind in self.group.kinds.items():
             assert value.expression is not None
-            level = FULL if math.prod(value.expression.shape) == self.group.points else ROW
+            level = FULL if product(value.expression.shape) == self.group.points else ROW
             node = self._node(value.expression, level)
             node = self.builder.reduce(value.kind, node) if kind == REDUCED else node
             self.nodes[value] = self._rounded(node, value.dtype) if kind == REDUCED else node
@@ -344,27 +344,28 @@ class _RegionOf:
         run = RegionRun(self.sizes, loads, tuple(stores), tuple(columns), tuple(self.scalars))
         return RegionCall(self.builder.region(), run, tuple(key[0] for key in self.inputs), tuple(self.stored))
 
-    def _column(self, number: int, value: Value) -> Place:
+    def _column(self, number: int, value: Value) -> Place[Number]:
         assert value.expression is not None
         rows = len(self.cuts) - self.inner
-        is_full = math.prod(value.expression.shape) == self.group.points
-        strides = [0] * len(self.cuts)
+        is_full = product(value.expression.shape) == self.group.points
+        strides: list[Number] = [0] * len(self.cuts)
         if is_full and self.row > 1:
             strides[rows:] = strides_over([(self.row, 1)], self.cuts[: self.inner])
         self.builder.column(number, value.dtype, self._kinds(strides), value.kind, self.nodes[value])
         return Place(0, tuple(strides))
 
-    def _kinds(self, strides: list[int]) -> str:
+    def _kinds(self, strides: list[Number]) -> str:
         inner = strides[len(self.cuts) - self.inner :]
-        return "".join("0" if not stride else "s" for stride in inner[:-1]) + {0: "0", 1: "1"}.get(inner[-1], "s")
+        last = "0" if inner[-1] == 0 else "1" if inner[-1] == 1 else "s"
+        return "".join("0" if stride == 0 else "s" for stride in inner[:-1]) + last
 
     def _node(self, expression: Expression, level: str) -> int:
         builder = self.builder
         if isinstance(expression, Constant):
             dtype = computed_in(expression.dtype)
             if expression.is_argument:
-                self.scalars.append(expression.number)
-                return builder.scalar(len(self.scalars) - 1, dtype)
+                return self._scalar(expression.number, dtype)
+            assert not isinstance(expression.number, Size)
             return builder.literal(expression.number, dtype)
         if isinstance(expression, Compute):
             args = [self._node(arg, level) for arg in expression.args]
@@ -382,7 +383,7 @@ class _RegionOf:
         if expression.value is None:
             return self._number(strides, expression.view.offset)
         indices: list[int] = []
-        index_places: tuple[tuple[int, int], ...] = ()
+        index_places: tuple[tuple[Number, Number], ...] = ()
         if isinstance(expression, Take):
             indices, index_places = [self._node(expression.index, level)], ((expression.stride, expression.size),)
         # What is read at two places is two inputs of the region.
@@ -396,24 +397,31 @@ class _RegionOf:
         """A node as an operator of torch leaves it in memory; 16-bit floats are computed in float32."""
         return node if computed_in(dtype) == dtype else self.builder.apply(f"round_to_{dtype}", node)
 
-    def _number(self, strides: list[int], offset: int) -> int:
+    def _scalar(self, number: float | Number, dtype: str) -> int:
+        self.scalars.append(number)
+        return self.builder.scalar(len(self.scalars) - 1, dtype)
+
+    def _number(self, strides: list[Number], offset: Number) -> int:
         """offset + the sum of index · stride."""
         builder = self.builder
         total: int | None = None
         for axis, stride in enumerate(strides):
-            if stride:
+            if stride != 0:
                 term = builder.index(axis)
-                term = term if stride == 1 else builder.apply("mul", term, builder.literal(stride, "int64"))
+                term = term if stride == 1 else builder.apply("mul", term, self._whole(stride))
                 total = term if total is None else builder.apply("add", total, term)
-        start = builder.literal(offset, "int64")
         if total is None:
-            return start
-        return builder.apply("add", total, start) if offset else total
+            return self._whole(offset)
+        return total if offset == 0 else builder.apply("add", total, self._whole(offset))
+
+    def _whole(self, number: Number) -> int:
+        is_symbolic = isinstance(number, Size)
+        return self._scalar(number, "int64") if is_symbolic else self.builder.literal(number, "int64")
 
 
-def _sizes(cuts: list[int]) -> tuple[int, ...]:
+def _sizes(cuts: list[Number]) -> tuple[Number, ...]:
     """The sizes of the axes between ascending cuts, outermost first."""
-    return tuple(high // low for low, high in zip((1, *cuts[:-1]), cuts, strict=True))[::-1]
+    return tuple(quotient(high, low) for low, high in zip((1, *cuts[:-1]), cuts, strict=True))[::-1]
 
 
 def _call_of(group: _Group | LibraryCall, stored: list[Value]) -> RegionCall:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,10 +17,12 @@ from lit_ort.regions.element_types import computed_in, is_float, name_of
 from lit_ort.regions.pointwise_table import BY_OVERLOAD, CHOOSE, COMPARE, FLOAT, OPERATORS
 from lit_ort.regions.row_operators import ROW_OPERATORS
 from lit_ort.regions.strided_views import StridedView
+from lit_ort.regions.symbolic_size import Number, Size, number_of, numbers_of, product, quotient
 from lit_ort.regions.value_expressions import (
     Compute,
     Constant,
     Expression,
+    NotRegional,
     Read,
     Take,
     Value,
@@ -35,17 +36,12 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 # An expression of at most this cost is computed again where it is used, if it reads no more than it has elements.
 _CHEAP = 3
-_LARGEST_END = 2**62
 # The seed with which lit_ort's operators apply no dropout (lit_ort/runtime/random.py).
 _DROPOUT_OFF = -1
 # A sum of everything is cut into rows if it has more elements.
 _LONG_ROW = 4096
 # A concatenation of more parts is the library's: each point compares its index with all of them.
 _MOST_PARTS = 4
-
-
-class NotRegional(Exception):
-    """An operator, or a call of it, that regions don't have."""
 
 
 @dataclass(eq=False)
@@ -78,19 +74,12 @@ class GraphValues:
 
 
 def read_graph(graph: fx.Graph) -> GraphValues:
-    """The values of a graph of sizes that are known."""
+    """The values of a graph."""
     return _Reader(graph).read()
 
 
-def _is_symbolic(node: fx.Node) -> bool:
-    value = node.meta.get("val")
-    parts = value if isinstance(value, tuple | list) else (value,)
-    return any(
-        isinstance(part, torch.SymInt)
-        or isinstance(part, torch.Tensor)
-        and any(isinstance(number, torch.SymInt) for number in (*part.shape, *part.stride()))
-        for part in parts
-    )
+def _shape(tensor: torch.Tensor) -> tuple[Number, ...]:
+    return numbers_of(tensor.shape)
 
 
 def _is_channels_last(value: torch.Tensor) -> bool:
@@ -140,9 +129,9 @@ class _Reader:
 
     def _placeholder(self, node: fx.Node) -> None:
         tensor = node.meta.get("val")
-        if isinstance(tensor, torch.Tensor) and not _is_symbolic(node):
+        if isinstance(tensor, torch.Tensor):
             # Sessions pass contiguous values, whatever the strides of the trace.
-            value = Value(node.name, tuple(tensor.shape), name_of(tensor.dtype) or str(tensor.dtype))
+            value = Value(node.name, _shape(tensor), name_of(tensor.dtype) or str(tensor.dtype))
             self.values.inputs[node] = value
             self.known[node] = value.read()
 
@@ -168,7 +157,10 @@ class _Reader:
         if operator_of is not None:
             return self._row_operator(node, operator_of)
         expression, value = self._expression(node), node.meta["val"]
-        assert expression.shape == tuple(value.shape), (node, expression.shape)
+        if expression.shape != _shape(value):
+            # Sizes that a trace knows to be equal can be different polynomials.
+            assert any(isinstance(size, torch.SymInt) for size in value.shape), (node, expression.shape)
+            raise NotRegional(f"{node.target} of sizes whose equality isn't seen")
         return self._in_memory(node, expression, name_of(value.dtype) or "")
 
     def _settled(self, node: fx.Node, expression: Expression) -> Expression:
@@ -221,10 +213,10 @@ class _Reader:
         parts = dict(enumerate(result)) if isinstance(result, tuple | list) else {None: result}
         results: dict[int | None, Value] = {}
         for position, part in parts.items():
-            if isinstance(part, torch.Tensor) and not _is_symbolic(node):
-                value = Value(node.name, tuple(part.shape), name_of(part.dtype) or str(part.dtype))
+            if isinstance(part, torch.Tensor):
+                value = Value(node.name, _shape(part), name_of(part.dtype) or str(part.dtype))
                 if not may_overlap(part):
-                    value.view = StridedView(tuple(part.shape), tuple(part.stride()), 0)
+                    value.view = StridedView(_shape(part), numbers_of(part.stride()), 0)
                 results[position] = value
         self.values.steps.append(LibraryCall(node, arguments, results))
         reads = {position: value.read() for position, value in results.items()}
@@ -237,7 +229,7 @@ class _Reader:
         result = node.meta.get("val")
         parts = result if isinstance(result, tuple | list) else (result,)
         for part in parts:
-            if part is not None and (not isinstance(part, torch.Tensor) or not part.numel() or _is_symbolic(node)):
+            if part is not None and (not isinstance(part, torch.Tensor) or product(_shape(part)) == 0):
                 raise NotRegional(str(node.target))
         expressions = operator_of(_Terms(self, node), *node.args, **node.kwargs)
         known = {}
@@ -255,9 +247,9 @@ class _Reader:
 
     def _expression(self, node: fx.Node) -> Expression:
         value = node.meta.get("val")
-        if not isinstance(value, torch.Tensor) or _is_symbolic(node) or name_of(value.dtype) is None:
+        if not isinstance(value, torch.Tensor) or name_of(value.dtype) is None:
             raise NotRegional(str(node.target))
-        if not value.numel() or value.device.type != "cpu":
+        if product(_shape(value)) == 0 or value.device.type != "cpu":
             raise NotRegional("no elements, or another device")
         if _is_channels_last(value):
             raise NotRegional("images with channels last")
@@ -269,10 +261,11 @@ class _Reader:
             raise NotRegional(str(node.target))
         return self.compute(BY_OVERLOAD[name].name, value, *node.args)
 
-    def argument(self, arg: Any, shape: Sequence[int], dtype: str) -> Expression:
+    def argument(self, arg: Any, shape: Sequence[Number], dtype: str) -> Expression:
         """An argument of a node in a shape and a dtype."""
+        arg = size_of_node(arg)
         if not isinstance(arg, fx.Node):
-            if isinstance(arg, bool | int | float):
+            if isinstance(arg, bool | int | float | Size):
                 return Constant(arg, tuple(shape), dtype)
             raise NotRegional(f"argument {arg!r}")
         return self.cast(self.broadcast(self.of(arg), shape), dtype)
@@ -285,7 +278,7 @@ class _Reader:
             raise NotRegional(f"{arg.meta['val'].dtype}")
         return known
 
-    def broadcast(self, expression: Expression, shape: Sequence[int]) -> Expression:
+    def broadcast(self, expression: Expression, shape: Sequence[Number]) -> Expression:
         return expression if expression.shape == tuple(shape) else viewed(expression, lambda view: view.expand(shape))
 
     def cast(self, expression: Expression, dtype: str) -> Expression:
@@ -302,10 +295,10 @@ class _Reader:
         if rule == FLOAT and not is_float(dtype):
             raise NotRegional(f"{name} of {dtype}")
         dtypes = ["bool" if rule == CHOOSE and not position else common for position in range(len(args))]
-        arguments = tuple(self.argument(arg, value.shape, kind) for arg, kind in zip(args, dtypes, strict=True))
+        arguments = tuple(self.argument(arg, _shape(value), kind) for arg, kind in zip(args, dtypes, strict=True))
         if len(arguments) != OPERATORS[name].formula.__code__.co_argcount:
             raise NotRegional(f"{name} of {len(arguments)} arguments")
-        return Compute(name, arguments, tuple(value.shape), dtype)
+        return Compute(name, arguments, _shape(value), dtype)
 
     def _common(self, args: Sequence[Any]) -> str:
         metas = [arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in args]
@@ -319,7 +312,7 @@ class _Reader:
         kept = tuple(1 if axis in axes else size for axis, size in enumerate(expression.shape))
         if all(expression.shape[axis] == 1 for axis in axes):
             result = expression
-        elif len(axes) == rank > 1 and math.prod(expression.shape) > _LONG_ROW:
+        elif len(axes) == rank > 1 and product(expression.shape) > _LONG_ROW:
             # First each row, then all rows, so that threads share the rows.
             rows = self._reduced(name, kind, expression, (rank - 1,))
             result = self._reduced(name, kind, rows, tuple(range(rank)))
@@ -356,17 +349,17 @@ class _Terms:
     def to(self, x: Expression, dtype: str) -> Expression:
         return x if x.dtype == dtype else Compute("cast", (x,), x.shape, dtype)
 
-    def apply(self, name: str, *args: Expression | float) -> Expression:
-        terms = [arg for arg in args if not isinstance(arg, float | int)]
-        shape = torch.broadcast_shapes(*(term.shape for term in terms))
+    def apply(self, name: str, *args: Expression | float | Number) -> Expression:
+        terms = [arg for arg in args if not isinstance(arg, float | int | Size)]
+        shape = _broadcast(term.shape for term in terms)
         dtype = max((computed_in(term.dtype) for term in terms), key=lambda name: int(name.removeprefix("float")))
         given = tuple(
-            Constant(arg, tuple(shape), dtype)
-            if isinstance(arg, float | int)
+            Constant(arg, shape, dtype)
+            if isinstance(arg, float | int | Size)
             else self.reader.broadcast(self.to(arg, dtype), shape)
             for arg in args
         )
-        return self.reader._value(self.node.name, Compute(name, given, tuple(shape), dtype)).read()
+        return self.reader._value(self.node.name, Compute(name, given, shape, dtype)).read()
 
     def reduce(self, kind: str, x: Expression, axes: Sequence[int]) -> Expression:
         axes = list(axes)
@@ -374,6 +367,20 @@ class _Terms:
 
     def squeezed(self, x: Expression, axes: Sequence[int]) -> Expression:
         return viewed(x, lambda view: view.drop(list(axes)))
+
+
+def _broadcast(shapes: Iterable[tuple[Number, ...]]) -> tuple[Number, ...]:
+    """The common shape of shapes that broadcast."""
+    known = list(shapes)
+    rank = max(map(len, known))
+    padded = [(1,) * (rank - len(shape)) + shape for shape in known]
+    return tuple(next((size for size in sizes if size != 1), 1) for sizes in zip(*padded, strict=True))
+
+
+def size_of_node(arg: Any) -> Any:
+    """A node that is a number of the trace's sizes as this number; everything else as it is."""
+    value = arg.meta.get("val") if isinstance(arg, fx.Node) else None
+    return number_of(value) if isinstance(value, int | torch.SymInt) else arg
 
 
 # Copies, which are the same value.
@@ -386,31 +393,51 @@ def _view(make: Callable[..., StridedView | None]) -> Handler:
     """The handler of a view operator: `make` of a view and the node's other arguments; None if it is no view."""
 
     def handler(reader: _Reader, node: fx.Node, value: torch.Tensor) -> Expression:
-        source = reader.of(node.args[0])
-
-        def view(given: StridedView) -> StridedView:
-            made = make(given, *node.args[1:], **node.kwargs)
-            if made is None:
-                raise NotRegional("a reshape that is no view")
-            return made
-
-        try:
-            return viewed(source, view)
-        except NotRegional:
-            # The same view of the value itself.
-            return viewed(reader._value(node.name, source).read(), view)
+        return _seen(reader, node, lambda view: make(view, *map(size_of_node, node.args[1:]), **node.kwargs))
 
     return handler
 
 
-def _reshape(view: StridedView, shape: Sequence[int]) -> StridedView | None:
-    return view.reshape(shape)
+def _seen(reader: _Reader, node: fx.Node, make: Callable[[StridedView], StridedView | None]) -> Expression:
+    """A view of a node's first argument."""
+
+    def view(given: StridedView) -> StridedView:
+        made = make(given)
+        if made is None:
+            raise NotRegional("a reshape that is no view")
+        return made
+
+    source = reader.of(node.args[0])
+    try:
+        return viewed(source, view)
+    except NotRegional:
+        # The same view of the value itself.
+        return viewed(reader._value(node.name, source).read(), view)
 
 
-def _slice(
-    view: StridedView, axis: int = 0, start: int | None = None, end: int | None = None, step: int = 1
-) -> StridedView:
-    return view.narrow(axis, start or 0, _LARGEST_END if end is None else end, step)
+def _shaped(make: Callable[[StridedView, Sequence[Number]], StridedView | None]) -> Handler:
+    """The handler of a view operator whose argument is the shape of the result."""
+
+    def handler(reader: _Reader, node: fx.Node, value: torch.Tensor) -> Expression:
+        return _seen(reader, node, lambda view: make(view, _shape(value)))
+
+    return handler
+
+
+def _slice(reader: _Reader, node: fx.Node, value: torch.Tensor) -> Expression:
+    given: tuple[Any, ...] = (*map(size_of_node, node.args[1:]), *(0, None, None, 1)[len(node.args) - 1 :])
+    axis, start, step = given[0] % value.dim(), given[1], given[3]
+    size, whole = _shape(value)[axis], reader.of(node.args[0]).shape[axis]
+    return _seen(reader, node, lambda view: view.narrow(axis, _first(start, whole), size, step))
+
+
+def _first(start: Number | None, size: Number) -> Number:
+    """The first element of a slice, whose start is cut to the elements that there are."""
+    if start is None:
+        return 0
+    if isinstance(start, int) and isinstance(size, int):
+        return range(size)[start:].start
+    return start
 
 
 def _transpose(view: StridedView, first: int, second: int) -> StridedView:
@@ -438,10 +465,10 @@ def _to(reader: _Reader, node: fx.Node, value: torch.Tensor) -> Expression:
 def _constant(reader: _Reader, node: fx.Node, value: torch.Tensor) -> Expression:
     name = str(node.target)
     position = 0 if "scalar_tensor" in name else 2 if "new_full" in name else 1
-    number: Any = 0 if "zeros" in name else 1 if "ones" in name else node.args[position]
-    if not isinstance(number, float | int):
+    number: Any = 0 if "zeros" in name else 1 if "ones" in name else size_of_node(node.args[position])
+    if not isinstance(number, float | int | Size):
         raise NotRegional(name)
-    return Constant(number, tuple(value.shape), name_of(value.dtype) or "")
+    return Constant(number, _shape(value), name_of(value.dtype) or "")
 
 
 def _arange(reader: _Reader, node: fx.Node, value: torch.Tensor) -> Expression:
@@ -449,9 +476,10 @@ def _arange(reader: _Reader, node: fx.Node, value: torch.Tensor) -> Expression:
         start, step = node.kwargs["start"], node.kwargs["step"]
     else:
         start, step = (0, 1) if len(node.args) == 1 else (node.args[0], node.args[2] if len(node.args) > 2 else 1)
-    if not isinstance(start, int) or not isinstance(step, int):
+    start, step = size_of_node(start), size_of_node(step)
+    if not isinstance(start, int | Size) or not isinstance(step, int | Size):
         raise NotRegional(str(node.target))
-    numbers = Read(None, StridedView(tuple(value.shape), (step,), start), "int64")
+    numbers = Read(None, StridedView(_shape(value), (step,), start), "int64")
     return reader.cast(numbers, name_of(value.dtype) or "")
 
 
@@ -478,11 +506,11 @@ def _scaled(name: str) -> Handler:
 
     def handler(reader: _Reader, node: fx.Node, value: torch.Tensor) -> Expression:
         dtype = name_of(value.dtype) or ""
-        left, right = (reader.argument(arg, value.shape, dtype) for arg in node.args)
+        left, right = (reader.argument(arg, _shape(value), dtype) for arg in node.args)
         alpha: Any = node.kwargs.get("alpha", 1)
         if alpha != 1:
             right = Compute("mul", (right, Constant(alpha, right.shape, dtype)), right.shape, dtype)
-        return Compute(name, (left, right), tuple(value.shape), dtype)
+        return Compute(name, (left, right), _shape(value), dtype)
 
     return handler
 
@@ -497,8 +525,8 @@ def _clamp(reader: _Reader, node: fx.Node, value: torch.Tensor) -> Expression:
 
 def _pow(reader: _Reader, node: fx.Node, value: torch.Tensor) -> Expression:
     exponent, dtype = node.args[1], name_of(value.dtype) or ""
-    base = reader.argument(node.args[0], value.shape, dtype)
-    shape = base.shape
+    shape = _shape(value)
+    base = reader.argument(node.args[0], shape, dtype)
     if exponent in (2, 3):
         square = Compute("mul", (base, base), shape, dtype)
         return square if exponent == 2 else Compute("mul", (square, base), shape, dtype)
@@ -522,28 +550,28 @@ def _reduce(kind: str) -> Handler:
         if kind != "mean":
             return reader.reduction(node.name, kind, expression, axes, keep)
         total = reader.reduction(node.name, "sum", expression, axes, keep)
-        share = math.prod(total.shape) / math.prod(expression.shape)
-        return Compute("mul", (total, Constant(share, total.shape, dtype)), total.shape, dtype)
+        count = quotient(product(expression.shape), product(total.shape))
+        return Compute("div", (total, Constant(count, total.shape, dtype)), total.shape, dtype)
 
     return handler
 
 
-def _along(shape: Sequence[int], axis: int) -> Expression:
+def _along(shape: Sequence[Number], axis: int) -> Expression:
     """The index along an axis."""
     return Read(None, StridedView(tuple(shape), tuple(int(at == axis) for at in range(len(shape)))), "int64")
 
 
-def _between(shape: Sequence[int], axis: int, start: int, end: int) -> Expression:
+def _between(shape: Sequence[Number], axis: int, start: Number, end: Number) -> Expression:
     """Whether the index along an axis is from `start` to below `end`."""
     index, shape = _along(shape, axis), tuple(shape)
     low = Compute("ge", (index, Constant(start, shape, "int64")), shape, "bool")
     high = Compute("lt", (index, Constant(end, shape, "int64")), shape, "bool")
-    if start <= 0:
+    if start == 0:
         return high
-    return low if end >= shape[axis] else Compute("logical_and", (low, high), shape, "bool")
+    return low if end == shape[axis] else Compute("logical_and", (low, high), shape, "bool")
 
 
-def _placed(reader: _Reader, node: fx.Node, part: Expression, axis: int, start: int, base: Expression) -> Expression:
+def _placed(reader: _Reader, node: fx.Node, part: Expression, axis: int, start: Number, base: Expression) -> Expression:
     """`base` with a part in place of its elements from `start` on along an axis."""
     size = part.shape[axis]
     if size == base.shape[axis]:
@@ -562,12 +590,13 @@ def _cat(reader: _Reader, node: fx.Node, value: torch.Tensor) -> Expression:
     axis = int(node.args[1] if len(node.args) > 1 else 0) % value.dim()  # type: ignore[arg-type]
     if len(parts) > _MOST_PARTS or any(part.meta["val"].dim() != value.dim() for part in parts):  # type: ignore[union-attr]
         raise NotRegional("cat of many parts, or of empty ones")
-    dtype, start = name_of(value.dtype) or "", 0
-    result: Expression = Constant(0, tuple(value.shape), dtype)
+    dtype = name_of(value.dtype) or ""
+    start: Number = 0
+    result: Expression = Constant(0, _shape(value), dtype)
     for part in parts:
         expression = reader.cast(reader.of(part), dtype)
         result = _placed(reader, node, expression, axis, start, result)
-        start += expression.shape[axis]
+        start = start + expression.shape[axis]
     return result
 
 
@@ -577,43 +606,45 @@ def _padded(reader: _Reader, node: fx.Node, value: torch.Tensor) -> Expression:
     fill: Any = node.args[2] if len(node.args) > 2 else 0
     assert isinstance(pads, list | tuple)
     for at in range(len(pads) // 2):
-        low, high = (int(pad) for pad in pads[2 * at : 2 * at + 2])  # type: ignore[arg-type]
+        low, high = pads[2 * at : 2 * at + 2]
+        if not isinstance(low, int) or not isinstance(high, int):
+            raise NotRegional("pads that are sizes")
         axis = value.dim() - 1 - at
-        start, size = max(low, 0), result.shape[axis]
+        start = max(low, 0)
         if low < 0 or high < 0:
-            cut = slice(max(-low, 0), size - max(-high, 0))
-            result = viewed(result, lambda view, axis=axis, cut=cut: view.narrow(axis, cut.start, cut.stop))
-        shape = (*result.shape[:axis], value.shape[axis], *result.shape[axis + 1 :])
+            first, size = max(-low, 0), result.shape[axis] + min(low, 0) + min(high, 0)
+            result = viewed(result, lambda view, axis=axis, first=first, size=size: view.narrow(axis, first, size))
+        shape = (*result.shape[:axis], _shape(value)[axis], *result.shape[axis + 1 :])
         result = _placed(reader, node, result, axis, start, Constant(fill, shape, dtype))
     return result
 
 
-def _split(terms: _Terms, x: Any, sizes: int | Sequence[int], axis: int = 0) -> tuple[Expression, ...]:
+def _split(terms: _Terms, x: Any, sizes: Any, axis: int = 0) -> tuple[Expression, ...]:
     source = terms.reader.of(x)
     axis %= len(source.shape)
-    if isinstance(sizes, int):
-        sizes = [min(sizes, source.shape[axis] - at) for at in range(0, source.shape[axis], sizes)]
-    parts, start = [], 0
-    for size in sizes:
-        parts.append(viewed(source, lambda view, start=start, size=size: view.narrow(axis, start, start + size)))
-        start += size
+    parts: list[Expression] = []
+    start: Number = 0
+    for part in terms.node.meta["val"]:
+        size = _shape(part)[axis]
+        parts.append(viewed(source, lambda view, start=start, size=size: view.narrow(axis, start, size)))
+        start = start + size
     return tuple(parts)
 
 
 def _unbind(terms: _Terms, x: Any, axis: int = 0) -> tuple[Expression, ...]:
     source = terms.reader.of(x)
-    count = source.shape[axis]
+    count = len(terms.node.meta["val"])
     return tuple(viewed(source, lambda view, at=at: view.select(axis, at)) for at in range(count))
 
 
 def _embedding(reader: _Reader, node: fx.Node, value: torch.Tensor) -> Expression:
     table = reader._as_read(reader.of(node.args[0]), node.name)
     assert table.value is not None
-    index = reader.broadcast(
-        viewed(reader.argument(node.args[1], value.shape[:-1], "int64"), lambda v: v.insert(-1)), value.shape
-    )
+    shape = _shape(value)
+    index = viewed(reader.argument(node.args[1], shape[:-1], "int64"), lambda view: view.insert(-1))
+    index = reader.broadcast(index, shape)
     strides = (*(0,) * (value.dim() - 1), table.view.strides[1])
-    view = StridedView(tuple(value.shape), strides, table.view.offset)
+    view = StridedView(shape, strides, table.view.offset)
     return Take(table.value, view, index, table.view.strides[0], table.shape[0], table.dtype)
 
 
@@ -624,20 +655,22 @@ def _gather(reader: _Reader, node: fx.Node, value: torch.Tensor) -> Expression:
         raise NotRegional("gather")
     axis %= value.dim()
     assert source.value is not None
-    index = reader.argument(node.args[2], value.shape, "int64")
+    index = reader.argument(node.args[2], _shape(value), "int64")
     strides = tuple(0 if other == axis else stride for other, stride in enumerate(source.view.strides))
-    view = StridedView(tuple(value.shape), strides, source.view.offset)
+    view = StridedView(_shape(value), strides, source.view.offset)
     return Take(source.value, view, index, source.view.strides[axis], source.shape[axis], source.dtype)
 
 
 _HANDLERS: dict[Any, Handler] = {
-    **{target: _view(_reshape) for target in (aten.view.default, aten._unsafe_view.default, aten.reshape.default)},
+    aten.view.default: _shaped(StridedView.reshape),
+    aten._unsafe_view.default: _shaped(StridedView.reshape),
+    aten.reshape.default: _shaped(StridedView.reshape),
     aten.permute.default: _view(StridedView.permute),
     aten.transpose.int: _view(_transpose),
     aten.t.default: _view(lambda view: view.permute(range(len(view.shape))[::-1])),
-    aten.expand.default: _view(StridedView.expand),
+    aten.expand.default: _shaped(StridedView.expand),
     aten.unsqueeze.default: _view(StridedView.insert),
-    aten.slice.Tensor: _view(_slice),
+    aten.slice.Tensor: _slice,
     aten.select.int: _view(StridedView.select),
     **{target: _view(_squeeze) for target in (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)},
     **dict.fromkeys(_COPIES, _same),
@@ -694,7 +727,7 @@ def _dropout(terms: _Terms, x: Any, seed: Any, p: float, stream: int) -> tuple[E
     shape = given.shape
     if not shape:
         raise NotRegional("dropout of one element")
-    strides = tuple(math.prod(shape[axis + 1 : -1]) for axis in range(len(shape) - 1))
+    strides = tuple(product(shape[axis + 1 : -1]) for axis in range(len(shape) - 1))
     row = Read(None, StridedView(shape, (*strides, 0)), "int64")
     spread = reader.broadcast(reader.of(seed), shape)
     number = Constant(stream, shape, "int64", is_argument=True)

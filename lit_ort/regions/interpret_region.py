@@ -13,7 +13,9 @@ from lit_ort.regions.region import Apply, Index, Literal, Load, Node, Reduce, Re
 from lit_ort.regions.region_run import Place, RegionRun, check_run
 
 
-def interpret(region: Region, run: RegionRun, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+def interpret(
+    region: Region, run: RegionRun[int], inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+) -> None:
     """Run a region, writing to the outputs.
 
     Raises:
@@ -43,7 +45,7 @@ def interpret(region: Region, run: RegionRun, inputs: Sequence[torch.Tensor], ou
         _write(outputs[column.access.tensor], address, total, add=False)
 
 
-def _sizes(region: Region, run: RegionRun, *, is_full: bool) -> tuple[int, ...]:
+def _sizes(region: Region, run: RegionRun[int], *, is_full: bool) -> tuple[int, ...]:
     """The shape of full values, or of row-level ones."""
     return run.sizes if is_full else (*run.sizes[: region.rows], *(1,) * region.inner)
 
@@ -53,7 +55,7 @@ def _write(output: torch.Tensor, address: torch.Tensor, value: torch.Tensor, *, 
     _flat(output).index_put_((int(output.storage_offset()) + address,), value, accumulate=add)
 
 
-def _value(region: Region, run: RegionRun, node: Node, values: Sequence[torch.Tensor]) -> torch.Tensor:
+def _value(region: Region, run: RegionRun[int], node: Node, values: Sequence[torch.Tensor]) -> torch.Tensor:
     dtype = MEMORY_DTYPES[node.dtype]
     if isinstance(node, Literal):
         return torch.tensor(node.value, dtype=dtype)
@@ -70,7 +72,7 @@ def _value(region: Region, run: RegionRun, node: Node, values: Sequence[torch.Te
 
 
 def _loaded(
-    sizes: tuple[int, ...], node: Load, place: Place, values: Sequence[torch.Tensor], tensor: torch.Tensor
+    sizes: tuple[int, ...], node: Load, place: Place[int], values: Sequence[torch.Tensor], tensor: torch.Tensor
 ) -> torch.Tensor:
     address, valid = _addresses(sizes, place, [values[index] for index in node.indices])
     mask = torch.tensor(True) if node.mask is None else values[node.mask]
@@ -92,7 +94,7 @@ def _along(sizes: Sequence[int], axis: int) -> torch.Tensor:
 
 
 def _addresses(
-    sizes: tuple[int, ...], place: Place, indices: Sequence[torch.Tensor]
+    sizes: tuple[int, ...], place: Place[int], indices: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The element of each point, and whether its indices are within their sizes."""
     address = torch.full(sizes, place.offset)
@@ -106,7 +108,7 @@ def _addresses(
     return address, valid
 
 
-def _out_of_range(indices: Sequence[torch.Tensor], place: Place, mask: torch.Tensor) -> str:
+def _out_of_range(indices: Sequence[torch.Tensor], place: Place[int], mask: torch.Tensor) -> str:
     for index, (_, size) in zip(indices, place.indices, strict=True):
         index, active = torch.broadcast_tensors(index, mask)
         wrong = index[active & ((index < 0) | (index >= size))]

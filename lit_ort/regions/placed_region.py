@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Generic
 
 from lit_ort.regions.element_types import MEMORY_DTYPES
 from lit_ort.regions.region import Region
-from lit_ort.regions.region_run import Place, RegionRun, check_run
+from lit_ort.regions.region_run import M, N, Place, RegionRun, check_run
 
 
 @dataclass(frozen=True)
-class TensorLayout:
+class SizeArgument:
+    """A number that a call of the region gives, by its position."""
+
+    position: int
+
+
+@dataclass(frozen=True)
+class TensorLayout(Generic[N]):
     """The sizes and strides of a tensor; without strides, its elements are neighbours in their order."""
 
-    shape: tuple[int, ...]
-    strides: tuple[int, ...] | None = None
+    shape: tuple[N, ...]
+    strides: tuple[N, ...] | None = None
+
+    def map(self, function: Callable[[N], M]) -> TensorLayout[M]:
+        """The layout with other numbers."""
+        strides = None if self.strides is None else tuple(map(function, self.strides))
+        return TensorLayout(tuple(map(function, self.shape)), strides)
 
 
 @dataclass(frozen=True)
-class PlacedRegion:
+class PlacedRegion(Generic[N]):
     """A region, the arguments of its runs and its tensors.
 
     Args:
@@ -32,57 +44,96 @@ class PlacedRegion:
     """
 
     region: Region
-    run: RegionRun
-    inputs: tuple[TensorLayout, ...]
-    outputs: tuple[tuple[int, ...], ...]
+    run: RegionRun[N]
+    inputs: tuple[TensorLayout[N], ...]
+    outputs: tuple[tuple[N, ...], ...]
 
     def __str__(self) -> str:
-        return f"sizes {self.run.sizes}\n{self.region}"
+        sizes = ", ".join(f"size {n.position}" if isinstance(n, SizeArgument) else str(n) for n in self.run.sizes)
+        return f"sizes ({sizes})\n{self.region}"
 
-    def to_json(self) -> str:
-        run = {part.name: getattr(self.run, part.name) for part in fields(RegionRun)}
+    def map(self, function: Callable[[N], M]) -> PlacedRegion[M]:
+        """The region with other numbers."""
+        inputs = tuple(layout.map(function) for layout in self.inputs)
+        outputs = tuple(tuple(map(function, shape)) for shape in self.outputs)
+        return PlacedRegion(self.region, self.run.map(function), inputs, outputs)
+
+
+SizedRegion = PlacedRegion[int | SizeArgument]
+
+
+def to_json(placed: SizedRegion) -> str:
+    """The text of a region, its arguments and its tensors."""
+    run = {part.name: getattr(placed.run, part.name) for part in fields(RegionRun)}
+    for name in ("loads", "stores", "columns"):
+        run[name] = [[place.offset, place.strides, place.indices] for place in run[name]]
+    inputs = [[layout.shape, layout.strides] for layout in placed.inputs]
+    data = {"region": json.loads(placed.region.to_json()), "run": run, "inputs": inputs, "outputs": placed.outputs}
+    return json.dumps(data, separators=(",", ":"), default=lambda size: {"size": size.position})
+
+
+def from_json(text: str) -> SizedRegion:
+    """The region of a text.
+
+    Raises:
+        ValueError: the text is not that of a region.
+    """
+    try:
+        data = json.loads(text)
+        region = Region.from_json(json.dumps(data["region"]))
+        run = dict(data["run"])
         for name in ("loads", "stores", "columns"):
-            run[name] = [[place.offset, place.strides, place.indices] for place in run[name]]
-        inputs = [[layout.shape, layout.strides] for layout in self.inputs]
-        data = {"region": json.loads(self.region.to_json()), "run": run, "inputs": inputs, "outputs": self.outputs}
-        return json.dumps(data, separators=(",", ":"))
-
-    @staticmethod
-    def from_json(text: str) -> PlacedRegion:
-        """The region of `to_json`.
-
-        Raises:
-            ValueError: the text is not that of a region, or its arguments are not valid.
-        """
-        try:
-            data = json.loads(text)
-            region = Region.from_json(json.dumps(data["region"]))
-            run = dict(data["run"])
-            for name in ("loads", "stores", "columns"):
-                run[name] = tuple(_place(*place) for place in run[name])
-            run["sizes"], run["scalars"] = _integers(run["sizes"]), tuple(run["scalars"])
-            inputs = tuple(_layout(*layout) for layout in data["inputs"])
-            placed = PlacedRegion(region, RegionRun(**run), inputs, tuple(map(_integers, data["outputs"])))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"This is not the text of a placed region ({error!r}).") from error
-        if (len(placed.inputs), len(placed.outputs)) != (len(region.inputs), len(region.outputs)):
-            raise ValueError(f"{len(inputs)} inputs and {len(placed.outputs)} outputs aren't those of the region.")
-        if not {*region.inputs, *region.outputs} <= set(MEMORY_DTYPES):
-            raise ValueError(f"The dtypes {region.inputs} and {region.outputs} aren't all known.")
-        check_run(region, placed.run)
-        return placed
+            run[name] = tuple(_place(*place) for place in run[name])
+        run["sizes"] = _numbers(run["sizes"])
+        run["scalars"] = tuple(one if isinstance(one, float | bool) else _number(one) for one in run["scalars"])
+        inputs = tuple(_layout(*layout) for layout in data["inputs"])
+        placed = PlacedRegion(region, RegionRun(**run), inputs, tuple(map(_numbers, data["outputs"])))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"This is not the text of a placed region ({error!r}).") from error
+    if (len(placed.inputs), len(placed.outputs)) != (len(region.inputs), len(region.outputs)):
+        raise ValueError(f"{len(inputs)} inputs and {len(placed.outputs)} outputs aren't those of the region.")
+    if not {*region.inputs, *region.outputs} <= set(MEMORY_DTYPES):
+        raise ValueError(f"The dtypes {region.inputs} and {region.outputs} aren't all known.")
+    return placed
 
 
-def _layout(shape: Sequence[int], strides: Sequence[int] | None) -> TensorLayout:
-    return TensorLayout(_integers(shape), None if strides is None else _integers(strides))
+def has_sizes(placed: SizedRegion) -> bool:
+    """Whether calls give the region sizes."""
+    found: list[SizeArgument] = []
+    placed.map(lambda number: found.append(number) if isinstance(number, SizeArgument) else None)
+    return bool(found)
 
 
-def _place(offset: int, strides: Sequence[int], indices: Sequence[Sequence[int]]) -> Place:
-    (offset,) = _integers([offset])
-    return Place(offset, _integers(strides), tuple((stride, size) for stride, size in map(_integers, indices)))
+def with_sizes(placed: SizedRegion, sizes: Sequence[int]) -> PlacedRegion[int]:
+    """The region with the sizes of a call.
+
+    Raises:
+        ValueError: its arguments are not valid, or a size is missing.
+    """
+    try:
+        sized = placed.map(lambda number: sizes[number.position] if isinstance(number, SizeArgument) else number)
+    except IndexError as error:
+        raise ValueError(f"{len(sizes)} sizes are given to a region that has more: {placed}") from error
+    check_run(sized.region, sized.run)
+    return sized
 
 
-def _integers(values: Sequence[Any]) -> tuple[int, ...]:
-    if not all(type(value) is int for value in values):
-        raise TypeError(f"{values} are no integers")
-    return tuple(values)
+def _layout(shape: Sequence[Any], strides: Sequence[Any] | None) -> TensorLayout[int | SizeArgument]:
+    return TensorLayout(_numbers(shape), None if strides is None else _numbers(strides))
+
+
+def _place(offset: Any, strides: Sequence[Any], indices: Sequence[Sequence[Any]]) -> Place[int | SizeArgument]:
+    pairs = tuple((_number(stride), _number(size)) for stride, size in indices)
+    return Place(_number(offset), _numbers(strides), pairs)
+
+
+def _numbers(values: Sequence[Any]) -> tuple[int | SizeArgument, ...]:
+    return tuple(map(_number, values))
+
+
+def _number(value: Any) -> int | SizeArgument:
+    number = SizeArgument(value["size"]) if isinstance(value, dict) else value
+    whole = number.position if isinstance(number, SizeArgument) else number
+    if type(whole) is not int:
+        raise TypeError(f"{value} is no integer")
+    return number

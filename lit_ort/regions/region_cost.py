@@ -7,10 +7,9 @@ to 1.0; but a single GELU 1.6, its gradient 1.3, tanh 1.35, sin 1.2, exp of floa
 
 from __future__ import annotations
 
-import math
-
 from lit_ort.regions.region import Apply, Load, Reduce, Region
 from lit_ort.regions.region_run import RegionRun
+from lit_ort.regions.symbolic_size import Number, product
 
 # Below so many points a call costs more than what is computed, and a region's costs less.
 _SMALL = 4096
@@ -19,9 +18,9 @@ _FASTER_ALONE = frozenset({"exp", "sigmoid", "gelu", "gelu_tanh", "gelu_tanh_bac
 _FASTER_ALONE_IN_FLOAT64 = _FASTER_ALONE | {"gelu_backward", "expm1", "log", "log1p", "silu", "erf", "pow"}
 
 
-def is_faster(region: Region, run: RegionRun) -> bool:
+def is_faster(region: Region, run: RegionRun[Number]) -> bool:
     """Whether a region is at least as fast as the operators that it consists of."""
-    if math.prod(run.sizes) < _SMALL:
+    if product(run.sizes) < _SMALL:
         return True
     if any(isinstance(node, Apply) and node.operator == "random" for node in region.nodes):
         # Torch's operators would draw other numbers than a region that draws the same ones again.

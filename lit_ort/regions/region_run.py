@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from lit_ort.regions.region import Access, Region
 
+# Numbers while a region is formed may be polynomials of sizes; those of a run are integers.
+N = TypeVar("N")
+M = TypeVar("M")
+
 
 @dataclass(frozen=True)
-class Place:
+class Place(Generic[N]):
     """Where the elements of an access are, in elements from the tensor's address.
 
     Args:
@@ -18,13 +24,18 @@ class Place:
         indices: for each index of a gather or scatter, its stride and its size, which it must stay below.
     """
 
-    offset: int
-    strides: tuple[int, ...]
-    indices: tuple[tuple[int, int], ...] = ()
+    offset: N
+    strides: tuple[N, ...]
+    indices: tuple[tuple[N, N], ...] = ()
+
+    def map(self, function: Callable[[N], M]) -> Place[M]:
+        """The place with other numbers."""
+        indices = tuple((function(stride), function(size)) for stride, size in self.indices)
+        return Place(function(self.offset), tuple(map(function, self.strides)), indices)
 
 
 @dataclass(frozen=True)
-class RegionRun:
+class RegionRun(Generic[N]):
     """The arguments of a run, apart from the tensors.
 
     Args:
@@ -35,14 +46,22 @@ class RegionRun:
         scalars: the values of scalars.
     """
 
-    sizes: tuple[int, ...]
-    loads: tuple[Place, ...]
-    stores: tuple[Place, ...] = ()
-    columns: tuple[Place, ...] = ()
-    scalars: tuple[float | int, ...] = ()
+    sizes: tuple[N, ...]
+    loads: tuple[Place[N], ...]
+    stores: tuple[Place[N], ...] = ()
+    columns: tuple[Place[N], ...] = ()
+    scalars: tuple[float | N, ...] = ()
+
+    def map(self, function: Callable[[N], M]) -> RegionRun[M]:
+        """The arguments with other numbers."""
+        places = ([place.map(function) for place in places] for places in (self.loads, self.stores, self.columns))
+        scalars: list[float | M] = []
+        for scalar in self.scalars:
+            scalars.append(scalar if isinstance(scalar, float) else function(scalar))
+        return RegionRun(tuple(map(function, self.sizes)), *map(tuple, places), scalars=tuple(scalars))
 
 
-def check_run(region: Region, run: RegionRun) -> None:
+def check_run(region: Region, run: RegionRun[int]) -> None:
     """Check that arguments are those of a region.
 
     Raises:
@@ -64,7 +83,7 @@ def check_run(region: Region, run: RegionRun) -> None:
             _check_place(region, run, access, place, indices)
 
 
-def _check_place(region: Region, run: RegionRun, access: Access, place: Place, indices: int) -> None:
+def _check_place(region: Region, run: RegionRun[int], access: Access, place: Place[int], indices: int) -> None:
     fixed = {"0": 0, "1": 1}
     inner = place.strides[region.rows :]
     if len(place.strides) != len(run.sizes) or len(place.indices) != indices:

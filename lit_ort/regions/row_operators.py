@@ -5,13 +5,13 @@ Each is a function of a `Terms`, which makes expressions, and of the node's argu
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 
-from lit_ort.regions.value_expressions import Expression
+from lit_ort.regions.symbolic_size import Number, product
+from lit_ort.regions.value_expressions import Expression, NotRegional
 
 aten = torch.ops.aten
 
@@ -23,7 +23,7 @@ class Terms(Protocol):
         """An argument of the node, in a dtype to compute in."""
         ...
 
-    def apply(self, name: str, *args: Expression | float) -> Expression:
+    def apply(self, name: str, *args: Expression | float | Number) -> Expression:
         """An operator of the table, on arguments that broadcast; dear results are values."""
         ...
 
@@ -65,8 +65,7 @@ def log_softmax_backward(terms: Terms, grad: Any, y: Any, axis: int, dtype: torc
 
 
 def _mean(terms: Terms, x: Expression, axes: Sequence[int]) -> Expression:
-    count = math.prod(x.shape[axis] for axis in axes)
-    return terms.apply("mul", terms.reduce("sum", x, axes), 1 / count)
+    return terms.apply("div", terms.reduce("sum", x, axes), product(x.shape[axis] for axis in axes))
 
 
 def layer_norm(terms: Terms, x: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Results:
@@ -111,13 +110,15 @@ def var_mean(terms: Terms, x: Any, axes: Sequence[int] | None = None, **kwargs: 
     x = terms.given(x)
     rank = len(x.shape)
     over = sorted(axis % rank for axis in axes) if axes else list(range(rank))
-    count = math.prod(x.shape[axis] for axis in over)
+    count = product(x.shape[axis] for axis in over)
     correction = kwargs.get("correction")
     mean = _mean(terms, x, over)
     centred = terms.apply("sub", x, mean)
-    divisor = max(count - (1 if correction is None else correction), 0)
+    if isinstance(correction, float) and not correction.is_integer():
+        raise NotRegional(f"a variance with the correction {correction}")
+    divisor = count - (1 if correction is None else int(correction))
     total = terms.reduce("sum", terms.apply("mul", centred, centred), over)
-    variance = terms.apply("mul", total, 1 / divisor if divisor else math.nan)
+    variance = terms.apply("div", total, divisor if divisor > 0 else 0)
     results = variance, mean
     return results if kwargs.get("keepdim") else tuple(terms.squeezed(result, over) for result in results)
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lit_ort.regions.symbolic_size import Number, divides, product, quotient
 
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    strides, step = [], 1
+
+def contiguous_strides(shape: Sequence[Number]) -> tuple[Number, ...]:
+    strides, step = list[Number](), 1
     for size in reversed(shape):
         strides.append(step)
-        step *= max(size, 1)
+        step = step * (size if size != 0 else 1)
     return tuple(reversed(strides))
 
 
@@ -19,31 +20,32 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 class StridedView:
     """Elements at offset + the sum of index · stride."""
 
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int = 0
+    shape: tuple[Number, ...]
+    strides: tuple[Number, ...]
+    offset: Number = 0
 
     @staticmethod
-    def of(shape: Sequence[int]) -> StridedView:
+    def of(shape: Sequence[Number]) -> StridedView:
         """All of a contiguous tensor."""
         return StridedView(tuple(shape), contiguous_strides(shape))
 
     @property
-    def size(self) -> int:
-        return math.prod(self.shape)
+    def size(self) -> Number:
+        return product(self.shape)
 
     def permute(self, order: Sequence[int]) -> StridedView:
         axes = [axis % len(self.shape) for axis in order]
         return StridedView(tuple(self.shape[a] for a in axes), tuple(self.strides[a] for a in axes), self.offset)
 
-    def expand(self, shape: Sequence[int]) -> StridedView:
+    def expand(self, shape: Sequence[Number]) -> StridedView:
         """Broadcast to a shape; -1 keeps a size."""
         new = len(shape) - len(self.shape)
-        strides = [0] * new
+        strides: list[Number] = [0] * new
         sizes = list(shape[:new])
         for wanted, size, stride in zip(shape[new:], self.shape, self.strides, strict=True):
             sizes.append(size if wanted == -1 else wanted)
-            strides.append(stride if sizes[-1] == size else 0)
+            # Sizes that are equal can be different polynomials, by what a trace has found out about symbols.
+            strides.append(0 if size == 1 else stride)
         return StridedView(tuple(sizes), tuple(strides), self.offset)
 
     def insert(self, axis: int) -> StridedView:
@@ -59,47 +61,43 @@ class StridedView:
         kept = [axis for axis, size in enumerate(self.shape) if axis not in gone or size != 1]
         return self.permute(kept)
 
-    def narrow(self, axis: int, start: int, end: int, step: int = 1) -> StridedView:
-        """A slice of an axis, with the limits of Python's slices."""
+    def narrow(self, axis: int, start: Number, size: Number, step: int = 1) -> StridedView:
+        """`size` elements of an axis from `start` on; negative starts count from the end."""
         axis %= len(self.shape)
-        chosen = range(self.shape[axis])[start:end:step]
         shape, strides = list(self.shape), list(self.strides)
-        shape[axis], strides[axis] = len(chosen), self.strides[axis] * step
-        return StridedView(tuple(shape), tuple(strides), self.offset + chosen.start * self.strides[axis])
+        start = start + self.shape[axis] if start < 0 else start
+        shape[axis], strides[axis] = size, self.strides[axis] * step
+        return StridedView(tuple(shape), tuple(strides), self.offset + start * self.strides[axis])
 
-    def select(self, axis: int, index: int) -> StridedView:
+    def select(self, axis: int, index: Number) -> StridedView:
         axis %= len(self.shape)
-        index %= max(self.shape[axis], 1)
+        index = index + self.shape[axis] if index < 0 else index
         kept = [other for other in range(len(self.shape)) if other != axis]
         view = self.permute(kept)
         return StridedView(view.shape, view.strides, self.offset + index * self.strides[axis])
 
-    def reshape(self, shape: Sequence[int]) -> StridedView | None:
+    def reshape(self, shape: Sequence[Number]) -> StridedView | None:
         """Another shape of the same elements in the same order; None if that is no view."""
-        shape = list(shape)
-        if -1 in shape:
-            known = -math.prod(shape)
-            shape[shape.index(-1)] = self.size // known if known else 0
-        if not self.size:
+        if self.size == 0:
             return StridedView.of(shape)
-        strides: list[int] = []
+        strides: list[Number] = []
         dims = list(self.merged())
-        left = dims.pop() if dims else (1, 0)
+        left: tuple[Number, Number] = dims.pop() if dims else (1, 0)
         for size in reversed(shape):
             if size == 1:
                 strides.append(0)
                 continue
             if left[0] == 1 and dims:
                 left = dims.pop()
-            if left[0] % size:
+            if not divides(size, left[0]):
                 return None
             strides.append(left[1])
-            left = (left[0] // size, left[1] * size)
+            left = (quotient(left[0], size), left[1] * size)
         return StridedView(tuple(shape), tuple(reversed(strides)), self.offset)
 
-    def merged(self) -> tuple[tuple[int, int], ...]:
+    def merged(self) -> tuple[tuple[Number, Number], ...]:
         """(size, stride) of the axes, those of size 1 left out and neighbours merged where they can be."""
-        dims: list[tuple[int, int]] = []
+        dims: list[tuple[Number, Number]] = []
         for size, stride in zip(self.shape, self.strides, strict=True):
             if size == 1:
                 continue
@@ -115,30 +113,30 @@ class StridedView:
         return self.offset == 0 and all(stride == 1 for _, stride in self.merged()) and len(self.merged()) <= 1
 
 
-def cuts_of(dims: Sequence[tuple[int, int]]) -> set[int]:
+def cuts_of(dims: Sequence[tuple[Number, Number]]) -> set[Number]:
     """The sizes of the suffixes of axes: where the index arithmetic of these axes cuts a linear index."""
-    cuts, product = set(), 1
+    cuts, total = set[Number](), 1
     for size, _ in reversed(dims):
-        product *= size
-        cuts.add(product)
+        total = total * size
+        cuts.add(total)
     return cuts
 
 
-def is_chain(cuts: set[int]) -> bool:
+def is_chain(cuts: set[Number]) -> bool:
     """Whether each cut divides the next, so that all views are views of the same axes."""
     ordered = sorted(cuts)
-    return all(large % small == 0 for small, large in zip(ordered, ordered[1:], strict=False))
+    return all(divides(small, large) for small, large in zip(ordered, ordered[1:], strict=False))
 
 
-def strides_over(dims: Sequence[tuple[int, int]], cuts: Sequence[int]) -> list[int]:
+def strides_over(dims: Sequence[tuple[Number, Number]], cuts: Sequence[Number]) -> list[Number]:
     """The strides over the axes between ascending cuts, outermost first; beyond the dims' elements they are 0."""
-    strides: list[int] = []
+    strides: list[Number] = []
     for low in (1, *cuts[:-1]):
-        product, stride = 1, 0
+        total, stride = 1, 0
         for size, step in reversed(dims):
-            if product <= low < product * size:
-                stride = step * (low // product)
+            if total <= low < total * size:
+                stride = step * quotient(low, total)
                 break
-            product *= size
+            total = total * size
         strides.insert(0, stride)
     return strides

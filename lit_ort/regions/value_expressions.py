@@ -12,8 +12,13 @@ from functools import cached_property
 
 from lit_ort.regions.pointwise_table import OPERATORS
 from lit_ort.regions.strided_views import StridedView
+from lit_ort.regions.symbolic_size import Number, Size
 
 ViewOf = Callable[[StridedView], StridedView]
+
+
+class NotRegional(Exception):
+    """An operator, or a call of it, that regions don't have."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,7 @@ class Read:
     mask: Expression | None = None
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> tuple[Number, ...]:
         return self.view.shape
 
 
@@ -40,23 +45,30 @@ class Take:
     value: Value
     view: StridedView
     index: Expression
-    stride: int
-    size: int
+    stride: Number
+    size: Number
     dtype: str
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> tuple[Number, ...]:
         return self.view.shape
 
 
 @dataclass(frozen=True)
 class Constant:
-    """A number; as an argument of a run it is no part of the code, so that regions with other numbers share it."""
+    """A number; as an argument of a run it is no part of the code, so that regions with other numbers share it.
 
-    number: float | int | bool
-    shape: tuple[int, ...]
+    A number that only the sizes of a run tell is such an argument.
+    """
+
+    number: float | Number
+    shape: tuple[Number, ...]
     dtype: str
     is_argument: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.number, Size):
+            object.__setattr__(self, "is_argument", True)
 
 
 @dataclass(frozen=True)
@@ -65,7 +77,7 @@ class Compute:
 
     operator: str
     args: tuple[Expression, ...]
-    shape: tuple[int, ...]
+    shape: tuple[Number, ...]
     dtype: str
 
 
@@ -87,7 +99,7 @@ class Value:
     """
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[Number, ...]
     dtype: str
     kind: str = "given"
     expression: Expression | None = None
@@ -158,7 +170,7 @@ def cost_of_expression(expression: Expression) -> int:
     return 4 if isinstance(expression, Take) else 0
 
 
-def shifted(expression: Expression, axis: int, start: int, size: int, inside: Expression) -> Expression | None:
+def shifted(expression: Expression, axis: int, start: Number, size: Number, inside: Expression) -> Expression | None:
     """An expression along an axis of another size, from index `start` on, where `inside`; None for what can't be.
 
     Elsewhere its elements are not specified, and nothing is read.

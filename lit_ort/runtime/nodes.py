@@ -122,8 +122,8 @@ class _Source:
         if hook is not None:
             return f"{self._name_of(hook)}({', '.join(['state', *args])})"
         if statement.target == REGION_NAME:
-            tensors, text = statement.args
-            return f"{self._name_of(self._regions[text])}(state.pool, {self._word(tensors)})"
+            tensors, text, sizes = statement.args
+            return f"{self._name_of(self._regions[text])}(state.pool, {self._word(tensors)}, {self._word(sizes)})"
         target = overload_of(statement.target)
         operator = OPERATORS.get(target) if is_cpu(self._device) else None
         if statement.stream is not None:

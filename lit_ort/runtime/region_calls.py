@@ -12,15 +12,17 @@ import torch
 from lit_ort.errors import KernelError
 from lit_ort.regions.element_types import MEMORY_DTYPES
 from lit_ort.regions.interpret_region import interpret
-from lit_ort.regions.placed_region import PlacedRegion
+from lit_ort.regions.placed_region import PlacedRegion, SizedRegion, from_json, has_sizes, with_sizes
 from lit_ort.regions.region_operator import REGION_NAME, laid_out
 from lit_ort.runtime.buffers import SMALL_BYTES, BufferPool
 from lit_ort.runtime.program import TorchNode
 
 if TYPE_CHECKING:
-    from lit_ort.kernels.kernel_calls import BoundKernel, KernelCache
+    from lit_ort.kernels.kernel_calls import Kernel, KernelCache
 
-RegionFunction = Callable[[BufferPool, Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+RegionFunction = Callable[[BufferPool, Sequence[torch.Tensor], Sequence[int]], Sequence[torch.Tensor]]
+# The sizes of as many calls are remembered.
+_MOST_SIZES = 64
 
 
 @functools.cache
@@ -56,12 +58,23 @@ def region_functions(nodes: Iterable[TorchNode]) -> Mapping[str, RegionFunction]
     texts = {s.args[1]: None for node in nodes for s in node.statements if s.target == REGION_NAME}
     if not texts:
         return {}
-    placed = [PlacedRegion.from_json(text) for text in texts]
+    placed = [from_json(text) for text in texts]
     made = kernels().kernels(one.region for one in placed)
-    return {text: _function(one, kernel.bind(one.run)) for text, one, kernel in zip(texts, placed, made, strict=True)}
+    return {text: _function(one, kernel) for text, one, kernel in zip(texts, placed, made, strict=True)}
 
 
-def _function(placed: PlacedRegion, kernel: BoundKernel) -> RegionFunction:
+def _function(placed: SizedRegion, kernel: Kernel) -> RegionFunction:
+    made = functools.lru_cache(_MOST_SIZES)(lambda sizes: _of_sizes(with_sizes(placed, sizes), kernel))
+    if not has_sizes(placed):
+        only = made(())
+        return lambda pool, tensors, _: only(pool, tensors)
+    return lambda pool, tensors, sizes: made(tuple(sizes))(pool, tensors)
+
+
+def _of_sizes(
+    placed: PlacedRegion[int], kernel: Kernel
+) -> Callable[[BufferPool, Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
+    bound = kernel.bind(placed.run)
     outputs = zip(placed.outputs, placed.region.outputs, strict=True)
     makers = [_maker(shape, MEMORY_DTYPES[dtype]) for shape, dtype in outputs]
     dtypes = [MEMORY_DTYPES[dtype] for dtype in placed.region.inputs]
@@ -78,7 +91,7 @@ def _function(placed: PlacedRegion, kernel: BoundKernel) -> RegionFunction:
             given = [laid_out(tensor, layout) for tensor, layout in zip(typed, placed.inputs, strict=True)]
         results = [make(pool) for make in makers]
         try:
-            kernel(*given, *results)
+            bound(*given, *results)
         except IndexError:
             # The reference says which index.
             interpret(placed.region, placed.run, given, results)
@@ -88,7 +101,7 @@ def _function(placed: PlacedRegion, kernel: BoundKernel) -> RegionFunction:
     return call
 
 
-def _are_as_traced(placed: PlacedRegion, tensors: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype]) -> bool:
+def _are_as_traced(placed: PlacedRegion[int], tensors: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype]) -> bool:
     """Whether tensors have the dtypes of the trace, which a few operators of torch declare wrongly.
 
     Raises:

@@ -10,6 +10,7 @@ import torch
 import lit_ort.ops.dropout  # noqa: F401  (defines the operator)
 from lit_ort.regions.form_regions import RegionCall, Schedule, form_regions
 from lit_ort.regions.graph_values import LibraryCall
+from lit_ort.regions.symbolic_size import value_of
 from tests.regions.run_schedule import graph_of, run_schedule
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def step(x: torch.Tensor, seed: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 def results(kernels: KernelCache, schedule: Schedule, x: torch.Tensor, seed: int) -> list[torch.Tensor]:
     def by_kernel(call: RegionCall, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
-        kernels.kernel(call.region).bind(call.run)(*inputs, *outputs)
+        kernels.kernel(call.region).bind(call.run.map(value_of))(*inputs, *outputs)
 
     outputs = run_schedule(schedule, [x.detach(), torch.tensor(seed)], by_kernel)
     return [output for output in outputs if output is not None]

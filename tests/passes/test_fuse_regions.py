@@ -106,12 +106,12 @@ def test_values_of_a_checkpoint_are_computed_again() -> None:
 
 STEPS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
     "a transposed value through a cast": lambda m, x: (m(x).double().t() @ x.double()).float().tanh().sum(),
-    "the same value twice": lambda m, x: (m(x).exp() * torch.ones(8).expand(6, 8)).sum(),
-    "an expanded sum": lambda m, x: (m(x).sum(0, keepdim=True).expand(6, 8) * x).tanh().sum(),
-    "a constant's sum": lambda m, x: m(x).sum() * torch.ones(6, 8).sum(0).sum(),
+    "the same value twice": lambda m, x: (m(x).exp() * torch.ones(8).expand(len(x), 8)).sum(),
+    "an expanded sum": lambda m, x: (m(x).sum(0, keepdim=True).expand(len(x), 8) * x).tanh().sum(),
+    "a constant's sum": lambda m, x: m(x).sum() * torch.ones(len(x), 8).sum(0).sum(),
     "booleans": lambda m, x: torch.where((m(x) > 0) & (x < 1), m(x), x.new_zeros(())).sum() + (x > 0).any(0).sum(),
     "integers": lambda m, x: m(x).sum() * ((x * 10).long() // 3 % 2).sum(-1).amax(),
-    "a middle axis": lambda m, x: m(x).view(2, 3, 8).softmax(1).sum((0, 1)).square().sum(),
+    "a middle axis": lambda m, x: m(x).view(2, -1, 8).softmax(1).sum((0, 1)).square().sum(),
     "complex values": lambda m, x: torch.fft.rfft(m(x)).abs().log1p().sum() + (torch.fft.rfft(x).conj().imag + 1).sum(),
     "a rotation": lambda m, x: torch.cat([-m(x)[:, 4:], m(x)[:, :4]], -1).mul(x).sigmoid().sum(),
     "no elements": lambda m, x: m(x)[:0].exp().sum() + m(x).sum(),
@@ -120,6 +120,12 @@ STEPS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
     "an index": lambda m, x: m(x)[torch.tensor([0, 2, 2])].square().sum() + m(x).gather(1, (x > 0).long()).sum(),
     "padding": lambda m, x: F.pad(m(x).exp(), (1, 2, 0, 1), value=1.0).log().sum(),
     "two outputs of a split": lambda m, x: torch.stack([a * b for a, b in zip(*m(x).chunk(2, -1), strict=True)]).sum(),
+    "half of the rows": lambda m, x: m(x)[: len(x) // 2].exp().sum() + m(x)[len(x) // 2 :].tanh().mean(),
+    "rows but the first and the last": lambda m, x: (m(x)[1:-1] * x[2:]).exp().mean() + m(x)[-1].sum(),
+    "numbers of rows": lambda m, x: (m(x) * torch.arange(len(x))[:, None] / len(x)).square().sum(),
+    "a row more": lambda m, x: torch.cat([m(x), m(x)[:1].exp()]).softmax(0).square().sum(),
+    "a flat softmax": lambda m, x: m(x).flatten().softmax(0).view(-1, 4).square().sum(0).log().sum(),
+    "dropout": lambda m, x: F.dropout(m(x), 0.5, training=False).relu().mean(),
     "a norm": lambda m, x: (m(x) / m(x).norm(dim=-1, keepdim=True)).std() + m(x).var(),
 }
 
@@ -127,6 +133,23 @@ STEPS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", list(STEPS))
 def test_a_step_is_eagers(name: str) -> None:
     assert_like_eager(STEPS[name], nn.Linear(8, 8), torch.randn(6, 8), backend())
+
+
+# Half of a size is a symbol of its own; a loop over rows is another graph for each number of them.
+MORE_REGIONS = {"half of the rows": 1}
+
+
+@pytest.mark.parametrize("name", sorted(STEPS.keys() - {"strides", "two outputs of a split"}))
+def test_a_step_of_changing_sizes_has_the_same_regions(name: str) -> None:
+    torch.compiler.reset()
+    engine, module = backend(), nn.Linear(8, 8)
+    for size in (6, 10, 14, 4, 30):
+        module.zero_grad()
+        assert_like_eager(STEPS[name], module, torch.randn(size, 8), engine)
+    graphs = engine.compile_log.graphs
+    assert len(graphs) == 2
+    fixed, changing = (next(report for report in graph.passes if report.name == NAME).fired for graph in graphs)
+    assert changing - fixed == MORE_REGIONS.get(name, 0)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 6, 6), (1, 3, 16, 16)])

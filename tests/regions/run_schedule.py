@@ -14,13 +14,14 @@ from lit_ort.regions.element_types import MEMORY_DTYPES
 from lit_ort.regions.form_regions import RegionCall, Schedule
 from lit_ort.regions.graph_values import LibraryCall
 from lit_ort.regions.interpret_region import interpret
+from lit_ort.regions.symbolic_size import value_of
 from lit_ort.regions.value_expressions import Read, Value
 
 Run = Callable[[RegionCall, Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
 
 
 def by_reference(call: RegionCall, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
-    interpret(call.region, call.run, inputs, outputs)
+    interpret(call.region, call.run.map(value_of), inputs, outputs)
 
 
 def graph_of(function: Callable[..., Any], *args: torch.Tensor) -> fx.GraphModule:
@@ -49,7 +50,10 @@ def run_schedule(
         known[value] = getattr(node.graph.owning_module, str(node.target)) if is_attribute else next(given)
     for step in schedule.steps:
         if isinstance(step, RegionCall):
-            outputs = [torch.full(value.shape, 7).to(MEMORY_DTYPES[value.dtype]) for value in step.outputs]
+            outputs = [
+                torch.full(tuple(map(value_of, value.shape)), 7).to(MEMORY_DTYPES[value.dtype])
+                for value in step.outputs
+            ]
             run(step, [known[value] for value in step.inputs], outputs)
             known.update(zip(step.outputs, outputs, strict=True))
         else:
@@ -60,7 +64,8 @@ def run_schedule(
 def _seen(read: Read, known: dict[Value, torch.Tensor]) -> torch.Tensor:
     assert read.value is not None
     base = known[read.value]
-    return base.as_strided(read.view.shape, read.view.strides, base.storage_offset() + read.view.offset)
+    shape, strides = (tuple(map(value_of, numbers)) for numbers in (read.view.shape, read.view.strides))
+    return base.as_strided(shape, strides, base.storage_offset() + value_of(read.view.offset))
 
 
 def _call(step: LibraryCall, known: dict[Value, torch.Tensor]) -> None:
