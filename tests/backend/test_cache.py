@@ -239,14 +239,15 @@ def sealed(data: bytes, model: bytes | None = None, **changes: object) -> bytes:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", broken(b"a\nb\n{}\nc"))
 def test_a_damaged_entry_is_replaced_with_a_warning(kind: str, tmp_path: Path) -> None:
-    miss = outcome(tmp_path)
+    # With regions, the graph has too few operators for a model.
+    miss = outcome(tmp_path, disable_passes=("regions",))
     (entry,) = entries(tmp_path)
     entry.write_bytes(broken(entry.read_bytes())[kind])
     with pytest.warns(LitOrtWarning, match=r"cached graph .* can't be used: .* compiled again"):
-        again = outcome(tmp_path)
+        again = outcome(tmp_path, disable_passes=("regions",))
     assert again["cache"] == "written"
     assert_equal(miss["values"], again["values"])
-    assert outcome(tmp_path)["cache"] == "read"
+    assert outcome(tmp_path, disable_passes=("regions",))["cache"] == "read"
 
 
 def naming(data: bytes, target: str) -> bytes:

@@ -72,7 +72,8 @@ def dtypes_of(operator: Pointwise) -> tuple[torch.dtype, ...]:
         return INTEGERS
     bools = () if operator.name in NOT_OF_BOOLS else (torch.bool,)
     if operator.rule == FLOAT:
-        return FLOATS
+        # Values that are rounded to 16 bits are computed in float32.
+        return FLOATS[: 1 if operator.name.startswith("round_to") else None]
     return (*INTEGERS, *bools) if operator.rule == INTEGER else (*FLOATS, *INTEGERS, *bools)
 
 

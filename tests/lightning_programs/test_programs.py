@@ -194,7 +194,9 @@ class GraphNetwork(Program):
 class BarlowTwins(Program):
     def __init__(self) -> None:
         super().__init__()
-        self.net = nn.Sequential(perceptron(64, 32, 16), nn.BatchNorm1d(16, affine=False))
+        # A bias before the normalization would have a gradient of nothing but rounding errors, which Adam amplifies.
+        last = nn.Linear(32, 16, bias=False)
+        self.net = nn.Sequential(*perceptron(64, 32), nn.LeakyReLU(0.2), last, nn.BatchNorm1d(16, affine=False))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         x = batch[0]

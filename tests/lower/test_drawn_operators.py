@@ -173,7 +173,12 @@ def loss(draw: Any) -> Case:
         "weight": draw(st.none() | st.just(torch.linspace(0.5, 2.0, classes))),
     }
     scores = draw(tensors((rows, classes), torch.float32))
-    return "cross_entropy", lambda x: F.cross_entropy(x, labels, ignore_index=-1, **options), [scores]
+
+    def loss_of(x: Tensor) -> Tensor:
+        typed = {name: part.to(x.dtype) if isinstance(part, Tensor) else part for name, part in options.items()}
+        return F.cross_entropy(x, labels, ignore_index=-1, **typed)
+
+    return "cross_entropy", loss_of, [scores]
 
 
 cases = st.one_of(unary(), binary(), reduction(), normalization(), product(), movement(), loss())
@@ -203,20 +208,24 @@ def test_drawn_operators_match_eager(drawn: list[Case]) -> None:
 
     torch._dynamo.reset()
     expected = torch.autograd.grad(step(*leaves), leaves)
+    exact = torch.autograd.grad(step(*(wide := [leaf.detach().double().requires_grad_() for leaf in leaves])), wide)
     engine = backend()
     actual = torch.autograd.grad(torch.compile(step, backend=engine)(*leaves), leaves)
     names = [name for name, _, inputs in drawn for _ in inputs]
-    for name, tensor, gradient, reference in zip(names, leaves, actual, expected, strict=True):
-        assert_close(gradient, reference, f"{name} at {tensor.detach().tolist()}")
+    for name, tensor, *gradients in zip(names, leaves, actual, expected, exact, strict=True):
+        assert_close(*gradients, f"{name} at {tensor.detach().tolist()}")
     (report,) = engine.compile_log.graphs
     assert report.kind == "fused"
 
 
-def assert_close(actual: Tensor, expected: Tensor, label: str) -> None:
-    """Compares finite elements. Infinity and NaN count as equal, since they depend on the order of operations."""
+def assert_close(actual: Tensor, expected: Tensor, exact: Tensor, label: str) -> None:
+    """Compares finite elements. Infinity and NaN count as equal, since they depend on the order of operations.
+
+    Where eager itself is far from the exact value, the difference may be that.
+    """
     finite = expected.isfinite()
     assert torch.equal(actual.isfinite(), finite), f"{label}: {actual.tolist()}, in eager {expected.tolist()}"
     largest = float(expected[finite].abs().max()) if finite.any() else 0.0
-    torch.testing.assert_close(
-        actual[finite], expected[finite], rtol=1e-4, atol=1e-6 * max(largest, 1.0), msg=lambda text: f"{label}\n{text}"
-    )
+    difference, error = (actual - expected)[finite].abs(), (expected - exact)[finite].abs().nan_to_num(0.0)
+    allowed = 1e-4 * expected[finite].abs() + 1e-6 * max(largest, 1.0) + 2 * error
+    assert (difference <= allowed).all(), f"{label}: {actual.tolist()}, in eager {expected.tolist()}"

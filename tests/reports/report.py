@@ -26,6 +26,7 @@ Values = dict[str, Any]
 FLOAT32 = (1e-4, 1e-6)
 TRAINED = (1e-4, 1e-5)
 BFLOAT16 = (2e-2, 2e-2)
+AMPLIFIED = (1e-2, 1e-4)
 
 
 def steps(
@@ -66,13 +67,15 @@ def steps(
     return test_of
 
 
-def trainings(*, falls_back: str | None = None, bfloat16: bool = False) -> Callable[..., Any]:
+def trainings(*, falls_back: str | None = None, bfloat16: bool = False, amplifies: bool = False) -> Callable[..., Any]:
     """Makes a test of a program that receives a strategy for its Trainers: its results are the same as in eager.
 
     Args:
         falls_back: a pattern of the only warning, for what Dynamo can't trace; None if nothing may run in eager.
         bfloat16: the program computes in bfloat16, so that results agree to few digits.
+        amplifies: the program amplifies rounding errors, eager's included.
     """
+    tolerances = BFLOAT16 if bfloat16 else AMPLIFIED if amplifies else TRAINED
 
     def test_of(program: Callable[[Strategy], Any]) -> Callable[[], None]:
         def test() -> None:
@@ -86,7 +89,7 @@ def trainings(*, falls_back: str | None = None, bfloat16: bool = False) -> Calla
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always", LitOrtWarning)
                 actual = results_of(program, strategy)
-            assert_same(actual, expected, False, BFLOAT16 if bfloat16 else TRAINED)
+            assert_same(actual, expected, False, tolerances)
             if falls_back is None:
                 assert not caught
                 assert all(explain(used).graphs for used in strategies)

@@ -237,7 +237,7 @@ def test_a_metric_that_the_step_creates(strategy: Strategy) -> Any:
 
 
 @pytest.mark.slow
-@trainings()
+@trainings(amplifies=True)
 def test_padding_of_an_encoder_in_validation(strategy: Strategy) -> Any:
     """`nn.TransformerEncoder` with a padding mask has other results, or raises, in evaluation than in training.
 

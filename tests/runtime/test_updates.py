@@ -163,11 +163,13 @@ SLOW = sorted({*TORCHS, *OF_OTHERS, "TwoPoints"} - set(FAST))
 
 @pytest.mark.parametrize("optimizer", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_optimizers_step_as_in_eager(optimizer: str) -> None:
-    expected = fit("auto", seeded(lambda: Made(optimizer)), max_epochs=2)
+    # In float32, the curvatures of LBFGS are mostly rounding.
+    settings: Any = {"max_epochs": 2, "precision": "64-true" if optimizer == "LBFGS" else "32-true"}
+    expected = fit("auto", seeded(lambda: Made(optimizer)), **settings)
     in_graph = optimizer in TORCHS - {"LBFGS"} or optimizer == "Renamed"
     line = f"the step of {optimizer} can need all gradients, the loss or another backward"
     with nullcontext() if in_graph else pytest.warns(LitOrtWarning, match=line):
-        runner = fit(strategy(), seeded(lambda: Made(optimizer)), max_epochs=2)
+        runner = fit(strategy(), seeded(lambda: Made(optimizer)), **settings)
     assert_same(dict(runner.lightning_module.state_dict()), dict(expected.lightning_module.state_dict()), 1e-5)
 
 
