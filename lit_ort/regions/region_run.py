@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from lit_ort.regions.region import Access, Region
 
@@ -57,7 +57,7 @@ class RegionRun(Generic[N]):
         places = ([place.map(function) for place in places] for places in (self.loads, self.stores, self.columns))
         scalars: list[float | M] = []
         for scalar in self.scalars:
-            scalars.append(scalar if isinstance(scalar, float) else function(scalar))
+            scalars.append(scalar if isinstance(scalar, float) else function(cast(N, scalar)))
         return RegionRun(tuple(map(function, self.sizes)), *map(tuple, places), scalars=tuple(scalars))
 
 

@@ -10,6 +10,7 @@ import functools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 import sympy
 import torch
@@ -160,8 +161,8 @@ def _shares(number: Size, divisor: tuple[_Monomial, int]) -> dict[_Monomial, int
 
 def _whole_quotient(number: Size, divisor: Number) -> dict[_Monomial, int] | None:
     assert isinstance(divisor, Size)
-    result, rest = map(sympy.sympify, sympy.div(number.expression, divisor.expression))
-    is_whole = rest == 0 and all(factor.is_integer for factor in result.as_coefficients_dict().values())
+    result, rest = (cast(sympy.Expr, part) for part in sympy.div(number.expression, divisor.expression))
+    is_whole = rest == 0 and all(factor == int(factor) for factor in result.as_coefficients_dict().values())
     return dict(_terms_of_expression(result)) if is_whole else None
 
 

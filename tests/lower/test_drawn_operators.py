@@ -175,9 +175,8 @@ def loss(draw: Any) -> Case:
     scores = draw(tensors((rows, classes), torch.float32))
 
     def loss_of(x: Tensor) -> Tensor:
-        typed: dict[str, Any] = {
-            name: part.to(x.dtype) if isinstance(part, Tensor) else part for name, part in options.items()
-        }
+        weight = options["weight"]
+        typed: dict[str, Any] = {**options, "weight": weight.to(x.dtype) if isinstance(weight, Tensor) else None}
         return F.cross_entropy(x, labels, ignore_index=-1, **typed)
 
     return "cross_entropy", loss_of, [scores]
