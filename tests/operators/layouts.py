@@ -4,13 +4,16 @@
     python -m tests.operators.layouts GroupNorm     # those whose name contains a text
 
 Each sample is compared with eager in both forms: with the loss inside of the graph, and with gradients from outside.
-Compared are the results, their strides, and all gradients.
+Compared are the results, their strides, and all gradients. Where values differ from eager's, they may be as far from
+those in float64 as eager's are.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
+import random
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -110,8 +113,9 @@ def samples_of_operator(op: OpInfo) -> Iterator[Sample]:
 
 def samples_of_module(info: ModuleInfo) -> Iterator[Sample]:
     torch.manual_seed(0)
-    inputs = info.module_inputs_func(info, "cpu", torch.float32, True, True)
-    for sample in islice(inputs, MODULE_SAMPLES):
+    inputs = list(info.module_inputs_func(info, "cpu", torch.float32, True, True))
+    # Neighbors differ least.
+    for sample in random.Random(0).sample(inputs, min(len(inputs), MODULE_SAMPLES)):
         made = sample.constructor_input
         module = info.module_cls(*made.args, **made.kwargs)
         names = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
@@ -214,11 +218,35 @@ def difference(form: str, samples: Sequence[Sample]) -> tuple[str, str]:
         return RAISES, traceback.format_exc(limit=-1).strip().splitlines()[-1][:300]
     if actual.keys() != expected.keys():
         return WRONG, f"{form}: {sorted(actual.keys() ^ expected.keys())}"
+    exact = functools.cache(lambda: run(form, [in_float64(sample) for sample in samples], lambda function: function))
     for name, value in expected.items():
-        if not _is_alike(actual[name], value, shapes_only=not _is_alike(again[name], value, exact=True)):
+        is_drawn = not _is_alike(again[name], value, exact=True)
+        if not _is_alike(actual[name], value, shapes_only=is_drawn) and not _is_as_exact(name, actual, expected, exact):
             return WRONG, f"{form}, {name}: {_text(actual[name])}, in eager {_text(value)}"
     fallbacks = [graph.fallback for graph in engine.compile_log.graphs if graph.fallback is not None]
     return (FALLBACK, fallbacks[0][:300]) if fallbacks else (RIGHT, "")
+
+
+def in_float64(sample: Sample) -> Sample:
+    def converted(tensor: Tensor) -> Tensor:
+        is_float = tensor.dtype is torch.float32 and tensor.layout == torch.strided
+        return tensor.detach().double().requires_grad_(tensor.requires_grad) if is_float else tensor
+
+    return dataclasses.replace(sample, tensors=[converted(tensor) for tensor in sample.tensors])
+
+
+def _is_as_exact(name: str, actual: Any, expected: Any, exact: Callable[[], dict[str, Any]]) -> bool:
+    """Whether a value is about as far from that in float64 as eager's is."""
+    values = actual[name], expected[name]
+    if not all(isinstance(value, Tensor) and value.dtype is torch.float32 for value in values):
+        return False
+    try:
+        reference = exact()[name]
+    # An operator without a float64 form.
+    except RuntimeError:
+        return False
+    own, eagers = (float((value - reference).norm()) for value in values)
+    return own <= 2 * eagers <= 0.1 * float(reference.norm())
 
 
 def _text(value: Any) -> str:

@@ -10,7 +10,7 @@ from tests.operators.layouts import outcomes_of, subjects
 from tests.operators.op_db import RIGHT
 
 # `python -m tests.operators.layouts` compares all of them.
-SAMPLE = ("nn.GroupNorm", "nn.BatchNorm1d", "pixel_shuffle")
+SAMPLE = ("nn.GroupNorm", "nn.BatchNorm1d", "nn.MultiheadAttention", "nn.LSTM", "pixel_shuffle")
 
 
 @pytest.mark.slow
