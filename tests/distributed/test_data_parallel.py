@@ -42,6 +42,17 @@ class Partial(Net):
         self.unused = nn.Parameter(torch.ones(3))
 
 
+class Deciding(Partial):
+    """A module whose steps branch on values of their batches, which differ between ranks."""
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        x, y = batch
+        loss = super().training_step(batch, batch_idx)
+        if x.mean() > 0:
+            loss = loss + self.unused.square().sum()
+        return 2 * loss if (y == 0).sum() > 2 else loss
+
+
 class Manual(Net):
     """A module with manual optimization."""
 
@@ -135,6 +146,7 @@ RUNS: dict[str, tuple[Callable[[], Any], Callable[[], LightningModule], dict[str
 EAGER_RUNS: dict[str, tuple[dict[str, Any], Callable[[], LightningModule], int]] = {
     "a shorter last batch": ({}, Net, 76),
     "an unused parameter": ({"find_unused_parameters": True}, Partial, ROWS),
+    "branches on values": ({"find_unused_parameters": True}, Deciding, ROWS),
     "batch statistics": ({}, Statistics, ROWS),
 }
 
