@@ -23,7 +23,7 @@ from lit_ort._compat.devices import device_of
 from lit_ort._compat.dynamo_events import trace_in_context
 from lit_ort._compat.fabric import keep_backward_checks
 from lit_ort._compat.recurrent import shapes_without_steps
-from lit_ort._compat.tensor_hooks import take_hooks
+from lit_ort._compat.tensor_hooks import take_hooks, take_inputs
 from lit_ort._compat.torch import have_tangents, unhooked
 from lit_ort._compat.torch_dynamo import (
     COMPILE_LOCK,
@@ -68,7 +68,7 @@ from lit_ort.runtime.program import EAGER, Form
 from lit_ort.runtime.report import GraphReport, Recompile, describe
 from lit_ort.runtime.session import SessionOptions
 from lit_ort.runtime.updates import HAND_OVER, Updates
-from lit_ort.runtime.watches import watch_of
+from lit_ort.runtime.watches import inner_of, watch_of
 
 # Metrics count their updates, cache results and read the values of tensors: if Dynamo traced them, nearly every call
 # would need another graph. This is at module level because torch.compile imports a backend before it traces anything.
@@ -79,6 +79,7 @@ ignore_traces_of_other_threads()
 keep_checkpoints()
 keep_backward_checks(DISABLED)
 take_hooks(watch_of)
+take_inputs(inner_of)
 
 # Compiling one graph for this many signatures takes longer than most users expect.
 MANY_SIGNATURES = 16

@@ -24,8 +24,8 @@ _DOUBLE_BACKWARD = (
     "runs in eager; the rest of the step stays in ONNX Runtime."
 )
 _WATCHED = (
-    "a hook or retain_grad() is set on one of its results from which it computes others, whose gradient a session "
-    "doesn't return. From now on it runs in eager; the rest of the step stays in ONNX Runtime."
+    "the gradient of a result from which it computes others is read by a hook, retain_grad() or torch.autograd.grad, "
+    "and a session doesn't return it. From now on it runs in eager; the rest of the step stays in ONNX Runtime."
 )
 _SEVERAL_BACKWARDS = (
     "two of its results are differentiated at different times, so that a session would run forward and backward "

@@ -157,11 +157,13 @@ def _fused_call(session: Session, signature: Signature, forms: OtherForms, updat
     several = _has_several_parts(signature)
     keeps_run = several or _is_repeatable(signature)
     count = sum(position is not None for position in signature.gradients)
+    in_eager = functools.partial(_gradients_in_eager, signature, forms)
 
     class FusedStep(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, seed: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
             ctx.input_count, ctx.differentiated = len(tensors), frozenset()
+            ctx.in_eager, ctx.results = in_eager, results
             ctx.run = Run.of(tensors, seed, changed) if keeps_run else None
             outputs = session.run(RunInputs(tensors, _shapes(tensors), seed))
             ctx.gradients = outputs[results:]
@@ -189,7 +191,7 @@ def _fused_call(session: Session, signature: Signature, forms: OtherForms, updat
         if torch.is_grad_enabled() or watches:
             if updates is not None and watches:
                 raise eager_only("the optimizer in the graph has used its gradients", watches)
-            entries = _gradients_in_eager(signature, forms, ctx.run, needed, arrived, watches)
+            entries = in_eager(ctx.run, arrived, needed, watches)
         elif arrived.keys() != {loss}:
             entries = forms.gradients(signature, ctx.run, arrived, needed, again=bool(ctx.differentiated))
         else:
@@ -272,6 +274,7 @@ class SplitRunner:
         changed, written = {mutation.input for mutation in signature.mutations}, _written(signature)
         several = _has_several_parts(signature)
         keeps_run = several or _is_repeatable(signature)
+        in_eager = functools.partial(_gradients_in_eager, signature, forms)
 
         class SplitStep(torch.autograd.Function):
             @staticmethod
@@ -283,6 +286,7 @@ class SplitRunner:
                 # Autograd detects in-place changes of these before the backward.
                 ctx.save_for_backward(*(tensors[k] for k in signature.saved_inputs))
                 ctx.shapes, ctx.types, ctx.differentiated = _shapes(tensors), _types(results), frozenset()
+                ctx.in_eager, ctx.results = in_eager, len(results)
                 ctx.set_materialize_grads(False)
                 ctx.mark_non_differentiable(*_not_differentiable(results, signature))
                 return tuple(results)
@@ -304,7 +308,7 @@ class SplitRunner:
             if torch.is_grad_enabled() or watches:
                 if not keep:
                     ctx.differentiated |= arrived.keys()
-                return _gradients_in_eager(signature, forms, ctx.run, needed, arrived, watches)
+                return in_eager(ctx.run, arrived, needed, watches)
             saved = ctx.saved
             if saved is None:
                 ctx.differentiated |= arrived.keys()
@@ -387,8 +391,8 @@ def _gradients_in_eager(
     signature: Signature,
     forms: OtherForms,
     run: Run | None,
-    needed: Sequence[bool],
     arrived: Mapping[int, torch.Tensor],
+    needed: Sequence[bool],
     watches: Watches,
 ) -> Entries:
     """Gradients that can be differentiated again, or that hooks change, computed by running the graph in eager.

@@ -1,4 +1,4 @@
-"""Hooks and `retain_grad`, set behind the graph on a result from which the graph computes others."""
+"""Gradients of a result from which its graph computes others: hooks, `retain_grad` and `torch.autograd.grad`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from lit_ort.errors import LitOrtWarning, SessionError
 from tests.compare import backend, compiled, gradients
 
+# With the second, the value is a view of a result.
+SIZES = [(3, 4), pytest.param((2, 3, 4), marks=pytest.mark.slow)]
 SET_ON: dict[str, Callable[[Tensor, list[Tensor]], Any]] = {
     "retain_grad": lambda value, seen: value.retain_grad(),
     "a hook": lambda value, seen: value.register_hook(seen.append),
@@ -45,9 +47,9 @@ def network(*inside: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), *inside, nn.Linear(6, 1))
 
 
-# The value is a result, or a view of one.
-@pytest.mark.parametrize("size", [(3, 4), pytest.param((2, 3, 4), marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("function", "what", "loss"), list(itertools.product([step, summed], SET_ON, LOSSES)))
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("function", [summed, pytest.param(step, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("what", "loss"), list(itertools.product(SET_ON, LOSSES)))
 def test_gradients_of_a_value_behind_the_graph(
     function: Callable[..., tuple[Tensor, Tensor]], what: str, loss: str, size: tuple[int, ...]
 ) -> None:
@@ -97,6 +99,38 @@ def test_the_error_where_eager_can_not_run(net: nn.Sequential, options: dict[str
     hidden.retain_grad()
     with pytest.raises(SessionError, match=f"retain_grad.. is set on result 0.*{reason}"):
         loss.backward()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("loss", "create_graph"), list(itertools.product(LOSSES, [False, True])))
+def test_gradients_with_respect_to_a_value_behind_the_graph(
+    loss: str, create_graph: bool, size: tuple[int, ...]
+) -> None:
+    engine, found = backend(fallback="warn"), []
+    for run in (summed, torch.compile(summed, backend=engine)):
+        net, x = network(), torch.linspace(-1, 1, torch.Size(size).numel()).view(size)
+        hidden, score = run(net, x)
+        needs_eager = run is not summed and loss != "the value itself"
+        with pytest.warns(LitOrtWarning, match="autograd.grad|create_graph") if needs_eager else nullcontext():
+            (slope,) = torch.autograd.grad(LOSSES[loss](hidden, score), hidden, create_graph=create_graph)
+        if create_graph:
+            hidden.sum().backward(retain_graph=True)
+            slope.square().sum().backward()
+        else:
+            # In stages, as a pipeline has them.
+            hidden.backward(slope)
+        found.append((slope.detach(), gradients(net)))
+    torch.testing.assert_close(found[1], found[0])
+    assert any(graph.kind == "eager" for graph in engine.compile_log.graphs) is (loss != "the value itself")
+
+
+def test_a_value_that_the_loss_does_not_depend_on() -> None:
+    hidden, loss = compiled(summed)(network(), torch.ones(3, 4))
+    other = hidden.detach().requires_grad_().exp()
+    with pytest.raises(RuntimeError, match="appears to not have been used"):
+        torch.autograd.grad(other.sum(), hidden)
+    assert torch.autograd.grad(other.sum(), hidden, allow_unused=True) == (None,)
+    assert torch.autograd.grad((2 * loss).exp(), loss)[0] == 2 * (2 * loss).exp()
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
