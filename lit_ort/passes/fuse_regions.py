@@ -16,6 +16,7 @@ from torch import fx
 from lit_ort._compat.torch_fx import (
     example_of,
     fake_mode_of,
+    first_argument,
     is_size,
     recomputed_example,
     size_node,
@@ -23,6 +24,7 @@ from lit_ort._compat.torch_fx import (
     tree_leaves,
 )
 from lit_ort._compat.torch_ops import BY_STRIDES
+from lit_ort._compat.torch_sizes import memory_order
 from lit_ort.regions.element_types import MEMORY_DTYPES
 from lit_ort.regions.form_regions import RegionCall, Schedule, form_regions
 from lit_ort.regions.graph_values import LibraryCall, is_all
@@ -54,8 +56,6 @@ def fuse_regions(module: fx.GraphModule) -> PassReport:
 
 def _obstacle(graph: fx.Graph) -> str | None:
     """Why a graph has no regions; None if it can have some."""
-    if any(node.target in BY_STRIDES for node in graph.nodes):
-        return "an operator depends on the strides of values"
     if any(node.target is aten._conj.default for node in graph.nodes):
         return "it has lazily conjugated values"
     return why_no_kernels()
@@ -131,10 +131,28 @@ class _Rewriter:
     def _copy(self, node: fx.Node) -> None:
         for argument in node.all_input_nodes:
             self._of(argument)
+        if node.target in BY_STRIDES:
+            source = first_argument(node)
+            self._copies[source] = self._with_strides(self._of(source), example_of(source))
         copy = self._copies[node] = self._new.node_copy(node, self._of)
         tensors = [argument for argument in node.all_input_nodes if not is_size(argument)]
         if any(strides_of(self._of(one).meta.get("val")) != strides_of(one.meta.get("val")) for one in tensors):
             copy.meta["val"] = _with_strides_of(recomputed_example(copy), copy.meta["val"])
+
+    def _with_strides(self, node: fx.Node, traced: torch.Tensor) -> fx.Node:
+        """A value with the strides of the trace; what else lowering can't have, it refuses."""
+        order = memory_order(traced)
+        if order is None or strides_of(example_of(node)) == strides_of(traced):
+            return node
+        for target, *args in (
+            (aten.permute.default, order),
+            (aten.clone.default,),
+            (aten.permute.default, [order.index(axis) for axis in range(len(order))]),
+        ):
+            kwargs = {} if args else {"memory_format": torch.contiguous_format}
+            node = self._new.call_function(target, (node, *args), kwargs)
+            node.meta["val"] = recomputed_example(node)
+        return node
 
     def _call(self, step: LibraryCall) -> None:
         self._copy(step.node)

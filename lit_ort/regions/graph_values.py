@@ -424,6 +424,20 @@ def _shaped(make: Callable[[StridedView, Sequence[Number]], StridedView | None])
     return handler
 
 
+def _as_strided(reader: _Reader, node: fx.Node, value: torch.Tensor) -> Expression:
+    """A view of memory, if the memory is that of the trace; that of an input can be part of a larger one."""
+    source, known = node.args[0], reader.of(node.args[0])
+    assert isinstance(source, fx.Node)
+    if not is_all(known) or known.value in reader.values.inputs.values():  # type: ignore[union-attr]
+        raise NotRegional("memory that isn't a value's own")
+    traced = source.meta["val"]
+    layout = StridedView(_shape(traced), numbers_of(traced.stride()), number_of(traced.storage_offset()))
+    if layout.offset != 0 or layout.merged() != known.value.view.merged():  # type: ignore[union-attr]
+        raise NotRegional("memory of another layout than that of the trace")
+    offset = size_of_node(node.args[3]) if len(node.args) > 3 else None
+    return replace(known, view=StridedView(_shape(value), numbers_of(value.stride()), 0 if offset is None else offset))
+
+
 def _slice(reader: _Reader, node: fx.Node, value: torch.Tensor) -> Expression:
     given: tuple[Any, ...] = (*map(size_of_node, node.args[1:]), *(0, None, None, 1)[len(node.args) - 1 :])
     axis, start, step = given[0] % value.dim(), given[1], given[3]
@@ -670,6 +684,7 @@ _HANDLERS: dict[Any, Handler] = {
     aten.t.default: _view(lambda view: view.permute(range(len(view.shape))[::-1])),
     aten.expand.default: _shaped(StridedView.expand),
     aten.unsqueeze.default: _view(StridedView.insert),
+    aten.as_strided.default: _as_strided,
     aten.slice.Tensor: _slice,
     aten.select.int: _view(StridedView.select),
     **{target: _view(_squeeze) for target in (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)},
