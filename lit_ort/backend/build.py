@@ -53,6 +53,8 @@ from lit_ort.passes import optimizer_updates
 from lit_ort.passes import pipeline as passes
 from lit_ort.passes.optimizer_updates import hand_over_gradients
 from lit_ort.passes.streams import number_streams
+from lit_ort.regions.placed_region import from_json
+from lit_ort.regions.region_operator import REGION_NAME
 from lit_ort.runtime.engines.engine import Engine
 from lit_ort.runtime.program import FORWARD, FUSED, SPLIT, TRACKED, UNNOTICED, Form, Output, Program, Signature, Source
 from lit_ort.runtime.report import GraphReport, PassReport, describe
@@ -263,9 +265,10 @@ class _Build:
     ) -> GraphReport:
         nodes = (node for part in lowered for node in part.model.graph.node)
         after = collections.Counter(node.op_type for node in nodes if not node.name.startswith(LEAF))
-        calls = (s.target for part in lowered for node in part.phase.nodes for s in node.statements)
+        statements = [s for part in lowered for node in part.phase.nodes for s in node.statements]
+        regions = (from_json(s.args[1]).region.summary for s in statements if s.target == REGION_NAME)
         signature = program.signature
-        operators = dict(collections.Counter(calls).most_common())
+        operators = dict(collections.Counter(s.target for s in statements).most_common())
         graphs = [phase.module.graph for phase in phases]
         return GraphReport(
             name=self._name,
@@ -280,6 +283,7 @@ class _Build:
             precision=" and ".join(sorted(signature.precisions)),
             peak_bytes=max(peak_bytes(phase.module.graph) for phase in phases),
             torch_operators=operators,
+            regions=dict(collections.Counter(regions).most_common()),
             is_small=all(not part.phase.model for part in lowered),
             speed=None
             if program.kind == FORWARD or not is_cpu(self._device)

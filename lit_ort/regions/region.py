@@ -208,6 +208,14 @@ class Region:
         check(region)
         return region
 
+    @property
+    def summary(self) -> str:
+        """What it computes, in a line: its operators, and what it reduces."""
+        applied = dict.fromkeys(node.operator for node in self.nodes if isinstance(node, Apply))
+        reduced = dict.fromkeys(f"{node.kind} of a row" for node in self.nodes if isinstance(node, Reduce))
+        columns = dict.fromkeys(f"{column.kind} over rows" for column in self.columns)
+        return ", ".join(part for part in (" ".join(applied), *reduced, *columns) if part) or "copy"
+
     def __str__(self) -> str:
         axes = [f"r{axis}" for axis in range(self.rows)] + [f"c{axis}" for axis in range(self.inner)]
         lines = [f"region over {' '.join(axes[: self.rows]) or 'one row'} | {' '.join(axes[self.rows :])}"]

@@ -43,6 +43,7 @@ class GraphReport:
         precision: the precisions of its nodes.
         peak_bytes: the planned peak memory of one run, with gradients and without inputs.
         torch_operators: counts of the operators that torch nodes call.
+        regions: what each of its regions computes, and how often a run calls it.
         verified: the number of its runs that were compared with eager.
         worst: the largest relative errors of the last comparison, as `gradient of head.weight 2.1e-07`.
         speed: why a step of the graph takes as long as in eager, or longer; None if something in it is faster.
@@ -66,6 +67,7 @@ class GraphReport:
     precision: str = "32-true"
     peak_bytes: int = 0
     torch_operators: dict[str, int] = dataclasses.field(default_factory=dict)
+    regions: dict[str, int] = dataclasses.field(default_factory=dict)
     speed: str | None = None
     fixed_sizes: str | None = None
     verified: int = 0
@@ -99,6 +101,8 @@ class GraphReport:
         lines.append(f"  runs     {_counts(self.operators_after)}{session}")
         if self.torch_operators:
             lines.append(f"  by torch {_counts(self.torch_operators)}")
+        for summary, calls in self.regions.items():
+            lines.append(f"  region   {calls} x {summary}")
         for report in (one for one in self.passes if one.fired or one.declined):
             lines.append(f"  pass     {report.name}: {report.fired} rewritten, {len(report.declined)} declined")
             lines.extend(f"             {reason}" for reason in report.declined[:MOST_REASONS])
