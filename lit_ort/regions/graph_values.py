@@ -763,6 +763,63 @@ def _masked(terms: _Terms, x: Expression, mask: Expression, scale: Expression) -
     return Compute("where", (mask, product, Constant(0, x.shape, product.dtype)), x.shape, product.dtype)
 
 
+def _labels(reader: _Reader, target: Any, ignore_index: int) -> tuple[Expression, Expression]:
+    """(the class of each row, or 0 if the row is ignored; whether it isn't)."""
+    labels = reader.of(target)
+    shape = labels.shape
+    if len(shape) != 1:
+        raise NotRegional("a loss of one row")
+    valid = Compute("ne", (labels, Constant(ignore_index, shape, labels.dtype)), shape, "bool")
+    return Compute("where", (valid, labels, Constant(0, shape, labels.dtype)), shape, labels.dtype), valid
+
+
+def _taken(reader: _Reader, node: fx.Node, x: Any, index: Expression, axis: int) -> Expression:
+    """An element of each row of a matrix, or an element of a vector for each index."""
+    source = reader._as_read(reader.of(x), node.name)
+    assert source.value is not None
+    rows = source.view.strides[:axis] or (0,)
+    view = StridedView(index.shape, rows, source.view.offset)
+    return Take(source.value, view, index, source.view.strides[axis], source.shape[axis], source.dtype)
+
+
+def _nll_loss(
+    terms: _Terms, x: Any, target: Any, weight: Any, reduction: int, ignore_index: int
+) -> tuple[Expression, ...]:
+    """(the mean or the sum of -x at each row's label, times the label's weight; the sum of weights)."""
+    reader, node = terms.reader, terms.node
+    dtype = computed_in(terms.given(x).dtype)
+    if reduction == 0 or len(terms.given(x).shape) != 2:
+        raise NotRegional("a loss of each row")
+    index, valid = _labels(reader, target, ignore_index)
+    nothing = Constant(0.0, index.shape, dtype)
+    one: Expression = Constant(1.0, index.shape, dtype)
+    scale = one if weight is None else terms.to(_taken(reader, node, weight, index, 0), dtype)
+    picked = terms.apply("mul", terms.to(_taken(reader, node, x, index, 1), dtype), scale)
+    losses = Compute("where", (valid, terms.apply("neg", picked), nothing), index.shape, dtype)
+    weights = Compute("where", (valid, scale, nothing), index.shape, dtype)
+    loss, total = (terms.squeezed(terms.reduce("sum", part, [0]), [0]) for part in (losses, weights))
+    return (terms.apply("div", loss, total) if reduction == 1 else loss), total
+
+
+def _nll_loss_backward(
+    terms: _Terms, grad: Any, x: Any, target: Any, weight: Any, reduction: int, ignore_index: int, total: Any
+) -> tuple[Expression, ...]:
+    reader, given = terms.reader, terms.given(x)
+    shape = given.shape
+    if reduction == 0 or len(shape) != 2:
+        raise NotRegional("a loss of each row")
+    index, valid = _labels(reader, target, ignore_index)
+    share = terms.given(grad) if reduction == 2 else terms.apply("div", terms.given(grad), terms.given(total))
+    if weight is not None:
+        share = terms.apply("mul", share, terms.to(_taken(reader, terms.node, weight, index, 0), share.dtype))
+        share = viewed(share, lambda view: view.insert(-1))
+    rows = [reader.broadcast(viewed(part, lambda view: view.insert(-1)), shape) for part in (index, valid)]
+    own = Compute("eq", (_along(shape, 1), reader.cast(rows[0], "int64")), shape, "bool")
+    hit = Compute("logical_and", (own, rows[1]), shape, "bool")
+    value = reader.broadcast(terms.apply("neg", share), shape)
+    return (Compute("where", (hit, value, Constant(0.0, shape, value.dtype)), shape, value.dtype),)
+
+
 # Operators of lit_ort, by name, since this room doesn't define them.
 _OF_LIT_ORT: dict[str, Callable[..., tuple[Expression | None, ...]]] = {
     "lit_ort.dropout.default": _dropout,
@@ -774,4 +831,6 @@ _SEVERAL: dict[Any, Callable[..., tuple[Expression | None, ...]]] = {
     aten.split_with_sizes.default: _split,
     aten.split.Tensor: _split,
     aten.unbind.int: _unbind,
+    aten.nll_loss_forward.default: _nll_loss,
+    aten.nll_loss_backward.default: _nll_loss_backward,
 }

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lit_ort.backend.backend import ORTBackend
-from lit_ort.errors import KernelError
+from lit_ort.errors import KernelError, SessionError
 from lit_ort.passes.fuse_regions import NAME
 from lit_ort.runtime import region_calls
 from tests.compare import backend
@@ -133,6 +133,14 @@ STEPS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
     "a row more": lambda m, x: torch.cat([m(x), m(x)[:1].exp()]).softmax(0).square().sum(),
     "a flat softmax": lambda m, x: m(x).flatten().softmax(0).view(-1, 4).square().sum(0).log().sum(),
     "dropout": lambda m, x: F.dropout(m(x), 0.5, training=False).relu().mean(),
+    "a loss of classes": lambda m, x: F.cross_entropy(m(x), x.argmax(1)),
+    "a loss of classes, some ignored": lambda m, x: F.cross_entropy(
+        m(x).square(), x.argmax(1).masked_fill(x[:, 0] > 0, 3), ignore_index=3, reduction="sum"
+    ),
+    "a loss of classes with weights": lambda m, x: F.cross_entropy(
+        m(x), x.argmax(1).masked_fill(x[:, 0] > 1, -100), torch.arange(1.0, 9.0).to(x), label_smoothing=0.1
+    ),
+    "a loss of nothing": lambda m, x: F.cross_entropy(m(x), torch.full((len(x),), -100), reduction="sum") + m(x).sum(),
     "a norm": lambda m, x: (m(x) / m(x).norm(dim=-1, keepdim=True)).std() + m(x).var(),
 }
 
@@ -157,6 +165,13 @@ def test_a_step_of_changing_sizes_has_the_same_regions(name: str) -> None:
     assert len(graphs) == 2
     fixed, changing = (next(report for report in graph.passes if report.name == NAME).fired for graph in graphs)
     assert changing - fixed == MORE_REGIONS.get(name, 0)
+
+
+@pytest.mark.parametrize("label", [8, -1])
+def test_a_label_without_a_class_is_refused(label: int) -> None:
+    compiled = torch.compile(lambda x, y: F.cross_entropy(x.exp(), y), backend=backend())
+    with pytest.raises(SessionError, match=f"index {label} is out of range"):
+        compiled(torch.randn(6, 8), torch.tensor([0, 1, 2, label, 4, 5]))
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 6, 6), (1, 3, 16, 16)])
