@@ -1,39 +1,24 @@
-"""ATen operators that are several values of a region: softmax and normalizations, with their gradients.
+"""ATen operators that are several values of a region: softmax and normalizations, with their gradients, and splits.
 
 Each is a function of a `Terms`, which makes expressions, and of the node's arguments.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lit_ort.regions.node_expressions import shape_of
 from lit_ort.regions.symbolic_size import Number, product
-from lit_ort.regions.value_expressions import Expression, NotRegional
+from lit_ort.regions.value_expressions import Compute, Constant, Expression, NotRegional, viewed
+
+if TYPE_CHECKING:
+    from lit_ort.regions.graph_values import Terms
 
 aten = torch.ops.aten
-
-
-class Terms(Protocol):
-    """Makes expressions for the operators of this file."""
-
-    def given(self, arg: Any, dtype: str | None = None) -> Expression:
-        """An argument of the node, in a dtype to compute in."""
-        ...
-
-    def apply(self, name: str, *args: Expression | float | Number) -> Expression:
-        """An operator of the table, on arguments that broadcast; dear results are values."""
-        ...
-
-    def reduce(self, kind: str, x: Expression, axes: Sequence[int]) -> Expression:
-        """A reduction that keeps its axes with size 1."""
-        ...
-
-    def to(self, x: Expression, dtype: str) -> Expression: ...
-
-    def squeezed(self, x: Expression, axes: Sequence[int]) -> Expression: ...
 
 
 Results = tuple[Expression | None, ...]
@@ -43,6 +28,19 @@ def softmax(terms: Terms, x: Any, axis: int, half_to_float: bool) -> Results:
     x = terms.given(x)
     e = terms.apply("exp", terms.apply("sub", x, terms.reduce("max", x, [axis])))
     return (terms.apply("mul", e, terms.apply("reciprocal", terms.reduce("sum", e, [axis]))),)
+
+
+def safe_softmax(terms: Terms, x: Any, axis: int, dtype: torch.dtype | None = None) -> Results:
+    """A softmax that is zero in rows of nothing but -inf."""
+    if dtype is not None:
+        raise NotRegional("a softmax in another dtype")
+    x = terms.given(x)
+    most = terms.reduce("max", x, [axis])
+    empty = Compute("eq", (most, Constant(-math.inf, most.shape, most.dtype)), most.shape, "bool")
+    e = terms.apply("exp", terms.apply("sub", x, most))
+    y = terms.apply("mul", e, terms.apply("reciprocal", terms.reduce("sum", e, [axis])))
+    is_empty = terms.reader.broadcast(empty, x.shape)
+    return (Compute("where", (is_empty, Constant(0.0, y.shape, y.dtype), y), y.shape, y.dtype),)
 
 
 def log_softmax(terms: Terms, x: Any, axis: int, half_to_float: bool) -> Results:
@@ -127,8 +125,27 @@ def var(terms: Terms, x: Any, axes: Sequence[int] | None = None, **kwargs: Any) 
     return var_mean(terms, x, axes, **kwargs)[:1]
 
 
+def split(terms: Terms, x: Any, sizes: Any, axis: int = 0) -> tuple[Expression, ...]:
+    source = terms.reader.of(x)
+    axis %= len(source.shape)
+    parts: list[Expression] = []
+    start: Number = 0
+    for part in terms.node.meta["val"]:
+        size = shape_of(part)[axis]
+        parts.append(viewed(source, lambda view, start=start, size=size: view.narrow(axis, start, size)))
+        start = start + size
+    return tuple(parts)
+
+
+def unbind(terms: Terms, x: Any, axis: int = 0) -> tuple[Expression, ...]:
+    source = terms.reader.of(x)
+    count = len(terms.node.meta["val"])
+    return tuple(viewed(source, lambda view, at=at: view.select(axis, at)) for at in range(count))
+
+
 ROW_OPERATORS: dict[Any, Callable[..., Results]] = {
     aten._softmax.default: softmax,
+    aten._safe_softmax.default: safe_softmax,
     aten._log_softmax.default: log_softmax,
     aten._softmax_backward_data.default: softmax_backward,
     aten._log_softmax_backward_data.default: log_softmax_backward,
@@ -136,4 +153,7 @@ ROW_OPERATORS: dict[Any, Callable[..., Results]] = {
     aten.native_layer_norm_backward.default: layer_norm_backward,
     aten.var_mean.correction: var_mean,
     aten.var.correction: var,
+    aten.split_with_sizes.default: split,
+    aten.split.Tensor: split,
+    aten.unbind.int: unbind,
 }

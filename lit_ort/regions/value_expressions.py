@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from lit_ort.regions.pointwise_table import OPERATORS
 from lit_ort.regions.strided_views import StridedView
@@ -187,3 +188,11 @@ def shifted(expression: Expression, axis: int, start: Number, size: Number, insi
         known = tuple(arg for arg in args if arg is not None)
         return Compute(expression.operator, known, shape, expression.dtype) if len(known) == len(args) else None
     return None
+
+
+def is_all(expression: Any) -> bool:
+    """Whether an expression is all elements of a value in their order."""
+    if not isinstance(expression, Read) or expression.value is None or expression.mask is not None:
+        return False
+    own, view = expression.value.view, expression.view
+    return view == own or (view.is_whole and own.is_whole and view.size == own.size)

@@ -141,6 +141,23 @@ STEPS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
         m(x), x.argmax(1).masked_fill(x[:, 0] > 1, -100), torch.arange(1.0, 9.0).to(x), label_smoothing=0.1
     ),
     "a loss of nothing": lambda m, x: F.cross_entropy(m(x), torch.full((len(x),), -100), reduction="sum") + m(x).sum(),
+    "an index of either sign": lambda m, x: (
+        (m(x)[x.argmax(1) - 4] * m(x)[:, torch.tensor([1, -1])].mean()).tanh().sum()
+    ),
+    "selected rows": lambda m, x: (
+        m(x).exp().index_select(0, x.argmax(1) // 2) * torch.cat([x, x]).index_select(1, x.argmax(1)[:1])[: len(x)]
+    ).sum(),
+    "two stacked": lambda m, x: torch.stack([m(x).exp(), x * 2], 1).softmax(2).square().sum(),
+    "filled": lambda m, x: m(x).masked_fill(x > 0.5, -1.0).exp().sum() + m(x).masked_fill(x > 0, m(x)[0, 0]).sum(),
+    "a square error": lambda m, x: F.mse_loss(m(x).exp(), x) + F.mse_loss(m(x), x, reduction="sum") * 0.1,
+    "a binary cross entropy": lambda m, x: F.binary_cross_entropy_with_logits(m(x) * 9, (x > 0).to(x)),
+    "a softmax of nothing": lambda m, x: (
+        F.scaled_dot_product_attention(
+            m(x)[None], x[None], m(x)[None], (x @ x.t() > 0) & (torch.arange(len(x)) > 0)[:, None]
+        )
+        .square()
+        .sum()
+    ),
     "a norm": lambda m, x: (m(x) / m(x).norm(dim=-1, keepdim=True)).std() + m(x).var(),
 }
 
@@ -150,8 +167,8 @@ def test_a_step_is_eagers(name: str) -> None:
     assert_like_eager(STEPS[name], nn.Linear(8, 8), torch.randn(6, 8), backend())
 
 
-# Half of a size is a symbol of its own; a loop over rows is another graph for each number of them.
-MORE_REGIONS = {"half of the rows": 1}
+# Half of a size is a symbol of its own, and so on; a loop over rows is another graph for each number of them.
+MORE_REGIONS = {"half of the rows": 1, "a norm": 1}
 
 
 @pytest.mark.parametrize("name", [name for name in STEPS if not name.startswith(("strides", "two outputs"))])

@@ -1,0 +1,115 @@
+"""Losses of classes and of numbers, with their gradients, as values of regions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lit_ort.regions.element_types import computed_in
+from lit_ort.regions.node_expressions import along, taken
+from lit_ort.regions.symbolic_size import product
+from lit_ort.regions.value_expressions import (
+    Compute,
+    Constant,
+    Expression,
+    NotRegional,
+    viewed,
+)
+
+if TYPE_CHECKING:
+    from lit_ort.regions.graph_values import Reader, Terms
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+
+def _labels(reader: Reader, target: Any, ignore_index: int) -> tuple[Expression, Expression]:
+    """(the class of each row, or 0 if the row is ignored; whether it isn't)."""
+    labels = reader.of(target)
+    shape = labels.shape
+    if len(shape) != 1:
+        raise NotRegional("a loss of one row")
+    valid = Compute("ne", (labels, Constant(ignore_index, shape, labels.dtype)), shape, "bool")
+    return Compute("where", (valid, labels, Constant(0, shape, labels.dtype)), shape, labels.dtype), valid
+
+
+def nll_loss(
+    terms: Terms, x: Any, target: Any, weight: Any, reduction: int, ignore_index: int
+) -> tuple[Expression, ...]:
+    """(the mean or the sum of -x at each row's label, times the label's weight; the sum of weights)."""
+    reader, node = terms.reader, terms.node
+    dtype = computed_in(terms.given(x).dtype)
+    if reduction == 0 or len(terms.given(x).shape) != 2:
+        raise NotRegional("a loss of each row")
+    index, valid = _labels(reader, target, ignore_index)
+    nothing = Constant(0.0, index.shape, dtype)
+    one: Expression = Constant(1.0, index.shape, dtype)
+    scale = one if weight is None else terms.to(taken(reader, node, weight, index, 0), dtype)
+    picked = terms.apply("mul", terms.to(taken(reader, node, x, index, 1), dtype), scale)
+    losses = Compute("where", (valid, terms.apply("neg", picked), nothing), index.shape, dtype)
+    weights = Compute("where", (valid, scale, nothing), index.shape, dtype)
+    loss, total = (terms.squeezed(terms.reduce("sum", part, [0]), [0]) for part in (losses, weights))
+    return (terms.apply("div", loss, total) if reduction == 1 else loss), total
+
+
+def nll_loss_backward(
+    terms: Terms, grad: Any, x: Any, target: Any, weight: Any, reduction: int, ignore_index: int, total: Any
+) -> tuple[Expression, ...]:
+    reader, given = terms.reader, terms.given(x)
+    shape = given.shape
+    if reduction == 0 or len(shape) != 2:
+        raise NotRegional("a loss of each row")
+    index, valid = _labels(reader, target, ignore_index)
+    share = terms.given(grad) if reduction == 2 else terms.apply("div", terms.given(grad), terms.given(total))
+    if weight is not None:
+        share = terms.apply("mul", share, terms.to(taken(reader, terms.node, weight, index, 0), share.dtype))
+        share = viewed(share, lambda view: view.insert(-1))
+    rows = [reader.broadcast(viewed(part, lambda view: view.insert(-1)), shape) for part in (index, valid)]
+    own = Compute("eq", (along(shape, 1), reader.cast(rows[0], "int64")), shape, "bool")
+    hit = Compute("logical_and", (own, rows[1]), shape, "bool")
+    value = reader.broadcast(terms.apply("neg", share), shape)
+    return (Compute("where", (hit, value, Constant(0.0, shape, value.dtype)), shape, value.dtype),)
+
+
+def mean_of(terms: Terms, losses: Expression, reduction: int) -> Expression:
+    """The mean, the sum, or each of the losses."""
+    if reduction == 0:
+        return losses
+    axes = range(len(losses.shape))
+    total = terms.squeezed(terms.reduce("sum", losses, axes), axes)
+    return terms.apply("div", total, product(losses.shape)) if reduction == 1 else total
+
+
+def mse_loss(terms: Terms, x: Any, y: Any, reduction: int = 1) -> tuple[Expression, ...]:
+    difference = terms.apply("sub", terms.given(x), terms.given(y))
+    return (mean_of(terms, terms.apply("mul", difference, difference), reduction),)
+
+
+def mse_loss_backward(terms: Terms, grad: Any, x: Any, y: Any, reduction: int) -> tuple[Expression, ...]:
+    difference = terms.apply("sub", terms.given(x), terms.given(y))
+    share = terms.apply("mul", terms.given(grad), 2.0)
+    share = terms.apply("div", share, product(difference.shape)) if reduction == 1 else share
+    return (terms.apply("mul", difference, share),)
+
+
+def binary_cross_entropy_with_logits(
+    terms: Terms, x: Any, target: Any, weight: Any = None, pos_weight: Any = None, reduction: int = 1
+) -> tuple[Expression, ...]:
+    """(1 - target) x - log(sigmoid(x)), for any x without overflow."""
+    if weight is not None or pos_weight is not None:
+        raise NotRegional("weights of a binary cross entropy")
+    logits, positive = terms.given(x), terms.given(target)
+    rest = terms.apply("log1p", terms.apply("exp", terms.apply("neg", terms.apply("abs", logits))))
+    log_sigmoid = terms.apply("sub", terms.apply("minimum", logits, 0.0), rest)
+    losses = terms.apply("sub", terms.apply("mul", terms.apply("rsub", positive, 1.0), logits), log_sigmoid)
+    return (mean_of(terms, losses, reduction),)
+
+
+LOSSES: dict[Any, Callable[..., tuple[Expression | None, ...]]] = {
+    aten.nll_loss_forward.default: nll_loss,
+    aten.nll_loss_backward.default: nll_loss_backward,
+    aten.mse_loss.default: mse_loss,
+    aten.mse_loss_backward.default: mse_loss_backward,
+    aten.binary_cross_entropy_with_logits.default: binary_cross_entropy_with_logits,
+}
