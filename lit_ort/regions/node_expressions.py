@@ -328,20 +328,6 @@ def _masked_fill(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expressi
     return Compute("where", (mask, fill, x), shape, dtype)
 
 
-def _slice_gradient(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
-    """The gradient of a slice or an element of an axis: zeros but for a part."""
-    shape, dtype = shape_of(value), name_of(value.dtype) or ""
-    axis, start, *rest = (size_of_node(arg) for arg in node.args[2:])
-    axis = axis % len(shape)
-    if rest and rest[-1] != 1:
-        raise NotRegional("the gradient of a slice with a step")
-    part = reader.of(node.args[0])
-    if node.target is aten.select_backward.default:
-        part = viewed(part, lambda view: view.insert(axis))
-        start = start + shape[axis] if start < 0 else start
-    return _placed(reader, node, part, axis, _first(start, shape[axis]), Constant(0, shape, dtype))
-
-
 def _stack(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
     parts = node.args[0]
     assert isinstance(parts, list | tuple)
@@ -448,8 +434,6 @@ HANDLERS: dict[Any, Handler] = {
     aten.all.dim: _reduce("all"),
     aten.cat.default: _cat,
     aten.stack.default: _stack,
-    aten.slice_backward.default: _slice_gradient,
-    aten.select_backward.default: _slice_gradient,
     aten.masked_fill.Scalar: _masked_fill,
     aten.masked_fill.Tensor: _masked_fill,
     aten.index.Tensor: _index,

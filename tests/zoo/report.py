@@ -22,7 +22,7 @@ operator that torch can differentiate is supported. Each operator then runs in t
 1. as a kernel of ONNX Runtime: the operators of the lowering table below, for the dtypes of the table, if enough of
    them follow each other to outweigh the cost of passing values between torch and ONNX Runtime;
 2. in a region of machine code, together with others: pointwise operators, reductions, softmax, normalizations, gathers,
-   casts and copies in graphs of fixed sizes, where that is as fast;
+   losses, casts and copies, where that is as fast;
 3. as torch's operator, or as one of lit_ort's, in a torch node: all others.
 
 A graph runs in eager PyTorch, with one warning that states the reason (`fallback="warn"`), or raises an error
