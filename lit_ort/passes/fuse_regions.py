@@ -149,7 +149,7 @@ class _Rewriter:
             (aten.clone.default,),
             (aten.permute.default, [order.index(axis) for axis in range(len(order))]),
         ):
-            kwargs = {} if args else {"memory_format": torch.contiguous_format}
+            kwargs: dict[str, Any] = {} if args else {"memory_format": torch.contiguous_format}
             node = self._new.call_function(target, (node, *args), kwargs)
             node.meta["val"] = recomputed_example(node)
         return node
