@@ -17,6 +17,7 @@ from torch.nn import functional
 from torch.utils import _pytree
 
 from lit_ort._compat.interpolation import whole_interpolations
+from lit_ort._compat.torch import enter_autocast, exit_autocast
 from lit_ort._compat.torch_ops import returns_alias
 
 # Nested tuples, lists and dictionaries to a list of leaves, and back.
@@ -58,11 +59,43 @@ def aten_graph(graph_module: fx.GraphModule, examples: Sequence[Any], mode: Any)
     from torch.fx.traceback import preserve_node_meta
 
     def interpreted(*inputs: Any) -> Any:
-        return fx.Interpreter(graph_module).run(*inputs)
+        return _Interpreter(graph_module).run(*inputs)
 
     # The graph can set the grad mode for the code after it.
     with mode, preserve_node_meta(), torch.set_grad_enabled(torch.is_grad_enabled()):
         return make_fx(interpreted, pre_dispatch=True, tracing_mode="real")(*examples)
+
+
+class _Interpreter(fx.Interpreter):
+    """Applies the autocast contexts of a graph too, which tracing before dispatch only records."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self._outer: list[tuple[str, bool, torch.dtype, bool]] = []
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().run(*args, **kwargs)
+        finally:
+            while self._outer:
+                _set_autocast(*self._outer.pop())
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        result = super().call_function(target, args, kwargs)
+        if target is enter_autocast:
+            device, dtype, enabled, cache = args
+            usual, is_cached = torch.get_autocast_dtype(device), torch.is_autocast_cache_enabled()
+            self._outer.append((device, torch.is_autocast_enabled(device), usual, is_cached))
+            _set_autocast(device, enabled, dtype or usual, is_cached if cache is None else cache)
+        elif target is exit_autocast:
+            _set_autocast(*self._outer.pop())
+        return result
+
+
+def _set_autocast(device: str, enabled: bool, dtype: torch.dtype, cache: bool) -> None:
+    torch.set_autocast_enabled(device, enabled)
+    torch.set_autocast_dtype(device, dtype)
+    torch.set_autocast_cache_enabled(cache)
 
 
 def fake_mode(symbolic: bool) -> FakeTensorMode:

@@ -156,6 +156,21 @@ def test_regions_round_the_same_products_as_eager(name: str) -> None:
     assert report.precision in explain(engine).details()
 
 
+def attended(module: Two, x: Tensor) -> Tensor:
+    """Converts a mask to the dtype of the query, which autocast determines."""
+    hidden = module.first(x)[None]
+    mask = torch.eye(len(x)).to(hidden.dtype)
+    hidden = F.scaled_dot_product_attention(hidden, hidden, hidden, attn_mask=mask)
+    return module.second(hidden).float().square().mean()
+
+
+def test_code_of_a_step_sees_the_dtypes_of_its_autocast() -> None:
+    engine, step = backend(), autocast(attended)
+    compiled = torch.compile(step, backend=engine)
+    assert_as_close_as_autocast(Two(), compiled, step, attended, torch.randn(32, 64))
+    assert [graph.kind for graph in engine.compile_log.graphs] == ["fused"]
+
+
 def test_autocast_around_the_call_needs_another_graph() -> None:
     engine, module, x = backend(), Two(), torch.randn(32, 64)
     compiled = torch.compile(exact_two, backend=engine)
