@@ -4,7 +4,8 @@
     python -m benchmarks.region_kernels --names softmax gelu --rounds 40 --no-inductor
 
 A case is one function of tensors, without matmuls, that becomes one region or a few: its kernels run as in a session,
-torch's operators run one by one without autograd, and inductor compiles the function. Prints a line of JSON for each
+torch's operators run one by one without autograd, and inductor compiles the function. Small cases run several times in
+one call of a graph, as in a step, so that the call itself costs little. Prints a line of JSON for each
 shape, and a table with the shapes at which regions are slower than torch's operators.
 """
 
@@ -12,9 +13,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +31,7 @@ from lit_ort.options import ORTOptions
 aten = torch.ops.aten
 SHAPES = ((4, 64), (32, 128), (64, 512), (256, 768), (512, 1024), (1024, 3072), (4096, 1024), (8192, 3072))
 Function = Callable[..., Any]
+_MOST_CALLS, _ELEMENTS = 32, 2**20
 
 
 def main() -> None:
@@ -49,7 +52,12 @@ def parse() -> argparse.Namespace:
 def measure(name: str, shape: tuple[int, int], rounds: int, inductor: bool) -> dict[str, Any]:
     """The medians of interleaved runs, in microseconds."""
     torch.manual_seed(0)
-    function, tensors = CASES[name], arguments_of(*shape)
+    calls = max(1, min(_MOST_CALLS, _ELEMENTS // math.prod(shape)))
+    sets = [arguments_of(*shape) for _ in range(calls)]
+
+    def function(sets: Sequence[Sequence[Tensor]]) -> list[Any]:
+        return [CASES[name](*tensors) for tensors in sets]
+
     torch.compiler.reset()
     runs = {"ours": torch.compile(function, backend=ORTBackend(ORTOptions(fallback="error"))), "torch": function}
     if inductor:
@@ -59,10 +67,10 @@ def measure(name: str, shape: tuple[int, int], rounds: int, inductor: bool) -> d
         for k in range(WARM_UP + rounds):
             for way, run in runs.items():
                 start = time.perf_counter()
-                run(*tensors)
+                run(sets)
                 if k >= WARM_UP:
                     times[way].append(time.perf_counter() - start)
-    medians = {f"{way}_us": round(1e6 * statistics.median(seconds), 1) for way, seconds in times.items()}
+    medians = {f"{way}_us": round(1e6 * statistics.median(seconds) / calls, 1) for way, seconds in times.items()}
     line = {"operator": name, "shape": shape, **medians}
     print(json.dumps({**line, "ratio": round(medians["ours_us"] / medians["torch_us"], 2)}), flush=True)
     return line
