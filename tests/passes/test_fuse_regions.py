@@ -175,7 +175,7 @@ MORE_REGIONS = {"half of the rows": 1, "a norm": 1}
 def test_a_step_of_changing_sizes_has_the_same_regions(name: str) -> None:
     torch.compiler.reset()
     engine, module = backend(), nn.Linear(8, 8)
-    for size in (6, 10, 14, 4, 30):
+    for size in (6, 10, 4):
         module.zero_grad()
         assert_like_eager(STEPS[name], module, torch.randn(size, 8), engine)
     graphs = engine.compile_log.graphs
