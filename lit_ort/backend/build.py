@@ -266,7 +266,10 @@ class _Build:
         nodes = (node for part in lowered for node in part.model.graph.node)
         after = collections.Counter(node.op_type for node in nodes if not node.name.startswith(LEAF))
         statements = [s for part in lowered for node in part.phase.nodes for s in node.statements]
-        regions = (from_json(s.args[1]).region.summary for s in statements if s.target == REGION_NAME)
+        texts = collections.Counter(s.args[1] for s in statements if s.target == REGION_NAME)
+        regions: collections.Counter[str] = collections.Counter()
+        for text, calls in texts.items():
+            regions[from_json(text).region.summary] += calls
         signature = program.signature
         operators = dict(collections.Counter(s.target for s in statements).most_common())
         graphs = [phase.module.graph for phase in phases]
@@ -283,7 +286,7 @@ class _Build:
             precision=" and ".join(sorted(signature.precisions)),
             peak_bytes=max(peak_bytes(phase.module.graph) for phase in phases),
             torch_operators=operators,
-            regions=dict(collections.Counter(regions).most_common()),
+            regions=dict(regions.most_common()),
             is_small=all(not part.phase.model for part in lowered),
             speed=None
             if program.kind == FORWARD or not is_cpu(self._device)

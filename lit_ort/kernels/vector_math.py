@@ -236,15 +236,21 @@ def _log_parts(m: Vector, form: _Format) -> tuple[Vector, Vector]:
     return f, square - s * (square + z * _polynomial(z, form.log))
 
 
-def _log_of(x: Vector, correction: Vector | None = None) -> Vector:
-    """log(x) + correction for a positive, finite x."""
+def _log_terms(x: Vector) -> tuple[Vector, Vector, Vector]:
+    """(k, f, g) with x = 2^k m and log(m) = f - g, for a positive, finite x."""
     form = _FORMATS[x.dtype]
     shift = form.mantissa + 1
     small = x.lt(form.smallest_normal)
     exponent, m = _split_log(small.where(x * 2.0**shift, x), form)
     exponent = exponent - small.where(exponent.like(shift), exponent.like(0))
     f, g = _log_parts(m, form)
-    k = cast(exponent, x.dtype)
+    return cast(exponent, x.dtype), f, g
+
+
+def _log_of(x: Vector, correction: Vector | None = None) -> Vector:
+    """log(x) + correction for a positive, finite x."""
+    form = _FORMATS[x.dtype]
+    k, f, g = _log_terms(x)
     low = k * form.ln2_low if correction is None else k.fma(form.ln2_low, correction)
     return k.fma(form.ln2_high, f - (g - low))
 
@@ -269,13 +275,8 @@ def log1p(x: Vector) -> Vector:
 
 
 def _log_to_base(x: Vector, of_two: float, of_e: float) -> Vector:
-    form = _FORMATS[x.dtype]
-    shift = form.mantissa + 1
-    small = x.lt(form.smallest_normal)
-    exponent, m = _split_log(small.where(x * 2.0**shift, x), form)
-    exponent = exponent - small.where(exponent.like(shift), exponent.like(0))
-    f, g = _log_parts(m, form)
-    return _log_special(x, cast(exponent, x.dtype).fma(of_two, (f - g) * of_e))
+    k, f, g = _log_terms(x)
+    return _log_special(x, k.fma(of_two, (f - g) * of_e))
 
 
 def log2(x: Vector) -> Vector:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from lit_ort.regions.node_expressions import along
 from lit_ort.regions.strided_views import StridedView
 from lit_ort.regions.symbolic_size import product
@@ -21,7 +19,6 @@ from lit_ort.regions.value_expressions import (
 if TYPE_CHECKING:
     from lit_ort.regions.graph_values import Terms
 
-aten, prims = torch.ops.aten, torch.ops.prims
 # The seed with which lit_ort's operators apply no dropout (lit_ort/runtime/random.py).
 _DROPOUT_OFF = -1
 

@@ -93,6 +93,13 @@ def _late_nodes(graph: fx.Graph) -> set[fx.Node]:
     return late
 
 
+def _require_shape(node: fx.Node, expression: Expression, value: torch.Tensor) -> None:
+    """Refuses sizes that a trace knows to be equal but that are different polynomials."""
+    if expression.shape != shape_of(value):
+        assert any(isinstance(size, torch.SymInt) for size in value.shape), (node, expression.shape)
+        raise NotRegional(f"{node.target} of sizes whose equality isn't seen")
+
+
 class Reader:
     def __init__(self, graph: fx.Graph) -> None:
         self.graph = graph
@@ -103,9 +110,7 @@ class Reader:
 
     def read(self) -> GraphValues:
         for node in self.graph.nodes:
-            if node.op == "placeholder":
-                self._placeholder(node)
-            elif node.op == "get_attr":
+            if node.op in ("placeholder", "get_attr"):
                 self._placeholder(node)
             elif node.op == "output":
                 self.values.outputs = [self._output(arg) for arg in node.args[0]]
@@ -145,10 +150,7 @@ class Reader:
         if operator_of is not None:
             return self._row_operator(node, operator_of)
         expression, value = self._expression(node), node.meta["val"]
-        if expression.shape != shape_of(value):
-            # Sizes that a trace knows to be equal can be different polynomials.
-            assert any(isinstance(size, torch.SymInt) for size in value.shape), (node, expression.shape)
-            raise NotRegional(f"{node.target} of sizes whose equality isn't seen")
+        _require_shape(node, expression, value)
         return self._in_memory(node, expression, name_of(value.dtype) or "")
 
     def _settled(self, node: fx.Node, expression: Expression) -> Expression:
@@ -223,6 +225,7 @@ class Reader:
         known = {}
         for position, (expression, part) in enumerate(zip(expressions, parts, strict=True)):
             if expression is not None and part is not None:
+                _require_shape(node, expression, part)
                 known[position] = self._in_memory(node, expression, name_of(part.dtype) or "")
         return known if isinstance(result, tuple | list) else known[0]
 

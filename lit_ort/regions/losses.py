@@ -21,7 +21,7 @@ from lit_ort.regions.value_expressions import (
 if TYPE_CHECKING:
     from lit_ort.regions.graph_values import Reader, Terms
 
-aten, prims = torch.ops.aten, torch.ops.prims
+aten = torch.ops.aten
 
 
 def _labels(reader: Reader, target: Any, ignore_index: int) -> tuple[Expression, Expression]:

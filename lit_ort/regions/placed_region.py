@@ -97,13 +97,6 @@ def from_json(text: str) -> SizedRegion:
     return placed
 
 
-def has_sizes(placed: SizedRegion) -> bool:
-    """Whether calls give the region sizes."""
-    found: list[SizeArgument] = []
-    placed.map(lambda number: found.append(number) if isinstance(number, SizeArgument) else None)
-    return bool(found)
-
-
 def with_sizes(placed: SizedRegion, sizes: Sequence[int]) -> PlacedRegion[int]:
     """The region with the sizes of a call.
 

@@ -24,10 +24,15 @@ aten = torch.ops.aten
 Results = tuple[Expression | None, ...]
 
 
+def _largest_and_shares(terms: Terms, x: Expression, axis: int) -> tuple[Expression, Expression]:
+    """(the largest element of each row, the softmax)."""
+    most = terms.reduce("max", x, [axis])
+    e = terms.apply("exp", terms.apply("sub", x, most))
+    return most, terms.apply("mul", e, terms.apply("reciprocal", terms.reduce("sum", e, [axis])))
+
+
 def softmax(terms: Terms, x: Any, axis: int, half_to_float: bool) -> Results:
-    x = terms.given(x)
-    e = terms.apply("exp", terms.apply("sub", x, terms.reduce("max", x, [axis])))
-    return (terms.apply("mul", e, terms.apply("reciprocal", terms.reduce("sum", e, [axis]))),)
+    return (_largest_and_shares(terms, terms.given(x), axis)[1],)
 
 
 def safe_softmax(terms: Terms, x: Any, axis: int, dtype: torch.dtype | None = None) -> Results:
@@ -35,10 +40,8 @@ def safe_softmax(terms: Terms, x: Any, axis: int, dtype: torch.dtype | None = No
     if dtype is not None:
         raise NotRegional("a softmax in another dtype")
     x = terms.given(x)
-    most = terms.reduce("max", x, [axis])
+    most, y = _largest_and_shares(terms, x, axis)
     empty = Compute("eq", (most, Constant(-math.inf, most.shape, most.dtype)), most.shape, "bool")
-    e = terms.apply("exp", terms.apply("sub", x, most))
-    y = terms.apply("mul", e, terms.apply("reciprocal", terms.reduce("sum", e, [axis])))
     is_empty = terms.reader.broadcast(empty, x.shape)
     return (Compute("where", (is_empty, Constant(0.0, y.shape, y.dtype), y), y.shape, y.dtype),)
 

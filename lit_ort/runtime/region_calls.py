@@ -12,7 +12,7 @@ import torch
 from lit_ort.errors import KernelError
 from lit_ort.regions.element_types import MEMORY_DTYPES
 from lit_ort.regions.interpret_region import interpret
-from lit_ort.regions.placed_region import PlacedRegion, SizedRegion, from_json, has_sizes, with_sizes
+from lit_ort.regions.placed_region import PlacedRegion, SizedRegion, from_json, with_sizes
 from lit_ort.regions.region_operator import REGION_NAME, laid_out
 from lit_ort.runtime.buffers import SMALL_BYTES, BufferPool
 from lit_ort.runtime.program import TorchNode
@@ -55,17 +55,19 @@ def region_functions(nodes: Iterable[TorchNode]) -> Mapping[str, RegionFunction]
         KernelError: there is no code for this CPU.
         ValueError: a text is not that of a region.
     """
-    texts = {s.args[1]: None for node in nodes for s in node.statements if s.target == REGION_NAME}
+    texts = {s.args[1]: s.args[2] for node in nodes for s in node.statements if s.target == REGION_NAME}
     if not texts:
         return {}
     placed = [from_json(text) for text in texts]
     made = kernels().kernels(one.region for one in placed)
-    return {text: _function(one, kernel) for text, one, kernel in zip(texts, placed, made, strict=True)}
+    return {
+        text: _function(one, kernel, bool(texts[text])) for text, one, kernel in zip(texts, placed, made, strict=True)
+    }
 
 
-def _function(placed: SizedRegion, kernel: Kernel) -> RegionFunction:
+def _function(placed: SizedRegion, kernel: Kernel, has_sizes: bool) -> RegionFunction:
     made = functools.lru_cache(_MOST_SIZES)(lambda sizes: _of_sizes(with_sizes(placed, sizes), kernel))
-    if not has_sizes(placed):
+    if not has_sizes:
         only = made(())
         return lambda pool, tensors, _: only(pool, tensors)
     return lambda pool, tensors, sizes: made(tuple(sizes))(pool, tensors)
