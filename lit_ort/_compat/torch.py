@@ -44,6 +44,11 @@ def keeps_graph() -> bool:
     return _autograd._get_current_graph_task_keep_graph()
 
 
+def backward_in_progress() -> int:
+    """The number of the backward in progress in this thread; -1 outside of one."""
+    return torch._C._current_graph_task_id()
+
+
 @contextmanager
 def unhooked() -> Iterator[None]:
     """Keeps autograd's hooks on saved tensors (`saved_tensors_hooks`) from running while the block traces a graph."""
@@ -82,9 +87,14 @@ class GradientBatch(NamedTuple):
         return _add_batch_dim(torch.stack(list(column)), 0, self.level)
 
 
+def is_batched(gradient: torch.Tensor) -> bool:
+    """Whether a tensor is a batch of gradients, under `is_grads_batched=True`."""
+    return _functorch.is_legacy_batchedtensor(gradient)
+
+
 def batch_of(gradients: Sequence[torch.Tensor | None]) -> GradientBatch | None:
     """The rows of batched gradients; None if no gradient is batched."""
-    batched = [k for k, g in enumerate(gradients) if g is not None and _functorch.is_legacy_batchedtensor(g)]
+    batched = [k for k, g in enumerate(gradients) if g is not None and is_batched(g)]
     if not batched:
         return None
     # The level of the vmap in progress can only be read by entering another one.

@@ -23,6 +23,7 @@ from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.variables import (
     AutogradFunctionVariable,
     OptimizerVariable,
+    SkipFunctionVariable,
     TensorVariable,
     TorchInGraphFunctionVariable,
     UserDefinedClassVariable,
@@ -32,6 +33,7 @@ from torch._dynamo.variables import (
     builtin,
 )
 from torch._dynamo.variables.builder import VariableBuilder
+from torch.autograd.graph import get_gradient_edge
 from torch.distributions import constraints, kl
 from torch.distributions.utils import lazy_property
 from torch.fx import _symbolic_trace
@@ -52,10 +54,10 @@ MODULE_CALLS: str = torch._dynamo.external_utils.__file__
 _OPTIMIZERS = str(Path(torch.optim.__file__).parent)
 # Logs thirteen lines of advice at the first `item()` of a step in the process.
 SCALAR_LOGGER = "torch._dynamo.variables.tensor"
-# In the metadata of a node of Dynamo's graph: the part that its value has in the call that ends the graph, if that is
-# one of `torch.autograd.grad`, `register_hook` or `retain_grad`.
+# In the metadata of a node of Dynamo's graph: the part that its value has in what ends the graph, if that is one of
+# `torch.autograd.grad`, `backward`, `register_hook`, `retain_grad` or `grad_fn`.
 PART_IN_GRADIENT = "lit_ort_part_in_gradient"
-INPUT, DIFFERENTIABLE, WATCHED = "input", "differentiable", "watched"
+INPUT, DIFFERENTIABLE, WATCHED, NODE = "input", "differentiable", "watched", "node"
 _SCALAR_LINE = "Graph break from `Tensor.item()`"
 
 
@@ -270,18 +272,36 @@ def kept_backwards() -> AbstractContextManager[None]:
 def marked_derivatives() -> Iterator[None]:
     """A context in which Dynamo marks the values of a graph that a call about gradients ends.
 
-    Marked are values with respect to which `torch.autograd.grad` differentiates, those whose gradient it makes
-    differentiable, and those on which a hook or `retain_grad` is set. They have no place in a compiled graph, which has
-    derivatives of its results with respect to its inputs.
+    Marked are values with respect to which `torch.autograd.grad` or `backward` differentiates, those whose gradient it
+    makes differentiable, those on which a hook or `retain_grad` is set, and those whose `grad_fn` is read. They have no
+    place in a compiled graph, which has derivatives of its results with respect to its inputs.
     """
     handlers: Any = TorchInGraphFunctionVariable._get_handlers()
     handle, compile_subgraph = handlers[torch.autograd.grad], OutputGraph.compile_subgraph
     retain, hook = TensorVariable.method_attr_retain_grad, TensorVariable.method_register_hook
+    backward, node, skip = TensorVariable.method_backward, TensorVariable.method_attr_grad_fn, SkipFunctionVariable
+    call_skipped = skip.call_function
 
     def note_and_handle(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         # Dynamo traces the function again as far as to the call, and gives values the same names.
         tx.speculation_log.lit_ort_parts = _parts_in_grad(*args, **kwargs)
         return handle(self, tx, *args, **kwargs)
+
+    def note_and_backward(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        tx.speculation_log.lit_ort_parts = _parts_in_backward(self, *args, **kwargs)
+        return backward(self, tx, *args, **kwargs)
+
+    def note_and_skip(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if self.value is torch.autograd.backward:
+            tx.speculation_log.lit_ort_parts = _parts_in_backwards(*args, **kwargs)
+        return call_skipped(self, tx, args, kwargs)
+
+    def node_or_note(self: Any, tx: Any) -> Any:
+        tx.speculation_log.lit_ort_parts = dict.fromkeys(_computed(self), NODE)
+        return node(self, tx)
+
+    def note_edge(self: Any, tx: Any, tensor: Any) -> None:
+        tx.speculation_log.lit_ort_parts = dict.fromkeys(_computed(tensor), NODE)
 
     def retain_or_note(self: Any, tx: Any) -> Any:
         tx.speculation_log.lit_ort_parts = dict.fromkeys(_computed(self), WATCHED)
@@ -305,6 +325,10 @@ def marked_derivatives() -> Iterator[None]:
         stack.enter_context(replaced_entry(handlers, torch.autograd.grad, note_and_handle))
         stack.enter_context(replaced(TensorVariable, "method_attr_retain_grad", retain_or_note))
         stack.enter_context(replaced(TensorVariable, "method_register_hook", hook_or_note))
+        stack.enter_context(replaced(TensorVariable, "method_attr_grad_fn", node_or_note))
+        stack.enter_context(replaced_entry(handlers, get_gradient_edge, note_edge))
+        stack.enter_context(replaced(TensorVariable, "method_backward", note_and_backward))
+        stack.enter_context(replaced(skip, "call_function", note_and_skip))
         stack.enter_context(replaced(OutputGraph, "compile_subgraph", mark_and_compile))
         yield
 
@@ -323,6 +347,23 @@ def _parts_in_grad(
     if create_graph is not None and create_graph.is_python_constant() and create_graph.as_python_constant():
         names = dict.fromkeys(_computed(outputs), DIFFERENTIABLE)
     return names | dict.fromkeys(_computed(inputs), INPUT)
+
+
+def _parts_in_backward(
+    self: Any, gradient: Any = None, retain_graph: Any = None, create_graph: Any = None, inputs: Any = None, *_: Any
+) -> dict[str, str]:
+    return _parts_in_grad(self, inputs, create_graph=create_graph)
+
+
+def _parts_in_backwards(
+    tensors: Any,
+    grad_tensors: Any = None,
+    retain_graph: Any = None,
+    create_graph: Any = None,
+    grad_variables: Any = None,
+    inputs: Any = None,
+) -> dict[str, str]:
+    return _parts_in_grad(tensors, inputs, create_graph=create_graph)
 
 
 def _computed(variables: Any) -> list[str]:

@@ -68,7 +68,7 @@ from lit_ort.runtime.program import EAGER, Form
 from lit_ort.runtime.report import GraphReport, Recompile, describe
 from lit_ort.runtime.session import SessionOptions
 from lit_ort.runtime.updates import HAND_OVER, Updates
-from lit_ort.runtime.watches import inner_of, watch_of
+from lit_ort.runtime.watches import inner_of, is_result, watch_of
 
 # Metrics count their updates, cache results and read the values of tensors: if Dynamo traced them, nearly every call
 # would need another graph. This is at module level because torch.compile imports a backend before it traces anything.
@@ -78,7 +78,7 @@ mark_constant_result("transformers.utils.output_capturing", "maybe_install_captu
 ignore_traces_of_other_threads()
 keep_checkpoints()
 keep_backward_checks(DISABLED)
-take_hooks(watch_of)
+take_hooks(watch_of, is_result)
 take_inputs(inner_of)
 
 # Compiling one graph for this many signatures takes longer than most users expect.

@@ -11,7 +11,7 @@ from lit_ort.errors import SharedMemoryError
 from lit_ort.runtime.autograd import Call
 from lit_ort.runtime.program import DETACHED, TRACKED, UNNOTICED, Form, Mutation, Signature
 from lit_ort.runtime.sizes import hold
-from lit_ort.runtime.views import output_value
+from lit_ort.runtime.views import output_value, sharing
 from lit_ort.runtime.watches import watch
 
 Tensors = Sequence[torch.Tensor]
@@ -48,6 +48,7 @@ class Executable:
         self.check: Check | None = None
         self.call = call
         self._forms = forms
+        self._sharing = sharing(signature.outputs, forms.inner)
 
     @property
     def wanted(self) -> Form | None:
@@ -78,12 +79,12 @@ class Executable:
         results = self.call(tensors)
         for mutation in self.signature.mutations:
             _write(mutation, tensors, results)
-        outputs = tuple([output_value(output, results, tensors, numbers) for output in self.signature.outputs])
+        outputs = [output_value(output, results, tensors, numbers) for output in self.signature.outputs]
         if self._forms.inner:
-            watch(results, outputs, self._forms.inner)
+            watch(results, outputs, self._forms.inner, self._sharing)
         if self.signature.grad_mode is not None:
             torch.set_grad_enabled(self.signature.grad_mode)
-        return outputs
+        return tuple(outputs)
 
 
 def is_for(signature: Signature, tensors: Tensors) -> bool:

@@ -8,13 +8,14 @@ from typing import Any, Protocol
 
 import torch
 from torch import fx
+from torch.utils.hooks import RemovableHandle
 
 from lit_ort._compat.torch_fx import ancestors_of, inputs_of, returned_by
 from lit_ort.capture.derivatives import inner_results
 from lit_ort.runtime.autograd import NOT_REPEATABLE, Call, Entries, Run, eager_only
 from lit_ort.runtime.program import EAGER, FUSED, SPLIT, Form, Signature
 from lit_ort.runtime.views import output_gradients, tracked_output
-from lit_ort.runtime.watches import Watches
+from lit_ort.runtime.watches import Watch, Watches
 
 Tensors = Sequence[torch.Tensor]
 Gradients = Mapping[int, torch.Tensor]
@@ -54,7 +55,8 @@ class Forms:
 
     Attributes:
         wanted: the form that the gradients of a run called for, for later runs; None as long as this one is right.
-        inner: the positions of the outputs with a gradient from which other outputs with one are computed.
+        inner: the positions of the outputs with a gradient from which other outputs with one are computed, those that
+            are computed last first.
     """
 
     def __init__(
@@ -70,7 +72,9 @@ class Forms:
         self._bound: dict[tuple[Form, tuple[torch.Size, ...]], BoundForm] = {}
         self.wanted: Form | None = None
         inner = inner_results(graph)
-        self.inner = tuple(k for k, node in enumerate(returned_by(graph)) if node in inner)
+        order = {node: place for place, node in enumerate(graph.nodes)}
+        positions = [k for k, node in enumerate(returned_by(graph)) if node in inner]
+        self.inner = tuple(sorted(positions, key=lambda k: order[returned_by(graph)[k]], reverse=True))
 
     def gradients(
         self, signature: Signature, run: Run, arrived: Gradients, needed: Sequence[bool], again: bool
@@ -121,7 +125,7 @@ class Forms:
             run: its inputs.
             arrived: the gradients by position among its results.
             needed: whether each input's gradient is needed.
-            watches: what receives the gradients of outputs, by position.
+            watches: what is set on its outputs.
 
         Raises:
             SessionError: an input has been changed in place since the run, or the graph is not allowed to run in eager.
@@ -130,19 +134,34 @@ class Forms:
             raise eager_only("fallback='error' doesn't allow it to run in eager", watches)
         if run.changed(range(len(run.tensors))):
             raise eager_only(NOT_REPEATABLE, watches)
-        tangents = output_gradients(signature, arrived, [tensor.shape for tensor in run.tensors])
+        tangents = output_gradients(signature, arrived, [tensor.shape for tensor in run.tensors], watches.own)
         differentiable = torch.is_grad_enabled()
         self.wanted = Form(EAGER)
         self._fall_back(_DOUBLE_BACKWARD if differentiable else _WATCHED, run.tensors)
         inputs = run.tensors
         if not differentiable:
-            inputs = [_detached(tensor, is_needed, False) for tensor, is_needed in zip(inputs, needed, strict=True)]
+            inputs = [_detached(tensor, tensor.requires_grad, False) for tensor in inputs]
         outputs = self._run_in_eager(inputs)
-        for position, watch in watches.items():
-            retained = tangents.get(position)
-            outputs[position].register_hook(functools.partial(watch.receive, retained=retained))
         roots = [outputs[position] for position in tangents]
-        return _gradients_of(inputs, needed, roots, list(tangents.values()), create_graph=differentiable)
+        arrived_at = [tangent.to(root.dtype) for tangent, root in zip(tangents.values(), roots, strict=True)]
+        handed_over = [
+            _hand_over(outputs[k], watches.set_on[k], tangents.get(k), roots, arrived_at, differentiable)
+            for k in self.inner
+            if k in watches.set_on and self._leads_to(watches.target, k)
+        ]
+        entries = _gradients_of(inputs, needed, roots, arrived_at, create_graph=differentiable)
+        for handle in handed_over:
+            handle.remove()
+        if differentiable:
+            # For backwards through these gradients.
+            for k, watch in watches.set_on.items():
+                outputs[k].register_hook(functools.partial(watch.receive, retained=None))
+        return entries
+
+    def _leads_to(self, target: int | None, position: int) -> bool:
+        """Whether the gradient of an output is a part of that of another one, if there is one."""
+        returned = returned_by(self._graph)
+        return target in (None, position) or returned[target] in ancestors_of([returned[position]])
 
     def _form_for(self, tangents: Gradients, of_mutations: bool) -> Form:
         """The form that takes gradients of these outputs."""
@@ -162,6 +181,22 @@ class Forms:
         nodes = [returned[position] for position in outputs]
         reached = ancestors_of(nodes) | set(nodes)
         return {position for position, node in enumerate(inputs_of(self._graph)[:count]) if node in reached}
+
+
+def _hand_over(
+    output: torch.Tensor,
+    watch: Watch,
+    retained: torch.Tensor | None,
+    roots: Tensors,
+    tangents: Tensors,
+    create_graph: bool,
+) -> RemovableHandle:
+    """Calls the hooks of an output, in the backward in progress, and sets one that replaces its gradient by theirs."""
+    (gradient,) = torch.autograd.grad(
+        roots, output, tangents, retain_graph=True, create_graph=create_graph, allow_unused=True
+    )
+    received = None if gradient is None else watch.receive(gradient, retained)
+    return output.register_hook(lambda _: received)
 
 
 def _gradients_of(

@@ -7,17 +7,18 @@ from typing import Any
 import torch
 from torch import fx
 
-from lit_ort._compat.torch_dynamo import DIFFERENTIABLE, INPUT, PART_IN_GRADIENT, WATCHED
+from lit_ort._compat.torch_dynamo import DIFFERENTIABLE, INPUT, NODE, PART_IN_GRADIENT, WATCHED
 from lit_ort._compat.torch_fx import ancestors_of, returned_by
 from lit_ort.capture.locations import source_line
 from lit_ort.errors import CaptureError
 
 _REASONS = {
-    INPUT: "torch.autograd.grad differentiates with respect to {}, which the graph computes, but a session has "
-    "gradients of its inputs only",
+    INPUT: "torch.autograd.grad or backward(inputs=...) differentiates with respect to {}, which the graph computes, "
+    "but a session has gradients of its inputs only",
     DIFFERENTIABLE: "the gradient of {} is differentiated again (create_graph=True), which that of a session can't be",
     WATCHED: "a hook or retain_grad() is set on {}, from which the graph computes other results, but a session has "
     "gradients of its inputs only",
+    NODE: "the step reads the grad_fn of {}, and the operators of a session have no nodes in autograd's graph",
 }
 
 

@@ -6,10 +6,11 @@ import dataclasses
 import functools
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
 
+from lit_ort._compat.tensor_hooks import take_node_hooks
 from lit_ort._compat.torch import batch_of, keeps_graph, version_of
 from lit_ort.errors import SessionError
 from lit_ort.runtime.program import FORWARD, FUSED, Program, Signature
@@ -181,6 +182,8 @@ def _fused_call(session: Session, signature: Signature, forms: OtherForms, updat
         ) -> Entries:
             return None, *_for_each_row(functools.partial(gradients_of, ctx), output_gradients)
 
+    _take_node_hooks(FusedStep, signature)
+
     def gradients_of(ctx: Any, keep: bool, output_gradients: Gradients) -> Entries:
         arrived = {k: gradient for k, gradient in enumerate(output_gradients) if gradient is not None}
         if not arrived:
@@ -188,8 +191,8 @@ def _fused_call(session: Session, signature: Signature, forms: OtherForms, updat
         needed = ctx.needs_input_grad[1:]
         _require_first(arrived, ctx.differentiated)
         watches = watches_of(ctx)
-        if torch.is_grad_enabled() or watches:
-            if updates is not None and watches:
+        if torch.is_grad_enabled() or watches.set_on:
+            if updates is not None and watches.set_on:
                 raise eager_only("the optimizer in the graph has used its gradients", watches)
             entries = in_eager(ctx.run, arrived, needed, watches)
         elif arrived.keys() != {loss}:
@@ -305,7 +308,7 @@ class SplitRunner:
             needed = ctx.needs_input_grad[1:]
             _require_first(arrived, ctx.differentiated)
             watches = watches_of(ctx)
-            if torch.is_grad_enabled() or watches:
+            if torch.is_grad_enabled() or watches.set_on:
                 if not keep:
                     ctx.differentiated |= arrived.keys()
                 return in_eager(ctx.run, arrived, needed, watches)
@@ -323,7 +326,22 @@ class SplitRunner:
             del saved
             return runner._gradients(inputs, ctx.types, arrived)
 
+        _take_node_hooks(SplitStep, signature)
         return SplitStep
+
+
+def _take_node_hooks(function: type[torch.autograd.Function], signature: Signature) -> None:
+    """Lets hooks on `grad_fn` see the gradient of the only output that has one, and refuses all others."""
+    tracked = [o.index for o in signature.outputs if o.source == "result" and signature.differentiable[o.index]]
+
+    def refuse() -> NoReturn:
+        raise SessionError(
+            "a hook is set on the grad_fn of a result of a graph in ONNX Runtime, whose operators have no nodes in "
+            "autograd's graph",
+            remedy="Set it on the tensor, with register_hook(), or exclude the function with torch.compiler.disable.",
+        )
+
+    take_node_hooks(function, tracked[0] if len(tracked) == 1 else None, refuse)
 
 
 class _Type(NamedTuple):
@@ -410,8 +428,8 @@ def _gradients_in_eager(
 def eager_only(reason: str, watches: Watches) -> SessionError:
     """The error for a gradient that only eager could compute."""
     called = "backward() was called with create_graph=True on"
-    if watches:
-        called = f"a hook or retain_grad() is set on result {min(watches)}, from which others are computed, of"
+    if watches.set_on:
+        called = f"a hook or retain_grad() is set on result {min(watches.set_on)}, from which others are computed, of"
     return SessionError(
         f"{called} a graph in ONNX Runtime, and {reason}",
         remedy="Exclude this function from the graphs with torch.compiler.disable, or use strategy='auto'.",

@@ -42,18 +42,31 @@ def tracked_output(output: Output, results: Tensors, tensors: Tensors) -> torch.
     return _viewed(base, output, [tensor.shape for tensor in tensors])
 
 
+def sharing(outputs: Sequence[Output], inner: Sequence[int]) -> tuple[int, ...]:
+    """The positions of the outputs that are tracked views of one result, if one of these is inner."""
+    groups: dict[int, list[int]] = {}
+    for k, output in enumerate(outputs):
+        if output.source == "result" and not output.detached and not output.untracked:
+            groups.setdefault(output.index, []).append(k)
+    return tuple(k for group in groups.values() if len(group) > 1 and not set(inner).isdisjoint(group) for k in group)
+
+
 def output_gradients(
-    signature: Signature, gradients: Mapping[int, torch.Tensor], shapes: Shapes
+    signature: Signature,
+    gradients: Mapping[int, torch.Tensor],
+    shapes: Shapes,
+    own: Mapping[int, torch.Tensor] | None = None,
 ) -> dict[int, torch.Tensor]:
     """Gradients of outputs that are equivalent to gradients of results.
 
     Several outputs can be views of one result. An element that more than one of them contains gets an equal part of its
-    gradient in each.
+    gradient in each, unless it is known which gradient arrived at each.
 
     Args:
         signature: of the graph whose results they are.
         gradients: the gradient of each result, by position.
         shapes: of the graph's tensor inputs.
+        own: the gradients that arrived at outputs that share a result.
 
     Returns:
         the gradients by position among the outputs of the graph.
@@ -70,6 +83,10 @@ def output_gradients(
         ]
         if not tracked:
             raise lost_gradient(signature, result)
+        known = {k: own[k] for k, _ in tracked if own and k in own}
+        if known:
+            placed |= known
+            continue
         if len(tracked) == 1 and tracked[0][1].view is None:
             placed[tracked[0][0]] = gradient
             continue

@@ -83,9 +83,49 @@ def of_a_kept_gradient(net: nn.Sequential, x: Tensor) -> Tensor:
     return score + hidden.grad.square().sum()
 
 
+def of_the_inputs_of_backward(net: nn.Sequential, x: Tensor) -> Tensor:
+    hidden = net[0](x)
+    score = net[1:](hidden).sum()
+    score.backward(retain_graph=True, inputs=[hidden, net[0].get_parameter("weight")])
+    assert hidden.grad is not None
+    return score + hidden.grad.square().sum()
+
+
+def of_the_inputs_of_torchs_backward(net: nn.Sequential, x: Tensor) -> Tensor:
+    hidden = net[0](x)
+    score = net[1:](hidden).sum()
+    torch.autograd.backward(score, retain_graph=True, inputs=hidden)
+    assert hidden.grad is not None
+    return score + hidden.grad.square().sum()
+
+
+def of_an_edge(net: nn.Sequential, x: Tensor) -> Tensor:
+    hidden = net[0](x)
+    score = net[1:](hidden).sum()
+    (slope,) = torch.autograd.grad(score, torch.autograd.graph.get_gradient_edge(hidden), create_graph=True)
+    return score + slope.square().sum()
+
+
+def of_a_hook_on_a_node(net: nn.Sequential, x: Tensor) -> Tensor:
+    hidden = net[:2](net[0](x) @ torch.ones(6, 4))
+    assert hidden.grad_fn is not None
+    hidden.grad_fn.register_hook(lambda inputs, outputs: tuple(2 * gradient for gradient in inputs))
+    return net[1:](hidden).sum()
+
+
+def of_a_hook_before_a_node(net: nn.Sequential, x: Tensor) -> Tensor:
+    score = net[1:](net[0](x)).sum()
+    assert score.grad_fn is not None
+    node, _ = score.grad_fn.next_functions[0]
+    assert node is not None
+    node.register_prehook(lambda gradients: (2 * gradients[0],))
+    return score
+
+
 STEPS: tuple[Callable[[nn.Sequential, Tensor], Tensor], ...] = (
     *(of_a_product, in_a_function, of_a_hidden_value, of_first_order, of_an_unused_value, of_an_input, of_weights),
-    *(of_a_hook, of_a_kept_gradient),
+    *(of_a_hook, of_a_kept_gradient, of_the_inputs_of_backward, of_the_inputs_of_torchs_backward, of_an_edge),
+    *(of_a_hook_on_a_node, of_a_hook_before_a_node),
 )
 
 

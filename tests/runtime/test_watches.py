@@ -1,9 +1,10 @@
-"""Gradients of a result from which its graph computes others: hooks, `retain_grad` and `torch.autograd.grad`."""
+"""Gradients of a result from which its graph computes others: hooks, `retain_grad`, `autograd.grad` and `backward`."""
 
 from __future__ import annotations
 
 import copy
 import itertools
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -131,6 +132,229 @@ def test_a_value_that_the_loss_does_not_depend_on() -> None:
         torch.autograd.grad(other.sum(), hidden)
     assert torch.autograd.grad(other.sum(), hidden, allow_unused=True) == (None,)
     assert torch.autograd.grad((2 * loss).exp(), loss)[0] == 2 * (2 * loss).exp()
+
+
+def kept_of_backward(root: Tensor, values: list[Tensor], net: nn.Sequential) -> list[Tensor | None]:
+    root.backward(inputs=[*values, net[0].get_parameter("weight")])
+    return [value.grad for value in values]
+
+
+def of_edges(root: Tensor, values: list[Tensor], net: nn.Sequential) -> Any:
+    return torch.autograd.grad(root, [torch.autograd.graph.get_gradient_edge(value) for value in values])
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("read", [kept_of_backward, of_edges])
+def test_other_ways_to_differentiate_with_respect_to_a_value(loss: str, read: Callable[..., Any]) -> None:
+    found = []
+    for run in (summed, torch.compile(summed, backend=backend(fallback="warn"))):
+        net = network()
+        hidden, score = run(net, torch.linspace(-1, 1, 12).view(3, 4))
+        is_eager = run is summed or (loss == "the value itself" and read is of_edges)
+        with nullcontext() if is_eager else pytest.warns(LitOrtWarning, match="is read by"):
+            found.append((read(LOSSES[loss](hidden, score), [hidden], net), gradients(net)))
+    torch.testing.assert_close(found[1], found[0])
+
+
+def base_and_view(net: nn.Sequential, x: Tensor) -> tuple[Tensor, ...]:
+    hidden = net[0](x)
+    part = hidden[:, :4]
+    return hidden, part, part.exp().sum() + net[1:](hidden).square().sum()
+
+
+def overlapping(net: nn.Sequential, x: Tensor) -> tuple[Tensor, ...]:
+    hidden = net[0](x)
+    left, right = hidden[:, :4], hidden[:, 2:]
+    return left, right, left.exp().sum()
+
+
+def chunks(net: nn.Sequential, x: Tensor) -> tuple[Tensor, ...]:
+    left, right = net[0](x).chunk(2, -1)
+    return left, right, (left * right).sum()
+
+
+def of_the_last_size(net: nn.Sequential, x: Tensor) -> tuple[Tensor, ...]:
+    flat = net[0](x).view(-1)
+    rows = flat.view(3, 6)
+    return flat, rows, rows.exp().sum()
+
+
+def detached_too(net: nn.Sequential, x: Tensor) -> tuple[Tensor, ...]:
+    hidden = net[0](x)
+    return hidden, hidden.view_as(hidden), hidden.detach(), net[1:](hidden).square().sum()
+
+
+VIEWS = (base_and_view, overlapping, chunks, of_the_last_size, detached_too)
+
+
+def hooks(root: Tensor, values: list[Tensor], net: nn.Sequential) -> list[Tensor]:
+    seen: dict[int, Tensor] = {}
+    for k, value in enumerate(values):
+        value.register_hook(lambda gradient, k=k: seen.update({k: gradient}))
+    root.backward()
+    return [seen[k] for k in sorted(seen)]
+
+
+def hooks_that_change(root: Tensor, values: list[Tensor], net: nn.Sequential) -> list[Tensor]:
+    for k, value in enumerate(values):
+        value.register_hook(lambda gradient, factor=k + 2: factor * gradient)
+    return hooks(root, values, net)
+
+
+def kept(root: Tensor, values: list[Tensor], net: nn.Sequential) -> list[Tensor | None]:
+    for value in values:
+        value.retain_grad()
+    root.backward()
+    return [value.grad for value in values]
+
+
+def of_grad(root: Tensor, values: list[Tensor], net: nn.Sequential) -> Any:
+    return torch.autograd.grad(root, values, allow_unused=True)
+
+
+READS = (hooks, hooks_that_change, kept, of_grad, kept_of_backward)
+ROOTS: dict[str, Callable[[list[Tensor]], Tensor]] = {
+    "all": lambda parts: torch.stack(parts).sum(),
+    "the last": lambda parts: parts[-1],
+    "the first two": lambda parts: parts[0] + parts[1],
+}
+SHARED = [
+    pytest.param(*case, marks=[] if case[0] is base_and_view and case[2:] == ("all", (0, 1)) else pytest.mark.slow)
+    for case in itertools.product(VIEWS, READS, ROOTS, [(1,), (0, 1)])
+]
+
+
+@pytest.mark.parametrize(("function", "read", "roots", "positions"), SHARED)
+def test_gradients_of_results_that_share_their_memory(
+    function: Callable[..., Any], read: Callable[..., Any], roots: str, positions: tuple[int, ...]
+) -> None:
+    found = []
+    for run in (function, torch.compile(function, backend=backend(fallback="warn"))):
+        net = network()
+        results = run(net, torch.linspace(-1, 1, 12).view(3, 4))
+        root = ROOTS[roots]([(k + 1) * r.square().sum() for k, r in enumerate(results) if r.requires_grad])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", LitOrtWarning)
+            found.append((read(root, [results[k] for k in positions], net), gradients(net)))
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_gradients_of_gradients_of_results_that_share_their_memory() -> None:
+    found = []
+    for run in (base_and_view, torch.compile(base_and_view, backend=backend(fallback="warn"))):
+        net = network()
+        hidden, part, loss = run(net, torch.linspace(-1, 1, 12).view(3, 4))
+        part.retain_grad()
+        root = loss + hidden.square().sum() + part.sin().sum()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", LitOrtWarning)
+            (slope,) = torch.autograd.grad(root, net[0].get_parameter("weight"), create_graph=True)
+            assert part.grad is not None
+            (slope.square().sum() + part.grad.square().sum()).backward()
+        found.append((part.grad.detach(), gradients(net)))
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_a_hook_between_a_loss_and_the_value_to_differentiate_for() -> None:
+    def function(net: nn.Sequential, x: Tensor) -> tuple[Tensor, ...]:
+        hidden = net[0](x)
+        between = net[1](hidden)
+        return hidden, between, net[2:](between).sum()
+
+    found = []
+    for run in (function, torch.compile(function, backend=backend(fallback="warn"))):
+        hidden, between, loss = run(network(), torch.linspace(-1, 1, 12).view(3, 4))
+        between.register_hook(lambda gradient: 3 * gradient)
+        with nullcontext() if run is function else pytest.warns(LitOrtWarning, match="a hook"):
+            found.append(torch.autograd.grad(loss + between.sum(), hidden))
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_a_value_that_is_changed_in_place_is_no_result_anymore() -> None:
+    def function(net: nn.Sequential, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = net[0](x)
+        return hidden, (hidden + 1).sum()
+
+    found = []
+    for run in (function, torch.compile(function, backend=backend())):
+        net, seen = network(), []
+        hidden, loss = run(net, torch.linspace(-1, 1, 12).view(3, 4))
+        hidden.mul_(2.0)
+        hidden.register_hook(seen.append)
+        (hidden.square().sum() + loss).backward()
+        found.append((seen, gradients(net)))
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_hooks_are_not_called_without_a_gradient() -> None:
+    hidden, loss = compiled(summed)(network(), torch.ones(3, 4))
+    loss.register_hook(lambda gradient: 2 * gradient)
+    hidden.sum().backward()
+
+
+def test_hooks_on_nodes() -> None:
+    found = []
+    for run in (summed, compiled(summed)):
+        net, seen = network(), []
+        loss = run(net, torch.linspace(-1, 1, 12).view(3, 4))[1]
+        bias = net[2].get_parameter("bias")
+        nodes: list[Any] = [loss.grad_fn]
+        leaves: list[Any] = []
+        while nodes:
+            node = nodes.pop()
+            nodes += [after for after, _ in node.next_functions if after is not None]
+            leaves += [node] if getattr(node, "variable", None) is bias else []
+        leaves[0].register_prehook(lambda gradients, seen=seen: seen.extend(gradients))
+        loss.backward()
+        found.append((seen, gradients(net)))
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_a_hook_before_the_node_of_the_only_result_with_a_gradient() -> None:
+    def function(net: nn.Sequential, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden, loss = summed(net, x)
+        return hidden.detach(), loss
+
+    found = []
+    for run in (function, compiled(function)):
+        net, seen = network(), []
+        loss = run(net, torch.linspace(-1, 1, 12).view(3, 4))[1]
+        node: Any = loss.grad_fn
+        node.register_prehook(lambda gradients, seen=seen: seen.extend(gradients))
+        node.register_prehook(lambda gradients: (2 * gradients[0],))
+        loss.backward()
+        found.append((seen, gradients(net)))
+    torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("kind", ["register_hook", "register_prehook"])
+def test_other_hooks_on_the_node_of_a_graph_are_refused(kind: str) -> None:
+    for result in compiled(step)(network(), torch.ones(3, 4)):
+        with pytest.raises(SessionError, match="grad_fn of a result"):
+            getattr(result.grad_fn, kind)(print)
+
+
+def test_values_whose_gradient_is_not_known_are_refused() -> None:
+    def of_an_input(net: nn.Sequential, x: Tensor) -> tuple[Tensor, Tensor]:
+        part = x[:1]
+        return part, net(part).sum()
+
+    part, _ = compiled(of_an_input)(network(), torch.ones(3, 4, requires_grad=True))
+    with pytest.raises(SessionError, match="a view of an input"):
+        part.retain_grad()
+    hidden, loss = compiled(summed)(network(), torch.ones(3, 4))
+    with pytest.raises(SessionError, match="register_multi_grad_hook"):
+        torch.autograd.graph.register_multi_grad_hook([hidden, loss], print)
+    edge = torch.autograd.graph.get_gradient_edge(hidden)
+    del hidden
+    with pytest.raises(SessionError, match="tensor is deleted"):
+        torch.autograd.grad(loss, edge)
+    net = network()
+    hidden, part, loss = compiled(base_and_view)(net, torch.ones(3, 4))
+    part.retain_grad()
+    rows = [torch.ones(2, *value.shape) for value in (hidden, part)]
+    with pytest.raises(SessionError, match="is_grads_batched=True"):
+        torch.autograd.grad([hidden, part], net[0].get_parameter("weight"), rows, is_grads_batched=True)
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])

@@ -34,10 +34,11 @@ A graph runs in eager PyTorch, with one warning that states the reason (`fallbac
 - has sparse gradients, or returns a tensor that is not a view of a contiguous result.
 
 Gradients that are differentiated again (`create_graph=True`) are computed in eager, and so are those of a value that a
-graph computes (`torch.autograd.grad(loss, hidden)`): the graph runs in eager, from the start if `torch.autograd.grad`
-is called in the compiled function, otherwise from then on. If eager can't repeat the session's run then (random
-numbers, inputs changed in place), an error is raised. The same holds for hooks and `retain_grad()` on a value from
-which the graph computes other results.
+graph computes (`torch.autograd.grad(loss, hidden)`, `backward(inputs=[hidden])`): the graph runs in eager, from the
+start if the call is in the compiled function, otherwise from then on. If eager can't repeat the session's run then
+(random numbers, inputs changed in place), an error is raised. The same holds for hooks and `retain_grad()` on a value
+from which the graph computes other results. A graph also runs in eager if the compiled function reads the `grad_fn` of
+one of its values. Outside, the `grad_fn` of a result is a node of the whole graph, and hooks on it raise an error.
 
 `lit_ort.explain(trainer)` shows where each graph and operator ran. This page is written by
 `python -m tests.zoo.report`, and tests check each of its lines.
