@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import uuid
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -9,6 +11,7 @@ from typing import Any, TypeVar
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from lit_ort.errors import LitOrtError
+from tests.scripts import PRELOADED
 
 T = TypeVar("T")
 
@@ -19,6 +22,7 @@ def run_on_ranks(function: Callable[..., T], ranks: int, *args: Any) -> list[T]:
     Raises:
         ChildFailedError: a rank raised; its message has the traceback of the first one that did.
     """
+    multiprocessing.set_forkserver_preload(PRELOADED)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -28,10 +32,15 @@ def run_on_ranks(function: Callable[..., T], ranks: int, *args: Any) -> list[T]:
         rdzv_endpoint="127.0.0.1:0",
         max_restarts=0,
         monitor_interval=0.1,
-        start_method="spawn",
+        start_method="forkserver",
     )
-    results = elastic_launch(config, function)(*args)
+    results = elastic_launch(config, _called)(function, *args)
     return [results[rank] for rank in range(ranks)]
+
+
+def _called(function: Callable[..., T], *args: Any) -> T:
+    gc.freeze()  # as tests/conftest.py
+    return function(*args)
 
 
 def message_of(function: Callable[[], Any]) -> str:

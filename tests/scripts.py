@@ -7,8 +7,10 @@ import os
 import runpy
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 # The imports take five seconds, which is most of the time of a small script. Not lit_ort, whose import registers the
 # strategies: a script that forgets it must fail.
@@ -51,6 +53,19 @@ def run_script(
         raise subprocess.TimeoutExpired([str(path), *arguments], seconds)
     texts = [file.read_text(encoding="utf-8") for file in (output, errors)]
     return subprocess.CompletedProcess([str(path), *arguments], process.exitcode, *texts)
+
+
+def run_code(command: Sequence[str], **_: Any) -> subprocess.CompletedProcess[str]:
+    """`subprocess.run([python, "-c", code, *arguments], ...)`, in a process that is forked after the imports.
+
+    Raises:
+        subprocess.TimeoutExpired: it takes longer than two minutes.
+    """
+    code, *arguments = command[2:]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "code.py")
+        path.write_text(code)
+        return run_script(path, arguments, Path(folder), seconds=120)
 
 
 def _main(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import lit_ort
 from lit_ort import AtomicCheckpointIO, LitOrtWarning
 from lit_ort.checkpoint_io import verify
 from lit_ort.errors import CheckpointError
+from tests.scripts import run_code
 
 STATE = {"state_dict": {"weight": torch.arange(1000.0)}, "epoch": 3, "text": "x" * 200}
 
@@ -153,5 +153,5 @@ for limit in range(1, len(previous), 31):
 @pytest.mark.slow
 def test_a_write_can_fail_at_any_position(tmp_path: Path) -> None:
     command = [sys.executable, "-c", LIMITED, str(tmp_path / "a.ckpt")]
-    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    process = run_code(command)
     assert (process.returncode, process.stderr) == (0, "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lit_ort.files import read_regular, remove_unfinished, whole_file
+from tests.scripts import run_code
 
 
 def write(path: Path, data: bytes) -> None:
@@ -67,7 +67,7 @@ with whole_file(sys.argv[1]) as file:
 def test_the_unfinished_file_of_a_killed_process_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
     write(path, b"one")
-    assert subprocess.run([sys.executable, "-c", KILLED, str(path)]).returncode == -9
+    assert run_code([sys.executable, "-c", KILLED, str(path)]).returncode == -9
     assert path.read_bytes() == b"one"
     (unfinished,) = [entry for entry in tmp_path.iterdir() if entry != path]
     assert remove_unfinished(tmp_path) == []  # a young file can belong to a running process

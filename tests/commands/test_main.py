@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from torch import nn
 
 from lit_ort.commands import main as program
 from lit_ort.version import __version__
+from tests.scripts import run_code
 
 
 class Scorer(nn.Module):
@@ -115,8 +115,8 @@ def test_training_needs_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["train", "compare"])
-def test_programs_run_as_the_main_module(name: str, tmp_path: Path) -> None:
+def test_programs_run_as_the_main_module(name: str) -> None:
     command = [sys.executable, "-c", "from lit_ort.commands.main import main; main()", name, "--help"]
-    process = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    process = run_code(command)
     assert process.returncode == 0, process.stderr
     assert f"  lit-ort {name} [GROUP=CHOICE ...]" in process.stdout

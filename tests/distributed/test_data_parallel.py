@@ -101,7 +101,7 @@ def fit(
     module = make()
     checkpoint = settings.pop("ckpt_path", None)
     runner = trainer(
-        strategy, **{"devices": RANKS if dist.is_torchelastic_launched() else 1, "limit_val_batches": 1, **settings}
+        strategy, **{"devices": RANKS if dist.is_torchelastic_launched() else 1, "limit_val_batches": 0, **settings}
     )
     runner.fit(module, part_of(loader(rows, batch)), loader(), ckpt_path=checkpoint, weights_only=False)
     return runner
@@ -124,20 +124,24 @@ def strict(**arguments: Any) -> ORTDDPStrategy:
     return ORTDDPStrategy(fallback="error", **arguments)
 
 
+def in_buckets() -> ORTDDPStrategy:
+    return strict(gradient_as_bucket_view=True)
+
+
 def sharded(**arguments: Any) -> ORTZero1Strategy:
     return ORTZero1Strategy(fallback="error", **arguments)
 
 
 # Strategies on both ranks, with the module and the settings for the same run in one process.
 RUNS: dict[str, tuple[Callable[[], Any], Callable[[], LightningModule], dict[str, Any]]] = {
-    "ddp": (strict, Net, {}),
+    "ddp": (strict, Net, {"limit_val_batches": 1}),
     "overlap": (lambda: strict(overlap=True, bucket_cap_mb=1e-4), Net, {}),
-    "gradients in buckets": (lambda: strict(gradient_as_bucket_view=True), Net, {}),
+    "gradients in buckets": (in_buckets, Net, {}),
     "accumulation": (strict, Net, {"accumulate_grad_batches": 2}),
     "clip": (strict, Net, {"gradient_clip_val": 0.05}),
     "64-true": (strict, Net, {"precision": "64-true"}),
     "manual optimization": (strict, Manual, {}),
-    "zero1": (sharded, Net, {}),
+    "zero1": (sharded, Net, {"limit_val_batches": 1}),
     "zero1 with AdamW": (sharded, WithAdam, {}),
     "zero1 with LAMB": (sharded, WithLamb, {}),
     "zero1 with accumulation": (sharded, WithAdam, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.05}),
@@ -152,25 +156,25 @@ EAGER_RUNS: dict[str, tuple[dict[str, Any], Callable[[], LightningModule], int]]
 
 
 def all_runs(folder: Path) -> dict[str, Any]:
-    results: dict[str, Any] = {name: weights(fit(make(), net, **s)) for name, (make, net, s) in RUNS.items()}
+    runs = {name: fit(make(), net, **settings) for name, (make, net, settings) in RUNS.items()}
+    results: dict[str, Any] = {name: weights(runner) for name, runner in runs.items()}
     for name, (arguments, net, rows) in EAGER_RUNS.items():
         results[name] = weights(fit(strict(**arguments), net, rows))
         results[f"eager: {name}"] = weights(fit(DDPStrategy(**arguments), net, rows))
-    results["kinds"] = kinds(strict()), kinds(strict(overlap=True, bucket_cap_mb=1e-4))
+    results["kinds"] = kinds(runs["ddp"]), kinds(runs["overlap"])
     results["dropout"] = losses_with_dropout()
     results["adasum"] = weights(fit(strict(adasum=True), Net))
-    results["state"] = state_sizes()
     results["chosen"] = chosen_on_the_way()
-    results["forms"] = [forms(make) for make in (strict, lambda: strict(gradient_as_bucket_view=True), sharded)]
+    whole, *others = (fit(strategy, WithAdam, max_epochs=1) for strategy in (sharded(), strict(), in_buckets()))
+    results["state"] = state_sizes(whole)
+    results["forms"] = [forms(runner) for runner in (whole, *others)]
     results["messages"] = error_messages()
-    whole = fit(sharded(), WithAdam, max_epochs=1)
     whole.save_checkpoint(folder / "one.ckpt", weights_only=False)
     results["resumed"] = weights(fit(sharded(), WithAdam, ckpt_path=folder / "one.ckpt"))
     return results
 
 
-def kinds(strategy: ORTDDPStrategy) -> list[str]:
-    runner = fit(strategy, Net, max_epochs=1)
+def kinds(runner: Any) -> list[str]:
     return [graph.kind for graph in lit_ort.explain(runner).graphs if graph.name.startswith("training")]
 
 
@@ -192,17 +196,15 @@ def chosen_on_the_way() -> tuple[Weights, Choice]:
     return weights(runner), next(c for c in lit_ort.explain(runner).choices if c.step == "training_step")
 
 
-def state_sizes() -> tuple[int, int]:
+def state_sizes(runner: Any) -> tuple[int, int]:
     """The number of elements of the optimizer's state on this rank, and of all parameters."""
-    runner = fit(sharded(), WithAdam, max_epochs=1)
     states = runner.optimizers[0].optim.state.values()
     moments = sum(value.numel() for state in states for value in state.values() if value.dim())
     return moments, sum(value.numel() for value in runner.lightning_module.parameters())
 
 
-def forms(make: Callable[[], Any]) -> list[list[bool | None]]:
+def forms(runner: Any) -> list[list[bool | None]]:
     """The forms of the optimizer's first two steps, and the one in its options."""
-    runner = fit(make(), WithAdam, max_epochs=1)
     return [*runner.lightning_module.forms[:2], [group["fused"] for group in runner.optimizers[0].param_groups]]
 
 

@@ -40,7 +40,7 @@ def fit(strategy: Any, module: LightningModule, **settings: Any) -> Any:
     data = settings.pop("data", None) or loader(ROWS, BATCH)
     checkpoint = settings.pop("ckpt_path", None)
     devices = int(os.environ["WORLD_SIZE"]) if dist.is_torchelastic_launched() else 1
-    runner = trainer(strategy, **{"devices": devices, "limit_val_batches": 1, **settings})
+    runner = trainer(strategy, **{"devices": devices, "limit_val_batches": 0, **settings})
     runner.fit(module, data, loader(), ckpt_path=checkpoint, weights_only=False)
     return runner
 
@@ -50,9 +50,9 @@ def weights(runner: Any) -> Weights:
 
 
 RUNS: dict[str, tuple[dict[str, Any], Callable[[], Staged], dict[str, Any]]] = {
-    "1f1b": ({}, Staged, {}),
+    "1f1b": ({}, Staged, {"limit_val_batches": 1}),
     "gpipe": ({"schedule": "gpipe"}, Staged, {}),
-    "interleaved": ({"schedule": "interleaved"}, partial(Staged, 4), {}),
+    "interleaved": ({"schedule": "interleaved"}, partial(Staged, 4), {"limit_val_batches": 1}),
     "three micro-batches": ({"micro_batches": 3}, Staged, {}),
     "accumulation and clip": ({}, Staged, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.05}),
     "64-true": ({}, Staged, {"gradient_clip_val": 0.05, "precision": "64-true"}),
@@ -60,12 +60,21 @@ RUNS: dict[str, tuple[dict[str, Any], Callable[[], Staged], dict[str, Any]]] = {
 }
 
 
+def metrics_of(runner: Any) -> dict[str, float]:
+    return {name: float(value) for name, value in runner.callback_metrics.items()}
+
+
+def validation_loss(runner: Any) -> float:
+    runner.limit_val_batches = 1
+    return runner.validate(runner.lightning_module, loader(), verbose=False)[0]["val_loss"]
+
+
 def all_runs(folder: Path) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for name, (arguments, make, settings) in RUNS.items():
         runner = fit(strict(**arguments), make(), **settings)
         module = runner.lightning_module
-        results[name] = (weights(runner), module.losses, float(runner.callback_metrics["val_loss"]))
+        results[name] = (weights(runner), module.losses, metrics_of(runner))
         results[f"in flight: {name}"] = module.pipeline.in_flight
         results[f"stages: {name}"] = sorted({name.split(".")[2] for name, _ in module.named_parameters()})
         results[f"kinds: {name}"] = {graph.kind for graph in lit_ort.explain(runner).graphs}
@@ -73,7 +82,7 @@ def all_runs(folder: Path) -> dict[str, Any]:
     half.save_checkpoint(folder / "pipeline.ckpt", weights_only=False)
     resumed = fit(strict(), Staged(optimizer=ADAM), ckpt_path=folder / "alone.ckpt")
     results["resumed"] = weights(resumed)
-    results["tested"] = resumed.validate(resumed.lightning_module, loader(), verbose=False)[0]["val_loss"]
+    results["tested"] = validation_loss(resumed)
     results["messages"] = error_messages()
     dropping = partial(Staged, dropout=0.5)
     fit(strict(), dropping(), max_epochs=1).save_checkpoint(folder / "dropping.ckpt", weights_only=False)
@@ -136,7 +145,8 @@ def test_losses_and_weights_are_those_of_one_process(name: str, results: list[di
     assert_equal(merged, weights(expected))
     assert losses == pytest.approx(expected.lightning_module.losses, rel=1e-5)
     assert results[1][name][1] == losses
-    assert validation == pytest.approx(float(expected.callback_metrics["val_loss"]), rel=1e-5)
+    assert validation == pytest.approx(metrics_of(expected), rel=1e-5)
+    assert ("val_loss" in validation) == ("limit_val_batches" in settings)
 
 
 def test_each_process_keeps_its_stages_and_compiles_them(results: list[dict[str, Any]]) -> None:
@@ -156,7 +166,7 @@ def test_checkpoints_are_those_of_one_process(results: list[dict[str, Any]], alo
     assert_equal(results[0]["resumed"], weights(whole))
     resumed = fit("auto", Staged(optimizer=ADAM), ckpt_path=alone / "pipeline.ckpt")
     assert_equal(weights(resumed), weights(whole))
-    tested = resumed.validate(resumed.lightning_module, loader(), verbose=False)[0]["val_loss"]
+    tested = validation_loss(resumed)
     assert results[0]["tested"] == pytest.approx(tested, rel=1e-5)
 
 

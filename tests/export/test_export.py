@@ -23,7 +23,7 @@ from tests.lightning_models import BATCH, Net, loader, trainer
 from tests.zoo import image_and_sound_models, plain_models, text_models
 
 CASES = {**text_models.CASES, **image_and_sound_models.CASES, **plain_models.CASES}
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "forked_sessions")
 
 
 class Convolutions(nn.Sequential):

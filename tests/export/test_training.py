@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,10 @@ from lit_ort.errors import ExportError, LitOrtWarning
 from lit_ort.runtime.engines.choice import installed_kind
 from tests.export.test_export import Convolutions
 from tests.lightning_models import Net
+from tests.scripts import run_code
 
 pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.usefixtures("one_thread", "forked_sessions"),
     pytest.mark.skipif(installed_kind() != "training", reason="needs the training build of ONNX Runtime"),
 ]
 STEPS, LR = 20, 1e-2
@@ -118,7 +118,7 @@ def train_on_device(folder: Path, batches: list[dict[str, Tensor]], outputs: str
     arrays = {f"{k}/{name}": value.numpy() for k, batch in enumerate(batches) for name, value in batch.items()}
     np.savez(given, **arrays)  # pyright: ignore[reportArgumentType] - names of arrays
     command = [sys.executable, "-c", DEVICE, str(folder), str(given), str(taken), str(LR), outputs]
-    subprocess.run(command, check=True, capture_output=True)
+    run_code(command).check_returncode()
     with np.load(taken) as found:
         results = {name.removeprefix("eval/"): found[name] for name in found.files if name.startswith("eval/")}
         return Trained(found["losses"].tolist(), results, folder)
