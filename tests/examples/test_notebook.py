@@ -13,6 +13,8 @@ pytest.importorskip("ipykernel")
 
 PATH = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
 LARGEST_BYTES = 64_000
+# Fewer rows in the test.
+SHORTER = "data(6_400)", "data(640)"
 
 
 def outputs_of(notebook: Any) -> list[Any]:
@@ -28,10 +30,12 @@ def printed_by(notebook: Any) -> str:
     return "".join(output.text for output in outputs_of(notebook) if output.output_type == "stream")
 
 
+def accuracy_of(notebook: Any) -> float:
+    return float(printed_by(notebook).split("accuracy ")[1].split()[0])
+
+
 def assert_shows_a_run(notebook: Any) -> None:
-    """Checks accuracy, report and table."""
-    accuracy = float(printed_by(notebook).split("accuracy ")[1].split()[0])
-    assert accuracy > 0.8
+    """Checks report and table."""
     (report,) = results_of(notebook, "text/html")
     assert "no fallback" in report
     (table,) = results_of(notebook, "text/markdown")
@@ -42,13 +46,18 @@ def assert_shows_a_run(notebook: Any) -> None:
 @pytest.mark.slow
 def test_the_notebook_runs(tmp_path: Path) -> None:
     notebook = nbformat.read(PATH, 4)
+    for cell in notebook.cells:
+        cell.source = cell.source.replace(*SHORTER)
     resources = {"metadata": {"path": str(tmp_path)}}
     nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
+    assert 0 < accuracy_of(notebook) < 1
     assert_shows_a_run(notebook)
 
 
 def test_the_file_has_the_outputs_of_a_run() -> None:
     notebook = nbformat.read(PATH, 4)
     nbformat.validate(notebook)
+    assert SHORTER[0] in "".join(cell.source for cell in notebook.cells)
+    assert accuracy_of(notebook) > 0.8
     assert_shows_a_run(notebook)
     assert PATH.stat().st_size < LARGEST_BYTES

@@ -115,14 +115,17 @@ class TestTheFullRun:
         base = number(r"test loss (\S+) of the base", output)
         assert number(r"of the base, (\S+) with the adapters", output) < base - 0.2
 
+    @pytest.mark.sweep
     def test_cli(self, tmp_path: Path) -> None:
         output = run(tmp_path, "cli.py", "fit", "--config", str(CONFIG))
         assert number(r"validation loss (\S+) nats", output) < 30
 
+    @pytest.mark.sweep
     def test_fabric(self, tmp_path: Path) -> None:
         output = run(tmp_path, "fabric.py")
         assert number(r"digits at the right position (\S+)", output) > 0.9
 
+    @pytest.mark.sweep
     def test_plain_torch(self, tmp_path: Path) -> None:
         output = run(tmp_path, "plain_torch.py")
         naive = number(r"the last value as the forecast: ([\d.]+)", output)

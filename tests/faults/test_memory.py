@@ -17,7 +17,7 @@ from tests.compare import compiled
 
 # Below and above the size from which results are in the pool; dimensions vary.
 SHAPES = [(3, 5), (40, 64), (600, 512), (700, 512), (901, 512)]
-STEPS = 400
+STEPS = 150
 
 
 def results(x: Tensor) -> tuple[Tensor, ...]:
@@ -110,7 +110,7 @@ class Program:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.sweep) for seed in range(1, 5))])
 def test_kept_results_do_not_change(seed: int) -> None:
     program = Program(compiled(results), seed)
     program.run()

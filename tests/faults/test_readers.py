@@ -211,7 +211,7 @@ def square(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@EXAMPLES
+@settings(EXAMPLES, max_examples=20)
 @given(changes())
 def test_graph_cache(graph_entry: Files, change: Change) -> None:
     """A damaged entry is not used, and the graph is compiled again."""
