@@ -204,7 +204,8 @@ def _transposed_back(node: fx.Node) -> fx.Node | None:
         rank = len(order)
         is_inverse = [inner_order[k % rank] % rank for k in order] == list(range(rank))
     else:
-        rank = node.meta["val"].dim()
+        # A scalar is transposed as a vector is.
+        rank = max(node.meta["val"].dim(), 1)
         dimensions, inner_dimensions = ({d % rank for d in arguments_of(n)[1:]} for n in (node, inner))
         is_inverse = dimensions == inner_dimensions
     return inner.args[0] if is_inverse else None

@@ -299,7 +299,8 @@ class Reader:
     def reduction(self, name: str, kind: str, expression: Expression, axes: Sequence[int], keep: bool) -> Expression:
         """A reduction over axes as a value."""
         rank = len(expression.shape)
-        axes = tuple(sorted(axis % rank for axis in axes)) if axes else tuple(range(rank))
+        # A scalar can be reduced over the axis 0 or -1, which it doesn't have.
+        axes = tuple(sorted(axis % rank for axis in axes)) if axes and rank else tuple(range(rank))
         kept = tuple(1 if axis in axes else size for axis, size in enumerate(expression.shape))
         if all(expression.shape[axis] == 1 for axis in axes):
             result = expression

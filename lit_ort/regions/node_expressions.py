@@ -118,7 +118,8 @@ def _first(start: Number | None, size: Number) -> Number:
 
 def _transpose(view: StridedView, first: int, second: int) -> StridedView:
     order = list(range(len(view.shape)))
-    order[first], order[second] = order[second], order[first]
+    if order:
+        order[first], order[second] = order[second], order[first]
     return view.permute(order)
 
 

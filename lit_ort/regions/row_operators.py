@@ -110,7 +110,7 @@ def layer_norm_backward(
 def var_mean(terms: Terms, x: Any, axes: Sequence[int] | None = None, **kwargs: Any) -> Results:
     x = terms.given(x)
     rank = len(x.shape)
-    over = sorted(axis % rank for axis in axes) if axes else list(range(rank))
+    over = sorted(axis % rank for axis in axes) if axes and rank else list(range(rank))
     count = product(x.shape[axis] for axis in over)
     correction = kwargs.get("correction")
     mean = _mean(terms, x, over)

@@ -88,6 +88,19 @@ def test_what_has_several_spaces_is_right(name: str) -> None:
     assert not calls(check(SEVERAL_REGIONS[name], X))
 
 
+OF_A_SCALAR: dict[str, Callable[[torch.Tensor], Any]] = {
+    "a sum": lambda x: x.sum(-1) * 2,
+    "a maximum": lambda x: x.amax(0, keepdim=True) * 2,
+    "a softmax": lambda x: x.softmax(0) + x.log_softmax(-1),
+    "a variance": lambda x: (x * 2).var(0, correction=0) + 1,
+}
+
+
+@pytest.mark.parametrize("name", list(OF_A_SCALAR))
+def test_a_scalar_has_the_axes_that_torch_allows(name: str) -> None:
+    assert not calls(check(OF_A_SCALAR[name], torch.tensor(0.7)))
+
+
 def test_layer_norm_with_its_gradients_and_a_residual_is_few_regions() -> None:
     def loss(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return (F.layer_norm(x, (32,), w, b) + x).square().mean()
