@@ -14,8 +14,15 @@ import torch
 from torch import fx
 from torch.nn import functional
 
-from lit_ort._compat.torch import data_of, log_api_usage, set_grad_enabled
-from lit_ort._compat.torch_fx import MISTRACED_OPERATORS, aten_graph, correct_strides, inputs_of
+from lit_ort._compat.torch import data_of, log_api_usage, memory_of, set_grad_enabled
+from lit_ort._compat.torch_fx import (
+    MISTRACED_OPERATORS,
+    aten_graph,
+    correct_strides,
+    example_of,
+    first_argument,
+    inputs_of,
+)
 from lit_ort._compat.torch_ops import (
     BY_STRIDES,
     SAFE_SPLITS,
@@ -72,6 +79,7 @@ def capture(graph: NumberedGraph, tensors: Sequence[torch.Tensor], keys: Sequenc
         return Captured(bound, examples, False)
     module = aten_graph(bound, examples.tensors, examples.mode)
     _refuse_incorrect_traces(module.graph)
+    _refuse_places_in_storages(module.graph)
     _share_memory_of_parts(module.graph)
     changed = correct_strides(module.graph)
     if any(tensor.requires_grad for tensor in examples.tensors):
@@ -98,6 +106,25 @@ def _refuse_incorrect_traces(graph: fx.Graph) -> None:
             raise CaptureError(
                 f"torch traces {node.target} incorrectly: the trace computes other values than the operator",
                 remedy="The step runs in eager PyTorch until torch fixes it.",
+                operator=str(node.target),
+                module=source_line(node),
+            )
+
+
+def _refuse_places_in_storages(graph: fx.Graph) -> None:
+    """Refuses views of inputs at a place in their storage, which a trace doesn't know, and which can change.
+
+    Raises:
+        CaptureError: there is one.
+    """
+    storages = {memory_of(value) for node in inputs_of(graph) if isinstance(value := example_of(node), torch.Tensor)}
+    for node in graph.nodes:
+        has_place = node.target in BY_STRIDES and len(node.args) == len(node.target._schema.arguments)
+        if has_place and node.args[-1] is not None and memory_of(example_of(first_argument(node))) in storages:
+            raise CaptureError(
+                "as_strided is called with a storage_offset for a view of an input, whose own place in its storage can "
+                "change",
+                remedy="Leave it out, and pass the input from that place on.",
                 operator=str(node.target),
                 module=source_line(node),
             )

@@ -173,7 +173,15 @@ def strided_views_of_the_batch() -> Case:
         return m.first(x.as_strided((4, 8), (8, 1), 8)).pow(2).mean()
 
     # Dynamo doesn't guard on the second batch's storage offset.
-    return Case(Net(step), [(rows(),), (torch.randn(7, 8)[1:],)], falls_back="depends on the strides")
+    return Case(Net(step), [(rows(),), (torch.randn(7, 8)[1:],)], falls_back="storage_offset")
+
+
+@case
+def strided_views_of_the_batch_returned() -> Case:
+    def step(m: Any, x: Tensor) -> tuple[Tensor, ...]:
+        return m.first(x).pow(2).mean(), x.as_strided((2, 8), (8, 1), 8)
+
+    return Case(Net(step), [(torch.randn(7, 8)[1:],)], falls_back="storage_offset")
 
 
 @case
