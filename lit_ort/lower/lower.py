@@ -254,6 +254,7 @@ class _Lowering:
     def _output_type(self, node: fx.Node) -> tuple[torch.dtype, list[int | None] | None]:
         """The dtype and shape of a torch node's output; a gradient that the optimizer consumes has no fixed shape."""
         dtype, shape = self._boundary_type(node.meta["val"])
+        self._require_type(node, dtype)
         return dtype, None if node.target is hand_over else shape
 
     def _boundary_type(self, value: torch.Tensor) -> tuple[torch.dtype, list[int | None]]:

@@ -164,6 +164,9 @@ class NodeBuilder:
         args: list[Any] = list(node.args)
         if node.target in BY_STRIDES:
             args[0] = self._as_traced(args[0])
+        if node.target is torch.ops.aten.view_as_real.default:
+            # Inverse transforms return lazy conjugates, of which their traces know nothing.
+            args[0] = _Slot(self._call("aten.resolve_conj.default", self._slot(first_argument(node))))
         for k in range(count := IMAGES_IN_ONE_FORMAT.get(node.target, 0)):
             args[k] = self._in_order(args[k], _image_order(arguments_of(node)[count - 1].meta["val"]))
         for k in CONTIGUOUS.get(node.target, ()):

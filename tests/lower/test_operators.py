@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lit_ort.errors import CompileError
 from tests.compare import backend, compiled
 
 Function = Callable[[Tensor, Tensor], Tensor]
@@ -164,3 +165,25 @@ def test_an_embedding_with_gradients_scaled_by_frequency() -> None:
 
     expected = torch.autograd.grad(step(a), a)
     torch.testing.assert_close(torch.autograd.grad(compiled(step)(a), a), expected)
+
+
+def test_a_lazy_conjugate_of_which_the_trace_knows_nothing() -> None:
+    def step(x: Tensor) -> Tensor:
+        return torch.view_as_real(torch.fft.ifft(x).resolve_conj()).square().sum()
+
+    found = []
+    for run in (step, compiled(step)):
+        x = torch.linspace(-1, 1, 12).view(3, 4).requires_grad_()
+        run(x).backward()
+        found.append(x.grad)
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_a_result_whose_dtype_sessions_do_not_support() -> None:
+    with pytest.raises(CompileError, match="torch.uint64, which sessions don't support"):
+        compiled(torch.hash_tensor)(torch.ones(3))
+
+
+def test_a_transposed_scalar() -> None:
+    x = torch.tensor(0.7)
+    assert compiled(lambda x: x.transpose(0, -1) * 2)(x) == 2 * x
