@@ -219,7 +219,7 @@ def _step_of(op: OpInfo, sample: SampleInput, differentiable: bool) -> Step:
 
 
 def weighted(result: Tensor) -> Tensor:
-    real = torch.view_as_real(result) if result.is_complex() else result
+    real = torch.view_as_real(result.resolve_conj()) if result.is_complex() else result
     weights = torch.linspace(0.5, 1.5, real.numel(), dtype=real.dtype).view(real.shape)
     return (real * weights).sum()
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from lit_ort._compat.torch_ops import CONTIGUOUS, IMAGES_IN_ONE_FORMAT, LAST_DIMENSION_CONTIGUOUS
+from lit_ort.errors import DEFECT
 from tests.operators.kernels import find
 from tests.operators.layouts import outcomes_of, subjects
-from tests.operators.op_db import RIGHT
+from tests.operators.op_db import BAD, RIGHT, Outcome
 
 # `python -m tests.operators.layouts` compares all of them.
 SAMPLE = ("nn.GroupNorm", "nn.BatchNorm1d", "nn.MultiheadAttention", "nn.LSTM", "pixel_shuffle")
@@ -20,6 +26,22 @@ def test_layouts(text: str) -> None:
     outcomes = [outcome for subject in subjects(text) for outcome in outcomes_of(subject)]
     assert outcomes
     assert not [outcome for outcome in outcomes if outcome.kind != RIGHT]
+
+
+# A part takes one to two minutes.
+PARTS = 32
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("part", range(PARTS))
+def test_all_operators_and_modules_in_all_layouts(part: int, tmp_path: Path) -> None:
+    file = tmp_path / "outcomes.json"
+    # In a separate process that has no sessions, since it forks.
+    command = [sys.executable, "-m", "tests.operators.layouts", "--part", f"{part}/{PARTS}", "--json", str(file)]
+    subprocess.run(command, check=True, timeout=1800)
+    outcomes = [Outcome(**json.loads(line)) for line in file.read_text().splitlines()]
+    assert len(outcomes) > 20
+    assert not [outcome for outcome in outcomes if outcome.kind in BAD or DEFECT in outcome.detail]
 
 
 @pytest.mark.parametrize("text", ["Norm", "Pool", "CTC", "attention", "embedding_bag"])
