@@ -47,7 +47,12 @@ from tests.operators.op_db import (
 
 MODULE_SAMPLES = 4
 # Modules and operators of many operators, with one sample.
-LARGE = frozenset({"nn.Transformer", "nn.TransformerDecoderLayer", "nn.LSTM", "svd_lowrank", "pca_lowrank"})
+LARGE = frozenset(
+    {
+        *("nn.Transformer", "nn.TransformerEncoder", "nn.TransformerEncoderLayer", "nn.TransformerDecoderLayer"),
+        *("nn.LSTM", "svd_lowrank", "pca_lowrank"),
+    }
+)
 # Samples for which eager is no reference, by name and layout: its kernels read the memory of expanded values as if it
 # were contiguous, and equal rows have no eigenvectors.
 NO_REFERENCE = frozenset({("native_group_norm", "expanded"), ("masked.median", "expanded"), ("linalg.eig", "expanded")})
