@@ -16,12 +16,13 @@ from tests.operators.layouts import outcomes_of, subjects
 from tests.operators.op_db import BAD, RIGHT, Outcome
 
 # `python -m tests.operators.layouts` compares all of them.
-SAMPLE = ("nn.GroupNorm", "nn.BatchNorm1d", "nn.MultiheadAttention", "nn.LSTM", "pixel_shuffle")
+SAMPLE = ("nn.GroupNorm", "nn.BatchNorm1d", "pixel_shuffle")
+LARGER_SAMPLE = ("nn.MultiheadAttention", "nn.LSTM")
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("text", SAMPLE)
+@pytest.mark.parametrize("text", [*SAMPLE, *(pytest.param(text, marks=pytest.mark.sweep) for text in LARGER_SAMPLE)])
 def test_layouts(text: str) -> None:
     outcomes = [outcome for subject in subjects(text) for outcome in outcomes_of(subject)]
     assert outcomes

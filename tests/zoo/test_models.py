@@ -17,13 +17,17 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 # Models that have no dropout.
 WITHOUT_DROPOUT = {"ConvNeXt", "Mamba"}
 QUICK = ("Llama", "BERT", "ResNet", "LSTM", "graph network")
+# Models whose steps are those of others, but for a few operators.
+LIKE_OTHERS = ("ELECTRA", "Gemma 2", "Mistral", "Mixtral", "Qwen2", "RoBERTa", "bidirectional RNN")
 
 QUICK_GROUP = "activations"
 
 
 def some_slow(names: Iterable[str], quick: Sequence[str]) -> list[Any]:
     """The names as parameters, slow but for the quick ones."""
-    return [*quick, *(pytest.param(name, marks=pytest.mark.slow) for name in names if name not in quick)]
+    others = [name for name in names if name not in quick]
+    marks = {name: pytest.mark.sweep if name in LIKE_OTHERS else pytest.mark.slow for name in others}
+    return [*quick, *(pytest.param(name, marks=marks[name]) for name in others)]
 
 
 # The tests of one model of each kind, and of one group of operators, are not marked slow.
@@ -61,9 +65,15 @@ def test_losses_that_read_values_run_in_several_graphs() -> None:
     assert outcome.worst[0] <= 1e-4
 
 
-# Every third model, since all use the same dropout fusion.
+# All use the same dropout fusion.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(CASES.keys() - WITHOUT_DROPOUT)[::3])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if k % 12 == 0 else pytest.param(name, marks=pytest.mark.sweep)
+        for k, name in enumerate(sorted(CASES.keys() - WITHOUT_DROPOUT))
+    ],
+)
 def test_dropout_differs_at_every_step(name: str) -> None:
     losses = losses_with_dropout(CASES[name])
     assert all(map(math.isfinite, losses))
