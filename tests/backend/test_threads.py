@@ -52,7 +52,7 @@ def gradient(step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return torch.autograd.grad(step(x).square().mean(), x)[0]
 
 
-@pytest.mark.parametrize("rounds", [3, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [3, pytest.param(20, marks=pytest.mark.sweep)])
 def test_threads_compile_functions_of_their_own(rounds: int) -> None:
     for _ in range(rounds):
         torch.compiler.reset()

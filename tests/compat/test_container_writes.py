@@ -203,8 +203,10 @@ def graphs_of(name: str, owner: str, statements: str) -> int:
     return counter.frame_count
 
 
+# One of each owner's cases is fast, two of nine are slow.
+MARKS = {0: (), 4: pytest.mark.slow, 8: pytest.mark.slow}
 CASES = [
-    pytest.param(name, owner, most, id=f"{name}, {owner}", marks=() if k % 9 == 0 else pytest.mark.slow)
+    pytest.param(name, owner, most, id=f"{name}, {owner}", marks=MARKS.get(k % 9, pytest.mark.sweep))
     for cases, most in ((ONE_GRAPH, 1), (FEW_GRAPHS, 4), (READS, 9), (IN_BLOCKS, STEPS))
     for k, (name, owner) in enumerate((name, owner) for name in cases for owner in OWNERS)
 ]

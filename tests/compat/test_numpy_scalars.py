@@ -119,8 +119,20 @@ UNSUPPORTED = {
 }
 
 
+OFTEN_USED = ("int64", "float32")
+# The names of STEPS; those of less usual types are compared in the sweep.
+NAMES = [
+    *mostly_slow(sorted(name for name in STEPS if name.startswith(OFTEN_USED)), 8),
+    *(
+        pytest.param(name, marks=pytest.mark.sweep)
+        for name in sorted(STEPS.keys() - UNSUPPORTED)
+        if not name.startswith(OFTEN_USED)
+    ),
+]
+
+
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
-@pytest.mark.parametrize("name", mostly_slow(sorted(STEPS.keys() - UNSUPPORTED), 31))
+@pytest.mark.parametrize("name", NAMES)
 def test_attributes(name: str) -> None:
     step, kind = STEPS[name]
     module = Net(kind(3))
@@ -128,7 +140,7 @@ def test_attributes(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=() if kind is np.int64 else pytest.mark.slow) for kind in INTEGERS]
+    "kind", [pytest.param(kind, marks=() if kind is np.int64 else pytest.mark.sweep) for kind in INTEGERS]
 )
 @pytest.mark.parametrize(
     "name", [n if n in ("Linear", "LayerNorm") else pytest.param(n, marks=pytest.mark.slow) for n in LAYERS]

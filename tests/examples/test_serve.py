@@ -21,6 +21,7 @@ from examples.serve.serve import Limits, application, main
 pytestmark = pytest.mark.xdist_group("prediction")
 
 
+@pytest.mark.slow
 def test_texts_that_arrive_together_are_one_batch(
     trained: tuple[Path, object, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -44,6 +45,7 @@ def test_texts_that_arrive_together_are_one_batch(
     assert len(sizes) < 9
 
 
+@pytest.mark.slow
 def test_classes_and_masks(berts: dict[str, Path]) -> None:
     with TestClient(application(Model(berts[CLASSIFIER]), Limits())) as client:
         assert client.get("/health").json() == {"model": "classifier"}

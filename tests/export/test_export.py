@@ -331,13 +331,14 @@ class Recurrent(nn.Module):
         return self.head(sequence), sequence.mean((0, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
 @pytest.mark.parametrize(
     "settings",
     [
         {"num_layers": 2, "batch_first": True},
-        pytest.param({"bidirectional": True}, marks=pytest.mark.slow),
-        pytest.param({"bias": False, "batch_first": True}, marks=pytest.mark.slow),
+        {"bidirectional": True},
+        {"bias": False, "batch_first": True},
     ],
 )
 def test_recurrent_layers_of_any_length(kind: Any, settings: dict[str, Any], tmp_path: Path) -> None:
@@ -363,6 +364,7 @@ class Weighted(nn.Module):
         return self.layer(steps) + y.mean()
 
 
+@pytest.mark.slow
 def test_fixed_sizes_are_named_with_their_place(tmp_path: Path) -> None:
     exported = lit_ort.export(Weighted(), tmp_path / "model.onnx", (torch.randn(2, 5, 4), torch.randn(3)))
     assert exported.inputs == {"x": ("x_0", 5, 4), "y": ("y_0",)}

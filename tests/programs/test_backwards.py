@@ -132,10 +132,10 @@ def run(first: int, count: int) -> None:
     "plan",
     [
         pytest.param(Plan(("sum", "mean", "logged"), ((1,),), False), id="another scalar, logged too"),
-        pytest.param(Plan(("hidden", "per row", "mean"), ((2,), (0,)), True), id="of any size"),
+        pytest.param(Plan(("hidden", "per row", "mean"), ((2,), (0,)), True), id="of any size", marks=pytest.mark.slow),
         pytest.param(Plan(("hidden", "mean", "view", "logged"), ((0,),), False), id="views and detached views"),
-        pytest.param(Plan(("mean", "hidden"), ((1,), (0,)), True), id="kept for the loss"),
-        pytest.param(Plan(("mean", "other's mean"), ((0,), (1,)), False), id="two parts"),
+        pytest.param(Plan(("mean", "hidden"), ((1,), (0,)), True), id="kept for the loss", marks=pytest.mark.slow),
+        pytest.param(Plan(("mean", "other's mean"), ((0,), (1,)), False), id="two parts", marks=pytest.mark.slow),
         pytest.param(Plan(("column", "other's mean"), ((0,), (1,)), False), id="two parts, the loss last"),
     ],
 )

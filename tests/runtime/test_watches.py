@@ -219,8 +219,12 @@ ROOTS: dict[str, Callable[[list[Tensor]], Tensor]] = {
     "the first two": lambda parts: parts[0] + parts[1],
 }
 SHARED = [
-    pytest.param(*case, marks=[] if case[0] is base_and_view and case[2:] == ("all", (0, 1)) else pytest.mark.slow)
-    for case in itertools.product(VIEWS, READS, ROOTS, [(1,), (0, 1)])
+    *((base_and_view, read, "all", (0, 1)) for read in READS),
+    *(
+        pytest.param(*case, marks=pytest.mark.slow if case[2] == "all" else pytest.mark.sweep)
+        for case in itertools.product(VIEWS, READS, ROOTS, [(1,), (0, 1)])
+        if case[0] is not base_and_view or case[2:] != ("all", (0, 1))
+    ),
 ]
 
 

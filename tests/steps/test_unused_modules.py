@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -164,9 +165,16 @@ def of_hidden_values(m: Any, x: Tensor) -> Tensor:
 FORMS = (unused, under_no_grad, returns_none, of_hidden_values)
 SAMPLE = ("BatchNorm1d", "InstanceNorm2d", "BatchNorm1d in a formula")
 
+CASES = [
+    *itertools.product(SAMPLE, FORMS),
+    *(
+        pytest.param(name, form, marks=pytest.mark.slow if form is unused else pytest.mark.sweep)
+        for name, form in itertools.product(sorted(MODULES.keys() - SAMPLE), FORMS)
+    ),
+]
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", [n if n in SAMPLE else pytest.param(n, marks=pytest.mark.slow) for n in MODULES])
+
+@pytest.mark.parametrize(("name", "form"), CASES)
 def test_buffers_are_those_of_eager(name: str, form: Callable[..., Any]) -> None:
     make, shape = MODULES[name]
     module = Net(form, part=make())

@@ -77,6 +77,7 @@ def run(kind: type[Keeping], strategy: Any) -> tuple[Any, Keeping]:
     return runner, module
 
 
+@pytest.mark.slow
 def test_kept_results_need_no_graphs() -> None:
     torch.compiler.reset()
     _, expected = run(Keeping, "auto")

@@ -121,6 +121,7 @@ def test_a_trainer_goes_on_with_its_own(compilations: list[str]) -> None:
     assert not any(graph.is_reused for graph in lit_ort.explain(runner).graphs)
 
 
+@pytest.mark.slow
 def test_few_wait_for_a_strategy() -> None:
     before = backends()
     for _ in range(MOST_IDLE + 2):
@@ -144,6 +145,7 @@ def test_each_compiles_its_steps(kind: type[Net], monkeypatch: pytest.MonkeyPatc
     assert "eager" not in kinds[0]
 
 
+@pytest.mark.slow
 def test_what_is_compiled_ends_with_the_trainer() -> None:
     before, references = backends(), []
     copied: list[Callable[[Any], Any]] = [copy.deepcopy, lambda strategy: pickle.loads(pickle.dumps(strategy))]

@@ -313,6 +313,8 @@ CPU_PRECISIONS = {
     "bf16-mixed": ("bf16-mixed", 2e-2),
     "bf16": ("bf16-mixed", 2e-2),
 }
+NAMES = {name for name, _ in CPU_PRECISIONS.values()}
+FAST_PRECISIONS = ("64-true", "bf16-mixed")
 # Lightning replaces the first two on a CPU, and the others are for GPUs.
 OTHER_PRECISIONS = {"16-mixed", "16", 16, "transformer-engine", "transformer-engine-float16"}
 
@@ -323,7 +325,15 @@ def test_each_precision_of_lightning_is_known() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.* is supported for historical reasons:UserWarning")
-@pytest.mark.parametrize("precision", CPU_PRECISIONS)
+@pytest.mark.parametrize(
+    "precision",
+    [
+        name
+        if name in FAST_PRECISIONS
+        else pytest.param(name, marks=pytest.mark.slow if name in NAMES else pytest.mark.sweep)
+        for name in CPU_PRECISIONS
+    ],
+)
 def test_precisions(precision: Any) -> None:
     name, tolerance = CPU_PRECISIONS[precision]
     eager, expected = fit("auto", Recurrent, precision=precision)
@@ -565,13 +575,18 @@ HOOKS = (
     "on_train_epoch_end",
 )
 FAST_PLACES = ("before the graph", "outside, late")
+SLOW_PLACES = ("after it", "late", "outside", "on_before_backward", "on_after_backward", "optimizer_step")
 
 
 @pytest.mark.filterwarnings("ignore:optimizer_in_graph=True. the optimizer steps after the backward")
 @pytest.mark.parametrize("in_graph", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "place",
-    [*FAST_PLACES, *(pytest.param(p, marks=pytest.mark.slow) for p in (*PLACES, *HOOKS) if p not in FAST_PLACES)],
+    [
+        *FAST_PLACES,
+        *(pytest.param(place, marks=pytest.mark.slow) for place in SLOW_PLACES),
+        *(pytest.param(place, marks=pytest.mark.sweep) for place in HOOKS if place not in SLOW_PLACES),
+    ],
 )
 def test_code_reads_the_gradients_of_eager(place: str, in_graph: bool) -> None:
     make = partial(Reading, place) if place in PLACES else reading(place)

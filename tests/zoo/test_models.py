@@ -16,7 +16,7 @@ CASES = {**text_models.CASES, **image_and_sound_models.CASES, **plain_models.CAS
 pytestmark = pytest.mark.usefixtures("one_thread")
 # Models that have no dropout.
 WITHOUT_DROPOUT = {"ConvNeXt", "Mamba"}
-QUICK = ("Llama", "BERT", "ResNet", "LSTM", "graph network")
+QUICK = ("BERT", "ResNet", "LSTM", "graph network")
 # Models whose steps are those of others, but for a few operators.
 LIKE_OTHERS = ("ELECTRA", "Gemma 2", "Mistral", "Mixtral", "Qwen2", "RoBERTa", "bidirectional RNN")
 
