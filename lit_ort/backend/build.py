@@ -220,7 +220,8 @@ class _Build:
     def _lowered(self, position: int, phase: PhaseGraph, sources: SymbolSources) -> Lowered:
         label = f"{4 + position}_{('forward', 'backward')[position]}"
         self._dump.graph(label, phase.module)
-        lowered = lower(phase, sources, self._name, self._engine.keeps_order, self._device)
+        allows_native = self._engine.native is not None
+        lowered = lower(phase, sources, self._name, self._engine.keeps_order, self._device, allows_native)
         self._dump.model(label, lowered.model)
         return lowered
 
@@ -267,12 +268,14 @@ class _Build:
         after = collections.Counter(node.op_type for node in nodes if not node.name.startswith(LEAF))
         statements = [s for part in lowered for node in part.phase.nodes for s in node.statements]
         texts = collections.Counter(s.args[1] for s in statements if s.target == REGION_NAME)
+        texts.update(region.text for part in lowered for region in part.phase.regions)
         regions: collections.Counter[str] = collections.Counter()
         for text, calls in texts.items():
             regions[from_json(text).region.summary] += calls
         signature = program.signature
         operators = dict(collections.Counter(s.target for s in statements).most_common())
         graphs = [phase.module.graph for phase in phases]
+        is_native = all(part.phase.is_native and not part.phase.nodes for part in lowered)
         return GraphReport(
             name=self._name,
             kind=program.kind,
@@ -288,8 +291,9 @@ class _Build:
             torch_operators=operators,
             regions=dict(regions.most_common()),
             is_small=all(not part.phase.model for part in lowered),
+            is_native=is_native,
             speed=None
-            if program.kind == FORWARD or not is_cpu(self._device)
+            if program.kind == FORWARD or is_native or not is_cpu(self._device)
             else expected_speed(graphs, operators, self._reports),
         )
 

@@ -11,7 +11,7 @@ from lit_ort.errors import DEFECT, CaptureError, CompileError, first_line_of, pl
 from lit_ort.runtime.program import Program
 from lit_ort.runtime.report import GraphReport
 
-_OF_MISTAKES = (AssertionError, AttributeError, LookupError, NameError, StopIteration, TypeError)
+_OF_MISTAKES = (AssertionError, AttributeError, LookupError, NameError, StopIteration, TypeError, ZeroDivisionError)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from types import NoneType
 from typing import Any
 
 import torch
@@ -119,8 +120,9 @@ def _refuse_places_in_storages(graph: fx.Graph) -> None:
     """
     storages = {memory_of(value) for node in inputs_of(graph) if isinstance(value := example_of(node), torch.Tensor)}
     for node in graph.nodes:
-        has_place = node.target in BY_STRIDES and len(node.args) == len(node.target._schema.arguments)
-        if has_place and node.args[-1] is not None and memory_of(example_of(first_argument(node))) in storages:
+        # The last argument is the strides, or the place after them.
+        has_place = node.target in BY_STRIDES and not isinstance(node.args[-1], (list, tuple, NoneType))
+        if has_place and memory_of(example_of(first_argument(node))) in storages:
             raise CaptureError(
                 "as_strided is called with a storage_offset for a view of an input, whose own place in its storage can "
                 "change",

@@ -120,9 +120,14 @@ class KernelCache:
 
 
 class BoundKernel:
-    """A kernel with a block of arguments, to be called with tensors; one call at a time has its scratch memory."""
+    """A kernel with a block of arguments, to be called with tensors; one call at a time has its scratch memory.
 
-    __slots__ = ("_address", "_lock", "_pack", "_position", "_run", "_scratch", "_words", "kernel")
+    Attributes:
+        address: of the block of arguments.
+        position: of the first tensor's address in the block, in bytes.
+    """
+
+    __slots__ = ("_lock", "_pack", "_run", "_scratch", "_words", "address", "kernel", "position")
 
     def __init__(self, kernel: Kernel, run: RegionRun[int]) -> None:
         region = kernel.region
@@ -135,9 +140,9 @@ class BoundKernel:
         if self._scratch is not None:
             struct.pack_into("<q", words, WORD * SCRATCH, (self._scratch.data_ptr() + 63) & ~63)
         self._words = words
-        self._address = ctypes.addressof(ctypes.c_char.from_buffer(words))
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(words))
         self._pack = struct.Struct(f"<{len(region.inputs) + len(region.outputs)}q").pack_into
-        self._position = WORD * layout.input(0)
+        self.position = WORD * layout.input(0)
         self._run = kernel.runner.run
         self._lock = threading.Lock()
 
@@ -150,8 +155,8 @@ class BoundKernel:
         """
         addresses = [tensor.data_ptr() for tensor in tensors]
         with self._lock:
-            self._pack(self._words, self._position, *addresses)
-            self._run(self._address)
+            self._pack(self._words, self.position, *addresses)
+            self._run(self.address)
             if self._words[_FLAGS] != _NO_FLAGS:
                 self._fail()
 

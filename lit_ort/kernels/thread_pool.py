@@ -48,6 +48,7 @@ class Runner:
     """
 
     def __init__(self, cpu: Cpu, openmp: OpenMP | None) -> None:
+        self.cpu = cpu
         self._code = MachineCode(_SERIAL if openmp is None else _PARALLEL.format(**_calls(openmp)), cpu)
         self.address = self._code.address("run")
         self.run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.address)

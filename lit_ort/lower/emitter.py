@@ -79,4 +79,4 @@ class Emitter:
 
     def op(self, operator: str, *inputs: str, **attributes: Any) -> str:
         """Adds a node with one output and returns the output's name."""
-        return self._builder.node(operator, inputs, self.node.name, **attributes)[0]
+        return self._builder.node(operator, inputs, self.node.name, **attributes)

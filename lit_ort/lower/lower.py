@@ -12,12 +12,22 @@ import torch
 from torch import fx
 
 from lit_ort._compat.devices import CPU, is_cpu
-from lit_ort._compat.torch_fx import first_argument, is_element, is_size, is_view, returned_by
+from lit_ort._compat.torch_fx import (
+    arguments_of,
+    example_of,
+    first_argument,
+    is_element,
+    is_size,
+    is_view,
+    module_name,
+    returned_by,
+)
 from lit_ort.errors import ConvertError
 from lit_ort.joint.phases import SOURCE, PhaseGraph
 from lit_ort.lower.emitter import Emitter
 from lit_ort.lower.engines import onnx_nodes
 from lit_ort.lower.model import ModelBuilder
+from lit_ort.lower.native_operators import memory_base, memory_of_inputs, native_lowering_of, obstacle
 from lit_ort.lower.operators import lowering_of
 from lit_ort.lower.sizes import SymbolSources, term_of, terms_of
 from lit_ort.lower.small_phases import without_session
@@ -25,8 +35,9 @@ from lit_ort.lower.torch_nodes import NodeBuilder, base_of, form_of
 from lit_ort.ops.hand_over import hand_over
 from lit_ort.passes.owners import memory_owner
 from lit_ort.passes.streams import STREAM
+from lit_ort.regions.region_operator import REGION
 from lit_ort.runtime.elements import ELEMENTS
-from lit_ort.runtime.program import AS_REAL, Phase, Source, Statement, TorchNode
+from lit_ort.runtime.program import AS_IS, AS_REAL, Phase, RegionNode, ResultType, Source, Statement, TorchNode
 from lit_ort.runtime.words import SLOT
 
 
@@ -39,7 +50,12 @@ class Lowered:
 
 
 def lower(
-    graph: PhaseGraph, sources: SymbolSources, name: str, keeps_order: bool, device: torch.device = CPU
+    graph: PhaseGraph,
+    sources: SymbolSources,
+    name: str,
+    keeps_order: bool,
+    device: torch.device = CPU,
+    allows_native: bool = False,
 ) -> Lowered:
     """Lowers a phase to an ONNX model.
 
@@ -50,12 +66,14 @@ def lower(
         keeps_order: whether the engine runs nodes in the order of the model.
         device: the device of the phase. ONNX Runtime's kernels are for the CPU; on other devices, all operators are in
             torch nodes.
+        allows_native: whether the engine has native sessions.
 
     Raises:
         ConvertError: a constant has a dtype that sessions don't support or is not on the CPU, or an operator has an
             argument that torch nodes don't support.
     """
-    lowering = _Lowering(graph.module, sources, device)
+    is_native = allows_native and is_cpu(device) and obstacle(graph.module.graph) is None
+    lowering = _Lowering(graph.module, sources, device, is_native)
     for node in graph.module.graph.nodes:
         lowering.visit(node)
     return lowering.finish(name, keeps_order)
@@ -64,10 +82,12 @@ def lower(
 class _Lowering:
     """The state of lowering one phase."""
 
-    def __init__(self, module: fx.GraphModule, sources: SymbolSources, device: torch.device) -> None:
+    def __init__(self, module: fx.GraphModule, sources: SymbolSources, device: torch.device, is_native: bool) -> None:
         self._module, self._sources, self._device = module, sources, device
         self._builder = ModelBuilder()
-        self._by_onnx = onnx_nodes(module.graph) if is_cpu(device) else frozenset()
+        self._is_native = is_native
+        self._by_onnx = onnx_nodes(module.graph) if is_cpu(device) and not is_native else frozenset()
+        self._regions: list[RegionNode] = []
         self._inputs: list[tuple[str, Source]] = []
         self._names: dict[fx.Node, str] = {}
         # Booleans from torch nodes, which are uint8 until an ONNX node needs them as booleans.
@@ -90,6 +110,8 @@ class _Lowering:
             self._compute(node)
 
     def finish(self, name: str, keeps_order: bool) -> Lowered:
+        if self._is_native:
+            return self._finish_native(name)
         owners = collections.Counter(memory_owner(node) for node in self._returned)
         for node in self._returned:
             if is_view(node) and node not in self._names:
@@ -114,6 +136,22 @@ class _Lowering:
         )
         return Lowered(without_session(phase, model), model)
 
+    def _finish_native(self, name: str) -> Lowered:
+        results = [self._native_output(node) for node in self._returned]
+        self._close_builder()
+        model = self._builder.build(name, keeps_order=False, is_native=True)
+        phase = Phase(
+            model.SerializeToString(),
+            tuple(self._nodes),
+            tuple(self._inputs),
+            tuple(output.name for output in model.graph.output),
+            tuple(AS_IS for _ in results),
+            tuple(self._terms),
+            regions=tuple(self._regions),
+            results=tuple(results),
+        )
+        return Lowered(phase, model)
+
     # Inputs
 
     def _input(self, node: fx.Node, value: Any) -> None:
@@ -121,7 +159,7 @@ class _Lowering:
             return
         source = dataclasses.replace(node.meta[SOURCE], form=AS_REAL if value.is_complex() else "")
         self._inputs.append((node.name, source))
-        dtype, shape = self._boundary_type(value)
+        dtype, shape = (value.dtype, _fixed(value.shape)) if self._is_native else self._boundary_type(value)
         self._require_type(node, dtype)
         # Inputs of the model are booleans, not uint8.
         self._names[node] = self._builder.input(node.name, torch.bool if value.dtype == torch.bool else dtype, shape)
@@ -146,11 +184,26 @@ class _Lowering:
         if is_view(node):
             # A view is added where it is read.
             return
-        lowering = lowering_of(node) if node in self._by_onnx else None
+        if node.target is REGION and self._is_native:
+            self._region(node)
+            return
+        lowering = native_lowering_of(node) if self._is_native else None
+        lowering = lowering_of(node) if node in self._by_onnx else lowering
         if lowering is None:
             self._open_builder().add(node, node.meta.get(STREAM))
         else:
             self._names[node] = lowering.emit(self._emitter(node))
+
+    def _region(self, node: fx.Node) -> None:
+        _, text, sizes = node.args
+        numbers = [example_of(size) if isinstance(size, fx.Node) else size for size in sizes]  # type: ignore[union-attr]
+        self._regions.append(RegionNode(str(text), terms_of(numbers, self._sources), module_name(node)))
+        inputs = [self._name_of(base) for base in memory_of_inputs(node) if base is not None]
+        values = node.meta["val"]
+        types = [(value.dtype, _fixed(value.shape)) for value in values]
+        names = self._builder.region(len(self._regions) - 1, inputs, types, node.name)
+        for user in node.users:
+            self._names[user] = names[arguments_of(user)[1]]
 
     def _emitter(self, node: fx.Node) -> Emitter:
         return Emitter(node, self._builder, self._name_of, self._vector_of)
@@ -160,7 +213,7 @@ class _Lowering:
         if self._open is not None and (self._open.has(node) or self._is_pending_view(node)):
             self._close_builder()
         if node not in self._names:
-            lowering = lowering_of(node)
+            lowering = native_lowering_of(node) if self._is_native else lowering_of(node)
             if lowering is not None and lowering.view:
                 self._names[node] = lowering.emit(self._emitter(node))
             else:
@@ -168,7 +221,7 @@ class _Lowering:
                 self._close_builder()
         if node in self._bytes:
             self._bytes.discard(node)
-            self._names[node] = self._builder.node("Cast", [self._names[node]], node.name, to=ELEMENTS[torch.bool])[0]
+            self._names[node] = self._builder.node("Cast", [self._names[node]], node.name, to=ELEMENTS[torch.bool])
         return self._names[node]
 
     def _is_pending_view(self, node: fx.Node) -> bool:
@@ -231,9 +284,18 @@ class _Lowering:
         self._builder.output(name, torch.bool if is_bool else dtype, shape)
         return name
 
+    def _native_output(self, node: fx.Node) -> ResultType:
+        base = memory_base(node)
+        name, dtype, shape = self._name_of(base), node.meta["val"].dtype, base.meta["val"].shape
+        if base.op in ("placeholder", "get_attr") or name in self._output_names:
+            name = self._builder.node("Identity", [name], "output")
+        self._output_names.add(name)
+        self._builder.output(name, dtype, _fixed(shape))
+        return ResultType(dtype, terms_of(node.meta["val"].shape, self._sources), terms_of(shape, self._sources))
+
     def _copied(self, node: fx.Node, name: str) -> str:
         if is_cpu(self._device):
-            return self._builder.node("Identity", [name], "output")[0]
+            return self._builder.node("Identity", [name], "output")
         form = form_of(node.meta["val"].dtype)
         self._nodes.append(TorchNode((form,), (Statement("aten.clone.default", ({SLOT: 0},), {}),), (1,), (form,)))
         return self._builder.torch_node(len(self._nodes) - 1, [name], [self._output_type(node)], "output")[0]
@@ -274,6 +336,11 @@ class _Lowering:
                 remedy="Exclude this code from the step with torch.compiler.disable.",
                 operator=str(node.target),
             )
+
+
+def _fixed(shape: Sequence[Any]) -> list[int | None]:
+    """The sizes of a value that are the same in every run."""
+    return [size if isinstance(size, int) else None for size in shape]
 
 
 def _values(node: fx.Node) -> list[fx.Node]:

@@ -12,7 +12,7 @@ import torch
 from onnx import helper, numpy_helper
 
 from lit_ort.runtime.elements import ELEMENTS
-from lit_ort.runtime.engines.engine import DOMAIN, OPERATOR, POSITION
+from lit_ort.runtime.engines.engine import DOMAIN, OPERATOR, POSITION, REGION_DOMAIN, REGION_OPERATOR
 
 OPSET, IR_VERSION = 18, 9
 # The name prefix of nodes that only fix the order of others.
@@ -40,10 +40,20 @@ class ModelBuilder:
     def output(self, name: str, dtype: torch.dtype, shape: Sequence[int | None] | None) -> None:
         self._outputs.append(_info(name, dtype, shape))
 
-    def node(self, operator: str, inputs: Sequence[str], name: str, outputs: int = 1, **attributes: Any) -> list[str]:
-        """Adds a node of the standard domain and returns the names of its outputs."""
-        names = [self._unique(name) for _ in range(outputs)]
-        self._nodes.append(helper.make_node(operator, list(inputs), names, name=f"{operator}_{names[0]}", **attributes))
+    def node(self, operator: str, inputs: Sequence[str], name: str, domain: str = "", **attributes: Any) -> str:
+        """Adds a node with one output and returns its name."""
+        result = self._unique(name)
+        title = f"{operator}_{result}"
+        self._nodes.append(helper.make_node(operator, list(inputs), [result], name=title, domain=domain, **attributes))
+        return result
+
+    def region(self, index: int, inputs: Sequence[str], outputs: Sequence[TensorType], name: str) -> list[str]:
+        """Adds a compiled region and returns the names of its outputs; the arguments are those of `torch_node`."""
+        names = [self._unique(name) for _ in outputs]
+        self._values += zip(names, outputs, strict=True)
+        title, position = f"region_{names[0]}", {POSITION: str(index)}
+        node = helper.make_node(REGION_OPERATOR, list(inputs), names, name=title, domain=REGION_DOMAIN, **position)
+        self._nodes.append(node)
         return names
 
     def torch_node(self, index: int, inputs: Sequence[str], outputs: Sequence[TensorType], name: str) -> list[str]:
@@ -78,21 +88,23 @@ class ModelBuilder:
         self._constants.append(helper.make_tensor(name, ELEMENTS[tensor.dtype], list(tensor.shape), raw, raw=True))
         return name
 
-    def build(self, name: str, keeps_order: bool) -> onnx.ModelProto:
+    def build(self, name: str, keeps_order: bool, is_native: bool = False) -> onnx.ModelProto:
         """Return the model.
 
         Args:
             name: the name of its graph.
             keeps_order: whether the engine runs nodes in the order of the model.
+            is_native: whether no node is a torch node, so that ONNX Runtime can plan the memory of all values.
         """
-        if keeps_order:
+        if keeps_order or is_native:
             values = [_info(value, dtype, shape) for value, (dtype, shape) in self._values]
         else:
             # If the shape were known, ONNX Runtime would plan the result into memory that it reuses, and the result
             # would have to be copied there.
             values = [_info(value, dtype, None) for value, (dtype, _) in self._values]
         graph = helper.make_graph(self._nodes, name, self._inputs, self._outputs, self._constants, value_info=values)
-        opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)]
+        domains = {node.domain: 1 for node in self._nodes} | {"": OPSET}
+        opsets = [helper.make_opsetid(domain, version) for domain, version in domains.items()]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="lit_ort")
         if not keeps_order and len(self._nodes) > 1:
             model.graph.node.extend(_leaves(model))

@@ -38,9 +38,9 @@ class Lowering:
     view: bool = False
 
 
-def lowering_of(node: fx.Node) -> Lowering | None:
-    """The lowering of a node, or None if only torch can compute it."""
-    lowering = LOWERINGS.get(node.target)
+def lowering_of(node: fx.Node, table: Mapping[Any, Lowering] | None = None) -> Lowering | None:
+    """The lowering of a node, in this table or another, or None if there is none for it."""
+    lowering = (LOWERINGS if table is None else table).get(node.target)
     value = node.meta.get("val")
     if lowering is None or not isinstance(value, torch.Tensor):
         return None
@@ -62,10 +62,6 @@ def _unary(operator: str) -> Callable[[Emitter], str]:
 
 def _without_alpha(node: fx.Node) -> bool:
     return bool(node.kwargs.get("alpha", 1) == 1)
-
-
-def _result_is_float(node: fx.Node) -> bool:
-    return node.meta["val"].dtype in _FLOATS
 
 
 def _reshape(e: Emitter) -> str:
@@ -94,11 +90,7 @@ def _expand(e: Emitter) -> str:
     return e.op("Expand", e.value(e.argument(0, "self")), e.sizes(e.node.meta["val"].shape))
 
 
-def _softmax(operator: str) -> Callable[[Emitter], str]:
-    return lambda e: e.op(operator, e.value(e.argument(0, "self")), axis=e.argument(1, "dim"))
-
-
-_ANY = _NUMBERS | {torch.bool}
+ANY = _NUMBERS | {torch.bool}
 
 LOWERINGS: Mapping[Any, Lowering] = MappingProxyType(
     {
@@ -109,13 +101,13 @@ LOWERINGS: Mapping[Any, Lowering] = MappingProxyType(
         aten.neg.default: Lowering(_unary("Neg")),
         aten.exp.default: Lowering(_unary("Exp"), _FLOATS),
         aten.sqrt.default: Lowering(_unary("Sqrt"), _FLOATS),
-        aten.reshape.default: Lowering(_reshape, _ANY, view=True),
-        aten.unsqueeze.default: Lowering(_reshape, _ANY, view=True),
-        aten.squeeze.dim: Lowering(_reshape, _ANY, view=True),
-        aten.squeeze.dims: Lowering(_reshape, _ANY, view=True),
-        aten.permute.default: Lowering(_permute, _ANY, view=True),
-        aten.transpose.int: Lowering(_permute, _ANY, view=True),
-        aten.t.default: Lowering(_permute, _ANY, _is_matrix, view=True),
-        aten.expand.default: Lowering(_expand, _ANY, view=True),
+        aten.reshape.default: Lowering(_reshape, ANY, view=True),
+        aten.unsqueeze.default: Lowering(_reshape, ANY, view=True),
+        aten.squeeze.dim: Lowering(_reshape, ANY, view=True),
+        aten.squeeze.dims: Lowering(_reshape, ANY, view=True),
+        aten.permute.default: Lowering(_permute, ANY, view=True),
+        aten.transpose.int: Lowering(_permute, ANY, view=True),
+        aten.t.default: Lowering(_permute, ANY, _is_matrix, view=True),
+        aten.expand.default: Lowering(_expand, ANY, view=True),
     }
 )

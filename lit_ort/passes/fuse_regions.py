@@ -39,6 +39,8 @@ from lit_ort.runtime.report import PassReport
 
 aten = torch.ops.aten
 NAME = "regions"
+# What ONNX Runtime computes beside regions. A graph of nothing else runs without a call of torch.
+MATMULS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default})
 
 
 def fuse_regions(module: fx.GraphModule) -> PassReport:
@@ -71,6 +73,8 @@ class _Rewriter:
         self._copies: dict[fx.Node, fx.Node] = {}
         self._values: dict[Value, fx.Node] = {}
         self._sizes: dict[Size, fx.Node] = {}
+        # A call of torch for an operator that is faster alone would end a native session.
+        self._declines = any(isinstance(s, LibraryCall) and s.node.target not in MATMULS for s in schedule.steps)
         known = schedule.values.known
         # The node whose elements are those of a value, in their order.
         self._nodes: dict[Value, fx.Node] = {}
@@ -97,7 +101,9 @@ class _Rewriter:
         return self._new
 
     def _is_declined(self, step: RegionCall) -> bool:
-        return all(value in self._nodes for value in step.outputs) and not is_faster(step.region, step.run)
+        if not self._declines or any(value not in self._nodes for value in step.outputs):
+            return False
+        return not is_faster(step.region, step.run)
 
     def _size(self, number: Number) -> Any:
         if not isinstance(number, Size):

@@ -72,6 +72,11 @@ def to_json(placed: SizedRegion) -> str:
     return json.dumps(data, separators=(",", ":"), default=lambda size: {"size": size.position})
 
 
+def has_strides(text: str) -> list[bool]:
+    """For each input of the region of a text, whether it isn't contiguous."""
+    return [strides is not None for _, strides in json.loads(text)["inputs"]]
+
+
 def from_json(text: str) -> SizedRegion:
     """The region of a text.
 

@@ -99,6 +99,21 @@ def _elu(x: Any, alpha: Any, scale: Any, input_scale: Any) -> Any:
     return x.gt(0.0).where(x * scale, (x * input_scale).expm1() * (alpha * scale))
 
 
+def _elu_backward(grad: Any, alpha: Any, scale: Any, input_scale: Any, is_result: Any, x: Any) -> Any:
+    """The last argument is ELU's result in place of its input if `is_result`, which is a number here."""
+    slope = is_result.ne(0.0).where(x + alpha * scale, (x * input_scale).exp() * (alpha * scale))
+    return x.le(0.0).where(grad * input_scale * slope, grad * scale)
+
+
+def _mish(x: Any) -> Any:
+    return x * x.exp().log1p().tanh()
+
+
+def _mish_slope(x: Any) -> Any:
+    t = x.exp().log1p().tanh()
+    return t + x * x.sigmoid() * (1.0 - t * t)
+
+
 def _hard_gate(x: Any) -> Any:
     return (x + 3.0).maximum(0.0).minimum(6.0) * (1 / 6)
 
@@ -124,6 +139,18 @@ def _rounded_to_float16(x: Any) -> Any:
 
 def _gelu_backward(grad: torch.Tensor, x: torch.Tensor, approximate: str) -> torch.Tensor:
     return torch.ops.aten.gelu_backward(grad, x, approximate=approximate)
+
+
+def _torch_elu_backward(
+    grad: torch.Tensor,
+    alpha: torch.Tensor,
+    scale: torch.Tensor,
+    input_scale: torch.Tensor,
+    is_result: torch.Tensor,
+    x: torch.Tensor,
+) -> torch.Tensor:
+    slope = torch.where(is_result != 0, x + alpha * scale, (x * input_scale).exp() * (alpha * scale))
+    return torch.where(x <= 0, grad * input_scale * slope, grad * scale)
 
 
 OPERATORS: dict[str, Pointwise] = {
@@ -225,6 +252,13 @@ OPERATORS: dict[str, Pointwise] = {
         Pointwise("softplus_backward", ("softplus_backward.default",), FLOAT, lambda g, x, b, t: torch.where(x * b > t, g, g * torch.sigmoid(x * b)), _softplus_backward, 30),  # noqa: E501
         Pointwise("log_sigmoid", (), FLOAT, F.logsigmoid, _log_sigmoid, 62),
         Pointwise("elu", ("elu.default",), FLOAT, lambda x, a, s, i: torch.where(x > 0, x * s, torch.expm1(x * i) * (a * s)), _elu, 26),  # noqa: E501
+        Pointwise("elu_backward", ("elu_backward.default",), FLOAT, _torch_elu_backward, _elu_backward, 26),
+        Pointwise("leaky_relu_backward", ("leaky_relu_backward.default",), FLOAT, lambda g, x, s, r: torch.where(x > 0, g, g * s), lambda g, x, s, r: x.gt(0.0).where(g, g * s), 3),  # noqa: E501
+        Pointwise("mish", ("mish.default",), FLOAT, F.mish, _mish, 90),
+        Pointwise("mish_backward", ("mish_backward.default",), FLOAT, torch.ops.aten.mish_backward, lambda g, x: g * _mish_slope(x), 120),  # noqa: E501
+        Pointwise("hardtanh", ("hardtanh.default",), FLOAT, lambda x, low, high: x.maximum(low).minimum(high), lambda x, low, high: x.maximum(low).minimum(high), 2),  # noqa: E501
+        Pointwise("hardtanh_backward", ("hardtanh_backward.default",), FLOAT, lambda g, x, low, high: torch.where((x <= low) | (x >= high), 0, g), lambda g, x, low, high: (x.le(low) | x.ge(high)).where(0.0, g), 3),  # noqa: E501
+        Pointwise("hardsigmoid_backward", ("hardsigmoid_backward.default",), FLOAT, torch.ops.aten.hardsigmoid_backward, lambda g, x: (x.gt(-3.0) & x.lt(3.0)).where(g * (1 / 6), 0.0), 4),  # noqa: E501
         Pointwise("hardswish", ("hardswish.default",), FLOAT, F.hardswish, lambda x: x * _hard_gate(x), 8),
         Pointwise("hardsigmoid", ("hardsigmoid.default",), FLOAT, F.hardsigmoid, _hard_gate, 7),
         # random numbers: seed, stream, row, column

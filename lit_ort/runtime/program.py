@@ -81,12 +81,44 @@ class Source:
 
 
 @dataclasses.dataclass(frozen=True)
+class RegionNode:
+    """One node of an ONNX graph that is a compiled region.
+
+    Args:
+        text: the region, as `lit_ort.regions.placed_region` writes it.
+        sizes: the sizes of the call, as numbers or terms of `lit_ort.runtime.sizes`.
+        module: the name of the module that it comes from, for error messages; empty if unknown.
+    """
+
+    text: str
+    sizes: tuple[Any, ...] = ()
+    module: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class ResultType:
+    """The type of an output of a native session, whose memory the caller allocates.
+
+    Args:
+        dtype: of the output.
+        shape: as numbers or terms of `lit_ort.runtime.sizes`.
+        computed_shape: the shape in which the session computes it, with the same elements in the same order.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[Any, ...]
+    computed_shape: tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Phase:
-    """The data of one session: an ONNX model, the torch nodes that it calls, and its inputs and outputs.
+    """The data of one session: an ONNX model, the nodes of it that are not ONNX's, and its inputs and outputs.
 
     Args:
         model: the serialized model; empty if the phase is one torch node of few operators, which needs no session.
         nodes: its torch nodes; a node's `overload_name` is its position in this tuple.
+        regions: its region nodes, likewise, if the session is native.
+        results: the types of the outputs, if the session is native: if Python is called by torch nodes alone.
         inputs: the name and the source of each input.
         outputs: the names of the outputs, in order.
         forms: the form of each output.
@@ -101,6 +133,13 @@ class Phase:
     forms: tuple[str, ...]
     terms: tuple[Any, ...] = ()
     device: str = str(CPU)
+    regions: tuple[RegionNode, ...] = ()
+    results: tuple[ResultType, ...] = ()
+
+    @property
+    def is_native(self) -> bool:
+        """Whether its session calls no Python, or for a few torch nodes alone."""
+        return bool(self.results)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,6 +50,7 @@ class GraphReport:
         fixed_sizes: why the graph is compiled for these sizes only, although Dynamo made some symbolic.
         is_reused: whether another strategy of the process compiled it.
         is_small: whether it runs without a session, as a call of one would take longer than its operators.
+        is_native: whether its sessions call no Python.
     """
 
     name: str
@@ -74,6 +75,7 @@ class GraphReport:
     worst: tuple[str, ...] = ()
     is_reused: bool = False
     is_small: bool = False
+    is_native: bool = False
 
     @property
     def head(self) -> str:
@@ -97,7 +99,7 @@ class GraphReport:
             lines.append(f"  speed    {self.speed}")
         lines.append(f"  memory   {self.peak_bytes / 1e6:.0f} MB planned peak, without inputs")
         lines.append(f"  forward  {_counts(self.operators_before)}")
-        session = " without a session" if self.is_small else ""
+        session = " without a session" if self.is_small else ", no call of Python" if self.is_native else ""
         lines.append(f"  runs     {_counts(self.operators_after)}{session}")
         if self.torch_operators:
             lines.append(f"  by torch {_counts(self.torch_operators)}")

@@ -12,10 +12,11 @@ from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.clock import Clock
 from lit_ort.runtime.engines.engine import Engine, Model
 from lit_ort.runtime.engines.no_session import NoSession
-from lit_ort.runtime.nodes import Hooks, RunState, bind, failed_statement, from_ort, to_ort
+from lit_ort.runtime.native_phase import NativePhase
+from lit_ort.runtime.nodes import Hooks, NodeFunction, RunState, bind, failed_statement, from_ort, to_ort
 from lit_ort.runtime.program import Phase, Source, TorchNode
 from lit_ort.runtime.region_calls import RegionFunction, region_functions
-from lit_ort.runtime.sizes import Shapes, values_of
+from lit_ort.runtime.sizes import Shapes, inputs_in, values_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,22 +73,29 @@ class Session:
         self._phase, self._pool, self._clock = phase, options.pool, options.clock
         self._before_run = options.before_run
         self._sources = [source for _, source in phase.inputs]
-        self._sizes: dict[tuple[tuple[int, ...], ...], tuple[list[int], list[torch.Tensor]]] = {}
+        self._sizes: dict[tuple[Sequence[int], ...], tuple[list[int], list[torch.Tensor]]] = {}
+        terms = [*phase.terms, *(term for source in self._sources for term in source.terms)]
+        self._sized_inputs = inputs_in(terms)
         self._has_sizes = bool(phase.terms) or any(source.kind == "sizes" for source in self._sources)
         self._converted = [(position, form) for position, form in enumerate(phase.forms) if form]
         self._engine = None
+        self._native: NativePhase | None = None
         if not phase.outputs and not phase.nodes:
             # The graph computes nothing: its outputs are inputs, numbers or constants.
             return
-        device = torch.device(phase.device)
-        regions = _functions_of_regions(phase)
+        if phase.is_native:
+            self._native = NativePhase(
+                phase, options.engine, options.threads, self._functions(options), self._location_of
+            )
+            self._positions = [s.index for s in self._sources if s.kind == "tensor"]
+            return
         model = Model(
             phase.model,
-            [options.clock.node(bind(node, options.hooks, device, regions)) for node in phase.nodes],
+            self._functions(options),
             self._location_of,
             [name for name, _ in phase.inputs],
             phase.outputs,
-            device,
+            torch.device(phase.device),
         )
         if not phase.model:
             _require_one_node(phase)
@@ -106,6 +114,11 @@ class Session:
         Raises:
             SessionError: a kernel rejected its inputs.
         """
+        if self._native is not None:
+            self.before_run()
+            numbers, tensors = self._native_inputs(inputs)
+            with self._clock.running("sessions"):
+                return self._native.run(tensors, inputs.shapes, RunState(self._pool, numbers, inputs.seed))
         if self._engine is None:
             return []
         numbers, vectors = self._sizes_for(inputs.shapes) if self._has_sizes else ((), ())
@@ -118,6 +131,20 @@ class Session:
             results[position] = from_ort(results[position], form)
         return results
 
+    def _functions(self, options: SessionOptions) -> list[NodeFunction]:
+        """The functions of the torch nodes."""
+        phase = self._phase
+        device, regions = torch.device(phase.device), _functions_of_regions(phase)
+        return [options.clock.node(bind(node, options.hooks, device, regions)) for node in phase.nodes]
+
+    def _native_inputs(self, inputs: RunInputs) -> tuple[Sequence[int], list[torch.Tensor]]:
+        """The numbers that torch nodes read, and the inputs of the session."""
+        numbers, vectors = self._sizes_for(inputs.shapes) if self._has_sizes else ((), ())
+        if len(self._positions) == len(self._sources):
+            return numbers, [inputs.tensors[k] for k in self._positions]
+        size_vectors = iter(vectors)
+        return numbers, [_input(source, inputs, size_vectors) for source in self._sources]
+
     def _location_of(self, index: int, error: BaseException) -> str:
         """The location of an error in a torch node, for messages: `aten.embedding in layers.0.embedding`."""
         node = self._phase.nodes[index]
@@ -128,7 +155,7 @@ class Session:
         return f"{operator} in {statement.module}" if statement.module else operator
 
     def _sizes_for(self, shapes: Shapes) -> tuple[list[int], list[torch.Tensor]]:
-        key = tuple(tuple(shape) for shape in shapes)
+        key = tuple([shapes[k] for k in self._sized_inputs])
         entry = self._sizes.get(key)
         if entry is None:
             vectors = [torch.tensor(values_of(s.terms, shapes)) for s in self._sources if s.kind == "sizes"]

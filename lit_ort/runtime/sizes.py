@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -45,6 +45,20 @@ OPERATIONS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType(
 def hold(conditions: Sequence[Any], shapes: Shapes) -> bool:
     """Whether inputs of these shapes satisfy every condition."""
     return all(value_of(condition, shapes) for condition in conditions)
+
+
+def inputs_in(terms: Iterable[Any]) -> tuple[int, ...]:
+    """The positions of the inputs whose sizes terms depend on."""
+    found, stack = set[int](), list(terms)
+    while stack:
+        term = stack.pop()
+        if not isinstance(term, (int, float)):
+            name, *parts = term
+            if name == SIZE:
+                found.add(parts[0])
+            else:
+                stack.extend(parts)
+    return tuple(sorted(found))
 
 
 def value_of(term: Any, shapes: Shapes) -> Any:

@@ -615,6 +615,20 @@ def test_runs_on_value_vectors() -> None:
 
 
 @training_build
+def test_environment() -> None:
+    effect = "no session runs without Python"
+    with canary("memory layout of PyInferenceSession", ORT, effect) as ort:
+        import onnxruntime
+
+        from lit_ort.runtime.engines import training
+
+        sessions = [onnxruntime.InferenceSession(training._SMALLEST_MODEL) for _ in range(3)]
+        first, second = ort.environment_of(sessions[:2]), ort.environment_of(sessions[1:])
+        assert first == second != 0
+        assert ort.environment_of([sessions[0], sessions[0]]) is None
+
+
+@training_build
 def test_checkpoint_is_torchs_own() -> None:
     effect = "the graph breaks at every checkpoint of a module"
     with canary("torch.utils.checkpoint.checkpoint, which onnxruntime wraps", ORT, effect):

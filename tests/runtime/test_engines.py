@@ -68,7 +68,7 @@ def test_types_and_shapes(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     x = torch.ones(shape, dtype=dtype)
     graph = Graph(x=x)
     (doubled,) = graph.by_torch(lambda x: [x + x], ["x"], dtype)
-    (again,) = graph.builder.node("Identity", [doubled], "again")
+    again = graph.builder.node("Identity", [doubled], "again")
     for result in graph.run({doubled: dtype, again: dtype}):
         assert (result.dtype, result.shape) == (dtype, x.shape)
         assert torch.equal(result, x + x)
@@ -78,8 +78,8 @@ def test_booleans_are_passed_as_bytes() -> None:
     x = torch.tensor([True, False])
     graph = Graph(x=x)
     (negated,) = graph.by_torch(lambda x: [(x.view(torch.bool) == 0).view(torch.uint8)], ["x"], torch.uint8)
-    (cast,) = graph.builder.node("Cast", [negated], "cast", to=ELEMENTS[torch.bool])
-    (by_onnx,) = graph.builder.node("Not", ["x"], "by_onnx")
+    cast = graph.builder.node("Cast", [negated], "cast", to=ELEMENTS[torch.bool])
+    by_onnx = graph.builder.node("Not", ["x"], "by_onnx")
     results = graph.run({cast: torch.bool, by_onnx: torch.bool})
     assert all(torch.equal(value, ~x) for value in results)
 
@@ -131,8 +131,8 @@ def test_results_that_share_memory_are_not_overwritten(function: Function) -> No
     first, second = graph.by_torch(function, ["x"], torch.float32, torch.float32)
     value = first
     for _ in range(4):
-        (value,) = graph.builder.node("Neg", [value], "negated")
-    (summed,) = graph.builder.node("Add", [second, second], "summed")
+        value = graph.builder.node("Neg", [value], "negated")
+    summed = graph.builder.node("Add", [second, second], "summed")
     expected = function(x.clone())
     before = x.clone()
     negated, unchanged, doubled = graph.run({value: torch.float32, second: torch.float32, summed: torch.float32})
@@ -146,8 +146,8 @@ def test_returned_inputs_and_constants_are_copies() -> None:
     x = torch.randn(5)
     graph = Graph(x=x)
     constant = graph.builder.tensor(torch.ones(3))
-    (input_output,) = graph.builder.node("Identity", ["x"], "input_output")
-    (constant_output,) = graph.builder.node("Identity", [constant], "constant_output")
+    input_output = graph.builder.node("Identity", ["x"], "input_output")
+    constant_output = graph.builder.node("Identity", [constant], "constant_output")
     session = graph.session({input_output: torch.float32, constant_output: torch.float32})
     first, ones = session.run([x], state())
     ones.zero_()
@@ -174,7 +174,7 @@ def test_an_input_is_updated_in_place() -> None:
 def test_results_outlive_their_session() -> None:
     graph = Graph(x=torch.ones(400_000))
     (value,) = graph.by_torch(lambda x: [x + 1], ["x"], torch.float32)
-    (total,) = graph.builder.node("Add", [value, value], "total")
+    total = graph.builder.node("Add", [value, value], "total")
     session = graph.session({value: torch.float32, total: torch.float32})
     results = session.run(graph.tensors, state())
     del session, graph
@@ -212,11 +212,11 @@ def test_the_error_of_a_node(kind: type[BaseException]) -> None:
 
 def test_errors_of_onnx_runtime_itself() -> None:
     graph = Graph(x=torch.ones(3), y=torch.ones(4))
-    (value,) = graph.builder.node("Add", ["x", "y"], "value")
+    value = graph.builder.node("Add", ["x", "y"], "value")
     with pytest.raises(SessionError, match="a run failed"):
         graph.run({value: torch.float32})
     broken = Graph(x=torch.ones(3))
-    (value,) = broken.builder.node("NoSuchOperator", ["x"], "value")
+    value = broken.builder.node("NoSuchOperator", ["x"], "value")
     with pytest.raises(SessionError, match="ONNX Runtime rejects the model"):
         broken.run({value: torch.float32})
 
@@ -255,7 +255,7 @@ def test_a_session_within_a_node() -> None:
     session = inner.session({doubled: torch.float32})
     outer = Graph(x=torch.ones(2))
     (value,) = outer.by_torch(lambda x: session.run([x + 1], state()), ["x"], torch.float32)
-    (negated,) = outer.builder.node("Neg", [value], "negated")
+    negated = outer.builder.node("Neg", [value], "negated")
     assert torch.equal(outer.run({negated: torch.float32})[0], torch.full((2,), -4.0))
 
 
@@ -265,7 +265,7 @@ def test_released_sessions_leak_no_memory_threads_or_files() -> None:
     def create_and_run() -> None:
         graph = Graph(x=torch.ones(300_000))
         (value,) = graph.by_torch(lambda x: [x + 1], ["x"], torch.float32)
-        (total,) = graph.builder.node("Add", [value, value], "total")
+        total = graph.builder.node("Add", [value, value], "total")
         graph.session({total: torch.float32}, threads=2).run(graph.tensors, state())
 
     for _ in range(20):
@@ -355,7 +355,7 @@ def test_a_file_that_is_not_a_library(content: bytes, tmp_path: Path, monkeypatc
 def test_results_of_an_autograd_function_can_be_changed_in_place() -> None:
     """Autograd doesn't allow this for views, such as a slice of a larger tensor."""
     graph = Graph(x=torch.ones(3))
-    (negated,) = graph.builder.node("Neg", ["x"], "negated")
+    negated = graph.builder.node("Neg", ["x"], "negated")
     (doubled,) = graph.by_torch(lambda x: [x * 2], ["x"], torch.float32)
 
     class Run(torch.autograd.Function):
@@ -372,7 +372,7 @@ import torch
 from lit_ort.errors import SessionError
 from tests.runtime.test_engines import Graph
 graph = Graph(x=torch.ones(1), size=torch.tensor([2**48]))
-(large,) = graph.builder.node("Expand", ["x", "size"], "large")
+large = graph.builder.node("Expand", ["x", "size"], "large")
 (total,) = graph.by_torch(lambda large: [large.sum()], [large], torch.float32)
 try:
     graph.run({total: torch.float32})

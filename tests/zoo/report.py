@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lit_ort.fusions import pipeline as fusions
+from lit_ort.lower.native_operators import NATIVE_OPERATORS
 from lit_ort.lower.operators import LOWERINGS
 from lit_ort.passes import pipeline as passes
 from lit_ort.runtime.report import GraphReport
@@ -17,7 +18,9 @@ PATH = Path(__file__).parents[2] / "docs" / "support.md"
 _HEAD = """# What runs where
 
 The gradients of a graph are torch's: AOTAutograd traces forward and backward into one graph of ATen operators, so every
-operator that torch can differentiate is supported. Each operator then runs in the session
+operator that torch can differentiate is supported. A graph of matmuls in float32 or float64, views and what regions can
+compute is a *native* session: ONNX Runtime runs it with its own matmuls, with compiled regions as custom operators, and
+without a call of Python. In every other graph, each operator runs
 
 1. as a kernel of ONNX Runtime: the operators of the lowering table below, for the dtypes of the table, if enough of
    them follow each other to outweigh the cost of passing values between torch and ONNX Runtime;
@@ -71,7 +74,13 @@ reads values of tensors.
 def operators() -> str:
     """The operators that can run as kernels of ONNX Runtime, and the names of fusions and passes."""
     lowered = sorted({str(target).rpartition(".")[0] for target in LOWERINGS})
-    parts = {"Operators": lowered, "Fusions": fusions.names(), "Passes": passes.names()}
+    native = sorted(str(target).rpartition(".")[0] for target, one in NATIVE_OPERATORS.items() if not one.view)
+    parts = {
+        "Operators": lowered,
+        "Matmuls of native sessions": native,
+        "Fusions": fusions.names(),
+        "Passes": passes.names(),
+    }
     return "\n".join(f"- {title}: {', '.join(f'`{name}`' for name in names)}" for title, names in parts.items())
 
 

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from lit_ort._compat.devices import CPU
 from lit_ort.runtime.nodes import NodeFunction, RunState
 
+if TYPE_CHECKING:
+    from lit_ort.runtime.engines.native_sessions import NativeEngine
+
 # A torch node in a model: its domain, its operator, and the attribute with its position among the model's torch nodes.
 DOMAIN, OPERATOR, POSITION = "org.pytorch.aten", "ATen", "overload_name"
+# A compiled region in a model: its domain and operator; the attribute with its position is the same.
+REGION_DOMAIN, REGION_OPERATOR = "lit_ort", "Region"
+# The domain of the operators that ONNX Runtime adds to the standard.
+MICROSOFT = "com.microsoft"
 # Maps a node's position and the error that it raised to the location of the error, for messages.
 LocationOf = Callable[[int, BaseException], str]
 CHECK_THE_BATCH = "Check the batch against what the module accepts (index ranges, shapes); eager reports more."
@@ -65,6 +72,11 @@ class Engine(Protocol):
     version: str
     keeps_order: bool
     device_types: tuple[str, ...]
+
+    @property
+    def native(self) -> NativeEngine | None:
+        """Creates sessions that call no Python; None if there are none with this build, system or CPU."""
+        ...
 
     def session(self, model: Model, *, threads: int, allow_spinning: bool) -> EngineSession:
         """Create a session.

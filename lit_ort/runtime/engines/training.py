@@ -9,18 +9,24 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnxruntime
 import torch
 
 from lit_ort._compat import devices as torch_devices
-from lit_ort._compat.onnxruntime import CPU, ORT_ERRORS, C, run_of
+from lit_ort._compat.onnxruntime import CPU, ORT_ERRORS, C, environment_of, run_of
 from lit_ort._compat.torch import from_dlpack, to_dlpack
 from lit_ort.errors import SessionError
+from lit_ort.runtime.engines import training_interface
 from lit_ort.runtime.engines.engine import CHECK_THE_BATCH, FOR_A_REPORT, Model
 from lit_ort.runtime.engines.serving import Serving, results_of
+from lit_ort.runtime.engines.stock.library import Library
 from lit_ort.runtime.nodes import RunState
+from lit_ort.runtime.region_calls import why_no_kernels
+
+if TYPE_CHECKING:
+    from lit_ort.runtime.engines.native_sessions import NativeEngine
 
 _ERROR_SEVERITY = 3
 
@@ -29,6 +35,12 @@ _ERROR_SEVERITY = 3
 # twice as large. Adjacent free parts are merged. A remainder of a part becomes a free part if it is larger than
 # max_dead_bytes_per_chunk.
 _ARENA = {"arena_extend_strategy": 0, "initial_chunk_size_bytes": 2**26, "max_dead_bytes_per_chunk": 2**16}
+
+# A model of one Identity node.
+_SMALLEST_MODEL = (
+    b'\x08\t:+\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x01gZ\t\n\x01x\x12\x04\n\x02\x08\x01'
+    b"b\t\n\x01y\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\x11"
+)
 
 _FRESH, _USED = b"dltensor", b"used_dltensor"
 _new_capsule = ctypes.pythonapi.PyCapsule_New
@@ -48,6 +60,27 @@ class TrainingEngine:
 
     def __init__(self, version: str) -> None:
         self.version = version
+
+    @property
+    def native(self) -> NativeEngine | None:
+        return self._native
+
+    @functools.cached_property
+    def _native(self) -> NativeEngine | None:
+        """Creates sessions that call no Python; None if they aren't known to work with this version, system or CPU."""
+        if not training_interface.is_available() or why_no_kernels() is not None:
+            return None
+        from lit_ort.runtime.engines.native_sessions import NativeEngine as Native  # loads LLVM
+
+        _prepare_process()
+        options = _quiet_options()
+        environment = environment_of([onnxruntime.InferenceSession(_SMALLEST_MODEL, options) for _ in range(2)])
+        if environment is None:
+            return None
+        # The struct OrtEnv is the address of an environment.
+        word = ctypes.c_uint64(environment)
+        self._environment = word
+        return Native(Library(training_interface.base_of(options)), ctypes.addressof(word), shares_arena=True)
 
     def session(self, model: Model, *, threads: int, allow_spinning: bool) -> _Session:
         return _Session(model, _create(model.data, threads, allow_spinning))
@@ -131,11 +164,16 @@ def _prepare_process() -> None:
     C.create_and_register_allocator(memory, C.OrtArenaCfg(_ARENA))
 
 
+def _quiet_options() -> onnxruntime.SessionOptions:
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = _ERROR_SEVERITY
+    return settings
+
+
 def _create(model: bytes, threads: int, allow_spinning: bool) -> onnxruntime.InferenceSession:
     _prepare_process()
-    settings = onnxruntime.SessionOptions()
+    settings = _quiet_options()
     settings.add_session_config_entry("session.use_env_allocators", "1")
-    settings.log_severity_level = _ERROR_SEVERITY
     settings.intra_op_num_threads = threads
     settings.enable_mem_pattern = False
     # The graph is already optimized; only constant folding remains for ONNX Runtime.

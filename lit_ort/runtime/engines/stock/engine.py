@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import threading
 import weakref
 from collections.abc import Sequence
 from ctypes import byref, c_char_p, c_int, c_int64, c_uint64
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,11 +19,15 @@ from lit_ort.errors import EngineError, SessionError
 from lit_ort.runtime.elements import DTYPES, ELEMENTS
 from lit_ort.runtime.engines.engine import CHECK_THE_BATCH, FOR_A_REPORT, Model
 from lit_ort.runtime.engines.serving import Serving
-from lit_ort.runtime.engines.stock.library import Library
+from lit_ort.runtime.engines.stock.library import Library, base_in
 from lit_ort.runtime.engines.stock.memory import TorchMemory
 from lit_ort.runtime.engines.stock.operator import TorchOperator, read_shape
 from lit_ort.runtime.engines.stock.windows import MOST_DIMENSIONS
 from lit_ort.runtime.nodes import RunState
+from lit_ort.runtime.region_calls import why_no_kernels
+
+if TYPE_CHECKING:
+    from lit_ort.runtime.engines.native_sessions import NativeEngine
 
 _ERRORS_ONLY = 3
 # The graph is already optimized; only constant folding remains for ONNX Runtime.
@@ -43,10 +48,23 @@ class StockEngine:
 
     def __init__(self, version: str, path: Path) -> None:
         self.version = version
-        self._library = Library(path)
+        self._library = Library(base_in(path))
         self._environment = self._library.new("CreateEnv", _ERRORS_ONLY, b"lit_ort")
         self._memory = TorchMemory(self._library, self._environment)
         self._operator = TorchOperator(self._library, self._memory)
+
+    @property
+    def native(self) -> NativeEngine | None:
+        return self._native
+
+    @functools.cached_property
+    def _native(self) -> NativeEngine | None:
+        """Creates sessions that call no Python; None if the CPU has no regions."""
+        if why_no_kernels() is not None:
+            return None
+        from lit_ort.runtime.engines.native_sessions import NativeEngine as Native  # loads LLVM
+
+        return Native(self._library, self._environment, shares_arena=False)
 
     def session(self, model: Model, *, threads: int, allow_spinning: bool) -> _Session:
         options = self._options(threads, allow_spinning)

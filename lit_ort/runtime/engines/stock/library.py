@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable
-from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint32, c_void_p
+from ctypes import byref, c_char_p, c_int, c_size_t, c_uint32, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,8 @@ _FUNCTIONS: dict[str, tuple[int, list[Any]]] = {
     "KernelInfo_GetInputTypeInfo": (234, [_P, _S, _P]),
     "KernelInfo_GetOutputTypeInfo": (235, [_P, _S, _P]),
 }
+# Functions that machine code calls.
+_OTHER_FUNCTIONS = {"KernelContext_ParallelFor": 274}
 _SHAPE_IN_ONE_CALL = (414, [_P, _P, _P, _P])
 _RELEASES = {
     "ReleaseSession": 95,
@@ -72,28 +74,21 @@ class Library:
     """The functions of a library, by name.
 
     Args:
-        path: the path of the shared library.
+        base: the address of the struct OrtApiBase.
 
     Attributes:
         version: such as 1.24.1.
         raw: functions that return the address of a status; for frequent calls, which then need only a comparison.
+        releases: functions that release what a pointer refers to.
         shape_of: a function of an OrtValue and of pointers to which it writes element type, shape and rank; None before
             version 1.24.
 
     Raises:
-        EngineError: the file is not a library of ONNX Runtime, or the version is too old.
+        EngineError: the version is too old.
     """
 
-    def __init__(self, path: Path) -> None:
-        try:
-            get_base = ctypes.CDLL(str(path)).OrtGetApiBase
-        except (OSError, AttributeError) as error:
-            raise EngineError(
-                f"{path} can't be loaded as ONNX Runtime's library: {error}. Reinstall it: pip install "
-                "--force-reinstall onnxruntime"
-            ) from error
-        get_base.restype, get_base.argtypes = POINTER(_P * 2), []
-        get_table, get_version = get_base().contents
+    def __init__(self, base: int) -> None:
+        get_table, get_version = (_P * 2).from_address(base)
         self.version: str = ctypes.CFUNCTYPE(c_char_p)(get_version)().decode()
         number = min(SHAPES_IN_ONE_CALL, int(self.version.split(".")[1]))
         table = ctypes.CFUNCTYPE(_P, c_uint32)(get_table)(number) if number >= _MIN_VERSION else None
@@ -103,13 +98,15 @@ class Library:
                 "newer version: pip install --upgrade onnxruntime"
             )
         entries = (_P * (1 + _SHAPE_IN_ONE_CALL[0])).from_address(table)
+        indices = {name: index for name, (index, _) in _FUNCTIONS.items()} | _OTHER_FUNCTIONS
+        self._addresses = {name: entries[index] for name, index in indices.items()}
         self._message = ctypes.PYFUNCTYPE(c_char_p, _P)(entries[2])
         self._status = ctypes.PYFUNCTYPE(_P, c_int, c_char_p)(entries[0])
         self._release_status = ctypes.PYFUNCTYPE(None, _P)(entries[93])
         self.raw: dict[str, Raw] = {
             name: _factory(name)(_P, *arguments)(entries[index]) for name, (index, arguments) in _FUNCTIONS.items()
         }
-        self._releases = {name: _factory(name)(None, _P)(entries[index]) for name, index in _RELEASES.items()}
+        self.releases = {name: _factory(name)(None, _P)(entries[index]) for name, index in _RELEASES.items()}
         self.shape_of: Raw | None = None
         if number >= SHAPES_IN_ONE_CALL:
             self.shape_of = ctypes.PYFUNCTYPE(_P, *_SHAPE_IN_ONE_CALL[1])(entries[_SHAPE_IN_ONE_CALL[0]])
@@ -122,6 +119,12 @@ class Library:
         """
         self.check(self.raw[name](*arguments))
 
+    def address(self, name: str) -> int:
+        """The address of a function, for machine code that calls it."""
+        address = self._addresses[name]
+        assert address is not None, name
+        return address
+
     def new(self, name: str, *arguments: Any) -> int:
         """Calls a function and returns the pointer that it writes into its last argument."""
         result = _P()
@@ -130,7 +133,7 @@ class Library:
         return result.value
 
     def release(self, name: str, pointer: int) -> None:
-        self._releases[name](pointer)
+        self.releases[name](pointer)
 
     def check(self, status: int | None) -> None:
         """Raises EngineError for a status that is not null."""
@@ -146,6 +149,23 @@ class Library:
 
 def _factory(name: str) -> Any:
     return ctypes.CFUNCTYPE if name in _WITHOUT_LOCK else ctypes.PYFUNCTYPE
+
+
+def base_in(path: Path) -> int:
+    """The address of the struct OrtApiBase of a shared library.
+
+    Raises:
+        EngineError: the file is not a library of ONNX Runtime.
+    """
+    try:
+        get_base = ctypes.CDLL(str(path)).OrtGetApiBase
+    except (OSError, AttributeError) as error:
+        raise EngineError(
+            f"{path} can't be loaded as ONNX Runtime's library: {error}. Reinstall it: pip install "
+            "--force-reinstall onnxruntime"
+        ) from error
+    get_base.restype, get_base.argtypes = _P, []
+    return get_base()
 
 
 def library_in(folder: Path) -> Path | None:

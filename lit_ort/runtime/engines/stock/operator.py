@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from ctypes import POINTER, byref, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any
 
@@ -35,7 +35,7 @@ _Create = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_voi
 _Compute = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_void_p)
 
 
-class _CustomOperator(ctypes.Structure):
+class CustomOperator(ctypes.Structure):
     _fields_ = [
         ("version", c_uint32),
         ("CreateKernel", c_void_p),
@@ -55,7 +55,7 @@ class _CustomOperator(ctypes.Structure):
         ("GetVariadicOutputMinArity", _Number),
         ("GetVariadicOutputHomogeneity", _Number),
         ("CreateKernelV2", _Create),
-        ("KernelComputeV2", _Compute),
+        ("KernelComputeV2", c_void_p),
         ("InferOutputShapeFn", c_void_p),
         ("GetStartVersion", c_void_p),
         ("GetEndVersion", c_void_p),
@@ -66,46 +66,62 @@ class _CustomOperator(ctypes.Structure):
     ]
 
 
+def variadic_operator(name: str, create: Any, compute: int) -> CustomOperator:
+    """An operator of any number of tensors of any types; the struct keeps its functions alive.
+
+    Args:
+        name: its name.
+        create: its callback `CreateKernelV2`.
+        compute: the address of its function `KernelComputeV2`.
+    """
+    names = ctypes.create_string_buffer(name.encode()), ctypes.create_string_buffer(_PROVIDER)
+    title, provider = map(ctypes.addressof, names)
+    operator = CustomOperator(
+        version=_VERSION,
+        GetName=_NameOf(lambda this: title),
+        GetExecutionProviderType=_NameOf(lambda this: provider),
+        GetInputType=_Indexed(lambda this, k: _UNDEFINED),
+        GetInputTypeCount=_Count(lambda this: 1),
+        GetOutputType=_Indexed(lambda this, k: _UNDEFINED),
+        GetOutputTypeCount=_Count(lambda this: 1),
+        # A session can be destroyed after Python's shutdown, so this is a harmless C function, not a callback.
+        KernelDestroy=ctypes.cast(ctypes.pythonapi.Py_IsInitialized, c_void_p).value,
+        GetInputCharacteristic=_Indexed(lambda this, k: _VARIADIC),
+        GetOutputCharacteristic=_Indexed(lambda this, k: _VARIADIC),
+        GetInputMemoryType=_Indexed(lambda this, k: 0),
+        GetVariadicInputMinArity=_Number(lambda this: 0),
+        GetVariadicInputHomogeneity=_Number(lambda this: 0),
+        GetVariadicOutputMinArity=_Number(lambda this: 1),
+        GetVariadicOutputHomogeneity=_Number(lambda this: 0),
+        CreateKernelV2=create,
+        KernelComputeV2=compute,
+    )
+    operator.names = names
+    return operator
+
+
 class TorchOperator:
     """The operator, and the kernels that sessions created of it.
 
     Args:
         library: ONNX Runtime's library.
-        memory: the memory of results.
+        memory: the memory of results; None if sessions allocate it, so that results are copied.
 
     Attributes:
         domain: the OrtCustomOpDomain that a session's options need.
     """
 
-    def __init__(self, library: Library, memory: TorchMemory) -> None:
+    def __init__(self, library: Library, memory: TorchMemory | None) -> None:
         self._library, self._memory, self._windows = library, memory, Windows()
         self._kernels: dict[int, _Kernel] = {}
         self._numbers = itertools.count(1)
         # Both are thread-local: kernels are created and run on the thread that creates or runs their session.
         self._session, self._run = _Creation(), _Run()
-        self._names = ctypes.create_string_buffer(OPERATOR.encode()), ctypes.create_string_buffer(_PROVIDER)
-        name, provider = map(ctypes.addressof, self._names)
-        # Sessions call these functions as long as they exist; the struct keeps them alive.
-        self._struct = _CustomOperator(
-            version=_VERSION,
-            GetName=_NameOf(lambda this: name),
-            GetExecutionProviderType=_NameOf(lambda this: provider),
-            GetInputType=_Indexed(lambda this, k: _UNDEFINED),
-            GetInputTypeCount=_Count(lambda this: 1),
-            GetOutputType=_Indexed(lambda this, k: _UNDEFINED),
-            GetOutputTypeCount=_Count(lambda this: 1),
-            # A session can be destroyed after Python's shutdown, so this is a harmless C function, not a callback.
-            KernelDestroy=ctypes.cast(ctypes.pythonapi.Py_IsInitialized, c_void_p).value,
-            GetInputCharacteristic=_Indexed(lambda this, k: _VARIADIC),
-            GetOutputCharacteristic=_Indexed(lambda this, k: _VARIADIC),
-            GetInputMemoryType=_Indexed(lambda this, k: 0),
-            GetVariadicInputMinArity=_Number(lambda this: 0),
-            GetVariadicInputHomogeneity=_Number(lambda this: 0),
-            GetVariadicOutputMinArity=_Number(lambda this: 1),
-            GetVariadicOutputHomogeneity=_Number(lambda this: 0),
-            CreateKernelV2=_Create(self._create),
-            KernelComputeV2=_Compute(self._compute),
-        )
+        self._compute_function = _Compute(self._compute)
+        address = ctypes.cast(self._compute_function, c_void_p).value
+        assert address is not None
+        # Sessions call its functions as long as they exist.
+        self._struct = variadic_operator(OPERATOR, _Create(self._create), address)
         self.domain = library.new("CreateCustomOpDomain", DOMAIN.encode())
         library.call("CustomOpDomain_Add", self.domain, byref(self._struct))
 
@@ -189,14 +205,14 @@ class _Kernel:
         self,
         info: int,
         library: Library,
-        memory: TorchMemory,
+        memory: TorchMemory | None,
         inputs: Sequence[_Input],
         windows: Windows,
         on_cpu: bool,
     ) -> None:
         self._on_cpu = on_cpu
         self._library, self._memory, self._inputs, self._windows = library, memory, inputs, windows
-        self._position = int(_attribute(library, info, POSITION))
+        self._position = int(attribute_of(library, info, POSITION))
         self._outputs = [
             DTYPES[_element(library, info, "KernelInfo_GetOutputTypeInfo", k)]
             for k in range(_number(library, info, "KernelInfo_GetOutputCount"))
@@ -250,7 +266,7 @@ class _Kernel:
         else:
             window.set_shape(self._sizes)
             read_shape(library, value, self._element, self._sizes, self._rank)
-        if not self._on_cpu:
+        if not self._on_cpu and self._memory is not None:
             window.set_device(self._memory.device_at(window.address_of_data()))
         return window.tensor(self._rank.value)
 
@@ -263,7 +279,7 @@ class _Kernel:
             )
         shape = (c_int64 * max(result.dim(), 1))(*result.shape)
         library, raw = self._library, self._library.raw
-        with self._memory.offering(result) as offered:
+        with nullcontext() if self._memory is None else self._memory.offering(result) as offered:
             library.check(raw["KernelContext_GetOutput"](context, k, shape, result.dim(), byref(self._value)))
         library.check(raw["GetTensorMutableData"](self._value.value, byref(self._data)))
         if not result.numel() or self._data.value == (result if offered is None else offered).data_ptr():
@@ -303,7 +319,7 @@ def _inputs(library: Library, info: int, positions: dict[str, int], windows: Win
     return inputs
 
 
-def _attribute(library: Library, info: int, name: str) -> str:
+def attribute_of(library: Library, info: int, name: str) -> str:
     return _text(library, "KernelInfoGetAttribute_string", info, name.encode())
 
 

@@ -1,0 +1,216 @@
+"""The operators of native sessions besides regions: matmuls by ONNX Runtime's kernels, and the views that they read.
+
+A native session calls no Python, except for torch nodes of other operators, of which it can have a few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import fx
+
+from lit_ort._compat.torch_fx import first_argument, is_element, is_size, is_view
+from lit_ort._compat.torch_sizes import hint_of, memory_order
+from lit_ort.lower.emitter import Emitter
+from lit_ort.lower.operators import ANY, LOWERINGS, Lowering, lowering_of
+from lit_ort.ops.hand_over import hand_over
+from lit_ort.regions.placed_region import has_strides
+from lit_ort.regions.region_operator import REGION
+from lit_ort.runtime.elements import ELEMENTS
+from lit_ort.runtime.engines.engine import MICROSOFT
+
+aten = torch.ops.aten
+_PERMUTES = frozenset({aten.permute.default, aten.transpose.int, aten.t.default})
+_RESHAPES = frozenset({aten.reshape.default, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims})
+# A call of a session takes about 20 us, a torch node 15 us, and an operator in one 4 us (Intel Xeon, one thread).
+FEWEST_OPERATORS, OPERATORS_OF_SWITCH = 6, 4
+# Operators of torch use several threads above this number of elements (at::internal::GRAIN_SIZE).
+MOST_ELEMENTS = 32768
+# The end of a slice that includes the last element.
+_LAST = 2**63 - 1
+_FLOATS = frozenset({torch.float32, torch.float64})
+
+
+def obstacle(graph: fx.Graph) -> str | None:
+    """What keeps a phase from being a native session; None if it can be one.
+
+    Operators that have no form there are in torch nodes. There may be a few of them, of few elements: torch computes
+    larger ones on threads of its own, and they would wait for ONNX Runtime's.
+
+    Args:
+        graph: the phase.
+    """
+    native, by_torch = list[fx.Node](), list[fx.Node]()
+    for node in graph.nodes:
+        if any(tensor.dtype not in ELEMENTS or 0 in tensor.shape for tensor in _tensors(node)):
+            return f"{node.name} is of a dtype or of sizes that sessions don't have"
+        if node.op != "call_function" or is_size(node) or is_element(node) or is_view(node):
+            continue
+        if node.target is REGION and None in memory_of_inputs(node):
+            return f"a value of {node.name} in another layout than ONNX Runtime's"
+        is_native = node.target is REGION or native_lowering_of(node) is not None
+        (native if is_native else by_torch).append(node)
+    large = next((node for node in by_torch if not _is_small(node)), None)
+    if large is not None:
+        return f"{large.target} of more than {MOST_ELEMENTS} elements, or of a size that only its run determines"
+    if len(native) < FEWEST_OPERATORS + OPERATORS_OF_SWITCH * _switches(graph, by_torch):
+        return f"{len(native)} regions and matmuls, too few to outweigh the calls of a session and of torch from it"
+    return None
+
+
+def _tensors(node: fx.Node) -> list[torch.Tensor]:
+    value = node.meta.get("val")
+    return [one for one in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(one, torch.Tensor)]
+
+
+def _is_small(node: fx.Node) -> bool:
+    """Whether torch computes an operator on one thread, as all its values are small."""
+    if node.target is hand_over:
+        return False
+    values = [tensor for one in (node, *node.all_input_nodes) for tensor in _tensors(one)]
+    counts = [hint_of(value.numel()) for value in values]
+    return all(count is not None and count <= MOST_ELEMENTS for count in counts)
+
+
+def _switches(graph: fx.Graph, by_torch: Sequence[fx.Node]) -> int:
+    """The number of torch nodes: each ends where another operator reads its values."""
+    inside, pending, count = frozenset(by_torch), set[fx.Node](), 0
+    for node in graph.nodes:
+        is_inside = node in inside
+        reads = not pending.isdisjoint(node.all_input_nodes)
+        if is_inside or (reads and (is_view(node) or is_element(node))):
+            pending.add(node)
+        elif reads:
+            count += 1
+            pending.clear()
+    return count
+
+
+def native_lowering_of(node: fx.Node) -> Lowering | None:
+    """How an operator or a view is written in a native session; None if it has no form there."""
+    lowering = lowering_of(node, NATIVE_OPERATORS)
+    return lowering if lowering is None or lowering.view == is_view(node) else None
+
+
+def memory_base(node: fx.Node) -> fx.Node:
+    """The node of which a value is a view with all its elements in the same order."""
+    while is_view(node) and node.target in _RESHAPES:
+        node = first_argument(node)
+    return node
+
+
+def memory_of_inputs(region: fx.Node) -> list[fx.Node | None]:
+    """For each input of a region, the contiguous value whose memory it reads; None if there is none."""
+    tensors, text, _ = region.args
+    strided = has_strides(str(text))
+    assert isinstance(tensors, (list, tuple))
+    nodes = [tensor for tensor in tensors if isinstance(tensor, fx.Node)]
+    return [_permuted_base(n) if is_strided else memory_base(n) for n, is_strided in zip(nodes, strided, strict=True)]
+
+
+def _permuted_base(node: fx.Node) -> fx.Node | None:
+    """The contiguous value of which a value is a view with all its elements in the order of memory."""
+    value = node.meta["val"]
+    while is_view(node) and node.target in _RESHAPES | _PERMUTES:
+        node = first_argument(node)
+    base = node.meta["val"]
+    is_whole = memory_order(value) is not None and value.storage_offset() == 0
+    return node if is_whole and base.is_contiguous() and base.numel() == value.numel() else None
+
+
+def _slice(e: Emitter) -> str:
+    axis, start, end = e.argument(1, "dim", 0), e.argument(2, "start"), e.argument(3, "end")
+    ends = [_LAST if end is None else end]
+    starts, step = [0 if start is None else start], [e.argument(4, "step", 1)]
+    rest = (e.sizes(starts), e.sizes(ends), e.integers([axis]), e.sizes(step))
+    return e.op("Slice", e.value(e.argument(0, "self")), *rest)
+
+
+def _select(e: Emitter) -> str:
+    axis, index = e.argument(1, "dim"), e.argument(2, "index")
+    bounds = e.integers([index]), e.integers([_LAST if index == -1 else index + 1])
+    row = e.op("Slice", e.value(e.argument(0, "self")), *bounds, e.integers([axis]))
+    return e.op("Reshape", row, e.sizes(e.node.meta["val"].shape), allowzero=1)
+
+
+def _has_fixed_index(node: fx.Node) -> bool:
+    return isinstance(node.args[2], int)
+
+
+def _matmul(e: Emitter) -> str:
+    left, right = e.argument(0, "self"), e.argument(1, "mat2")
+    return _product(e, left, right)
+
+
+def _product(e: Emitter, left: fx.Node, right: fx.Node) -> str:
+    if e.dtype == torch.float32:
+        (first, first_transposed), (second, second_transposed) = _factor(e, left), _factor(e, right)
+        transposed = {"transA": int(first_transposed), "transB": int(second_transposed)}
+        if any(transposed.values()):
+            return e.op("FusedMatMul", first, second, domain=MICROSOFT, **transposed)
+        return e.op("MatMul", first, second)
+    return e.op("MatMul", e.value(left), e.value(right))
+
+
+def _matmul_2d(e: Emitter) -> str:
+    return _gemm(e, e.argument(0, "self"), e.argument(1, "mat2"))
+
+
+def _gemm(e: Emitter, left: fx.Node, right: fx.Node, *added: str) -> str:
+    (first, first_transposed), (second, second_transposed) = _factor(e, left), _factor(e, right)
+    transposed = {"transA": int(first_transposed), "transB": int(second_transposed)}
+    return e.op("Gemm", first, second, *added, **transposed)
+
+
+def _added_matmul_2d(e: Emitter) -> str:
+    added = e.value(e.argument(0, "self"))
+    return _gemm(e, e.argument(1, "mat1"), e.argument(2, "mat2"), added)
+
+
+def _added_matmul(e: Emitter) -> str:
+    product = _product(e, e.argument(1, "batch1"), e.argument(2, "batch2"))
+    return e.op("Add", e.value(e.argument(0, "self")), product)
+
+
+def _factor(e: Emitter, node: fx.Node) -> tuple[str, bool]:
+    """The value of a factor, and whether it is to be transposed."""
+    is_transposed = False
+    while _transposes(node):
+        node, is_transposed = first_argument(node), not is_transposed
+    return e.value(node), is_transposed
+
+
+def _transposes(node: fx.Node) -> bool:
+    """Whether a node is a view that exchanges the last two dimensions."""
+    if not is_view(node):
+        return False
+    value, base = node.meta["val"], first_argument(node).meta["val"]
+    rank = value.dim()
+    if node.target is aten.t.default:
+        return rank == 2
+    if node.target is aten.transpose.int:
+        return {d % rank for d in node.args[1:]} == {rank - 2, rank - 1}  # type: ignore[operator]
+    if node.target is aten.permute.default:
+        order = [d % rank for d in node.args[1]]  # type: ignore[operator, union-attr]
+        return order == [*range(rank - 2), rank - 1, rank - 2] and base.dim() == rank
+    return False
+
+
+def _is_plain(node: fx.Node) -> bool:
+    return all(node.kwargs.get(name, 1) == 1 for name in ("alpha", "beta"))
+
+
+NATIVE_OPERATORS: Mapping[Any, Lowering] = MappingProxyType(
+    {
+        **{target: lowering for target, lowering in LOWERINGS.items() if lowering.view},
+        aten.slice.Tensor: Lowering(_slice, ANY, view=True),
+        aten.select.int: Lowering(_select, ANY, _has_fixed_index, view=True),
+        aten.mm.default: Lowering(_matmul_2d, _FLOATS),
+        aten.addmm.default: Lowering(_added_matmul_2d, _FLOATS, _is_plain),
+        aten.bmm.default: Lowering(_matmul, _FLOATS),
+        aten.baddbmm.default: Lowering(_added_matmul, _FLOATS, _is_plain),
+    }
+)

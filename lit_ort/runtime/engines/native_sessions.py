@@ -1,0 +1,384 @@
+"""Sessions of matmuls by ONNX Runtime's kernels and compiled regions as a custom operator, which call no Python.
+
+They are created and run through the C interface, in both builds in the same way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import math
+import threading
+import weakref
+from collections.abc import Callable, MutableMapping, Sequence
+from ctypes import POINTER, byref, c_char_p, c_int64, c_uint64, c_void_p
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+import torch
+
+from lit_ort.errors import EngineError, SessionError
+from lit_ort.kernels.kernel_calls import Kernel
+from lit_ort.kernels.operator_entry import ContextFunctions, OperatorEntry, RegionCallWords
+from lit_ort.regions.placed_region import SizedRegion, with_sizes
+from lit_ort.runtime.buffers import SMALL_BYTES, BufferPool
+from lit_ort.runtime.elements import ELEMENTS
+from lit_ort.runtime.engines.engine import (
+    CHECK_THE_BATCH,
+    FOR_A_REPORT,
+    POSITION,
+    REGION_DOMAIN,
+    REGION_OPERATOR,
+    Model,
+)
+from lit_ort.runtime.engines.serving import Serving
+from lit_ort.runtime.engines.stock.library import Library
+from lit_ort.runtime.engines.stock.operator import CustomOperator, TorchOperator, attribute_of, variadic_operator
+from lit_ort.runtime.nodes import RunState
+
+# Errors are raised, not logged.
+_FATAL_ONLY = 4
+# What a kernel reports follows this in the message of a run's status.
+_MESSAGE = "Status Message: "
+_NO_OPTIMIZATION = 0
+# The words of regions for so many sets of sizes are kept.
+_MOST_SIZES = 64
+_Failed = ctypes.CFUNCTYPE(c_void_p, c_void_p)
+_Create = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_void_p))
+
+
+class NativeRegion(NamedTuple):
+    """A region of a model.
+
+    Args:
+        placed: the region with its arguments; some of them are sizes of the call.
+        kernel: its machine code.
+        module: the name of the module that it comes from; empty if unknown.
+    """
+
+    placed: SizedRegion
+    kernel: Kernel
+    module: str
+
+
+@dataclasses.dataclass(frozen=True)
+class NativeModel(Model):
+    """A model whose matmuls and regions call no Python; it can have a few torch nodes, which do.
+
+    Args:
+        regions: its regions; a node's attribute is its position among these.
+        has_sizes: whether sizes change from run to run.
+    """
+
+    regions: Sequence[NativeRegion] = ()
+    has_sizes: bool = False
+
+
+class RunShapes(NamedTuple):
+    """What depends on the sizes of a run.
+
+    Args:
+        regions: the sizes that each region takes.
+        outputs: the shape of each output, and the shape in which the session computes it.
+    """
+
+    regions: tuple[tuple[int, ...], ...]
+    outputs: tuple[tuple[torch.dtype, tuple[int, ...], tuple[int, ...]], ...]
+
+
+class NativeEngine:
+    """Creates native sessions.
+
+    Args:
+        library: ONNX Runtime's functions.
+        environment: the OrtEnv.
+        shares_arena: whether the process's environment has an arena, which these sessions then use.
+    """
+
+    def __init__(self, library: Library, environment: int, shares_arena: bool) -> None:
+        self._library, self._environment, self._shares_arena = library, environment, shares_arena
+        self._memory = library.new("CreateCpuMemoryInfo", 0, 0)
+        # Kernels are created on the thread that creates their session.
+        self._creation = _Creation()
+        self._create, self._failed = _Create(self._create_kernel), _Failed(self._status_of_failure)
+        # By their addresses: the words of calls.
+        self._calls: WeakValueDictionary[int, RegionCallWords] = WeakValueDictionary()
+        self._entries: dict[Any, tuple[OperatorEntry, CustomOperator, int]] = {}
+        self._operator = TorchOperator(library, None)
+
+    def session(self, model: NativeModel, threads: int) -> NativeSession:
+        """Creates a session.
+
+        Args:
+            model: the model.
+            threads: the number of intra-op threads.
+
+        Raises:
+            SessionError: ONNX Runtime rejects the model.
+        """
+        library = self._library
+        slots = (c_int64 * max(1, len(model.regions)))()
+        options = library.new("CreateSessionOptions")
+        kernels: list[int] = []
+        try:
+            self._set(options, model, threads)
+            self._creation.slots = ctypes.addressof(slots)
+            with self._operator.creating(model.inputs, model.device) as kernels:
+                session = library.new("CreateSessionFromArray", self._environment, model.data, len(model.data), options)
+        except EngineError as error:
+            self._operator.drop(kernels)
+            raise SessionError(f"ONNX Runtime rejects the model: {str(error).strip()}", remedy=FOR_A_REPORT) from error
+        finally:
+            library.release("ReleaseSessionOptions", options)
+        resources = _Resources(library, session, slots, self._operator, kernels)
+        return NativeSession(library, self._memory, self._operator, resources, model, self._calls)
+
+    def _set(self, options: int, model: NativeModel, threads: int) -> None:
+        library = self._library
+        library.call("SetIntraOpNumThreads", options, threads)
+        library.call("SetSessionGraphOptimizationLevel", options, _NO_OPTIMIZATION)
+        library.call("SetSessionLogSeverityLevel", options, _FATAL_ONLY)
+        if model.has_sizes:
+            # A pattern of memory would be kept for each set of sizes.
+            library.call("DisableMemPattern", options)
+        # Threads spin during a run and not after it, when torch's threads compute.
+        entries = {"session.intra_op.allow_spinning": "1", "session.force_spinning_stop": "1"}
+        entries["session.use_env_allocators"] = str(int(self._shares_arena))
+        for key, value in entries.items():
+            library.call("AddSessionConfigEntry", options, key.encode(), value.encode())
+        if model.nodes:
+            library.call("AddCustomOpDomain", options, self._operator.domain)
+        if model.regions:
+            library.call("AddCustomOpDomain", options, self._domain(model.regions[0].kernel))
+
+    def _domain(self, kernel: Kernel) -> int:
+        """The domain of regions for the CPU that a kernel is made for."""
+        cpu = kernel.runner.cpu
+        if cpu not in self._entries:
+            address = self._library.address
+            failed = ctypes.cast(self._failed, c_void_p).value
+            assert failed is not None
+            functions = ContextFunctions(
+                get_input=address("KernelContext_GetInput"),
+                get_output=address("KernelContext_GetOutput"),
+                get_data=address("GetTensorMutableData"),
+                parallel_for=address("KernelContext_ParallelFor"),
+                failed=failed,
+            )
+            entry = OperatorEntry(cpu, functions)
+            operator = variadic_operator(REGION_OPERATOR, self._create, entry.address)
+            domain = self._library.new("CreateCustomOpDomain", REGION_DOMAIN.encode())
+            self._library.call("CustomOpDomain_Add", domain, byref(operator))
+            self._entries[cpu] = entry, operator, domain
+        return self._entries[cpu][2]
+
+    def _status_of_failure(self, words: int) -> int | None:
+        """The status of a region's call that has failed; called while the session runs."""
+        try:
+            return self._library.failed(self._calls[words].failure())
+        # No error may be raised into C.
+        except Exception as error:
+            return self._library.failed(f"a compiled region failed ({type(error).__name__}: {error})")
+
+    def _create_kernel(self, this: int, table: int, info: int, kernel: Any) -> int | None:
+        try:
+            kernel[0] = self._creation.slots + 8 * int(attribute_of(self._library, info, POSITION))
+            return None
+        # No error may be raised into C; the status makes the session's creation fail.
+        except Exception as error:
+            return self._library.failed(f"{type(error).__name__}: {error}")
+
+
+class _Creation(threading.local):
+    """The memory of the kernels of the session that is created on this thread."""
+
+    slots = 0
+
+
+@dataclasses.dataclass
+class _Resources:
+    """A session in C and what it uses; a call releases it.
+
+    Args:
+        library: ONNX Runtime's functions.
+        session: the OrtSession.
+        slots: a word for each region: the address of the words of its call.
+        operator: the operator of its torch nodes.
+        kernels: the numbers of their kernels.
+        values: its inputs and outputs.
+    """
+
+    library: Library
+    session: int
+    slots: Any
+    operator: TorchOperator
+    kernels: Sequence[int]
+    values: tuple[_Values, ...] = ()
+
+    def __call__(self) -> None:
+        self.library.release("ReleaseSession", self.session)
+        self.operator.drop(self.kernels)
+        for values in self.values:
+            values.release()
+
+
+class NativeSession:
+    """A session and the values of its last run, which the next one uses again where addresses are the same.
+
+    Args:
+        library: ONNX Runtime's functions.
+        memory: the OrtMemoryInfo of the CPU.
+        operator: the operator of its torch nodes.
+        resources: the session in C.
+        model: the model.
+        calls: receives the words of its regions' calls, by their addresses.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        memory: int,
+        operator: TorchOperator,
+        resources: _Resources,
+        model: NativeModel,
+        calls: MutableMapping[int, RegionCallWords],
+    ) -> None:
+        self._library, self._slots = library, resources.slots
+        self._model, self._operator, self._calls = model, operator, calls
+        self._regions = model.regions
+        self._lock = threading.Lock()
+        self._shapes: RunShapes | None = None
+        self._words = functools.lru_cache(_MOST_SIZES)(self._words_for)
+        self._bound: list[RegionCallWords] = []
+        self._inputs, self._outputs = (_Values(library, memory, len(n)) for n in (model.inputs, model.outputs))
+        self._makers: list[Callable[[BufferPool], torch.Tensor]] = []
+        self._types: list[tuple[torch.dtype, Sequence[int]]] = []
+        names = [(c_char_p * len(n))(*(name.encode() for name in n)) for n in (model.inputs, model.outputs)]
+        run = library.raw["Run"]
+        self._run = functools.partial(
+            run, resources.session, None, names[0], self._inputs.array, len(model.inputs), names[1], len(model.outputs)
+        )
+        resources.values = self._inputs, self._outputs
+        weakref.finalize(self, resources)
+
+    def run(self, tensors: Sequence[torch.Tensor], shapes: RunShapes, state: RunState) -> list[torch.Tensor]:
+        """Runs the model once and returns all outputs, in order.
+
+        Args:
+            tensors: the inputs.
+            shapes: what depends on the sizes of this run.
+            state: of the run; large outputs are in memory of its pool.
+
+        Raises:
+            SessionError: a kernel rejected its inputs, such as an index out of range.
+        """
+        # The imaginary part of a conjugate view has a lazy negative bit.
+        given = [
+            tensor if tensor.is_contiguous() and not tensor.is_neg() else tensor.resolve_neg().contiguous()
+            for tensor in tensors
+        ]
+        with self._lock:
+            if shapes is not self._shapes:
+                self._bind(shapes)
+            self._inputs.set(given)
+            results = [make(state.pool) for make in self._makers]
+            self._outputs.set(results, self._types)
+            if self._model.nodes:
+                with Serving(self._model, state), self._operator.running(given):
+                    self._call()
+            else:
+                self._call()
+        return results
+
+    def _call(self) -> None:
+        if status := self._run(self._outputs.array):
+            self._fail(status)
+
+    def _fail(self, status: int) -> None:
+        try:
+            self._library.check(status)
+        except EngineError as error:
+            message = str(error).rpartition(_MESSAGE)[2].strip()
+            raise SessionError(f"a run failed: {message}", remedy=CHECK_THE_BATCH) from error
+
+    def _bind(self, shapes: RunShapes) -> None:
+        words = self._words(shapes.regions)
+        self._slots[: len(words)] = [one.address for one in words]
+        self._bound, self._shapes = words, shapes
+        self._makers = [_maker(shape, dtype) for dtype, shape, _ in shapes.outputs]
+        self._types = [(dtype, computed) for dtype, _, computed in shapes.outputs]
+        self._inputs.forget()
+        self._outputs.forget()
+
+    def _words_for(self, sizes: tuple[tuple[int, ...], ...]) -> list[RegionCallWords]:
+        words = []
+        for region, numbers in zip(self._regions, sizes, strict=True):
+            placed = with_sizes(region.placed, numbers)
+            words.append(RegionCallWords(region.kernel.bind(placed.run), placed, region.module))
+        self._calls.update((one.address, one) for one in words)
+        return words
+
+
+class _Values:
+    """OrtValues over the memory of tensors; one is made again if its tensor's address has changed."""
+
+    def __init__(self, library: Library, memory: int, count: int) -> None:
+        self.array = (c_uint64 * max(1, count))()
+        self._library, self._create = library, library.raw["CreateTensorWithDataAsOrtValue"]
+        self._release = library.releases["ReleaseValue"]
+        self._memory, self._count = memory, count
+        self._slots = [ctypes.addressof(self.array) + ctypes.sizeof(c_uint64) * k for k in range(count)]
+        self._addresses: list[int] = []
+        self._types: list[tuple[int, Any, int, int]] = []
+
+    def set(
+        self, tensors: Sequence[torch.Tensor], types: Sequence[tuple[torch.dtype, Sequence[int]]] | None = None
+    ) -> None:
+        """Makes values of the tensors.
+
+        Args:
+            tensors: contiguous.
+            types: other dtypes and shapes of the values.
+        """
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        if addresses == self._addresses:
+            return
+        if not self._addresses:
+            self._addresses = [-1] * self._count
+            given = [(tensor.dtype, tensor.shape) for tensor in tensors] if types is None else types
+            self._types = [_c_type(*one) for one in given]
+        create, release, memory, array = self._create, self._release, self._memory, self.array
+        for k, (new, old) in enumerate(zip(addresses, self._addresses, strict=True)):
+            if new != old:
+                if array[k]:
+                    release(array[k])
+                    array[k] = 0
+                if status := create(memory, new, *self._types[k], self._slots[k]):
+                    self._library.check(status)
+        self._addresses = addresses
+
+    def forget(self) -> None:
+        """Makes all values again at the next run, of other shapes."""
+        self._addresses = []
+        self.release()
+
+    def release(self) -> None:
+        for k, value in enumerate(self.array):
+            if value:
+                self._release(value)
+                self.array[k] = 0
+
+
+def _c_type(dtype: torch.dtype, shape: Sequence[int]) -> tuple[int, Any, int, int]:
+    """The bytes, the sizes, the rank and the element type of a value, as the C interface takes them."""
+    sizes = (c_int64 * len(shape))(*shape)
+    return math.prod(shape) * dtype.itemsize, sizes, len(shape), ELEMENTS[dtype]
+
+
+def _maker(shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[BufferPool], torch.Tensor]:
+    if torch.Size(shape).numel() * dtype.itemsize < SMALL_BYTES:
+        strides = torch.empty(shape, device="meta").stride()
+        # Faster than torch.empty.
+        return lambda _: torch.empty_strided(shape, strides, dtype=dtype)
+    return lambda pool: pool.empty(*shape, dtype=dtype)

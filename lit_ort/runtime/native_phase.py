@@ -1,0 +1,89 @@
+"""A phase whose session calls no Python, with the sizes of its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from lit_ort.errors import KernelError, SessionError
+from lit_ort.regions.placed_region import from_json
+from lit_ort.runtime.engines.engine import Engine, LocationOf
+from lit_ort.runtime.nodes import NodeFunction, RunState
+from lit_ort.runtime.program import Phase
+from lit_ort.runtime.region_calls import kernels
+from lit_ort.runtime.sizes import Shapes, inputs_in, values_of
+
+if TYPE_CHECKING:
+    from lit_ort.runtime.engines.native_sessions import RunShapes
+
+_COMPILE_AGAIN = "Compile the graph again."
+
+
+class NativePhase:
+    """The session of a phase.
+
+    Args:
+        phase: of a native session.
+        engine: creates the session.
+        threads: its intra-op threads.
+        nodes: the functions of its torch nodes.
+        location_of: returns the location of an error in a torch node, for messages.
+
+    Raises:
+        SessionError: ONNX Runtime rejects the model, a region has no code, or this build has no such sessions.
+    """
+
+    def __init__(
+        self,
+        phase: Phase,
+        engine: Engine,
+        threads: int,
+        nodes: Sequence[NodeFunction] = (),
+        location_of: LocationOf = lambda position, error: str(position),
+    ) -> None:
+        native = engine.native
+        if native is None:
+            raise SessionError("this build has no native sessions", remedy=_COMPILE_AGAIN)
+        from lit_ort.runtime.engines.native_sessions import NativeModel, NativeRegion  # loads LLVM
+
+        try:
+            placed = [from_json(region.text) for region in phase.regions]
+            made = kernels().kernels(one.region for one in placed)
+        except (KernelError, ValueError) as error:
+            raise SessionError(f"a region has no code: {error}", remedy=_COMPILE_AGAIN) from error
+        modules = [region.module for region in phase.regions]
+        regions = [NativeRegion(*parts) for parts in zip(placed, made, modules, strict=True)]
+        numbers = [*(region.sizes for region in phase.regions), *(result.shape for result in phase.results)]
+        self._sized_inputs = inputs_in(term for terms in numbers for term in terms)
+        names = [name for name, _ in phase.inputs]
+        model = NativeModel(
+            phase.model, nodes, location_of, names, phase.outputs, regions=regions, has_sizes=bool(self._sized_inputs)
+        )
+        self._phase, self._session = phase, native.session(model, threads)
+        self._shapes: dict[tuple[Sequence[int], ...], RunShapes] = {}
+
+    def run(self, tensors: Sequence[torch.Tensor], shapes: Shapes, state: RunState) -> list[torch.Tensor]:
+        """Runs the session and returns its outputs, in order.
+
+        Raises:
+            SessionError: a kernel rejected its inputs.
+        """
+        key = tuple([shapes[k] for k in self._sized_inputs])
+        sizes = self._shapes.get(key)
+        if sizes is None:
+            sizes = self._shapes[key] = self._shapes_of(shapes)
+        return self._session.run(tensors, sizes, state)
+
+    def _shapes_of(self, shapes: Shapes) -> RunShapes:
+        from lit_ort.runtime.engines.native_sessions import RunShapes
+
+        def numbers(terms: Sequence[object]) -> tuple[int, ...]:
+            return tuple(values_of(terms, shapes))
+
+        results = self._phase.results
+        return RunShapes(
+            tuple(numbers(region.sizes) for region in self._phase.regions),
+            tuple((result.dtype, numbers(result.shape), numbers(result.computed_shape)) for result in results),
+        )

@@ -1,0 +1,285 @@
+"""Phases whose sessions call no Python: what they compute, and when a phase is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lit_ort import SessionError
+from lit_ort.backend.backend import ORTBackend
+from lit_ort.lower import native_operators
+from tests.compare import assert_same_step, backend, relative_error
+
+
+@pytest.fixture(autouse=True)
+def any_number_of_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_operators, "FEWEST_OPERATORS", 0)
+    monkeypatch.setattr(native_operators, "OPERATORS_OF_SWITCH", 0)
+
+
+def assert_native(engine: ORTBackend) -> None:
+    for graph in engine.compile_log.graphs:
+        assert graph.is_native, str(graph)
+        assert not graph.torch_operators
+        assert "no call of Python" in str(graph)
+
+
+def assert_same(function: Callable[..., Any], *inputs: Tensor, tolerance: float = 1e-5) -> ORTBackend:
+    """Results and gradients of a function agree with eager; results have eager's strides."""
+    engine, found, strides = backend(), [], []
+    for call in (function, torch.compile(function, backend=engine)):
+        given = [x.detach().clone().requires_grad_(x.requires_grad) for x in inputs]
+        result = call(*given)
+        results = result if isinstance(result, tuple) else (result,)
+        wanted = [x for x in given if x.requires_grad]
+        tracked = [r.square().sum() for r in results if r.requires_grad]
+        gradients = torch.autograd.grad(torch.stack(tracked).sum(), wanted) if tracked else ()
+        strides.append([r.stride() for r in results])
+        found.append([*results, *gradients])
+    assert strides[0] == strides[1]
+    for actual, expected in zip(*reversed(found), strict=True):
+        assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
+        if expected.is_floating_point():
+            assert relative_error(actual.detach(), expected.detach()) <= tolerance
+        else:
+            assert torch.equal(actual, expected)
+    return engine
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, dtype=dtype, requires_grad=True)
+
+
+MATMULS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
+    "mm": (lambda a, b: a @ b, ((5, 3), (3, 4))),
+    "mm of transposed factors": (lambda a, b: a.t() @ b.t(), ((3, 5), (4, 3))),
+    "addmm of a vector": (torch.addmm, ((4,), (5, 3), (3, 4))),
+    "addmm of a matrix": (torch.addmm, ((5, 4), (5, 3), (3, 4))),
+    "addmm of a number": (torch.addmm, ((1, 1), (5, 3), (3, 4))),
+    "addmm of a column": (torch.addmm, ((5, 1), (5, 3), (3, 4))),
+    "bmm": (torch.bmm, ((2, 5, 3), (2, 3, 4))),
+    "bmm of transposed factors": (lambda a, b: a.mT @ b.mT, ((2, 3, 5), (2, 4, 3))),
+    "bmm of factors with exchanged batches": (
+        lambda a, b: a.permute(1, 0, 2) @ b.permute(1, 2, 0),
+        ((5, 2, 3), (4, 2, 3)),
+    ),
+    "baddbmm": (torch.baddbmm, ((2, 1, 4), (2, 5, 3), (2, 3, 4))),
+    "a slice as factor": (lambda a, b: a[:, 1:4] @ b[::2], ((5, 6), (6, 4))),
+    "a slice from the end": (lambda a, b: a[:, -3:] @ b[-5:-2], ((5, 6), (6, 4))),
+    "a row as factor": (lambda a, b: a[:, -1] @ b[0], ((5, 2, 3), (2, 3, 4))),
+    "an expanded factor": (lambda a, b: a.expand(2, 5, 3) @ b, ((5, 3), (2, 3, 4))),
+    "a reshaped factor": (lambda a, b: a.reshape(10, 3) @ b.flatten(1).t(), ((2, 5, 3), (4, 3, 1))),
+    "a factor of heads": (
+        lambda a, b: a.view(2, 5, 2, 3).transpose(1, 2) @ b.view(2, 5, 2, 3).permute(0, 2, 3, 1),
+        ((2, 5, 6), (2, 5, 6)),
+    ),
+    "a linear layer of three dimensions": (F.linear, ((2, 5, 3), (4, 3), (4,))),
+    "one row": (lambda a, b: a @ b, ((1, 3), (3, 1))),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", MATMULS)
+def test_matmuls(name: str, dtype: torch.dtype) -> None:
+    function, shapes = MATMULS[name]
+    inputs = [draw(*shape, dtype=dtype) for shape in shapes]
+    assert_same(lambda *tensors: (function(*tensors).exp(), function(*tensors) * 2), *inputs)
+    forward = torch.compile(lambda *tensors: function(*tensors).exp(), backend=(engine := backend()))
+    forward(*(x.detach() for x in inputs))
+    assert_native(engine)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_matmuls_of_16_bits_are_torchs(dtype: torch.dtype) -> None:
+    x = torch.randn(4, 4).to(dtype)
+    engine = backend()
+    torch.compile(lambda x: (x @ x).exp() @ x, backend=engine)(x)
+    (graph,) = engine.compile_log.graphs
+    assert not graph.is_native
+    assert "aten.mm.default" in graph.torch_operators
+
+
+RESULTS: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "an input": lambda x, y: (x, x @ y),
+    "an input twice": lambda x, y: (x @ y, x.view(-1), x),
+    "one result twice": lambda x, y: ((x @ y).exp(),) * 2,
+    "views of a result": lambda x, y: ((x @ y).exp().view(2, 8), (x @ y).t()),
+    "a part of a result": lambda x, y: (x @ y)[1:3, 1],
+    "a transposed result": lambda x, y: (x @ y).exp().t(),
+    "a result with a new dimension": lambda x, y: (x @ y)[:, None],
+    "booleans": lambda x, y: (x @ y > 0, ((x @ y) > x).any()),
+    "integers": lambda x, y: ((x @ y).argmax(1), (x @ y).long()),
+    "a number": lambda x, y: (x @ y).sum(),
+    "a constant": lambda x, y: (x @ y + torch.arange(4.0), torch.ones(2, 3)),
+    "large results": lambda x, y: (x @ y).repeat(300, 300).sigmoid(),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_results(name: str) -> None:
+    assert_same(RESULTS[name], draw(4, 4), draw(4, 4), tolerance=1e-4)
+
+
+def mlp(**settings: Any) -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(6, 16, **settings), nn.GELU(), nn.LayerNorm(16, **settings), nn.Dropout(0.2), nn.Linear(16, 3)
+    )
+
+
+def loss(module: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(module(x), labels)
+
+
+def test_a_fused_step() -> None:
+    module, labels = mlp().eval(), torch.tensor([0, 2, 1, 1])
+    engine = assert_same_step(module, loss, torch.randn(4, 6), labels)
+    assert_native(engine)
+    (graph,) = engine.compile_log.graphs
+    assert graph.kind == "fused"
+    assert set(graph.operators_after) == {"Region", "Gemm"}
+    assert sum(graph.regions.values()) == graph.operators_after["Region"]
+
+
+def test_a_split_step() -> None:
+    module, engine = mlp().eval(), backend()
+    hidden = torch.compile(lambda x: module(x), backend=engine)(x := torch.randn(4, 6))
+    hidden.square().sum().backward()
+    found = [p.grad for p in module.parameters()]
+    expected = torch.autograd.grad(module(x).square().sum(), list(module.parameters()))
+    for actual, gradient in zip(found, expected, strict=True):
+        torch.testing.assert_close(actual, gradient)
+    assert_native(engine)
+
+
+def test_dropout_draws_as_in_torch_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, x, labels = mlp().train(), torch.randn(4, 6), torch.tensor([0, 2, 1, 1])
+    found = []
+    for fewest in (0, 1000):
+        monkeypatch.setattr(native_operators, "FEWEST_OPERATORS", fewest)
+        torch.compiler.reset()
+        compiled = torch.compile(loss, backend=backend())
+        torch.manual_seed(3)
+        found.append(torch.stack([compiled(module, x, labels) for _ in range(5)]))
+    torch.testing.assert_close(*found)
+    assert len(found[0].unique()) == 5
+
+
+def test_any_sizes_in_one_graph() -> None:
+    module, engine = mlp().eval(), backend()
+    compiled = torch.compile(loss, backend=engine, dynamic=True)
+    for size in (5, 9, 2, 5, 700, 33):
+        x, labels = torch.randn(size, 6), torch.randint(3, (size,))
+        found = []
+        for call in (loss, compiled):
+            module.zero_grad()
+            call(module, x, labels).backward()
+            found.append([p.grad for p in module.parameters()])
+        torch.testing.assert_close(found[1], found[0])
+    assert engine.count == 1
+    assert_native(engine)
+
+
+# Functions of x, y: float[4, 4], with an operator that only torch has.
+MIXED: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "two results": lambda x, y: (x @ y).sort()[0] @ y + (x @ y).sort()[1],
+    "a view of a result": lambda x, y: x.cumsum(1).t()[1:3] @ y.exp(),
+    "a view that ONNX has no form for": lambda x, y: x.cumsum(1).diagonal().exp() @ y,
+    "a returned view": lambda x, y: ((x @ y).cumsum(0)[1:], (x @ y).exp()),
+    "booleans": lambda x, y: torch.isin((x * 2).long(), torch.arange(2)).exp() * (x @ y),
+    "returned booleans": lambda x, y: (torch.isin((x @ y).long(), torch.arange(2)), (x @ y).exp()),
+    "integers": lambda x, y: (x @ y)[(x @ y).argsort(1)[:, 0]].exp(),
+    "a write": lambda x, y: (x @ y).exp().index_put((torch.tensor([0, 2]),), y[:2], accumulate=True) @ y,
+    "a column": lambda x, y: torch.select_scatter((x @ y).exp(), y[0] @ y, 1, 2) @ x,
+    "nothing else": lambda x, y: (x.cumsum(0).cumsum(1) @ y).cumsum(0),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_other_operators_are_in_torch_nodes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = assert_same(MIXED[name], draw(4, 4), draw(4, 4))
+    (graph,) = engine.compile_log.graphs
+    assert not graph.is_native
+    assert graph.torch_operators
+    is_mixed = not any(target.startswith(("aten.mm", "lit_ort.region")) for target in graph.torch_operators)
+    # A region reads the diagonal in the memory of the matrix, and ONNX Runtime's values are contiguous.
+    assert is_mixed == (name != "a view that ONNX has no form for")
+
+
+def test_large_operators_of_torch_have_sessions_of_their_own_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_operators, "MOST_ELEMENTS", 15)
+    engine = assert_same(MIXED["two results"], draw(4, 4), draw(4, 4))
+    assert "aten.mm.default" in engine.compile_log.graphs[0].torch_operators
+
+
+def test_torch_nodes_draw_as_in_other_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, found = torch.randn(4, 4), []
+    for most in (native_operators.MOST_ELEMENTS, 0):
+        monkeypatch.setattr(native_operators, "MOST_ELEMENTS", most)
+        torch.compiler.reset()
+        compiled = torch.compile(lambda x: (x @ x).exp() * torch.randn_like(x).sort()[0] @ x, backend=backend())
+        torch.manual_seed(5)
+        found.append(torch.stack([compiled(x) for _ in range(3)]))
+    torch.testing.assert_close(*found)
+    assert not torch.equal(found[0][0], found[0][1])
+
+
+def test_an_error_of_a_torch_node_names_its_operator() -> None:
+    engine = backend()
+    function = lambda x, k: (x @ x).exp().index_put((k,), x[:2]) @ x  # noqa: E731
+    compiled = torch.compile(function, backend=engine)
+    x, k = torch.randn(4, 4), torch.tensor([0, 2])
+    torch.testing.assert_close(compiled(x, k), function(x, k))
+    with pytest.raises(SessionError, match="index_put.* failed: index 9 is out of bounds"):
+        compiled(x, k + 9)
+    torch.testing.assert_close(compiled(x, k), function(x, k))
+
+
+def test_torch_nodes_of_any_sizes() -> None:
+    engine = backend()
+    function = lambda x: (x @ x.t()).exp().view(-1).cumsum(0)[1 : x.shape[0]] @ x[1:]  # noqa: E731
+    compiled = torch.compile(function, backend=engine, dynamic=True)
+    for size in (3, 5, 9, 5):
+        x = torch.randn(size, 4)
+        torch.testing.assert_close(compiled(x), function(x))
+    assert engine.count == 1
+
+
+def test_torch_nodes_are_worth_their_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+
+    def layers(x: Tensor, count: int) -> Tensor:
+        for _ in range(count):
+            x = (x @ x).tanh()
+        return x
+
+    for count, is_worth in ((2, False), (8, True)):
+        engine = backend()
+        torch.compile(lambda x, count=count: layers(x.cumsum(1), count), backend=engine)(torch.randn(4, 4))
+        assert ("aten.mm.default" in engine.compile_log.graphs[0].torch_operators) != is_worth
+
+
+def test_few_operators_run_without_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    engine = backend()
+    torch.compile(lambda x: (x @ x).exp(), backend=engine)(torch.randn(4, 4))
+    assert engine.compile_log.graphs[0].is_small
+
+
+def test_a_result_of_size_0_keeps_torch_nodes() -> None:
+    assert not assert_same(lambda x: (x @ x).exp()[:0], draw(4, 4)).compile_log.graphs[0].is_native
+
+
+def test_inputs_of_other_layouts() -> None:
+    engine = backend()
+    compiled = torch.compile(lambda x, y: (x @ y).exp(), backend=engine, dynamic=False)
+    base, y = torch.randn(8, 8), torch.randn(4, 4)
+    for x in (base[:4, :4], base[::2, ::2], base[0, :4].expand(4, 4), base[:4, :4].t()):
+        torch.testing.assert_close(compiled(x, y), (x @ y).exp())
+    conjugate = torch.randn(4, 4, dtype=torch.complex64).conj().imag
+    assert conjugate.is_neg()
+    torch.testing.assert_close(compiled(conjugate, y), (conjugate @ y).exp())

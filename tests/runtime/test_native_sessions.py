@@ -1,0 +1,230 @@
+"""Sessions that call no Python: errors, threads, memory, and the builds that have them."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import struct
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lit_ort import ORTBackend, SessionError
+from lit_ort.lower import native_operators
+from lit_ort.runtime.engines import training_interface
+from lit_ort.runtime.engines.choice import engine_of
+from lit_ort.runtime.engines.native_sessions import NativeSession
+from lit_ort.runtime.native_phase import NativePhase
+from tests.compare import backend
+
+
+@pytest.fixture(autouse=True)
+def any_number_of_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_operators, "FEWEST_OPERATORS", 0)
+
+
+def native(function: Callable[..., Any], **settings: Any) -> tuple[Callable[..., Any], ORTBackend]:
+    engine = backend()
+    return torch.compile(function, backend=engine, **settings), engine
+
+
+def test_this_build_has_native_sessions() -> None:
+    assert engine_of("auto").native is not None
+
+
+class Lookup(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(5, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, index: Tensor) -> Tensor:
+        return self.head(self.words(index)).exp()
+
+
+@pytest.mark.parametrize("bad", [5, -1, 10**12])
+def test_an_index_out_of_range_is_an_error_and_the_session_runs_again(bad: int) -> None:
+    module = Lookup()
+    compiled, engine = native(module)
+    good = torch.tensor([0, 4, 2])
+    with torch.no_grad():
+        compiled(good)
+        assert engine.compile_log.graphs[0].is_native
+        with pytest.raises(SessionError, match=f"region of .*words.* failed: index {bad} is out of range"):
+            compiled(torch.tensor([0, bad, 2]))
+        torch.testing.assert_close(compiled(good), module(good))
+
+
+def test_a_division_by_zero_is_an_error() -> None:
+    compiled, _ = native(lambda x, k: (x @ x).exp() * (7 // k))
+    x = torch.randn(3, 3)
+    compiled(x, torch.tensor([1, 2, 3]))
+    with pytest.raises(SessionError, match="an integer was divided by zero"):
+        compiled(x, torch.tensor([1, 0, 3]))
+
+
+def test_threads_share_a_session() -> None:
+    module = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.LayerNorm(32), nn.Linear(32, 8))
+    compiled, _ = native(module)
+    inputs = [torch.randn(4, 8) for _ in range(4)]
+    with torch.no_grad():
+        compiled(inputs[0])
+        expected = [module(x) for x in inputs]
+    failures: list[BaseException] = []
+
+    def run(k: int) -> None:
+        try:
+            for _ in range(50):
+                with torch.no_grad():
+                    torch.testing.assert_close(compiled(inputs[k]), expected[k])
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_the_interpreter_is_free_during_a_run() -> None:
+    weight = torch.randn(1500, 1500)
+    compiled, engine = native(lambda x: ((x @ x).tanh() @ x).tanh() @ x)
+    compiled(weight)
+    assert engine.compile_log.graphs[0].is_native
+    session = next(one for one in gc.get_objects() if isinstance(one, NativeSession))
+    run, times = session._run, []
+
+    def timed(*arguments: Any) -> Any:
+        times.append(time.perf_counter())
+        status = run(*arguments)
+        times.append(time.perf_counter())
+        return status
+
+    session._run = timed  # type: ignore[assignment]
+    thread = threading.Thread(target=compiled, args=(weight,))
+    ticks = []
+    thread.start()
+    while thread.is_alive():
+        ticks.append(time.perf_counter())
+        time.sleep(0.0005)
+    start, end = times
+    assert sum(start < tick < end for tick in ticks) >= 3
+
+
+def test_memory_and_threads_are_flat() -> None:
+    module = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+    compiled, engine = native(lambda x: module(x).square().mean(), dynamic=True)
+    process, sizes = psutil.Process(), torch.randint(2, 300, (400,)).tolist()
+    used = []
+    for k, size in enumerate(sizes):
+        compiled(torch.randn(size, 64)).backward()
+        if k in (200, len(sizes) - 1):
+            used.append((process.memory_info().rss, process.num_threads()))
+    assert engine.count == 1
+    assert used[1][0] - used[0][0] < 2e7
+    assert used[1][1] == used[0][1]
+
+
+def test_a_session_ends_with_its_graph() -> None:
+    def one() -> None:
+        torch.compiler.reset()
+        compiled, _ = native(lambda x: (x @ x).exp() @ x)
+        compiled(torch.randn(4, 4))
+
+    one()
+    gc.collect()
+    before = psutil.Process().num_threads()
+    for _ in range(10):
+        one()
+    torch.compiler.reset()
+    gc.collect()
+    assert psutil.Process().num_threads() <= before + 2
+
+
+def test_results_are_new_memory_in_each_run() -> None:
+    compiled, _ = native(lambda x: ((x @ x).exp(), (x @ x).sum(0)))
+    first, second = compiled(torch.eye(4)), compiled(torch.zeros(4, 4))
+    assert first[0][0, 0] == pytest.approx(2.718282)
+    assert second[0][0, 0] == 1
+    assert all(a.data_ptr() != b.data_ptr() for a, b in zip(first, second, strict=True))
+
+
+def test_a_parameter_that_moves() -> None:
+    layer = nn.Linear(4, 4)
+    compiled, engine = native(lambda x: F.relu(layer(x)) @ x)
+    x = torch.randn(4, 4)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), F.relu(layer(x)) @ x)
+        layer.weight.data = torch.randn(4, 4)
+    assert engine.count == 1
+
+
+def test_without_native_sessions_there_are_torch_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(engine_of("auto")), "native", None)
+    compiled, engine = native(lambda x: (x @ x).exp() @ x)
+    x = torch.randn(4, 4)
+    torch.testing.assert_close(compiled(x), (x @ x).exp() @ x)
+    assert not engine.compile_log.graphs[0].is_native
+
+
+def test_a_phase_of_another_build_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    phases: list[Any] = []
+    original = NativePhase.__init__
+
+    def noted(self: NativePhase, *arguments: Any) -> None:
+        phases.append(arguments)
+        original(self, *arguments)
+
+    monkeypatch.setattr(NativePhase, "__init__", noted)
+    native(lambda x: (x @ x).exp() @ x)[0](torch.randn(4, 4))
+    monkeypatch.undo()
+    phase, engine, threads, *_ = phases[0]
+    (region,) = phase.regions
+    broken = dataclasses.replace(phase, regions=(dataclasses.replace(region, text="{}"),))
+    with pytest.raises(SessionError, match="a region has no code"):
+        NativePhase(broken, engine, threads)
+    with pytest.raises(SessionError, match="ONNX Runtime rejects the model"):
+        NativePhase(dataclasses.replace(phase, model=b"none"), engine, threads)
+    monkeypatch.setattr(type(engine), "native", None)
+    with pytest.raises(SessionError, match="no native sessions"):
+        NativePhase(phase, engine, threads)
+
+
+@pytest.mark.parametrize(("machine", "number"), [("x86_64", 62), ("aarch64", 183)])
+def test_the_library_is_a_whole_file(machine: str, number: int) -> None:
+    address = 0x1122334455667788
+    file = training_interface._shared_library(address, machine)
+    assert file[:4] == b"\x7fELF"
+    assert struct.unpack_from("<H", file, 18) == (number,)
+    start, count = struct.unpack_from("<Q", file, 32)[0], struct.unpack_from("<H", file, 56)[0]
+    segments = [struct.unpack_from("<IIQQQQQQ", file, start + 56 * k) for k in range(count)]
+    loaded, dynamic, stack = segments
+    assert loaded[2:4] == (0, 0)
+    assert loaded[5] == len(file)
+    entries = dict(struct.iter_unpack("<QQ", file[dynamic[2] : dynamic[2] + dynamic[5]]))
+    name = entries[5] + struct.unpack_from("<I", file, entries[6] + 24)[0]
+    assert file[name:].split(b"\0")[0] == b"RegisterCustomOps"
+    value, size = struct.unpack_from("<QQ", file, entries[6] + 32)
+    assert struct.pack("<Q", address) in file[value : value + size]
+    # Neither the stack nor what is loaded is both writable and executable.
+    assert all(segment[1] & 3 != 3 for segment in (loaded, stack))
+
+
+def test_no_file_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if engine_of("auto").name != "training":
+        pytest.skip("stock onnxruntime exports its interface")
+    import onnxruntime
+
+    monkeypatch.setattr(training_interface.tempfile, "tempdir", str(tmp_path))
+    assert training_interface.base_of(onnxruntime.SessionOptions())
+    assert not list(tmp_path.iterdir())
