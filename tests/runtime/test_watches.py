@@ -18,7 +18,7 @@ from lit_ort.errors import LitOrtWarning, SessionError
 from tests.compare import backend, compiled, gradients
 
 # With the second, the value is a view of a result.
-SIZES = [(3, 4), pytest.param((2, 3, 4), marks=pytest.mark.slow)]
+SIZES = [(3, 4), pytest.param((2, 3, 4), marks=pytest.mark.sweep)]
 SET_ON: dict[str, Callable[[Tensor, list[Tensor]], Any]] = {
     "retain_grad": lambda value, seen: value.retain_grad(),
     "a hook": lambda value, seen: value.register_hook(seen.append),

@@ -132,7 +132,7 @@ OPTIONS = [{}, {"val_check_interval": 2}, {"accumulate_grad_batches": 2}]
 CASES = [
     *((*point, options) for point in POINTS for options in OPTIONS),
     ("on_train_batch_start", 9, {"strategy": "ort"}),
-    ("on_validation_batch_end", 5, {"strategy": "ort"}),
+    pytest.param("on_validation_batch_end", 5, {"strategy": "ort"}, marks=pytest.mark.sweep),
     ("on_train_batch_start", 9, {"scheduled": True}),
     ("on_train_batch_end", 2 * BATCHES, {"scheduled": True}),
     ("on_validation_batch_end", 2, {"scheduled": True}),
