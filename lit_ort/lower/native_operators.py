@@ -67,8 +67,9 @@ def _tensors(node: fx.Node) -> list[torch.Tensor]:
 
 
 def _is_small(node: fx.Node) -> bool:
-    """Whether torch computes an operator on one thread, as all its values are small."""
-    if node.target is hand_over:
+    """Whether torch computes an operator on one thread, as all its values are small, and returns some."""
+    # A node of an assertion alone would have no output.
+    if node.target is hand_over or not _tensors(node):
         return False
     values = [tensor for one in (node, *node.all_input_nodes) for tensor in _tensors(one)]
     counts = [hint_of(value.numel()) for value in values]

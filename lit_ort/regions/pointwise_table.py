@@ -256,7 +256,6 @@ OPERATORS: dict[str, Pointwise] = {
         Pointwise("leaky_relu_backward", ("leaky_relu_backward.default",), FLOAT, lambda g, x, s, r: torch.where(x > 0, g, g * s), lambda g, x, s, r: x.gt(0.0).where(g, g * s), 3),  # noqa: E501
         Pointwise("mish", ("mish.default",), FLOAT, F.mish, _mish, 90),
         Pointwise("mish_backward", ("mish_backward.default",), FLOAT, torch.ops.aten.mish_backward, lambda g, x: g * _mish_slope(x), 120),  # noqa: E501
-        Pointwise("hardtanh", ("hardtanh.default",), FLOAT, lambda x, low, high: x.maximum(low).minimum(high), lambda x, low, high: x.maximum(low).minimum(high), 2),  # noqa: E501
         Pointwise("hardtanh_backward", ("hardtanh_backward.default",), FLOAT, lambda g, x, low, high: torch.where((x <= low) | (x >= high), 0, g), lambda g, x, low, high: (x.le(low) | x.ge(high)).where(0.0, g), 3),  # noqa: E501
         Pointwise("hardsigmoid_backward", ("hardsigmoid_backward.default",), FLOAT, torch.ops.aten.hardsigmoid_backward, lambda g, x: (x.gt(-3.0) & x.lt(3.0)).where(g * (1 / 6), 0.0), 4),  # noqa: E501
         Pointwise("hardswish", ("hardswish.default",), FLOAT, F.hardswish, lambda x: x * _hard_gate(x), 8),

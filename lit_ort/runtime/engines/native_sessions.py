@@ -16,13 +16,14 @@ from ctypes import POINTER, byref, c_char_p, c_int64, c_uint64, c_void_p
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
+import numpy as np
 import torch
 
 from lit_ort.errors import EngineError, SessionError
 from lit_ort.kernels.kernel_calls import Kernel
 from lit_ort.kernels.operator_entry import ContextFunctions, OperatorEntry, RegionCallWords
 from lit_ort.regions.placed_region import SizedRegion, with_sizes
-from lit_ort.runtime.buffers import SMALL_BYTES, BufferPool
+from lit_ort.runtime.buffers import SMALL_BYTES
 from lit_ort.runtime.elements import ELEMENTS
 from lit_ort.runtime.engines.engine import (
     CHECK_THE_BATCH,
@@ -252,7 +253,8 @@ class NativeSession:
         self._words = functools.lru_cache(_MOST_SIZES)(self._words_for)
         self._bound: list[RegionCallWords] = []
         self._inputs, self._outputs = (_Values(library, memory, len(n)) for n in (model.inputs, model.outputs))
-        self._makers: list[Callable[[BufferPool], torch.Tensor]] = []
+        # Memory for an output of few bytes; None for one that the session allocates when it is computed.
+        self._makers: list[Callable[[], torch.Tensor] | None] = []
         self._types: list[tuple[torch.dtype, Sequence[int]]] = []
         names = [(c_char_p * len(n))(*(name.encode() for name in n)) for n in (model.inputs, model.outputs)]
         run = library.raw["Run"]
@@ -268,7 +270,7 @@ class NativeSession:
         Args:
             tensors: the inputs.
             shapes: what depends on the sizes of this run.
-            state: of the run; large outputs are in memory of its pool.
+            state: of the run.
 
         Raises:
             SessionError: a kernel rejected its inputs, such as an index out of range.
@@ -282,14 +284,17 @@ class NativeSession:
             if shapes is not self._shapes:
                 self._bind(shapes)
             self._inputs.set(given)
-            results = [make(state.pool) for make in self._makers]
+            results = [make() if make is not None else None for make in self._makers]
             self._outputs.set(results, self._types)
             if self._model.nodes:
                 with Serving(self._model, state), self._operator.running(given):
                     self._call()
             else:
                 self._call()
-        return results
+            return [
+                self._outputs.take(k, *one[:2]) if (result := results[k]) is None else result
+                for k, one in enumerate(shapes.outputs)
+            ]
 
     def _call(self) -> None:
         if status := self._run(self._outputs.array):
@@ -333,30 +338,42 @@ class _Values:
         self._types: list[tuple[int, Any, int, int]] = []
 
     def set(
-        self, tensors: Sequence[torch.Tensor], types: Sequence[tuple[torch.dtype, Sequence[int]]] | None = None
+        self, tensors: Sequence[torch.Tensor | None], types: Sequence[tuple[torch.dtype, Sequence[int]]] | None = None
     ) -> None:
         """Makes values of the tensors.
 
         Args:
-            tensors: contiguous.
-            types: other dtypes and shapes of the values.
+            tensors: contiguous; None for a value that a run is to make.
+            types: the dtypes and shapes of the values, if they can be others than those of tensors.
         """
-        addresses = [tensor.data_ptr() for tensor in tensors]
+        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
         if addresses == self._addresses:
             return
         if not self._addresses:
             self._addresses = [-1] * self._count
-            given = [(tensor.dtype, tensor.shape) for tensor in tensors] if types is None else types
-            self._types = [_c_type(*one) for one in given]
+            given = [(tensor.dtype, tensor.shape) for tensor in tensors if tensor is not None]
+            self._types = [_c_type(*one) for one in types or given]
         create, release, memory, array = self._create, self._release, self._memory, self.array
         for k, (new, old) in enumerate(zip(addresses, self._addresses, strict=True)):
             if new != old:
                 if array[k]:
                     release(array[k])
                     array[k] = 0
+                if new == 0:
+                    continue
                 if status := create(memory, new, *self._types[k], self._slots[k]):
                     self._library.check(status)
         self._addresses = addresses
+
+    def take(self, k: int, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+        """The tensor of a value that a run has made; its memory returns to the session with the tensor."""
+        value, address = self.array[k], c_uint64()
+        self.array[k] = 0
+        self._library.call("GetTensorMutableData", value, byref(address))
+        size = math.prod(shape) * dtype.itemsize
+        memory = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address.value))
+        weakref.finalize(memory, self._release, value)
+        return torch.from_numpy(memory).view(dtype).view(shape)
 
     def forget(self) -> None:
         """Makes all values again at the next run, of other shapes."""
@@ -376,9 +393,10 @@ def _c_type(dtype: torch.dtype, shape: Sequence[int]) -> tuple[int, Any, int, in
     return math.prod(shape) * dtype.itemsize, sizes, len(shape), ELEMENTS[dtype]
 
 
-def _maker(shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[BufferPool], torch.Tensor]:
-    if torch.Size(shape).numel() * dtype.itemsize < SMALL_BYTES:
-        strides = torch.empty(shape, device="meta").stride()
-        # Faster than torch.empty.
-        return lambda _: torch.empty_strided(shape, strides, dtype=dtype)
-    return lambda pool: pool.empty(*shape, dtype=dtype)
+def _maker(shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], torch.Tensor] | None:
+    """Makes memory for an output; None for a large one, for which memory may be free only when it is computed."""
+    if math.prod(shape) * dtype.itemsize >= SMALL_BYTES:
+        return None
+    strides = torch.empty(shape, device="meta").stride()
+    # Faster than torch.empty.
+    return lambda: torch.empty_strided(shape, strides, dtype=dtype)

@@ -34,7 +34,7 @@ _ERROR_SEVERITY = 3
 # to. Only the arena's list of parts allocates memory at once, a thirty-second of the chunk's size. Each later chunk is
 # twice as large. Adjacent free parts are merged. A remainder of a part becomes a free part if it is larger than
 # max_dead_bytes_per_chunk.
-_ARENA = {"arena_extend_strategy": 0, "initial_chunk_size_bytes": 2**26, "max_dead_bytes_per_chunk": 2**16}
+_ARENA = {"arena_extend_strategy": 0, "initial_chunk_size_bytes": 2**27, "max_dead_bytes_per_chunk": 2**16}
 
 # A model of one Identity node.
 _SMALLEST_MODEL = (
