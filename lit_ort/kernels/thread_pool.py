@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,16 @@ def find_openmp() -> OpenMP | None:
     return OpenMP(*(address or 0 for address in addresses))
 
 
+def pause_of_openmp() -> Callable[[int], int] | None:
+    """The function that ends the idle threads of the calling thread's OpenMP pool, which otherwise spin; None if there
+    is none. The next parallel region of torch starts them again. Source: omp_pause_resource_all of OpenMP 5.0."""
+    path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    function = getattr(ctypes.CDLL(str(path)), "omp_pause_resource_all", None) if path.exists() else None
+    if function is not None:
+        function.argtypes, function.restype = [ctypes.c_int], ctypes.c_int
+    return function
+
+
 class Runner:
     """The machine code `run(arguments)`, which computes all blocks of a kernel and then finishes.
 
@@ -48,7 +59,6 @@ class Runner:
     """
 
     def __init__(self, cpu: Cpu, openmp: OpenMP | None) -> None:
-        self.cpu = cpu
         self._code = MachineCode(_SERIAL if openmp is None else _PARALLEL.format(**_calls(openmp)), cpu)
         self.address = self._code.address("run")
         self.run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.address)

@@ -620,9 +620,9 @@ def test_environment() -> None:
     with canary("memory layout of PyInferenceSession", ORT, effect) as ort:
         import onnxruntime
 
-        from lit_ort.runtime.engines import training
+        from lit_ort.runtime.engines.engine import SMALLEST_MODEL
 
-        sessions = [onnxruntime.InferenceSession(training._SMALLEST_MODEL) for _ in range(3)]
+        sessions = [onnxruntime.InferenceSession(SMALLEST_MODEL) for _ in range(3)]
         first, second = ort.environment_of(sessions[:2]), ort.environment_of(sessions[1:])
         assert first == second != 0
         assert ort.environment_of([sessions[0], sessions[0]]) is None

@@ -228,3 +228,44 @@ def test_no_file_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(training_interface.tempfile, "tempdir", str(tmp_path))
     assert training_interface.base_of(onnxruntime.SessionOptions())
     assert not list(tmp_path.iterdir())
+
+
+def test_denormals_are_kept_by_regions_and_around_a_run() -> None:
+    tiny = torch.full((4, 4), 1e-40)
+    compiled, engine = native(lambda x, y: (x * 0.5, (y @ y) * 1.0, (x @ y).sum()))
+    before = (tiny * 0.5)[0, 0].item()
+    halves, squares, _ = compiled(tiny, torch.eye(4))
+    assert engine.compile_log.graphs[0].is_native
+    assert halves[0, 0].item() == before != 0
+    assert torch.equal(squares, torch.eye(4))
+    assert (tiny * 0.5)[0, 0].item() == before
+
+
+def test_matmuls_of_denormals_take_as_long_as_others() -> None:
+    compiled, _ = native(lambda x, y: ((x @ y).relu() @ y).relu() @ y)
+    y, times = torch.randn(300, 300) * 1e-20, []
+    for x in (torch.randn(300, 300), torch.randn(300, 300) * 1e-20):
+        runs = []
+        for _ in range(20):
+            start = time.perf_counter()
+            compiled(x, y if times else torch.randn(300, 300))
+            runs.append(time.perf_counter() - start)
+        times.append(min(runs))
+    assert times[1] < 3 * times[0]
+
+
+def test_idle_threads_of_torch_end_before_a_long_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled, _ = native(lambda x: ((x @ x).tanh() @ x).tanh() @ x)
+    weight, called = torch.randn(64, 64), []
+    compiled(weight)
+    session = next(one for one in gc.get_objects() if isinstance(one, NativeSession) and len(one._regions) == 2)
+    if session._pause is None:
+        pytest.skip("this OpenMP has no function that ends threads")
+    pause = session._pause
+    session._pause = lambda kind: called.append(pause(kind)) or 0
+    compiled(weight)
+    assert not called
+    session._seconds = 1.0
+    compiled(weight)
+    assert called == [0]
+    assert torch.equal(torch.ones(10**6).add(1), torch.full((10**6,), 2.0))

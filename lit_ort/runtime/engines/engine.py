@@ -20,6 +20,11 @@ DOMAIN, OPERATOR, POSITION = "org.pytorch.aten", "ATen", "overload_name"
 REGION_DOMAIN, REGION_OPERATOR = "lit_ort", "Region"
 # The domain of the operators that ONNX Runtime adds to the standard.
 MICROSOFT = "com.microsoft"
+# A model of one Identity node.
+SMALLEST_MODEL = (
+    b'\x08\t:+\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x01gZ\t\n\x01x\x12\x04\n\x02\x08\x01'
+    b"b\t\n\x01y\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\x11"
+)
 # Maps a node's position and the error that it raised to the location of the error, for messages.
 LocationOf = Callable[[int, BaseException], str]
 CHECK_THE_BATCH = "Check the batch against what the module accepts (index ranges, shapes); eager reports more."

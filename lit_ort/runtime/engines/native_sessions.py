@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, MutableMapping, Sequence
 from ctypes import POINTER, byref, c_char_p, c_int64, c_uint64, c_void_p
+from time import perf_counter
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -22,6 +23,7 @@ import torch
 from lit_ort.errors import EngineError, SessionError
 from lit_ort.kernels.kernel_calls import Kernel
 from lit_ort.kernels.operator_entry import ContextFunctions, OperatorEntry, RegionCallWords
+from lit_ort.kernels.thread_pool import pause_of_openmp
 from lit_ort.regions.placed_region import SizedRegion, with_sizes
 from lit_ort.runtime.buffers import SMALL_BYTES
 from lit_ort.runtime.elements import ELEMENTS
@@ -31,12 +33,14 @@ from lit_ort.runtime.engines.engine import (
     POSITION,
     REGION_DOMAIN,
     REGION_OPERATOR,
+    SMALLEST_MODEL,
     Model,
 )
 from lit_ort.runtime.engines.serving import Serving
 from lit_ort.runtime.engines.stock.library import Library
-from lit_ort.runtime.engines.stock.operator import CustomOperator, TorchOperator, attribute_of, variadic_operator
+from lit_ort.runtime.engines.stock.operator import TorchOperator, attribute_of, variadic_operator
 from lit_ort.runtime.nodes import RunState
+from lit_ort.runtime.region_calls import kernels
 
 # Errors are raised, not logged.
 _FATAL_ONLY = 4
@@ -45,6 +49,13 @@ _MESSAGE = "Status Message: "
 _NO_OPTIMIZATION = 0
 # The words of regions for so many sets of sizes are kept.
 _MOST_SIZES = 64
+# Threads of OpenMP spin for milliseconds after torch's last operator, such as an optimizer's, on the cores that a run
+# needs. Ending them takes 50 us, and starting them again as much, so it is worth it before runs of so many seconds.
+_LONG_RUN = 3e-3
+# omp_pause_soft of omp.h.
+_SOFT = 1
+_P, _S = c_void_p, ctypes.c_size_t
+_Run = ctypes.CFUNCTYPE(_P, _P, _P, _P, _P, _S, _P, _S, _P)
 _Failed = ctypes.CFUNCTYPE(c_void_p, c_void_p)
 _Create = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_void_p))
 
@@ -105,8 +116,13 @@ class NativeEngine:
         self._create, self._failed = _Create(self._create_kernel), _Failed(self._status_of_failure)
         # By their addresses: the words of calls.
         self._calls: WeakValueDictionary[int, RegionCallWords] = WeakValueDictionary()
-        self._entries: dict[Any, tuple[OperatorEntry, CustomOperator, int]] = {}
+        self._entry = self._entry_of_regions()
+        self._run = _Run(self._entry.run)
+        self._region = variadic_operator(REGION_OPERATOR, self._create, self._entry.address)
+        self._domain = library.new("CreateCustomOpDomain", REGION_DOMAIN.encode())
+        library.call("CustomOpDomain_Add", self._domain, byref(self._region))
         self._operator = TorchOperator(library, None)
+        self._start_process()
 
     def session(self, model: NativeModel, threads: int) -> NativeSession:
         """Creates a session.
@@ -132,7 +148,7 @@ class NativeEngine:
             raise SessionError(f"ONNX Runtime rejects the model: {str(error).strip()}", remedy=FOR_A_REPORT) from error
         finally:
             library.release("ReleaseSessionOptions", options)
-        resources = _Resources(library, session, slots, self._operator, kernels)
+        resources = _Resources(library, session, slots, self._run, self._operator, kernels)
         return NativeSession(library, self._memory, self._operator, resources, model, self._calls)
 
     def _set(self, options: int, model: NativeModel, threads: int) -> None:
@@ -145,34 +161,33 @@ class NativeEngine:
             library.call("DisableMemPattern", options)
         # Threads spin during a run and not after it, when torch's threads compute.
         entries = {"session.intra_op.allow_spinning": "1", "session.force_spinning_stop": "1"}
-        entries["session.use_env_allocators"] = str(int(self._shares_arena))
+        entries |= {"session.use_env_allocators": str(int(self._shares_arena)), "session.set_denormal_as_zero": "1"}
         for key, value in entries.items():
             library.call("AddSessionConfigEntry", options, key.encode(), value.encode())
         if model.nodes:
             library.call("AddCustomOpDomain", options, self._operator.domain)
         if model.regions:
-            library.call("AddCustomOpDomain", options, self._domain(model.regions[0].kernel))
+            library.call("AddCustomOpDomain", options, self._domain)
 
-    def _domain(self, kernel: Kernel) -> int:
-        """The domain of regions for the CPU that a kernel is made for."""
-        cpu = kernel.runner.cpu
-        if cpu not in self._entries:
-            address = self._library.address
-            failed = ctypes.cast(self._failed, c_void_p).value
-            assert failed is not None
-            functions = ContextFunctions(
-                get_input=address("KernelContext_GetInput"),
-                get_output=address("KernelContext_GetOutput"),
-                get_data=address("GetTensorMutableData"),
-                parallel_for=address("KernelContext_ParallelFor"),
-                failed=failed,
-            )
-            entry = OperatorEntry(cpu, functions)
-            operator = variadic_operator(REGION_OPERATOR, self._create, entry.address)
-            domain = self._library.new("CreateCustomOpDomain", REGION_DOMAIN.encode())
-            self._library.call("CustomOpDomain_Add", domain, byref(operator))
-            self._entries[cpu] = entry, operator, domain
-        return self._entries[cpu][2]
+    def _entry_of_regions(self) -> OperatorEntry:
+        address, failed = self._library.address, ctypes.cast(self._failed, c_void_p).value
+        assert failed is not None
+        functions = ContextFunctions(
+            get_input=address("KernelContext_GetInput"),
+            get_output=address("KernelContext_GetOutput"),
+            get_data=address("GetTensorMutableData"),
+            parallel_for=address("KernelContext_ParallelFor"),
+            failed=failed,
+            run=address("Run"),
+        )
+        return OperatorEntry(kernels().cpu, functions)
+
+    def _start_process(self) -> None:
+        """Creates the first session: ONNX Runtime applies its setting of denormals to the calling thread, for good."""
+        options = self._library.new("CreateSessionOptions")
+        arguments = (self._environment, SMALLEST_MODEL, len(SMALLEST_MODEL), options)
+        self._library.release("ReleaseSession", self._library.new("CreateSessionFromArray", *arguments))
+        self._library.release("ReleaseSessionOptions", options)
 
     def _status_of_failure(self, words: int) -> int | None:
         """The status of a region's call that has failed; called while the session runs."""
@@ -205,6 +220,7 @@ class _Resources:
         library: ONNX Runtime's functions.
         session: the OrtSession.
         slots: a word for each region: the address of the words of its call.
+        run: a function like OrtApi's `Run`.
         operator: the operator of its torch nodes.
         kernels: the numbers of their kernels.
         values: its inputs and outputs.
@@ -213,6 +229,7 @@ class _Resources:
     library: Library
     session: int
     slots: Any
+    run: Any
     operator: TorchOperator
     kernels: Sequence[int]
     values: tuple[_Values, ...] = ()
@@ -256,11 +273,10 @@ class NativeSession:
         # Memory for an output of few bytes; None for one that the session allocates when it is computed.
         self._makers: list[Callable[[], torch.Tensor] | None] = []
         self._types: list[tuple[torch.dtype, Sequence[int]]] = []
-        names = [(c_char_p * len(n))(*(name.encode() for name in n)) for n in (model.inputs, model.outputs)]
-        run = library.raw["Run"]
-        self._run = functools.partial(
-            run, resources.session, None, names[0], self._inputs.array, len(model.inputs), names[1], len(model.outputs)
-        )
+        inputs, outputs = ((c_char_p * len(n))(*(x.encode() for x in n)) for n in (model.inputs, model.outputs))
+        arguments = (resources.session, None, inputs, self._inputs.array, len(inputs), outputs, len(outputs))
+        self._run = functools.partial(resources.run, *arguments)
+        self._pause, self._seconds = pause_of_openmp(), 0.0
         resources.values = self._inputs, self._outputs
         weakref.finalize(self, resources)
 
@@ -297,7 +313,12 @@ class NativeSession:
             ]
 
     def _call(self) -> None:
-        if status := self._run(self._outputs.array):
+        if self._pause is not None and self._seconds > _LONG_RUN:
+            self._pause(_SOFT)
+        start = perf_counter()
+        status = self._run(self._outputs.array)
+        self._seconds = perf_counter() - start
+        if status:
             self._fail(status)
 
     def _fail(self, status: int) -> None:

@@ -19,7 +19,7 @@ from lit_ort._compat.onnxruntime import CPU, ORT_ERRORS, C, environment_of, run_
 from lit_ort._compat.torch import from_dlpack, to_dlpack
 from lit_ort.errors import SessionError
 from lit_ort.runtime.engines import training_interface
-from lit_ort.runtime.engines.engine import CHECK_THE_BATCH, FOR_A_REPORT, Model
+from lit_ort.runtime.engines.engine import CHECK_THE_BATCH, FOR_A_REPORT, SMALLEST_MODEL, Model
 from lit_ort.runtime.engines.serving import Serving, results_of
 from lit_ort.runtime.engines.stock.library import Library
 from lit_ort.runtime.nodes import RunState
@@ -35,12 +35,6 @@ _ERROR_SEVERITY = 3
 # twice as large. Adjacent free parts are merged. A remainder of a part becomes a free part if it is larger than
 # max_dead_bytes_per_chunk.
 _ARENA = {"arena_extend_strategy": 0, "initial_chunk_size_bytes": 2**27, "max_dead_bytes_per_chunk": 2**16}
-
-# A model of one Identity node.
-_SMALLEST_MODEL = (
-    b'\x08\t:+\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x01gZ\t\n\x01x\x12\x04\n\x02\x08\x01'
-    b"b\t\n\x01y\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\x11"
-)
 
 _FRESH, _USED = b"dltensor", b"used_dltensor"
 _new_capsule = ctypes.pythonapi.PyCapsule_New
@@ -74,7 +68,7 @@ class TrainingEngine:
 
         _prepare_process()
         options = _quiet_options()
-        environment = environment_of([onnxruntime.InferenceSession(_SMALLEST_MODEL, options) for _ in range(2)])
+        environment = environment_of([onnxruntime.InferenceSession(SMALLEST_MODEL, options) for _ in range(2)])
         if environment is None:
             return None
         # The struct OrtEnv is the address of an environment.
