@@ -159,8 +159,9 @@ class NativeEngine:
         if model.has_sizes:
             # A pattern of memory would be kept for each set of sizes.
             library.call("DisableMemPattern", options)
-        # Threads spin during a run and not after it, when torch's threads compute.
-        entries = {"session.intra_op.allow_spinning": "1", "session.force_spinning_stop": "1"}
+        # Threads spin during a run and not after it, when torch's threads compute; not at all beside torch nodes, whose
+        # threads they would keep from the cores.
+        entries = {"session.intra_op.allow_spinning": str(int(not model.nodes)), "session.force_spinning_stop": "1"}
         entries |= {"session.use_env_allocators": str(int(self._shares_arena)), "session.set_denormal_as_zero": "1"}
         for key, value in entries.items():
             library.call("AddSessionConfigEntry", options, key.encode(), value.encode())
