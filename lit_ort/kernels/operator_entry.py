@@ -16,14 +16,12 @@ import torch
 from lit_ort.kernels.kernel_arguments import (
     BAD_INDEX,
     BLOCK_FUNCTION,
-    COLUMN_BLOCKS,
     DIVISION_BY_ZERO,
-    FINISH_FUNCTION,
-    ROW_BLOCKS,
     WORD,
 )
 from lit_ort.kernels.kernel_calls import BoundKernel
 from lit_ort.kernels.machine_code import Cpu, MachineCode
+from lit_ort.kernels.thread_pool import BLOCKS
 from lit_ort.regions.element_types import MEMORY_DTYPES
 from lit_ort.regions.interpret_region import interpret
 from lit_ort.regions.placed_region import PlacedRegion
@@ -63,7 +61,7 @@ class OperatorEntry:
     def __init__(self, cpu: Cpu, functions: ContextFunctions) -> None:
         calls = {name: f"inttoptr (i64 {address} to ptr)" for name, address in vars(functions).items()}
         is_x86 = platform.machine().lower() in ("x86_64", "amd64")
-        self._code = MachineCode((_X86_STATE if is_x86 else _NO_STATE) + _TEXT.format(**calls), cpu)
+        self._code = MachineCode((_X86_STATE if is_x86 else _NO_STATE) + BLOCKS + _TEXT.format(**calls), cpu)
         self.address, self.run = self._code.address("compute"), self._code.address("run")
 
 
@@ -170,11 +168,6 @@ define internal void @block(ptr %arguments, i64 %number) {{{{
   call void @restore(i32 %old)
   ret void
 }}}}
-define internal i64 @word(ptr %words, i64 %position) alwaysinline {{{{
-  %at = getelementptr i64, ptr %words, i64 %position
-  %value = load i64, ptr %at
-  ret i64 %value
-}}}}
 define internal ptr @store_data(ptr %value, ptr %tensors, i64 %k) {{{{
   %at = getelementptr i64, ptr %tensors, i64 %k
   %status = call ptr {{get_data}}(ptr %value, ptr %at)
@@ -231,29 +224,20 @@ output_stored:
   %j_next = add i64 %j, 1
   br label %output
 start:
-  %rows = call i64 @word(ptr %arguments, i64 {ROW_BLOCKS})
-  %columns = call i64 @word(ptr %arguments, i64 {COLUMN_BLOCKS})
-  %count = mul i64 %rows, %columns
+  %count = call i64 @count(ptr %arguments)
   %several = icmp sgt i64 %count, 1
   br i1 %several, label %together, label %alone
 together:
   %parallel_status = call ptr {{parallel_for}}(ptr %context, ptr @block, i64 %count, i64 0, ptr %arguments)
   %parallel_failed = icmp ne ptr %parallel_status, null
-  br i1 %parallel_failed, label %failed, label %finish
+  br i1 %parallel_failed, label %failed, label %check
 alone:
   call void @block(ptr %arguments, i64 0)
-  br label %finish
-finish:
-  %finish_word = call i64 @word(ptr %arguments, i64 {FINISH_FUNCTION})
-  %has_finish = icmp ne i64 %finish_word, 0
-  br i1 %has_finish, label %call_finish, label %check
-call_finish:
-  %function = inttoptr i64 %finish_word to ptr
-  %old = call i32 @with_denormals()
-  call void %function(ptr %arguments)
-  call void @restore(i32 %old)
   br label %check
 check:
+  %old = call i32 @with_denormals()
+  call void @finish(ptr %arguments)
+  call void @restore(i32 %old)
   %division = call i64 @word(ptr %arguments, i64 {DIVISION_BY_ZERO})
   %index = call i64 @word(ptr %arguments, i64 {BAD_INDEX})
   %flags = or i64 %division, %index

@@ -28,11 +28,9 @@ class OpenMP:
 
 def find_openmp() -> OpenMP | None:
     """The OpenMP library of torch; None if torch has none of this interface, so that kernels run on one thread."""
-    # A symbol is also looked for in the libraries that this one needs, so it is the same OpenMP that torch calls.
-    path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    if not path.exists():
+    library = _torch_library()
+    if library is None:
         return None
-    library = ctypes.CDLL(str(path))
     try:
         addresses = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in _FUNCTIONS]
     except AttributeError:
@@ -40,11 +38,17 @@ def find_openmp() -> OpenMP | None:
     return OpenMP(*(address or 0 for address in addresses))
 
 
+def _torch_library() -> ctypes.CDLL | None:
+    """Torch's library. A symbol is also looked for in those that it needs, so it is of the OpenMP that torch calls."""
+    path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    return ctypes.CDLL(str(path)) if path.exists() else None
+
+
 def pause_of_openmp() -> Callable[[int], int] | None:
     """The function that ends the idle threads of the calling thread's OpenMP pool, which otherwise spin; None if there
     is none. The next parallel region of torch starts them again. Source: omp_pause_resource_all of OpenMP 5.0."""
-    path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    function = getattr(ctypes.CDLL(str(path)), "omp_pause_resource_all", None) if path.exists() else None
+    library = _torch_library()
+    function = None if library is None else getattr(library, "omp_pause_resource_all", None)
     if function is not None:
         function.argtypes, function.restype = [ctypes.c_int], ctypes.c_int
     return function
@@ -68,7 +72,8 @@ def _calls(openmp: OpenMP) -> dict[str, str]:
     return {name: f"inttoptr (i64 {address} to ptr)" for name, address in vars(openmp).items()}
 
 
-_BLOCKS = f"""
+# Functions of a block of arguments: a word of it, the number of its blocks, some of them, and what follows them.
+BLOCKS = f"""
 define internal i64 @word(ptr %args, i64 %position) alwaysinline {{
   %at = getelementptr i64, ptr %args, i64 %position
   %value = load i64, ptr %at
@@ -108,7 +113,7 @@ done:
 }}
 """
 _SERIAL = (
-    _BLOCKS
+    BLOCKS
     + """
 define void @run(ptr %args) {
   %count = call i64 @count(ptr %args)
@@ -119,7 +124,7 @@ define void @run(ptr %args) {
 """
 )
 _PARALLEL = (
-    _BLOCKS.replace("{", "{{").replace("}", "}}")
+    BLOCKS.replace("{", "{{").replace("}", "}}")
     + """
 define void @share(ptr %args) {{
   %count = call i64 @count(ptr %args)

@@ -28,7 +28,7 @@ from lit_ort.lower.emitter import Emitter
 from lit_ort.lower.engines import onnx_nodes
 from lit_ort.lower.model import ModelBuilder
 from lit_ort.lower.native_operators import memory_base, memory_of_inputs, native_lowering_of, obstacle
-from lit_ort.lower.operators import lowering_of
+from lit_ort.lower.operators import Lowering, lowering_of
 from lit_ort.lower.sizes import SymbolSources, term_of, terms_of
 from lit_ort.lower.small_phases import without_session
 from lit_ort.lower.torch_nodes import NodeBuilder, base_of, form_of
@@ -187,8 +187,7 @@ class _Lowering:
         if node.target is REGION and self._is_native:
             self._region(node)
             return
-        lowering = native_lowering_of(node) if self._is_native else None
-        lowering = lowering_of(node) if node in self._by_onnx else lowering
+        lowering = self._lowering_of(node) if self._is_native or node in self._by_onnx else None
         if lowering is None:
             self._open_builder().add(node, node.meta.get(STREAM))
         else:
@@ -205,6 +204,9 @@ class _Lowering:
         for user in node.users:
             self._names[user] = names[arguments_of(user)[1]]
 
+    def _lowering_of(self, node: fx.Node) -> Lowering | None:
+        return native_lowering_of(node) if self._is_native else lowering_of(node)
+
     def _emitter(self, node: fx.Node) -> Emitter:
         return Emitter(node, self._builder, self._name_of, self._vector_of)
 
@@ -213,7 +215,7 @@ class _Lowering:
         if self._open is not None and (self._open.has(node) or self._is_pending_view(node)):
             self._close_builder()
         if node not in self._names:
-            lowering = native_lowering_of(node) if self._is_native else lowering_of(node)
+            lowering = self._lowering_of(node)
             if lowering is not None and lowering.view:
                 self._names[node] = lowering.emit(self._emitter(node))
             else:

@@ -80,6 +80,8 @@ class Session:
         self._converted = [(position, form) for position, form in enumerate(phase.forms) if form]
         self._engine = None
         self._native: NativePhase | None = None
+        # Of the graph's inputs, if a native session reads nothing else.
+        self._positions: list[int] | None = None
         if not phase.outputs and not phase.nodes:
             # The graph computes nothing: its outputs are inputs, numbers or constants.
             return
@@ -87,7 +89,8 @@ class Session:
             self._native = NativePhase(
                 phase, options.engine, options.threads, self._functions(options), self._location_of
             )
-            self._positions = [s.index for s in self._sources if s.kind == "tensor"]
+            if all(source.kind == "tensor" for source in self._sources):
+                self._positions = [source.index for source in self._sources]
             return
         model = Model(
             phase.model,
@@ -114,19 +117,16 @@ class Session:
         Raises:
             SessionError: a kernel rejected its inputs.
         """
-        if self._native is not None:
-            self.before_run()
-            numbers, tensors = self._native_inputs(inputs)
-            with self._clock.running("sessions"):
-                return self._native.run(tensors, inputs.shapes, RunState(self._pool, numbers, inputs.seed))
-        if self._engine is None:
+        if self._engine is None and self._native is None:
             return []
-        numbers, vectors = self._sizes_for(inputs.shapes) if self._has_sizes else ((), ())
-        size_vectors = iter(vectors)
-        tensors = [_input(source, inputs, size_vectors) for source in self._sources]
+        numbers, tensors = self._inputs(inputs)
         self.before_run()
+        state = RunState(self._pool, numbers, inputs.seed)
         with self._clock.running("sessions"):
-            results = self._engine.run(tensors, RunState(self._pool, numbers, inputs.seed))
+            if self._native is not None:
+                return self._native.run(tensors, inputs.shapes, state)
+            assert self._engine is not None
+            results = self._engine.run(tensors, state)
         for position, form in self._converted:
             results[position] = from_ort(results[position], form)
         return results
@@ -137,10 +137,10 @@ class Session:
         device, regions = torch.device(phase.device), _functions_of_regions(phase)
         return [options.clock.node(bind(node, options.hooks, device, regions)) for node in phase.nodes]
 
-    def _native_inputs(self, inputs: RunInputs) -> tuple[Sequence[int], list[torch.Tensor]]:
+    def _inputs(self, inputs: RunInputs) -> tuple[Sequence[int], list[torch.Tensor]]:
         """The numbers that torch nodes read, and the inputs of the session."""
         numbers, vectors = self._sizes_for(inputs.shapes) if self._has_sizes else ((), ())
-        if len(self._positions) == len(self._sources):
+        if self._positions is not None:
             return numbers, [inputs.tensors[k] for k in self._positions]
         size_vectors = iter(vectors)
         return numbers, [_input(source, inputs, size_vectors) for source in self._sources]

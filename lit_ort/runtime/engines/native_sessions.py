@@ -12,7 +12,7 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, MutableMapping, Sequence
-from ctypes import POINTER, byref, c_char_p, c_int64, c_uint64, c_void_p
+from ctypes import byref, c_char_p, c_int64, c_uint64, c_void_p
 from time import perf_counter
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -38,7 +38,7 @@ from lit_ort.runtime.engines.engine import (
 )
 from lit_ort.runtime.engines.serving import Serving
 from lit_ort.runtime.engines.stock.library import Library
-from lit_ort.runtime.engines.stock.operator import TorchOperator, attribute_of, variadic_operator
+from lit_ort.runtime.engines.stock.operator import CreateKernel, TorchOperator, attribute_of, variadic_operator
 from lit_ort.runtime.nodes import RunState
 from lit_ort.runtime.region_calls import kernels
 
@@ -57,7 +57,6 @@ _SOFT = 1
 _P, _S = c_void_p, ctypes.c_size_t
 _Run = ctypes.CFUNCTYPE(_P, _P, _P, _P, _P, _S, _P, _S, _P)
 _Failed = ctypes.CFUNCTYPE(c_void_p, c_void_p)
-_Create = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_void_p))
 
 
 class NativeRegion(NamedTuple):
@@ -110,18 +109,20 @@ class NativeEngine:
 
     def __init__(self, library: Library, environment: int, shares_arena: bool) -> None:
         self._library, self._environment, self._shares_arena = library, environment, shares_arena
-        self._memory = library.new("CreateCpuMemoryInfo", 0, 0)
         # Kernels are created on the thread that creates their session.
         self._creation = _Creation()
-        self._create, self._failed = _Create(self._create_kernel), _Failed(self._status_of_failure)
+        self._create, self._failed = CreateKernel(self._create_kernel), _Failed(self._status_of_failure)
         # By their addresses: the words of calls.
         self._calls: WeakValueDictionary[int, RegionCallWords] = WeakValueDictionary()
         self._entry = self._entry_of_regions()
-        self._run = _Run(self._entry.run)
         self._region = variadic_operator(REGION_OPERATOR, self._create, self._entry.address)
         self._domain = library.new("CreateCustomOpDomain", REGION_DOMAIN.encode())
         library.call("CustomOpDomain_Add", self._domain, byref(self._region))
         self._operator = TorchOperator(library, None)
+        run, pause = _Run(self._entry.run), pause_of_openmp()
+        self._process = _Process(
+            library, library.new("CreateCpuMemoryInfo", 0, 0), run, pause, self._operator, self._calls
+        )
         self._start_process()
 
     def session(self, model: NativeModel, threads: int) -> NativeSession:
@@ -137,19 +138,18 @@ class NativeEngine:
         library = self._library
         slots = (c_int64 * max(1, len(model.regions)))()
         options = library.new("CreateSessionOptions")
-        kernels: list[int] = []
+        torch_nodes: list[int] = []
         try:
             self._set(options, model, threads)
             self._creation.slots = ctypes.addressof(slots)
-            with self._operator.creating(model.inputs, model.device) as kernels:
+            with self._operator.creating(model.inputs, model.device) as torch_nodes:
                 session = library.new("CreateSessionFromArray", self._environment, model.data, len(model.data), options)
         except EngineError as error:
-            self._operator.drop(kernels)
+            self._operator.drop(torch_nodes)
             raise SessionError(f"ONNX Runtime rejects the model: {str(error).strip()}", remedy=FOR_A_REPORT) from error
         finally:
             library.release("ReleaseSessionOptions", options)
-        resources = _Resources(library, session, slots, self._run, self._operator, kernels)
-        return NativeSession(library, self._memory, self._operator, resources, model, self._calls)
+        return NativeSession(self._process, _Resources(self._process, session, slots, torch_nodes), model)
 
     def _set(self, options: int, model: NativeModel, threads: int) -> None:
         library = self._library
@@ -213,31 +213,48 @@ class _Creation(threading.local):
     slots = 0
 
 
+@dataclasses.dataclass(frozen=True)
+class _Process:
+    """What all native sessions of the process use.
+
+    Args:
+        library: ONNX Runtime's functions.
+        memory: the OrtMemoryInfo of the CPU.
+        run: a function like OrtApi's `Run`.
+        pause: ends the idle threads of OpenMP, or None.
+        operator: the operator of torch nodes.
+        calls: the words of regions' calls, by their addresses.
+    """
+
+    library: Library
+    memory: int
+    run: Callable[..., int | None]
+    pause: Callable[[int], int] | None
+    operator: TorchOperator
+    calls: MutableMapping[int, RegionCallWords]
+
+
 @dataclasses.dataclass
 class _Resources:
     """A session in C and what it uses; a call releases it.
 
     Args:
-        library: ONNX Runtime's functions.
+        process: what sessions have in common.
         session: the OrtSession.
         slots: a word for each region: the address of the words of its call.
-        run: a function like OrtApi's `Run`.
-        operator: the operator of its torch nodes.
-        kernels: the numbers of their kernels.
+        torch_nodes: the numbers of the kernels of its torch nodes.
         values: its inputs and outputs.
     """
 
-    library: Library
+    process: _Process
     session: int
     slots: Any
-    run: Any
-    operator: TorchOperator
-    kernels: Sequence[int]
+    torch_nodes: Sequence[int]
     values: tuple[_Values, ...] = ()
 
     def __call__(self) -> None:
-        self.library.release("ReleaseSession", self.session)
-        self.operator.drop(self.kernels)
+        self.process.library.release("ReleaseSession", self.session)
+        self.process.operator.drop(self.torch_nodes)
         for values in self.values:
             values.release()
 
@@ -246,38 +263,26 @@ class NativeSession:
     """A session and the values of its last run, which the next one uses again where addresses are the same.
 
     Args:
-        library: ONNX Runtime's functions.
-        memory: the OrtMemoryInfo of the CPU.
-        operator: the operator of its torch nodes.
+        process: what sessions have in common.
         resources: the session in C.
         model: the model.
-        calls: receives the words of its regions' calls, by their addresses.
     """
 
-    def __init__(
-        self,
-        library: Library,
-        memory: int,
-        operator: TorchOperator,
-        resources: _Resources,
-        model: NativeModel,
-        calls: MutableMapping[int, RegionCallWords],
-    ) -> None:
-        self._library, self._slots = library, resources.slots
-        self._model, self._operator, self._calls = model, operator, calls
+    def __init__(self, process: _Process, resources: _Resources, model: NativeModel) -> None:
+        self._process, self._slots, self._model = process, resources.slots, model
         self._regions = model.regions
         self._lock = threading.Lock()
         self._shapes: RunShapes | None = None
         self._words = functools.lru_cache(_MOST_SIZES)(self._words_for)
         self._bound: list[RegionCallWords] = []
-        self._inputs, self._outputs = (_Values(library, memory, len(n)) for n in (model.inputs, model.outputs))
+        self._inputs, self._outputs = (_Values(process, len(n)) for n in (model.inputs, model.outputs))
         # Memory for an output of few bytes; None for one that the session allocates when it is computed.
         self._makers: list[Callable[[], torch.Tensor] | None] = []
         self._types: list[tuple[torch.dtype, Sequence[int]]] = []
         inputs, outputs = ((c_char_p * len(n))(*(x.encode() for x in n)) for n in (model.inputs, model.outputs))
         arguments = (resources.session, None, inputs, self._inputs.array, len(inputs), outputs, len(outputs))
-        self._run = functools.partial(resources.run, *arguments)
-        self._pause, self._seconds = pause_of_openmp(), 0.0
+        self._run = functools.partial(process.run, *arguments)
+        self._pause, self._seconds = process.pause, 0.0
         resources.values = self._inputs, self._outputs
         weakref.finalize(self, resources)
 
@@ -304,7 +309,7 @@ class NativeSession:
             results = [make() if make is not None else None for make in self._makers]
             self._outputs.set(results, self._types)
             if self._model.nodes:
-                with Serving(self._model, state), self._operator.running(given):
+                with Serving(self._model, state), self._process.operator.running(given):
                     self._call()
             else:
                 self._call()
@@ -324,7 +329,7 @@ class NativeSession:
 
     def _fail(self, status: int) -> None:
         try:
-            self._library.check(status)
+            self._process.library.check(status)
         except EngineError as error:
             message = str(error).rpartition(_MESSAGE)[2].strip()
             raise SessionError(f"a run failed: {message}", remedy=CHECK_THE_BATCH) from error
@@ -343,18 +348,19 @@ class NativeSession:
         for region, numbers in zip(self._regions, sizes, strict=True):
             placed = with_sizes(region.placed, numbers)
             words.append(RegionCallWords(region.kernel.bind(placed.run), placed, region.module))
-        self._calls.update((one.address, one) for one in words)
+        self._process.calls.update((one.address, one) for one in words)
         return words
 
 
 class _Values:
     """OrtValues over the memory of tensors; one is made again if its tensor's address has changed."""
 
-    def __init__(self, library: Library, memory: int, count: int) -> None:
+    def __init__(self, process: _Process, count: int) -> None:
         self.array = (c_uint64 * max(1, count))()
-        self._library, self._create = library, library.raw["CreateTensorWithDataAsOrtValue"]
+        library = self._library = process.library
+        self._create = library.raw["CreateTensorWithDataAsOrtValue"]
         self._release = library.releases["ReleaseValue"]
-        self._memory, self._count = memory, count
+        self._memory, self._count = process.memory, count
         self._slots = [ctypes.addressof(self.array) + ctypes.sizeof(c_uint64) * k for k in range(count)]
         self._addresses: list[int] = []
         self._types: list[tuple[int, Any, int, int]] = []

@@ -31,7 +31,7 @@ _NameOf = ctypes.CFUNCTYPE(c_void_p, c_void_p)
 _Indexed = ctypes.CFUNCTYPE(c_int, c_void_p, c_size_t)
 _Count = ctypes.CFUNCTYPE(c_size_t, c_void_p)
 _Number = ctypes.CFUNCTYPE(c_int, c_void_p)
-_Create = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_void_p))
+CreateKernel = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_void_p))
 _Compute = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_void_p)
 
 
@@ -54,7 +54,7 @@ class CustomOperator(ctypes.Structure):
         ("GetVariadicInputHomogeneity", _Number),
         ("GetVariadicOutputMinArity", _Number),
         ("GetVariadicOutputHomogeneity", _Number),
-        ("CreateKernelV2", _Create),
+        ("CreateKernelV2", CreateKernel),
         ("KernelComputeV2", c_void_p),
         ("InferOutputShapeFn", c_void_p),
         ("GetStartVersion", c_void_p),
@@ -121,7 +121,7 @@ class TorchOperator:
         address = ctypes.cast(self._compute_function, c_void_p).value
         assert address is not None
         # Sessions call its functions as long as they exist.
-        self._struct = variadic_operator(OPERATOR, _Create(self._create), address)
+        self._struct = variadic_operator(OPERATOR, CreateKernel(self._create), address)
         self.domain = library.new("CreateCustomOpDomain", DOMAIN.encode())
         library.call("CustomOpDomain_Add", self.domain, byref(self._struct))
 
