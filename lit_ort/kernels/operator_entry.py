@@ -46,8 +46,8 @@ class ContextFunctions:
 class OperatorEntry:
     """The machine code of native sessions.
 
-    A run treats denormal numbers as zero, since matmuls take ten times as long with them. Regions keep them, as torch's
-    operators do.
+    A run treats denormal numbers as zero, since matmuls take ten times as long with them. Regions and torch nodes keep
+    them.
 
     Args:
         cpu: what to make code for.
@@ -60,9 +60,18 @@ class OperatorEntry:
 
     def __init__(self, cpu: Cpu, functions: ContextFunctions) -> None:
         calls = {name: f"inttoptr (i64 {address} to ptr)" for name, address in vars(functions).items()}
-        is_x86 = platform.machine().lower() in ("x86_64", "amd64")
-        self._code = MachineCode((_X86_STATE if is_x86 else _NO_STATE) + BLOCKS + _TEXT.format(**calls), cpu)
+        self._code = MachineCode(_state() + BLOCKS + _TEXT.format(**calls), cpu)
         self.address, self.run = self._code.address("compute"), self._code.address("run")
+
+
+def with_denormals(cpu: Cpu, function: int) -> tuple[int, MachineCode]:
+    """The address and the code of a `KernelComputeV2` that keeps denormals and calls another one."""
+    code = MachineCode(_state() + _WITH_DENORMALS.format(function=f"inttoptr (i64 {function} to ptr)"), cpu)
+    return code.address("compute"), code
+
+
+def _state() -> str:
+    return _X86_STATE if platform.machine().lower() in ("x86_64", "amd64") else _NO_STATE
 
 
 class RegionCallWords:
@@ -150,6 +159,14 @@ _NO_STATE = """
 define internal i32 @without_denormals() { ret i32 0 }
 define internal i32 @with_denormals() { ret i32 0 }
 define internal void @restore(i32 %old) { ret void }
+"""
+_WITH_DENORMALS = """
+define ptr @compute(ptr %node, ptr %context) {{
+  %old = call i32 @with_denormals()
+  %status = call ptr {function}(ptr %node, ptr %context)
+  call void @restore(i32 %old)
+  ret ptr %status
+}}
 """
 _TEXT = f"""
 define ptr @run(ptr %session, ptr %options, ptr %names, ptr %inputs, i64 %count, ptr %outputs, i64 %number,

@@ -241,6 +241,16 @@ def test_denormals_are_kept_by_regions_and_around_a_run() -> None:
     assert (tiny * 0.5)[0, 0].item() == before
 
 
+def test_denormals_are_kept_by_torch_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_operators, "OPERATORS_OF_SWITCH", 0)
+    compiled, engine = native(lambda x, y: (x.cumsum(0), (y @ y).exp() @ y))
+    tiny = torch.full((4, 4), 1e-40)
+    sums, _ = compiled(tiny, torch.eye(4))
+    assert engine.compile_log.graphs[0].torch_operators == {"aten.cumsum.default": 1}
+    assert torch.equal(sums, tiny.cumsum(0))
+    assert sums[0, 0] != 0
+
+
 def test_matmuls_of_denormals_take_as_long_as_others() -> None:
     compiled, _ = native(lambda x, y: ((x @ y).relu() @ y).relu() @ y)
     y, times = torch.randn(300, 300) * 1e-20, []

@@ -22,7 +22,7 @@ import torch
 
 from lit_ort.errors import EngineError, SessionError
 from lit_ort.kernels.kernel_calls import Kernel
-from lit_ort.kernels.operator_entry import ContextFunctions, OperatorEntry, RegionCallWords
+from lit_ort.kernels.operator_entry import ContextFunctions, OperatorEntry, RegionCallWords, with_denormals
 from lit_ort.kernels.thread_pool import pause_of_openmp
 from lit_ort.regions.placed_region import SizedRegion, with_sizes
 from lit_ort.runtime.buffers import SMALL_BYTES
@@ -118,7 +118,7 @@ class NativeEngine:
         self._region = variadic_operator(REGION_OPERATOR, self._create, self._entry.address)
         self._domain = library.new("CreateCustomOpDomain", REGION_DOMAIN.encode())
         library.call("CustomOpDomain_Add", self._domain, byref(self._region))
-        self._operator = TorchOperator(library, None)
+        self._operator = TorchOperator(library, None, functools.partial(with_denormals, kernels().cpu))
         run, pause = _Run(self._entry.run), pause_of_openmp()
         self._process = _Process(
             library, library.new("CreateCpuMemoryInfo", 0, 0), run, pause, self._operator, self._calls

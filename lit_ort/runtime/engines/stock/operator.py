@@ -6,7 +6,7 @@ import ctypes
 import dataclasses
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from ctypes import POINTER, byref, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any
@@ -106,12 +106,18 @@ class TorchOperator:
     Args:
         library: ONNX Runtime's library.
         memory: the memory of results; None if sessions allocate it, so that results are copied.
+        around: returns the address of a function that calls another one, and what keeps it alive; None for none.
 
     Attributes:
         domain: the OrtCustomOpDomain that a session's options need.
     """
 
-    def __init__(self, library: Library, memory: TorchMemory | None) -> None:
+    def __init__(
+        self,
+        library: Library,
+        memory: TorchMemory | None,
+        around: Callable[[int], tuple[int, object]] | None = None,
+    ) -> None:
         self._library, self._memory, self._windows = library, memory, Windows()
         self._kernels: dict[int, _Kernel] = {}
         self._numbers = itertools.count(1)
@@ -120,6 +126,8 @@ class TorchOperator:
         self._compute_function = _Compute(self._compute)
         address = ctypes.cast(self._compute_function, c_void_p).value
         assert address is not None
+        if around is not None:
+            address, self._code = around(address)
         # Sessions call its functions as long as they exist.
         self._struct = variadic_operator(OPERATOR, CreateKernel(self._create), address)
         self.domain = library.new("CreateCustomOpDomain", DOMAIN.encode())
