@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from torch._C import (
     _functorch,  # pyright: ignore[reportAttributeAccessIssue] - not in the stubs
     _to_dlpack,
 )
+from torch._C._dynamo.eval_frame import set_eval_frame
 from torch.amp import autocast_mode
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
@@ -35,8 +37,42 @@ to_dlpack: Any = _to_dlpack
 _add_batch_dim: Any = torch._add_batch_dim  # pyright: ignore[reportPrivateImportUsage] - vmap of autograd.grad
 _remove_batch_dim: Any = torch._remove_batch_dim  # pyright: ignore[reportPrivateImportUsage] - vmap of autograd.grad
 
+_functorch_is_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+
 # Autograd's version counter: the number of in-place changes of a tensor.
 version_of: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
+
+
+def versions_of(tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
+    """The version counters; 0 for tensors made in inference mode, which have none."""
+    return tuple([0 if tensor.is_inference() else tensor._version for tensor in tensors])
+
+
+def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """The `apply` of a function without `setup_context`, without the look at its signature and at functorch's wrappers.
+
+    That look takes a third of the call's time.
+    """
+    direct = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+
+    def apply(*arguments: Any) -> Any:
+        return (function.apply if _functorch_is_active() else direct)(*arguments)
+
+    return apply
+
+
+def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keeps Dynamo from tracing what a function calls; `torch.compiler.disable` without its looks at exports."""
+
+    @functools.wraps(function)
+    def called(*arguments: Any) -> Any:
+        before = set_eval_frame(None)
+        try:
+            return function(*arguments)
+        finally:
+            set_eval_frame(before)
+
+    return called
 
 
 def keeps_graph() -> bool:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from torch import fx
-from torch.utils.flop_counter import flop_registry
 
-from lit_ort._compat.torch_ops import OpOverload
-from lit_ort._compat.torch_sizes import hint_of
 from lit_ort.fusions import pipeline as fusions
+from lit_ort.lower.work import flop_of
 from lit_ort.ops.product import Gain, onednn_gain
 from lit_ort.runtime.report import PassReport
 
@@ -35,21 +33,10 @@ def expected_speed(
         torch_operators: counts of the operators that torch nodes call.
         passes: the reports of its fusions and passes.
     """
-    work = sum(_work_of(node) for graph in graphs for node in graph.nodes)
+    work = sum(flop_of(node) for graph in graphs for node in graph.nodes)
     if work < LEAST_WORK:
         return SMALL.format(work=work / 1e9)
     gains = any(report.fired for report in passes if report.name in _GAINS)
     own = any(name.startswith("lit_ort.") for name in torch_operators)
     products = onednn_gain() is Gain.MUCH and any(name in torch_operators for name in _PRODUCTS)
     return None if gains or own or products else ALL_BY_TORCH
-
-
-def _work_of(node: fx.Node) -> float:
-    """The FLOP of a product, a convolution or an attention; 0 for any other operator."""
-    if not isinstance(node.target, OpOverload):
-        return 0.0
-    count = flop_registry.get(node.target.overloadpacket)
-    if count is None:
-        return 0.0
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda argument: argument.meta.get("val"))
-    return float(hint_of(count(*args, **kwargs, out_val=node.meta["val"])) or 0)

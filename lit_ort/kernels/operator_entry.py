@@ -29,11 +29,16 @@ from lit_ort.regions.placed_region import PlacedRegion
 # The words of a call: the numbers of inputs and outputs, the address of the region's arguments, and that of the first
 # tensor's word in it; then the rank and the address of the sizes of each output.
 _INPUTS, _OUTPUTS, _ARGUMENTS, _TENSORS, _SHAPES = range(5)
+# The words of a value's type: its bytes, the address of its sizes, its rank and its element type.
+TYPE_WORDS = 4
 
 
 @dataclass(frozen=True)
 class ContextFunctions:
     """Addresses of functions of ONNX Runtime's C interface, and of `OrtStatus* failed(address of a call's words)`."""
+
+    create_value: int
+    release_value: int
 
     get_input: int
     get_output: int
@@ -55,13 +60,16 @@ class OperatorEntry:
 
     Attributes:
         address: of `compute(node, context)`, where `node` is the address of a word: that of a call's words.
+        bind: the address of `OrtStatus* bind(memory, count, values, addresses, bound, types)`, which makes the values
+            whose addresses differ from those `bound` anew, none for an address of 0; all are arrays of words, `types`
+            one of `TYPE_WORDS` for each value.
         run: the address of a function like OrtApi's `Run`.
     """
 
     def __init__(self, cpu: Cpu, functions: ContextFunctions) -> None:
         calls = {name: f"inttoptr (i64 {address} to ptr)" for name, address in vars(functions).items()}
         self._code = MachineCode(_state() + BLOCKS + _TEXT.format(**calls), cpu)
-        self.address, self.run = self._code.address("compute"), self._code.address("run")
+        self.address, self.bind, self.run = map(self._code.address, ("compute", "bind", "run"))
 
 
 def with_denormals(cpu: Cpu, function: int) -> tuple[int, MachineCode]:
@@ -176,6 +184,52 @@ define ptr @run(ptr %session, ptr %options, ptr %names, ptr %inputs, i64 %count,
     ptr %out)
   call void @restore(i32 %old)
   ret ptr %status
+}}}}
+define ptr @bind(ptr %memory, i64 %count, ptr %values, ptr %addresses, ptr %bound, ptr %types) {{{{
+entry:
+  br label %next
+next:
+  %k = phi i64 [ 0, %entry ], [ %k_next, %done ]
+  %more = icmp slt i64 %k, %count
+  br i1 %more, label %compare, label %good
+compare:
+  %bound_at = getelementptr i64, ptr %bound, i64 %k
+  %old = load i64, ptr %bound_at
+  %new = call i64 @word(ptr %addresses, i64 %k)
+  %same = icmp eq i64 %old, %new
+  br i1 %same, label %done, label %release
+release:
+  %value_at = getelementptr ptr, ptr %values, i64 %k
+  %value = load ptr, ptr %value_at
+  call void {{release_value}}(ptr %value)
+  store ptr null, ptr %value_at
+  store i64 0, ptr %bound_at
+  %none = icmp eq i64 %new, 0
+  br i1 %none, label %done, label %create
+create:
+  %type_number = mul i64 %k, {TYPE_WORDS}
+  %type = getelementptr i64, ptr %types, i64 %type_number
+  %bytes = call i64 @word(ptr %type, i64 0)
+  %sizes_word = call i64 @word(ptr %type, i64 1)
+  %sizes = inttoptr i64 %sizes_word to ptr
+  %rank = call i64 @word(ptr %type, i64 2)
+  %element_word = call i64 @word(ptr %type, i64 3)
+  %element = trunc i64 %element_word to i32
+  %data = inttoptr i64 %new to ptr
+  %status = call ptr {{create_value}}(ptr %memory, ptr %data, i64 %bytes, ptr %sizes, i64 %rank, i32 %element,
+    ptr %value_at)
+  %failed = icmp ne ptr %status, null
+  br i1 %failed, label %bad, label %created
+created:
+  store i64 %new, ptr %bound_at
+  br label %done
+done:
+  %k_next = add i64 %k, 1
+  br label %next
+bad:
+  ret ptr %status
+good:
+  ret ptr null
 }}}}
 define internal void @block(ptr %arguments, i64 %number) {{{{
   %word = call i64 @word(ptr %arguments, i64 {BLOCK_FUNCTION})

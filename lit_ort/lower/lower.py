@@ -32,6 +32,7 @@ from lit_ort.lower.operators import Lowering, lowering_of
 from lit_ort.lower.sizes import SymbolSources, term_of, terms_of
 from lit_ort.lower.small_phases import without_session
 from lit_ort.lower.torch_nodes import NodeBuilder, base_of, form_of
+from lit_ort.lower.work import is_for_one_thread
 from lit_ort.ops.hand_over import hand_over
 from lit_ort.passes.owners import memory_owner
 from lit_ort.passes.streams import STREAM
@@ -149,6 +150,7 @@ class _Lowering:
             tuple(self._terms),
             regions=tuple(self._regions),
             results=tuple(results),
+            on_one_thread=is_for_one_thread(self._module.graph),
         )
         return Lowered(phase, model)
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 import torch
 
 from lit_ort._compat.tensor_hooks import take_node_hooks
-from lit_ort._compat.torch import batch_of, keeps_graph, version_of
+from lit_ort._compat.torch import apply_of, batch_of, keeps_graph, untraced, versions_of
 from lit_ort.errors import SessionError
 from lit_ort.runtime.program import FORWARD, FUSED, Program, Signature
 from lit_ort.runtime.random import draw_seed
@@ -55,11 +55,12 @@ class Run(NamedTuple):
     @classmethod
     def of(cls, tensors: Tensors, seed: int, changed: Container[int]) -> Run:
         kept = tuple([tensor.clone() if k in changed else tensor for k, tensor in enumerate(tensors)])
-        return cls(kept, tuple([_version(tensor) for tensor in kept]), seed)
+        return cls(kept, versions_of(kept), seed)
 
     def changed(self, positions: Iterable[int]) -> list[int]:
         """The inputs among these that were changed in place since."""
-        return [k for k in positions if _version(self.tensors[k]) != self.versions[k]]
+        now = versions_of(self.tensors)
+        return [k for k in positions if now[k] != self.versions[k]]
 
     def require_unchanged(self, positions: Iterable[int]) -> None:
         """Checks that inputs still have the values that the forward read.
@@ -176,7 +177,7 @@ def _fused_call(session: Session, signature: Signature, forms: OtherForms, updat
             return tuple(outputs)
 
         @staticmethod
-        @torch.compiler.disable
+        @untraced
         def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the base takes *args
             ctx: Any, *output_gradients: torch.Tensor | None
         ) -> Entries:
@@ -214,13 +215,15 @@ def _fused_call(session: Session, signature: Signature, forms: OtherForms, updat
                 ctx.run = None
         return entries
 
+    apply = apply_of(FusedStep)
+
     def call(tensors: Tensors, seed: int | None = None) -> list[torch.Tensor]:
         seed = _seed(signature) if seed is None else seed
         if updates is not None:
             # The optimizer steps in a run only if no gradients are left.
             session.before_run()
         with _enabled_gradients(), nullcontext() if updates is None else updates.run(session, tensors, count):
-            return list(FusedStep.apply(seed, *tensors))
+            return list(apply(seed, *tensors))
 
     return call
 
@@ -252,12 +255,12 @@ class SplitRunner:
         self._forward = Session(program.forward, options)
         self._backward = Session(program.backward, options)
         self._tangents = [source.index for _, source in program.backward.inputs if source.kind == "tangent"]
-        self._function = self._as_function()
+        self._apply = apply_of(self._as_function())
 
     def call(self, tensors: Tensors, seed: int | None = None) -> list[torch.Tensor]:
         """Runs the forward and returns the results, tracked by autograd."""
         with _enabled_gradients():
-            return list(self._function.apply(_seed(self._signature) if seed is None else seed, *tensors))
+            return list(self._apply(_seed(self._signature) if seed is None else seed, *tensors))
 
     def _gradients(self, inputs: RunInputs, types: Sequence[_Type], arrived: Mapping[int, torch.Tensor]) -> Entries:
         """The gradients of the inputs: None, as in eager, for an input that no arrived gradient reaches."""
@@ -295,7 +298,7 @@ class SplitRunner:
                 return tuple(results)
 
             @staticmethod
-            @torch.compiler.disable
+            @untraced
             def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the base takes *args
                 ctx: Any, *output_gradients: torch.Tensor | None
             ) -> Entries:
@@ -374,10 +377,6 @@ def _is_repeatable(signature: Signature) -> bool:
 def _has_several_parts(signature: Signature) -> bool:
     """Whether gradients of different results can arrive at different times."""
     return sum(signature.differentiable) > 1
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else version_of(tensor)
 
 
 def _enabled_gradients() -> AbstractContextManager[Any]:

@@ -27,7 +27,7 @@ class NativePhase:
     Args:
         phase: of a native session.
         engine: creates the session.
-        threads: its intra-op threads.
+        threads: its intra-op threads, unless it is for one.
         nodes: the functions of its torch nodes.
         location_of: returns the location of an error in a torch node, for messages.
 
@@ -61,7 +61,7 @@ class NativePhase:
         model = NativeModel(
             phase.model, nodes, location_of, names, phase.outputs, regions=regions, has_sizes=bool(self._sized_inputs)
         )
-        self._phase, self._session = phase, native.session(model, threads)
+        self._phase, self._session = phase, native.session(model, 1 if phase.on_one_thread else threads)
         self._shapes: dict[tuple[Sequence[int], ...], RunShapes] = {}
 
     def run(self, tensors: Sequence[torch.Tensor], shapes: Shapes, state: RunState) -> list[torch.Tensor]:

@@ -119,6 +119,7 @@ class Phase:
         nodes: its torch nodes; a node's `overload_name` is its position in this tuple.
         regions: its region nodes, likewise, if the session is native.
         results: the types of the outputs, if the session is native: if Python is called by torch nodes alone.
+        on_one_thread: whether other threads would be awake too late to save time; for native sessions.
         inputs: the name and the source of each input.
         outputs: the names of the outputs, in order.
         forms: the form of each output.
@@ -135,6 +136,7 @@ class Phase:
     device: str = str(CPU)
     regions: tuple[RegionNode, ...] = ()
     results: tuple[ResultType, ...] = ()
+    on_one_thread: bool = False
 
     @property
     def is_native(self) -> bool:

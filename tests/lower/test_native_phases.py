@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from lit_ort import SessionError
 from lit_ort.backend.backend import ORTBackend
 from lit_ort.lower import native_operators
+from lit_ort.runtime.engines.native_sessions import NativeEngine
 from tests.compare import assert_same_step, backend, relative_error
 
 
@@ -283,3 +284,13 @@ def test_inputs_of_other_layouts() -> None:
     conjugate = torch.randn(4, 4, dtype=torch.complex64).conj().imag
     assert conjugate.is_neg()
     torch.testing.assert_close(compiled(conjugate, y), (conjugate @ y).exp())
+
+
+@pytest.mark.parametrize(("width", "threads"), [(16, 1), (512, torch.get_num_threads())])
+def test_threads_of_small_phases(monkeypatch: pytest.MonkeyPatch, width: int, threads: int) -> None:
+    given = list[int]()
+    create = NativeEngine.session
+    monkeypatch.setattr(NativeEngine, "session", lambda self, model, n: given.append(n) or create(self, model, n))
+    layer = nn.Linear(width, width)
+    assert_native(assert_same_step(layer, lambda layer, x: layer(x).relu().sum(), torch.randn(128, width)))
+    assert given == [threads]

@@ -17,12 +17,11 @@ from time import perf_counter
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-import numpy as np
 import torch
 
 from lit_ort.errors import EngineError, SessionError
 from lit_ort.kernels.kernel_calls import Kernel
-from lit_ort.kernels.operator_entry import ContextFunctions, OperatorEntry, RegionCallWords, with_denormals
+from lit_ort.kernels.operator_entry import TYPE_WORDS, ContextFunctions, OperatorEntry, RegionCallWords, with_denormals
 from lit_ort.kernels.thread_pool import pause_of_openmp
 from lit_ort.regions.placed_region import SizedRegion, with_sizes
 from lit_ort.runtime.buffers import SMALL_BYTES
@@ -56,6 +55,7 @@ _LONG_RUN = 3e-3
 _SOFT = 1
 _P, _S = c_void_p, ctypes.c_size_t
 _Run = ctypes.CFUNCTYPE(_P, _P, _P, _P, _P, _S, _P, _S, _P)
+_Bind = ctypes.PYFUNCTYPE(_P, _P, _S, _P, _P, _P, _P)
 _Failed = ctypes.CFUNCTYPE(c_void_p, c_void_p)
 
 
@@ -119,10 +119,8 @@ class NativeEngine:
         self._domain = library.new("CreateCustomOpDomain", REGION_DOMAIN.encode())
         library.call("CustomOpDomain_Add", self._domain, byref(self._region))
         self._operator = TorchOperator(library, None, functools.partial(with_denormals, kernels().cpu))
-        run, pause = _Run(self._entry.run), pause_of_openmp()
-        self._process = _Process(
-            library, library.new("CreateCpuMemoryInfo", 0, 0), run, pause, self._operator, self._calls
-        )
+        bind = functools.partial(_Bind(self._entry.bind), library.new("CreateCpuMemoryInfo", 0, 0))
+        self._process = _Process(library, bind, _Run(self._entry.run), pause_of_openmp(), self._operator, self._calls)
         self._start_process()
 
     def session(self, model: NativeModel, threads: int) -> NativeSession:
@@ -177,6 +175,8 @@ class NativeEngine:
             get_input=address("KernelContext_GetInput"),
             get_output=address("KernelContext_GetOutput"),
             get_data=address("GetTensorMutableData"),
+            create_value=address("CreateTensorWithDataAsOrtValue"),
+            release_value=address("ReleaseValue"),
             parallel_for=address("KernelContext_ParallelFor"),
             failed=failed,
             run=address("Run"),
@@ -219,7 +219,7 @@ class _Process:
 
     Args:
         library: ONNX Runtime's functions.
-        memory: the OrtMemoryInfo of the CPU.
+        bind: `OperatorEntry.bind` for memory of the CPU.
         run: a function like OrtApi's `Run`.
         pause: ends the idle threads of OpenMP, or None.
         operator: the operator of torch nodes.
@@ -227,7 +227,7 @@ class _Process:
     """
 
     library: Library
-    memory: int
+    bind: Callable[..., int | None]
     run: Callable[..., int | None]
     pause: Callable[[int], int] | None
     operator: TorchOperator
@@ -278,10 +278,13 @@ class NativeSession:
         self._inputs, self._outputs = (_Values(process, len(n)) for n in (model.inputs, model.outputs))
         # Memory for an output of few bytes; None for one that the session allocates when it is computed.
         self._makers: list[Callable[[], torch.Tensor] | None] = []
-        self._types: list[tuple[torch.dtype, Sequence[int]]] = []
-        inputs, outputs = ((c_char_p * len(n))(*(x.encode() for x in n)) for n in (model.inputs, model.outputs))
-        arguments = (resources.session, None, inputs, self._inputs.array, len(inputs), outputs, len(outputs))
-        self._run = functools.partial(process.run, *arguments)
+        self._names = [(c_char_p * len(n))(*(x.encode() for x in n)) for n in (model.inputs, model.outputs)]
+        of_inputs, of_outputs = (
+            (ctypes.addressof(names), ctypes.addressof(values.array), len(names))
+            for names, values in zip(self._names, (self._inputs, self._outputs), strict=True)
+        )
+        names, values, count = of_outputs
+        self._run = functools.partial(process.run, resources.session, None, *of_inputs, names, count, values)
         self._pause, self._seconds = process.pause, 0.0
         resources.values = self._inputs, self._outputs
         weakref.finalize(self, resources)
@@ -304,10 +307,10 @@ class NativeSession:
         ]
         with self._lock:
             if shapes is not self._shapes:
-                self._bind(shapes)
+                self._bind(shapes, given)
             self._inputs.set(given)
             results = [make() if make is not None else None for make in self._makers]
-            self._outputs.set(results, self._types)
+            self._outputs.set(results)
             if self._model.nodes:
                 with Serving(self._model, state), self._process.operator.running(given):
                     self._call()
@@ -322,7 +325,7 @@ class NativeSession:
         if self._pause is not None and self._seconds > _LONG_RUN:
             self._pause(_SOFT)
         start = perf_counter()
-        status = self._run(self._outputs.array)
+        status = self._run()
         self._seconds = perf_counter() - start
         if status:
             self._fail(status)
@@ -334,14 +337,13 @@ class NativeSession:
             message = str(error).rpartition(_MESSAGE)[2].strip()
             raise SessionError(f"a run failed: {message}", remedy=CHECK_THE_BATCH) from error
 
-    def _bind(self, shapes: RunShapes) -> None:
+    def _bind(self, shapes: RunShapes, inputs: Sequence[torch.Tensor]) -> None:
         words = self._words(shapes.regions)
         self._slots[: len(words)] = [one.address for one in words]
         self._bound, self._shapes = words, shapes
         self._makers = [_maker(shape, dtype) for dtype, shape, _ in shapes.outputs]
-        self._types = [(dtype, computed) for dtype, _, computed in shapes.outputs]
-        self._inputs.forget()
-        self._outputs.forget()
+        self._inputs.begin([(tensor.dtype, tensor.shape) for tensor in inputs])
+        self._outputs.begin([(dtype, computed) for dtype, _, computed in shapes.outputs])
 
     def _words_for(self, sizes: tuple[tuple[int, ...], ...]) -> list[RegionCallWords]:
         words = []
@@ -356,69 +358,53 @@ class _Values:
     """OrtValues over the memory of tensors; one is made again if its tensor's address has changed."""
 
     def __init__(self, process: _Process, count: int) -> None:
-        self.array = (c_uint64 * max(1, count))()
-        library = self._library = process.library
-        self._create = library.raw["CreateTensorWithDataAsOrtValue"]
-        self._release = library.releases["ReleaseValue"]
-        self._memory, self._count = process.memory, count
-        self._slots = [ctypes.addressof(self.array) + ctypes.sizeof(c_uint64) * k for k in range(count)]
-        self._addresses: list[int] = []
-        self._types: list[tuple[int, Any, int, int]] = []
+        self._library = process.library
+        self._release = process.library.releases["ReleaseValue"]
+        words = max(1, count)
+        self.array, self._addresses, self._bound = ((c_uint64 * words)() for _ in range(3))
+        self._types = (c_int64 * (TYPE_WORDS * words))()
+        self._sizes: list[Any] = []
+        # The types of the memory of values.
+        self._memory: list[Any] = []
+        self._address = c_uint64()
+        blocks = map(ctypes.addressof, (self.array, self._addresses, self._bound, self._types))
+        self._bind = functools.partial(process.bind, count, *blocks)
 
-    def set(
-        self, tensors: Sequence[torch.Tensor | None], types: Sequence[tuple[torch.dtype, Sequence[int]]] | None = None
-    ) -> None:
+    def set(self, tensors: Sequence[torch.Tensor | None]) -> None:
         """Makes values of the tensors.
 
         Args:
             tensors: contiguous; None for a value that a run is to make.
-            types: the dtypes and shapes of the values, if they can be others than those of tensors.
         """
-        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
-        if addresses == self._addresses:
-            return
-        if not self._addresses:
-            self._addresses = [-1] * self._count
-            given = [(tensor.dtype, tensor.shape) for tensor in tensors if tensor is not None]
-            self._types = [_c_type(*one) for one in types or given]
-        create, release, memory, array = self._create, self._release, self._memory, self.array
-        for k, (new, old) in enumerate(zip(addresses, self._addresses, strict=True)):
-            if new != old:
-                if array[k]:
-                    release(array[k])
-                    array[k] = 0
-                if new == 0:
-                    continue
-                if status := create(memory, new, *self._types[k], self._slots[k]):
-                    self._library.check(status)
-        self._addresses = addresses
+        self._addresses[: len(tensors)] = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+        if status := self._bind():
+            self._library.check(status)
+
+    def begin(self, types: Sequence[tuple[torch.dtype, Sequence[int]]]) -> None:
+        """Sets the dtypes and shapes of the values of the next runs."""
+        self.release()
+        self._memory = [ctypes.c_uint8 * (math.prod(shape) * dtype.itemsize) for dtype, shape in types]
+        self._sizes = [(c_int64 * len(shape))(*shape) for _, shape in types]
+        words = [
+            (math.prod(shape) * dtype.itemsize, ctypes.addressof(sizes), len(shape), ELEMENTS[dtype])
+            for (dtype, shape), sizes in zip(types, self._sizes, strict=True)
+        ]
+        self._types[: TYPE_WORDS * len(words)] = [word for one in words for word in one]
 
     def take(self, k: int, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
         """The tensor of a value that a run has made; its memory returns to the session with the tensor."""
-        value, address = self.array[k], c_uint64()
+        value, address = self.array[k], self._address
         self.array[k] = 0
         self._library.call("GetTensorMutableData", value, byref(address))
-        size = math.prod(shape) * dtype.itemsize
-        memory = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address.value))
+        memory = self._memory[k].from_address(address.value)
         weakref.finalize(memory, self._release, value)
-        return torch.from_numpy(memory).view(dtype).view(shape)
-
-    def forget(self) -> None:
-        """Makes all values again at the next run, of other shapes."""
-        self._addresses = []
-        self.release()
+        return torch.frombuffer(memory, dtype=dtype).view(shape)
 
     def release(self) -> None:
         for k, value in enumerate(self.array):
             if value:
                 self._release(value)
-                self.array[k] = 0
-
-
-def _c_type(dtype: torch.dtype, shape: Sequence[int]) -> tuple[int, Any, int, int]:
-    """The bytes, the sizes, the rank and the element type of a value, as the C interface takes them."""
-    sizes = (c_int64 * len(shape))(*shape)
-    return math.prod(shape) * dtype.itemsize, sizes, len(shape), ELEMENTS[dtype]
+            self.array[k] = self._bound[k] = 0
 
 
 def _maker(shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], torch.Tensor] | None:

@@ -98,7 +98,7 @@ class Library:
                 "newer version: pip install --upgrade onnxruntime"
             )
         entries = (_P * (1 + _SHAPE_IN_ONE_CALL[0])).from_address(table)
-        indices = {name: index for name, (index, _) in _FUNCTIONS.items()} | _OTHER_FUNCTIONS
+        indices = {name: index for name, (index, _) in _FUNCTIONS.items()} | _OTHER_FUNCTIONS | _RELEASES
         self._addresses = {name: entries[index] for name, index in indices.items()}
         self._message = ctypes.PYFUNCTYPE(c_char_p, _P)(entries[2])
         self._status = ctypes.PYFUNCTYPE(_P, c_int, c_char_p)(entries[0])
