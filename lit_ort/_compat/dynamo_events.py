@@ -41,6 +41,7 @@ from lit_ort._compat.metric_calls import is_of_metric, keep_metric_calls
 from lit_ort._compat.numpy_scalars import keep_numbers
 from lit_ort._compat.pandas_lookups import keep_lookups
 from lit_ort._compat.problem_types import keep_problem_types
+from lit_ort._compat.selections import keep_selections
 from lit_ort._compat.torch_dynamo import (
     COMPILE_LOCK,
     FRAME_LOGGER,
@@ -341,6 +342,7 @@ def _install() -> None:
     keep_metric_calls(lambda: bool(_LISTENERS))
     keep_numbers(lambda: bool(_LISTENERS))
     keep_lookups(lambda: bool(_LISTENERS))
+    keep_selections(lambda: bool(_LISTENERS))
     keep_problem_types(lambda: bool(_LISTENERS))
 
 

@@ -7,49 +7,25 @@ such a guard. A condition or integer that depends on weights, or on more than in
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
 import torch
-from torch import fx
 from torch._dynamo.guards import _get_closure_vars, install_guard
 from torch._dynamo.variables import ConstantVariable, TensorVariable, TorchInGraphFunctionVariable
 from torch._dynamo.variables.lazy import LazyVariableTracker
 from torch._guards import CompileContext
 
 from lit_ort._compat.deferred_calls import JUMPS, replace_instructions, replace_method
+from lit_ort._compat.input_functions import InputFunction, function_of_inputs
 
-# Functions and methods that neither draw, nor write, nor take long.
-_PURE = frozenset(
-    "abs all amax amin and any argmax argmin bool clamp count_nonzero cpu cumsum detach diff eq equal flatten float "
-    "floordiv ge getitem gt int invert is_all_true isfinite isinf isnan item le len logical_and logical_not logical_or "
-    "long lt max mean min mod mul ne neg nelement not numel ones_like or prod remainder reshape select sort squeeze "
-    "sub add sum t to truediv unsqueeze view where xor zeros_like".split()
-)
-_MOST_NODES = 32
 # Functions whose arguments are sizes and other integers.
 _OF_INTEGERS = frozenset({torch.arange, torch.zeros, torch.ones, torch.empty, torch.eye, torch.rand, torch.randn})
 # Of one condition or integer in the traces of one function. With more, the graph ends there.
 _MOST_VALUES, _MOST_TRACES = 2, 4
-
-
-@dataclasses.dataclass(frozen=True)
-class _Reading:
-    """A value that is computed from inputs.
-
-    Args:
-        compute: maps the inputs to it.
-        inputs: where the inputs come from.
-        value: it, of the inputs at hand.
-    """
-
-    compute: Callable[..., Any]
-    inputs: Sequence[Any]
-    value: bool | int
 
 
 # By the code and the position of an instruction: the values of the traces, by the number of the trace.
@@ -115,10 +91,10 @@ def _tensor(variable: Any) -> Any:
 
 def _value(seen: Any, tx: Any, variable: Any, kind: Callable[[Any], bool | int]) -> Any:
     """A value as a constant of the trace, with its guard; None if it can't be one."""
-    reading = _reading(tx, variable.as_proxy().node, kind)
-    if reading is None or not _is_steady(seen.setdefault(_owner(tx), {}), tx, reading.value):
+    reading = function_of_inputs(tx, variable.as_proxy().node, kind)
+    if reading is None or not reading.sources or not _is_steady(seen.setdefault(_owner(tx), {}), tx, reading.value):
         return None
-    install_guard(reading.inputs[0].make_guard(functools.partial(_add_guard, reading)))
+    install_guard(reading.sources[0].make_guard(functools.partial(_add_guard, reading)))
     return ConstantVariable.create(reading.value)
 
 
@@ -139,76 +115,10 @@ def _is_steady(seen: _Seen, tx: Any, value: bool | int) -> bool:
     return True
 
 
-def _reading(tx: Any, node: fx.Node, kind: Callable[[Any], bool | int]) -> _Reading | None:
-    if tx.output.current_tracer.parent is not None or tx.output.export:
-        return None
-    nodes = _behind(node)
-    if nodes is None:
-        return None
-    arguments = [behind.meta["grapharg"] for behind in nodes if behind.op == "placeholder"]
-    compute = _function(nodes, node, kind)
-    try:
-        value = compute(*[argument.example for argument in arguments])
-    except (RuntimeError, IndexError):
-        # As in eager, which raises it where the program reads the value.
-        return None
-    return _Reading(compute, [argument.source for argument in arguments], value)
-
-
-def _behind(node: fx.Node) -> list[fx.Node] | None:
-    """The nodes that compute a value, in order, if they read unchanged inputs alone; otherwise None."""
-    found: dict[fx.Node, None] = {}
-    waiting = [node]
-    while waiting:
-        current = waiting.pop()
-        if current in found:
-            continue
-        found[current] = None
-        if len(found) > _MOST_NODES or not (_is_input(current) if current.op == "placeholder" else _is_pure(current)):
-            return None
-        waiting.extend(current.all_input_nodes)
-    ordered = [behind for behind in node.graph.nodes if behind in found]
-    return ordered if any(behind.op == "placeholder" for behind in ordered) else None
-
-
-def _is_input(node: fx.Node) -> bool:
-    """Whether a placeholder is a tensor that is no weight, and that the graph has not changed so far."""
-    argument, example = node.meta.get("grapharg"), node.meta.get("example_value")
-    if argument is None or argument.source is None or argument.pass_arg_as_tensor or not argument.is_tensor:
-        return False
-    is_plain = type(argument.example) is torch.Tensor and not argument.example.is_inference()
-    return is_plain and not argument.example.requires_grad and example is not None and not example._version
-
-
-def _is_pure(node: fx.Node) -> bool:
-    if node.op not in ("call_function", "call_method") or "out" in node.kwargs:
-        return False
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return name.strip("_") in _PURE and (name.endswith("__") or name in ("or_", "and_", "not_") or name[-1:] != "_")
-
-
-def _function(nodes: Iterable[fx.Node], result: fx.Node, kind: Callable[[Any], bool | int]) -> Callable[..., Any]:
-    """The function of some nodes, whose arguments are the placeholders among them."""
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    for node in nodes:
-        copies[node] = graph.node_copy(node, copies.__getitem__)
-        # Examples would stay in memory.
-        copies[node].meta.clear()
-    graph.output(copies[result])
-    module = fx.GraphModule({}, graph)
-
-    def compute(*inputs: torch.Tensor) -> bool | int:
-        with torch.no_grad():
-            return kind(module.forward(*inputs))
-
-    return compute
-
-
-def _add_guard(reading: _Reading, builder: Any, guard: Any) -> None:
+def _add_guard(reading: InputFunction, builder: Any, guard: Any) -> None:
     name = f"___lit_ort_value_{id(reading.compute)}"
-    code = f"{name}({', '.join(source.name for source in reading.inputs)}) == {reading.value}"
-    names = " and ".join(source.name for source in reading.inputs)
+    code = f"{name}({', '.join(source.name for source in reading.sources)}) == {reading.value}"
+    names = " and ".join(source.name for source in reading.sources)
     shown = f"a number that the step computes from {names} was {reading.value}"
     variables = {**_get_closure_vars(), name: reading.compute}
     builder.add_python_lambda_leaf_guard_to_root([code], [shown], closure_vars=variables)

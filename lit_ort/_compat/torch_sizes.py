@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import operator
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -30,19 +32,34 @@ FUNCTIONS: Mapping[Any, str] = MappingProxyType(
 )
 
 
-def symbolic_sizes(environment: Any, tensor: torch.Tensor, name: str, changing: Sequence[int]) -> tuple[Any, Any]:
-    """Return the sizes and strides of a tensor, with a symbol of `environment` for each dimension in `changing`.
+def symbolic_sizes(
+    environment: Any, tensor: torch.Tensor, name: str, changing: Mapping[int, str], known: dict[str, Any]
+) -> tuple[Any, Any]:
+    """Return the sizes and strides of a tensor, with symbols for the dimensions in `changing`.
 
     The strides of a tensor that is not contiguous are those of a larger tensor, and stay fixed.
+
+    Args:
+        environment: the shape environment of the symbols.
+        tensor: the tensor.
+        name: its name.
+        changing: the dimensions, with the names of their sizes.
+        known: the symbols of all names so far. New ones are added.
     """
     from torch._dynamo.source import ConstantSource
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
-    kinds = [DimDynamic.DUCK if k in changing else DimDynamic.STATIC for k in range(tensor.dim())]
-    size, stride, _ = environment.create_symbolic_sizes_strides_storage_offset(
+    new = {size: k for k, size in changing.items() if size not in known}
+    kinds = [DimDynamic.DYNAMIC if k in new.values() else DimDynamic.STATIC for k in range(tensor.dim())]
+    created, _, _ = environment.create_symbolic_sizes_strides_storage_offset(
         tensor, ConstantSource(name), symbolic_context=StatelessSymbolicContext(dynamic_sizes=kinds)
     )
-    return size, stride if tensor.is_contiguous() else tensor.stride()
+    known.update((size, created[k]) for size, k in new.items())
+    sizes = tuple(known[changing[k]] if k in changing else size for k, size in enumerate(created))
+    if not tensor.is_contiguous():
+        return sizes, tensor.stride()
+    strides = itertools.accumulate(reversed(sizes[1:]), operator.mul, initial=1)
+    return sizes, tuple(strides)[::-1] if sizes else ()
 
 
 def expression_of(size: torch.SymInt | torch.SymFloat) -> sympy.Expr:

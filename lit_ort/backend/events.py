@@ -50,7 +50,10 @@ _KNOWN: dict[str, tuple[str | None, str | None]] = {
         None,
     ),
     "Unsupported functorch tracing attempt": ("a transform of torch.func runs it, outside of a graph.", None),
-    "Dynamic shape operator": (None, "Multiply with a mask or use torch.where, so that shapes don't depend on values."),
+    "Dynamic shape operator": (
+        None,
+        "Multiply with a mask or use torch.where, so that shapes don't depend on values that the graph computes.",
+    ),
 }
 # Kinds about a function that is called.
 _CALLS = (
@@ -77,6 +80,7 @@ _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 # What guards are about, as the user writes it.
 _NAMES = (
     (re.compile(r"___stack\d+"), "(value at the graph break)"),
+    (re.compile(r"G\['__lit_ort_selection_[^']*'\]\((.*?)\)(?=\.s)"), r"(selection by \1)"),
     (re.compile(r"self\._trainer\.fit_loop\.epoch_loop\.\w+_optimization\.[\w.]*completed"), "self.global_step"),
     (re.compile(r"self\._trainer\.fit_loop\.epoch_progress\.[\w.]*(completed|processed)"), "self.current_epoch"),
 )

@@ -36,19 +36,19 @@ def examples_of(tensors: Sequence[torch.Tensor], differentiable: bool, dimension
     Args:
         tensors: the inputs of the call.
         differentiable: whether gradients are enabled.
-        dimensions: the dimensions that change; None if every size is fixed.
+        dimensions: the dimensions that change; None if every size is fixed. Only sizes of one name are taken for equal.
 
     Raises:
         CaptureError: an input is not strided, is on another device, or is a tensor subclass.
     """
     mode = fake_mode(symbolic=dimensions is not None)
-    examples, device = [], device_of(tensors)
+    examples, device, known = [], device_of(tensors), dict[str, Any]()
     for position, tensor in enumerate(tensors):
         _require_plain(position, tensor, device)
-        changing = () if dimensions is None else dimensions.get(position, ())
+        changing = {} if dimensions is None else dimensions.get(position, {})
         size, stride = tuple(tensor.shape), tensor.stride()
         if changing:
-            size, stride = symbolic_sizes(mode.shape_env, tensor, f"input_{position}", changing)
+            size, stride = symbolic_sizes(mode.shape_env, tensor, f"input_{position}", changing, known)
         with mode, torch.enable_grad():
             examples.append(_example(tensor, size, stride, differentiable))
     return Examples(mode, tuple(examples), dimensions or {})

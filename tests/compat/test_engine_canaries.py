@@ -342,7 +342,7 @@ def test_size_functions() -> None:
         from lit_ort._compat.torch_fx import fake_mode
 
         mode = fake_mode(symbolic=True)
-        (size, _), _ = sizes.symbolic_sizes(mode.shape_env, torch.ones(6, 2), "x", [0])
+        (size, _), _ = sizes.symbolic_sizes(mode.shape_env, torch.ones(6, 2), "x", {0: "a"}, {})
         assert sizes.FUNCTIONS[sizes.expression_of(size // 4).func] == "quotient"
         assert sizes.FUNCTIONS[sizes.expression_of(size % 4).func] == "remainder"
         assert sizes.FUNCTIONS[sizes.expression_of(torch.sym_max(size, 9)).func] == "largest"
@@ -353,11 +353,14 @@ def test_symbolic_sizes() -> None:
     with canary("ShapeEnv and SymInt.node", SIZES, effect) as sizes:
         from lit_ort._compat.torch_fx import fake_mode
 
-        environment = fake_mode(symbolic=True).shape_env
-        shape, stride = sizes.symbolic_sizes(environment, torch.ones(6, 5, 2), "x", [1])
+        environment, known = fake_mode(symbolic=True).shape_env, {}
+        shape, stride = sizes.symbolic_sizes(environment, torch.ones(6, 5, 2), "x", {1: "a"}, known)
+        same, _ = sizes.symbolic_sizes(environment, torch.ones(5, 5), "y", {0: "b", 1: "a"}, known)
         assert shape[0] == 6
         assert isinstance(shape[0], int)
         length = shape[1]
+        # Sizes are equal by their names, not by their values.
+        assert [sizes.expression_of(size) == sizes.expression_of(length) for size in same] == [False, True]
         assert isinstance(length, torch.SymInt)
         assert sizes.expression_of(length).is_symbol
         assert sizes.expression_of(stride[0]) == 2 * sizes.expression_of(length)
