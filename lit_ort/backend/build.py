@@ -48,13 +48,13 @@ from lit_ort.lower.lower import Lowered, lower
 from lit_ort.lower.memory import peak_bytes
 from lit_ort.lower.model import LEAF
 from lit_ort.lower.sizes import SymbolSources, conditions_of, symbol_sources, terms_of
+from lit_ort.ops.region_operator import REGION_NAME
 from lit_ort.options import BF16_MIXED, FLOAT32, LAYERS, TRUE_PRECISIONS, ORTOptions
 from lit_ort.passes import optimizer_updates
 from lit_ort.passes import pipeline as passes
 from lit_ort.passes.optimizer_updates import hand_over_gradients
 from lit_ort.passes.streams import number_streams
 from lit_ort.regions.placed_region import from_json
-from lit_ort.regions.region_operator import REGION_NAME
 from lit_ort.runtime.engines.engine import Engine
 from lit_ort.runtime.program import FORWARD, FUSED, SPLIT, TRACKED, UNNOTICED, Form, Output, Program, Signature, Source
 from lit_ort.runtime.report import GraphReport, PassReport, describe

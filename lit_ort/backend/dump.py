@@ -10,8 +10,8 @@ from torch import fx
 
 from lit_ort.errors import LitOrtWarning
 from lit_ort.files import whole_file
+from lit_ort.ops.region_operator import REGION
 from lit_ort.regions.placed_region import from_json
-from lit_ort.regions.region_operator import REGION
 
 
 class Dump:

@@ -34,9 +34,9 @@ from lit_ort.lower.small_phases import without_session
 from lit_ort.lower.torch_nodes import NodeBuilder, base_of, form_of
 from lit_ort.lower.work import is_for_one_thread
 from lit_ort.ops.hand_over import hand_over
+from lit_ort.ops.region_operator import REGION
 from lit_ort.passes.owners import memory_owner
 from lit_ort.passes.streams import STREAM
-from lit_ort.regions.region_operator import REGION
 from lit_ort.runtime.elements import ELEMENTS
 from lit_ort.runtime.program import AS_IS, AS_REAL, Phase, RegionNode, ResultType, Source, Statement, TorchNode
 from lit_ort.runtime.words import SLOT

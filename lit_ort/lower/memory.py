@@ -12,8 +12,8 @@ from lit_ort._compat.torch_fx import is_element, is_view
 from lit_ort._compat.torch_sizes import hint_of
 from lit_ort.ops import operator_of
 from lit_ort.ops.hand_over import hand_over
+from lit_ort.ops.region_operator import REGION
 from lit_ort.passes.owners import is_region_output, memory_owner, overwritten
-from lit_ort.regions.region_operator import REGION
 
 
 def peak_bytes(graph: fx.Graph) -> int:

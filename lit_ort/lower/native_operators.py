@@ -17,8 +17,8 @@ from lit_ort._compat.torch_sizes import hint_of, memory_order
 from lit_ort.lower.emitter import Emitter
 from lit_ort.lower.operators import ANY, LOWERINGS, Lowering, lowering_of
 from lit_ort.ops.hand_over import hand_over
+from lit_ort.ops.region_operator import REGION
 from lit_ort.regions.placed_region import has_strides
-from lit_ort.regions.region_operator import REGION
 from lit_ort.runtime.elements import ELEMENTS
 from lit_ort.runtime.engines.engine import MICROSOFT
 

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import flop_registry
 
 from lit_ort._compat.torch_ops import OpOverload
 from lit_ort._compat.torch_sizes import hint_of
-from lit_ort.regions.region_operator import REGION
+from lit_ort.ops.region_operator import REGION
 
 # Below so many FLOP the threads of a session, which sleep between its runs, are awake too late. Two threads against one
 # on an Intel Xeon (family 6, model 207), MLPs with 23 MFLOP 0.63 and 0.50 ms a step, with 67 MFLOP 0.78 and 0.88 ms.

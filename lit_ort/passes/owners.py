@@ -6,7 +6,7 @@ from torch import fx
 
 from lit_ort._compat.torch_fx import arguments_of, first_argument, is_alias, is_element, is_view
 from lit_ort.ops import operator_of
-from lit_ort.regions.region_operator import REGION
+from lit_ort.ops.region_operator import REGION
 
 
 def memory_owner(node: fx.Node) -> fx.Node:

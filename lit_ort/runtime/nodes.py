@@ -13,7 +13,7 @@ from lit_ort._compat.devices import CPU, is_cpu
 from lit_ort._compat.torch_ops import OpOverload, memory_argument, returns_list
 from lit_ort.ops import OPERATORS
 from lit_ort.ops.operator import Memory, Operator
-from lit_ort.regions.region_operator import REGION_NAME
+from lit_ort.ops.region_operator import REGION_NAME
 from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.calls import CALLS, CALLS_INTO_MEMORY
 from lit_ort.runtime.program import AS_BYTES, AS_REAL, Statement, TorchNode

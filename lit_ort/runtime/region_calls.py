@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from lit_ort.errors import KernelError
+from lit_ort.ops.region_operator import REGION_NAME, laid_out
 from lit_ort.regions.element_types import MEMORY_DTYPES
 from lit_ort.regions.interpret_region import interpret
 from lit_ort.regions.placed_region import PlacedRegion, SizedRegion, from_json, with_sizes
-from lit_ort.regions.region_operator import REGION_NAME, laid_out
 from lit_ort.runtime.buffers import SMALL_BYTES, BufferPool
 from lit_ort.runtime.program import TorchNode
 

@@ -46,9 +46,10 @@ package = types.ModuleType("lit_ort")
 package.__path__ = [str(pathlib.Path(sys.argv[1]) / "lit_ort")]
 sys.modules["lit_ort"] = package
 import lit_ort.ops
-assert not {"onnx", "onnxruntime", "lightning", "torch._inductor"} & set(sys.modules)
+assert not {"onnx", "onnxruntime", "lightning", "torch._inductor", "llvmlite"} & set(sys.modules)
 modules = {name for name in sys.modules if name.startswith("lit_ort.")}
-assert all(name.startswith(("lit_ort.ops", "lit_ort.errors", "lit_ort._compat")) for name in modules), modules
+allowed = tuple(f"lit_ort.{room}" for room in ("ops", "kernels", "regions", "errors", "_compat"))
+assert all(name.startswith(allowed) for name in modules), modules
 """
     root = __file__.split("/tests/ops/")[0]
     subprocess.run([sys.executable, "-c", program, root], check=True)
