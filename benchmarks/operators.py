@@ -186,24 +186,30 @@ def linear_cross_entropy(rows: int, width: int, classes: int) -> tuple[Run, Run]
 
 
 def recurrent(length: int, batch: int, width: int, *, mode: str) -> tuple[Run, Run]:
-    kind = torch.nn.GRU if mode == "gru" else torch.nn.RNN
-    layer = kind(width, width)
+    layer = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU, "tanh": torch.nn.RNN}[mode](width, width)
     x, state, grad = torch.randn(length, batch, width), torch.zeros(1, batch, width), torch.randn(length, batch, width)
+    cell = state if mode == "lstm" else None
     weights = [parameter.detach() for parameter in layer.parameters()]
     forward = kernel(lit_ort_ops.recurrent_layer.default)
     backward = kernel(lit_ort_ops.recurrent_layer_backward.default)
 
     def by_lit_ort() -> Any:
-        output, gates = forward(x, state, *weights, mode, False)
-        return backward(grad, x, state, *weights[:2], output, gates, mode, False, True)
+        output, last, last_cell, saved = forward(x, state, cell, *weights, mode, False)
+        grads = grad, torch.zeros_like(last), torch.zeros_like(last_cell)
+        return backward(*grads, x, state, cell, *weights[:2], output, saved, mode, False, True)
 
     leaves = [x, *layer.parameters()]
 
     def by_torch() -> Any:
         with torch.enable_grad():
-            return torch.autograd.grad(layer(leaves[0].requires_grad_(), state)[0], leaves, grad)
+            given = state if cell is None else (state, cell)
+            return torch.autograd.grad(layer(leaves[0].requires_grad_(), given)[0], leaves, grad)
 
     return by_lit_ort, by_torch
+
+
+def lstm(*shape: int) -> tuple[Run, Run]:
+    return recurrent(*shape, mode="lstm")
 
 
 def gru(*shape: int) -> tuple[Run, Run]:
@@ -264,6 +270,7 @@ CASES = {
     "attention, dropout": Case(attention_with_dropout, _ATTENTION),
     "causal attention, dropout": Case(causal_attention_with_dropout, _ATTENTION),
     "linear_cross_entropy": Case(linear_cross_entropy, _LOSSES),
+    "lstm": Case(lstm, _RECURRENT),
     "gru": Case(gru, _RECURRENT),
     "rnn": Case(plain_recurrent, _RECURRENT),
 }

@@ -42,9 +42,9 @@ class ORTOptions:
 
     Args:
         precision: `"32-true"` computes in float32; `"bf16-mixed"` computes in bfloat16 what `torch.autocast` does
-            (matrix products, convolutions, attention), with weights and their gradients in float32; GRUs and plain
-            recurrent layers stay in float32. Under Lightning, the Trainer sets it. Float64, bfloat16 and float16
-            modules are computed in their dtypes.
+            (matrix products, convolutions, attention), with weights and their gradients in float32; recurrent layers
+            stay in float32. Under Lightning, the Trainer sets it. Float64, bfloat16 and float16 modules are computed in
+            their dtypes.
         fallback: what to do with a graph that can't be compiled, and with a function that Dynamo can't trace as a
             whole. `"warn"` runs it in eager PyTorch, with one warning that has the reason; `"error"` raises.
         verify_first_step: compare the loss and every gradient of each graph's first run with eager, with dropout off,

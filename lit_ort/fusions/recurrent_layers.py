@@ -1,7 +1,7 @@
 """Separates recurrent modules into one operator for each layer and direction.
 
 In:  `lstm`, `gru`, `rnn_tanh` or `rnn_relu`
-Out: oneDNN's LSTM layer, which eager also uses, or `lit_ort.recurrent_layer`, with `lit_ort.dropout` between layers
+Out: `lit_ort.recurrent_layer`, with `lit_ort.dropout` between layers
 Saves the unrolling of time steps, which torch's decompositions do if the input requires grad: over a thousand nodes for
 35 steps, and a separate graph for every length.
 
@@ -9,8 +9,8 @@ It is also required for correct results: the decompositions of torch 2.13 omit t
 (`torch/_decomp/decompositions.py`, `_rnn_helper` has the condition `num_layers < i - 1`). Calls that no operator
 supports (packed sequences, projections, other dtypes) are separated into single layers of torch if they apply dropout.
 
-In autocast regions of bfloat16, LSTMs compute in bfloat16, as in eager. The others compute in float32, since a bfloat16
-product and its two conversions at every time step take longer than the float32 product.
+In autocast regions of bfloat16, recurrent layers compute in float32, since a bfloat16 product and its two conversions
+at every time step take longer than the float32 product.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch import fx
 
 from lit_ort._compat.torch_fx import arguments_of
 from lit_ort.fusions.graph import FusionGraph
+from lit_ort.kernels.recurrent_arguments import DTYPES
 from lit_ort.runtime.report import PassReport
 
 aten = torch.ops.aten
@@ -40,11 +41,14 @@ _BEFORE: dict[Any, int] = {
     aten.rnn_tanh.data: 3,
     aten.rnn_relu.data: 3,
 }
-_MODES = {aten.gru.input: "gru", aten.rnn_tanh.input: "tanh", aten.rnn_relu.input: "relu"}
+_MODES = {
+    aten.lstm.input: "lstm",
+    aten.gru.input: "gru",
+    aten.rnn_tanh.input: "tanh",
+    aten.rnn_relu.input: "relu",
+}
 # The dtypes that autocast converts; it does not convert float64.
 _AUTOCAST_TYPES = {torch.float32, torch.bfloat16}
-# oneDNN's code for an LSTM.
-_LSTM = 2
 
 
 def separate_recurrent_layers(graph: FusionGraph) -> PassReport:
@@ -123,8 +127,8 @@ class _Call:
         types = self.types
         if graph.low_precision(self.node) and types <= _AUTOCAST_TYPES:
             types = {torch.float32}
-        if is_lstm and types != {torch.float32}:
-            return f"its dtype is {_names(types)}, and oneDNN supports LSTMs in float32 only"
+        if is_lstm and not types <= DTYPES.keys():
+            return f"its dtype is {_names(types)}, in which torch's LSTM is faster"
         if len(types) > 1:
             return f"its arguments have different dtypes: {_names(types)}"
         if is_lstm and values[1].shape[-1] != values[2].shape[-1]:
@@ -216,34 +220,21 @@ def _layer(graph: fx.Graph, call: _Call, position: int, data: Any, states: list[
         initial = states
         if call.bidirectional:
             initial = [graph.call_function(aten.slice.Tensor, (state, *rows)) for state in states]
-        add = _lstm if call.target is aten.lstm.input else _recurrent_layer
-        output, *final = add(graph, call, data, initial, weights, bool(direction))
+        output, *final = _direction(graph, call, data, initial, weights, bool(direction))
         outputs.append(output)
         finals.append(final)
     last_states = (_concatenated(graph, parts, 0) for parts in zip(*finals, strict=True))
     return [_concatenated(graph, outputs, -1), *last_states]
 
 
-def _lstm(
-    graph: fx.Graph, call: _Call, data: Any, states: list[fx.Node], parameters: tuple[Any, ...], reverse: bool
-) -> list[fx.Node]:
-    weights = list(parameters)
-    if not call.biases:
-        weights += [graph.call_function(aten.zeros_like.default, (weight,)) for weight in parameters]
-    hidden = int(call.states[0].meta["val"].shape[-1])
-    settings = (reverse, [], _LSTM, hidden, 1, call.biases, False, False, False)
-    layer = graph.call_function(aten.mkldnn_rnn_layer.default, (data, *weights, *states, *settings))
-    return [graph.call_function(operator.getitem, (layer, element)) for element in range(3)]
-
-
-def _recurrent_layer(
+def _direction(
     graph: fx.Graph, call: _Call, data: Any, states: list[fx.Node], parameters: tuple[Any, ...], reverse: bool
 ) -> list[fx.Node]:
     biases = parameters[2:] if call.biases else (None, None)
-    arguments = (data, states[0], *parameters[:2], *biases, _MODES[call.target], reverse)
-    output = _element(graph, torch.ops.lit_ort.recurrent_layer.default, arguments, 0)
-    last = (0, 0, 1) if reverse else (0, -1, torch.iinfo(torch.int64).max)
-    return [output, graph.call_function(aten.slice.Tensor, (output, *last))]
+    cell = states[1] if len(states) > 1 else None
+    arguments = (data, states[0], cell, *parameters[:2], *biases, _MODES[call.target], reverse)
+    layer = graph.call_function(torch.ops.lit_ort.recurrent_layer.default, arguments)
+    return [graph.call_function(operator.getitem, (layer, element)) for element in range(1 + len(states))]
 
 
 def _element(graph: fx.Graph, target: Any, arguments: tuple[Any, ...], element: int) -> fx.Node:

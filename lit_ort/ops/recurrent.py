@@ -1,222 +1,226 @@
-"""Recurrent layers in one direction: GRUs, plain RNNs, and oneDNN's LSTM layer.
+"""Recurrent layers in one direction: LSTMs, GRUs and plain RNNs.
 
-The products with the input are one product for all time steps. Each time step only computes the product with the state
-and the cell. The gradient computes all factors that don't depend on later steps in one operation.
+The products with the input are one product for all time steps. A loop over time in machine code computes the products
+with the state and the cells; that of the gradient computes the gradients of the gates, from which a product for all
+time steps makes those of the weights.
 
-Source: Cho et al. 2014 (GRU, in torch's form, where the reset gate is applied after the product); Elman 1990.
+Source: Hochreiter and Schmidhuber 1997 (LSTM, with the forget gate of Gers et al. 2000); Cho et al. 2014 (GRU, in
+torch's form, where the reset gate is applied after the product); Elman 1990.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
+from lit_ort.errors import KernelError
+from lit_ort.kernels.recurrent_arguments import CELLS, DTYPES, Layer, LayerGradients
+from lit_ort.ops import recurrent_steps
 from lit_ort.ops.operator import NAMESPACE, Memory, Operator, define
+from lit_ort.ops.product import product
+
+if TYPE_CHECKING:
+    from lit_ort.kernels.recurrent_loop import RecurrentLoops
 
 aten = torch.ops.aten
 Gradients = tuple[torch.Tensor, ...]
-# The number of blocks of rows in a layer's weights, by mode.
-_BLOCKS = {"gru": 3, "tanh": 1, "relu": 1}
+# Packed weights are padded to whole groups of columns.
+_MOST_COLUMNS = 32
+
+
+@functools.cache
+def _loops() -> RecurrentLoops | None:
+    """The machine code of this process; None if there is none for this CPU, or llvmlite is not installed."""
+    try:
+        from lit_ort.kernels.recurrent_loop import RecurrentLoops  # loads LLVM
+
+        return RecurrentLoops()
+    except (ImportError, KernelError):
+        return None
 
 
 def recurrent_layer(
     memory: Memory,
     x: torch.Tensor,
     state: torch.Tensor,
+    cell: torch.Tensor | None,
     input_weight: torch.Tensor,
     state_weight: torch.Tensor,
     input_bias: torch.Tensor | None,
     state_bias: torch.Tensor | None,
     mode: str,
     reverse: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Computes one layer of a GRU or plain RNN over all time steps.
+) -> Gradients:
+    """Computes one layer over all time steps.
 
     Args:
         memory: allocates the results and the workspace.
         x: float[length, batch, width]; the length is at least 1.
         state: float[1, batch, hidden], the state before the first step.
-        input_weight, state_weight: float[blocks * hidden, width] and float[blocks * hidden, hidden], with 3 blocks
-            (reset, update, new) for "gru" and one block otherwise.
-        input_bias, state_bias: float[blocks * hidden], or None.
-        mode: "gru", "tanh" or "relu".
+        cell: the same for an LSTM's cell; None for others.
+        input_weight, state_weight: float[gates * hidden, width] and float[gates * hidden, hidden], with the gates
+            (input, forget, cell, output) for "lstm", (reset, update, new) for "gru", and one otherwise.
+        input_bias, state_bias: float[gates * hidden], or None.
+        mode: "lstm", "gru", "tanh" or "relu".
         reverse: whether the steps run from the last to the first.
 
     Returns:
-        The state of every step, float[length, batch, hidden]. For "gru", also the gates of every step, float[length,
-        batch, 4 * hidden]: the reset gate, the update gate, the state's part of the new gate, and the new gate.
-        Otherwise an empty tensor.
+        The state of every step, float[length, batch, hidden]; the last state, float[1, batch, hidden]; the same of an
+        LSTM's cell, otherwise empty; what the gradient needs of every step (see `Cell`).
     """
+    kind = CELLS[mode]
     length, batch, hidden = len(x), x.shape[1], state.shape[2]
     output = memory.empty(length, batch, hidden, dtype=x.dtype)
-    gates = memory.empty(length if mode == "gru" else 0, batch, 4 * hidden, dtype=x.dtype)
-    inputs = memory.empty(length, batch, len(input_weight), dtype=x.dtype)
-    _linear(x.reshape(length * batch, -1), input_weight, input_bias, inputs.view(length * batch, -1))
-    if mode != "gru" and state_bias is not None:
-        inputs.add_(state_bias)
-    weight, before = state_weight.t(), state[0]
-    for step in _order(length, reverse):
-        after = output[step]
-        if mode == "gru":
-            _gru_cell(inputs[step], before, weight, state_bias, gates[step], after)
-        else:
-            torch.addmm(inputs[step], before, weight, out=after)
-            after.tanh_() if mode == "tanh" else after.relu_()
-        before = after
-    return output, gates
-
-
-def _gru_cell(
-    inputs: torch.Tensor,
-    before: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    gates: torch.Tensor,
-    after: torch.Tensor,
-) -> None:
-    """Computes one step, and stores (reset, update, state's part of new, new) in `gates` and the state in `after`."""
-    hidden = before.shape[1]
-    products = gates[:, : 3 * hidden]
-    _linear(before, weight.t(), bias, products)
-    gates[:, : 2 * hidden].add_(inputs[:, : 2 * hidden]).sigmoid_()
-    reset, update, part, new = gates.chunk(4, 1)
-    torch.addcmul(inputs[:, 2 * hidden :], reset, part, out=new).tanh_()
-    torch.lerp(new, before, update, out=after)
+    saved = memory.empty(length if kind.saved else 0, batch, kind.saved * hidden, dtype=x.dtype)
+    products = (saved if kind.saved else output).flatten(0, 1)[:, : kind.gates * hidden]
+    product(x.reshape(length * batch, -1), input_weight.t(), out=products)
+    input_bias, state_bias = (None if bias is None else bias.contiguous() for bias in (input_bias, state_bias))
+    states = _by_rows(state[0]), None if cell is None else _by_rows(cell[0])
+    layer = Layer(mode, reverse, state_weight.contiguous(), input_bias, state_bias, *states, output, saved)
+    loops = _loops() if x.dtype in DTYPES else None
+    if loops is None:
+        recurrent_steps.forward(layer)
+    else:
+        loops.forward(layer, memory.empty(loops.packed_elements(mode, hidden, x.dtype), dtype=x.dtype))
+    step = 0 if reverse else -1
+    last = memory.empty(1, batch, hidden, dtype=x.dtype).copy_(output[step])
+    last_cell = memory.empty(0 if cell is None else 1, batch, hidden, dtype=x.dtype)
+    if cell is not None:
+        last_cell.copy_(saved[step, :, 4 * hidden :])
+    return output, last, last_cell, saved
 
 
 def recurrent_layer_backward(
     memory: Memory,
     grad: torch.Tensor,
+    grad_last: torch.Tensor,
+    grad_last_cell: torch.Tensor,
     x: torch.Tensor,
     state: torch.Tensor,
+    cell: torch.Tensor | None,
     input_weight: torch.Tensor,
     state_weight: torch.Tensor,
     output: torch.Tensor,
-    gates: torch.Tensor,
+    saved: torch.Tensor,
     mode: str,
     reverse: bool,
     wants_x: bool,
 ) -> Gradients:
-    """The gradients of x (empty unless `wants_x`), the state, both weights and both biases, from that of the output."""
+    """The gradients of x (empty unless `wants_x`), the state, the cell (empty if there is none), both weights and both
+    biases (stacked), from those of the output, the last state and the last state of an LSTM's cell."""
+    kind = CELLS[mode]
     length, batch, hidden = output.shape
-    earlier = output[1:] if reverse else output[:-1]
-    before = memory.empty(length, batch, hidden, dtype=x.dtype)
-    torch.cat((earlier, state) if reverse else (state, earlier), out=before)
-    carried = memory.empty(batch, hidden, dtype=x.dtype).zero_()
-    # The gradients of the products with the input and, for a GRU, with the state.
-    of_inputs = memory.empty(length, batch, _BLOCKS[mode] * hidden, dtype=x.dtype)
-    of_products = memory.empty(*of_inputs.shape, dtype=x.dtype) if mode == "gru" else of_inputs
-    if mode == "gru":
-        _gru_factors(memory, before, gates, of_inputs, of_products)
+    gates = memory.empty(length, batch, kind.gradients * hidden, dtype=x.dtype)
+    of_state = memory.empty(1, batch, hidden, dtype=x.dtype).copy_(grad_last)
+    of_cell = memory.empty(0 if cell is None else 1, batch, hidden, dtype=x.dtype).copy_(grad_last_cell)
+    weight, states = state_weight.contiguous(), (_by_rows(state[0]), None if cell is None else _by_rows(cell[0]))
+    layer = Layer(mode, reverse, weight, None, None, *states, _by_rows(output), _by_rows(saved))
+    gradients = LayerGradients(_by_rows(grad), gates, of_state[0], None if cell is None else of_cell[0])
+    loops = _loops() if x.dtype in DTYPES else None
+    if loops is None:
+        recurrent_steps.backward(layer, gradients)
     else:
-        _plain_factors(output, mode, of_inputs)
-    for step in _order(length, not reverse):
-        carried.add_(grad[step])
-        if mode == "gru":
-            # Each factor becomes the gradient of its gate; the update gate also passes the gradient of the state on.
-            of_inputs[step].view(batch, 3, hidden).mul_(carried.unsqueeze(1))
-            of_products[step].view(batch, 3, hidden).mul_(carried.unsqueeze(1))
-            carried.mul_(gates[step][:, hidden : 2 * hidden])
-            carried.addmm_(of_products[step], state_weight)
-        else:
-            torch.mm(of_inputs[step].mul_(carried), state_weight, out=carried)
-    flat_inputs, flat_products = of_inputs.flatten(0, 1), of_products.flatten(0, 1)
+        loops.backward(layer, gradients, memory.empty(loops.packed_elements(mode, hidden, x.dtype), dtype=x.dtype))
+    of_inputs = gates.flatten(0, 1)[:, -kind.gates * hidden :]
     of_x = memory.empty(*(x.shape if wants_x else (0,)), dtype=x.dtype)
     if wants_x:
-        torch.mm(flat_inputs, input_weight, out=of_x.view(length * batch, -1))
+        product(of_inputs, input_weight, out=of_x.view(length * batch, -1))
     of_input_weight = memory.empty(*input_weight.shape, dtype=x.dtype)
-    torch.mm(flat_inputs.t(), x.reshape(length * batch, -1), out=of_input_weight)
+    product(of_inputs.t(), x.reshape(length * batch, -1), out=of_input_weight)
     of_state_weight = memory.empty(*state_weight.shape, dtype=x.dtype)
-    torch.mm(flat_products.t(), before.flatten(0, 1), out=of_state_weight)
-    biases = flat_inputs.sum(0), flat_products.sum(0)
-    return of_x, carried.unsqueeze(0), of_input_weight, of_state_weight, *biases
+    of_biases = memory.empty(2, len(state_weight), dtype=x.dtype)
+    sums = gates.sum((0, 1))
+    of_biases[0] = sums[-kind.gates * hidden :]
+    for rows, columns in _in_order(kind.turned, kind.gates, hidden):
+        _state_weight_gradient(layer, gates[..., columns], of_state_weight[rows])
+        of_biases[1, rows] = sums[columns]
+    return of_x, of_state, of_cell, of_input_weight, of_state_weight, of_biases
 
 
-def _gru_factors(
-    memory: Memory, before: torch.Tensor, gates: torch.Tensor, of_inputs: torch.Tensor, of_products: torch.Tensor
-) -> None:
-    """Computes, for all steps, the factors from the gradient of a state to the gradients of a GRU's products."""
-    reset, update, part, new = gates.chunk(4, 2)
-    of_reset, of_update, of_new = of_inputs.chunk(3, 2)
-    one_minus_update = memory.empty(*update.shape, dtype=update.dtype)
-    torch.sub(1, update, out=one_minus_update)
-    torch.mul(torch.mul(new, new, out=of_new).neg_().add_(1), one_minus_update, out=of_new)
-    torch.sub(before, new, out=of_update).mul_(update).mul_(one_minus_update)
-    torch.sub(1, reset, out=of_reset).mul_(reset).mul_(part).mul_(of_new)
-    hidden = new.shape[2]
-    of_products[..., : 2 * hidden].copy_(of_inputs[..., : 2 * hidden])
-    torch.mul(of_new, reset, out=of_products[..., 2 * hidden :])
+def _by_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor whose last dimension is contiguous."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def _plain_factors(output: torch.Tensor, mode: str, out: torch.Tensor) -> None:
-    """Computes the derivative of a plain cell's activation from the cell's output."""
-    if mode == "tanh":
-        torch.mul(output, output, out=out).neg_().add_(1)
-    else:
-        out.copy_(output > 0)
+def _in_order(turned: int, gates: int, hidden: int) -> list[tuple[slice, slice]]:
+    """The rows of the state's weights that belong to columns of the gradients of its products."""
+    split = turned * hidden
+    if not split:
+        return [(slice(0, gates * hidden), slice(0, gates * hidden))]
+    rest = gates * hidden - split
+    return [(slice(split, gates * hidden), slice(0, rest)), (slice(0, split), slice(rest, gates * hidden))]
 
 
-def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
-    if bias is None:
-        torch.mm(x, weight.t(), out=out)
-    else:
-        torch.addmm(bias, x, weight.t(), out=out)
+def _state_weight_gradient(layer: Layer, of_products: torch.Tensor, out: torch.Tensor) -> None:
+    """The products of gradients with the states before their steps, over all steps."""
+    output = layer.output
+    later, earlier = (of_products[:-1], output[1:]) if layer.reverse else (of_products[1:], output[:-1])
+    product(later.flatten(0, 1).t(), earlier.flatten(0, 1), out=out)
+    out.addmm_(of_products[-1 if layer.reverse else 0].t(), layer.state)
 
 
-def _order(length: int, reverse: bool) -> Sequence[int]:
-    return range(length - 1, -1, -1) if reverse else range(length)
-
-
-def _fake(x: torch.Tensor, state: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _fake(x: torch.Tensor, state: torch.Tensor, cell: torch.Tensor | None, *rest: Any) -> Gradients:
     length, batch, hidden = x.shape[0], x.shape[1], state.shape[2]
-    is_gru = rest[-2] == "gru"
-    return x.new_empty(length, batch, hidden), x.new_empty(length if is_gru else 0, batch, 4 * hidden)
+    saved = CELLS[rest[-2]].saved
+    last = x.new_empty(1, batch, hidden), x.new_empty(0 if cell is None else 1, batch, hidden)
+    return x.new_empty(length, batch, hidden), *last, x.new_empty(length if saved else 0, batch, saved * hidden)
 
 
 def _fake_backward(
     grad: torch.Tensor,
+    grad_last: torch.Tensor,
+    grad_last_cell: torch.Tensor,
     x: torch.Tensor,
     state: torch.Tensor,
+    cell: torch.Tensor | None,
     input_weight: torch.Tensor,
     state_weight: torch.Tensor,
     *rest: Any,
 ) -> Gradients:
     of_x = x.new_empty(x.shape if rest[-1] else (0,))
+    of_cell = state.new_empty(0 if cell is None else 1, *state.shape[1:])
     weights = input_weight.new_empty(input_weight.shape), state_weight.new_empty(state_weight.shape)
-    return of_x, state.new_empty(state.shape), *weights, *(x.new_empty(len(input_weight)) for _ in range(2))
+    return of_x, state.new_empty(state.shape), of_cell, *weights, x.new_empty(2, len(input_weight))
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    x, state, input_weight, state_weight, input_bias, state_bias, *ctx.constants = inputs
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Gradients) -> None:
+    x, state, cell, input_weight, state_weight, input_bias, state_bias, *ctx.constants = inputs
     ctx.biases = input_bias is not None, state_bias is not None
-    ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(x, state, input_weight, state_weight, *output)
+    ctx.mark_non_differentiable(*output[2 if cell is None else 3 :])
+    ctx.save_for_backward(x, state, cell, input_weight, state_weight, output[0], output[3])
 
 
-def _gradient(ctx: Any, grad: torch.Tensor, *_: object) -> tuple[torch.Tensor | None, ...]:
+def _gradient(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     wants_x = ctx.needs_input_grad[0]
-    arguments = (*ctx.saved_tensors, *ctx.constants, wants_x)
-    of_x, *others, of_input_bias, of_state_bias = torch.ops.lit_ort.recurrent_layer_backward(grad, *arguments)
-    pairs = zip((of_input_bias, of_state_bias), ctx.biases, strict=True)
+    results = torch.ops.lit_ort.recurrent_layer_backward(*grads[:3], *ctx.saved_tensors, *ctx.constants, wants_x)
+    of_x, of_state, of_cell, *weights, of_biases = results
+    pairs = zip(of_biases.unbind(), ctx.biases, strict=True)
     biases = [gradient if has_bias else None for gradient, has_bias in pairs]
-    return of_x if wants_x else None, *others, *biases, None, None
+    has_cell = ctx.saved_tensors[2] is not None
+    return of_x if wants_x else None, of_state, of_cell if has_cell else None, *weights, *biases, None, None
 
 
-def _bytes(x: torch.Tensor, state: torch.Tensor, input_weight: torch.Tensor, *_: Any) -> int:
-    return x.shape[0] * x.shape[1] * len(input_weight) * x.element_size()
+def _packed_bytes(state_weight: torch.Tensor) -> int:
+    return len(state_weight) * (state_weight.shape[1] + 16) * state_weight.element_size()
+
+
+def _bytes(
+    x: torch.Tensor, state: torch.Tensor, cell: Any, _: torch.Tensor, state_weight: torch.Tensor, *__: Any
+) -> int:
+    return _packed_bytes(state_weight)
 
 
 def _backward_bytes(grad: torch.Tensor, *rest: Any) -> int:
-    mode = rest[-3]
-    return grad.numel() * grad.element_size() * (2 + (6 if mode == "gru" else 1))
+    return grad.numel() * grad.element_size() * CELLS[rest[-3]].gradients + _packed_bytes(rest[6])
 
 
 def _onednn_kernel(target: Callable[..., Any]) -> Callable[..., Any]:
-    """A kernel that calls an operator of oneDNN.
+    """A kernel that calls an operator of oneDNN, which torch's LSTMs are made of.
 
     oneDNN needs contiguous arguments, and saves tensors for its backward only if gradients are enabled.
     """
@@ -230,15 +234,16 @@ def _onednn_kernel(target: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
-_WEIGHTS = "Tensor x, Tensor state, Tensor input_weight, Tensor state_weight"
+_WEIGHTS = "Tensor x, Tensor state, Tensor? cell, Tensor input_weight, Tensor state_weight"
 _LAYER = define(
-    f"recurrent_layer({_WEIGHTS}, Tensor? input_bias, Tensor? state_bias, str mode, bool reverse) -> (Tensor, Tensor)",
+    f"recurrent_layer({_WEIGHTS}, Tensor? input_bias, Tensor? state_bias, str mode, bool reverse) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
     recurrent_layer,
     _fake,
 )
 _BACKWARD = define(
-    f"recurrent_layer_backward(Tensor grad, {_WEIGHTS}, Tensor output, Tensor gates, str mode, bool reverse, "
-    "bool wants_x) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"recurrent_layer_backward(Tensor grad, Tensor grad_last, Tensor grad_last_cell, {_WEIGHTS}, Tensor output, "
+    "Tensor saved, str mode, bool reverse, bool wants_x) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     recurrent_layer_backward,
     _fake_backward,
 )
@@ -247,7 +252,13 @@ torch.library.register_autograd(f"{NAMESPACE}::recurrent_layer", _gradient, setu
 
 @register_flop_formula(torch.ops.lit_ort.recurrent_layer)
 def _operations(
-    x: Sequence[int], state: Sequence[int], input_weight: Sequence[int], state_weight: Sequence[int], *_: Any, **__: Any
+    x: Sequence[int],
+    state: Sequence[int],
+    cell: Sequence[int] | None,
+    input_weight: Sequence[int],
+    state_weight: Sequence[int],
+    *_: Any,
+    **__: Any,
 ) -> int:
     """The FLOPs of the products, from shapes."""
     return 2 * x[0] * x[1] * (math.prod(input_weight) + math.prod(state_weight))
@@ -255,7 +266,7 @@ def _operations(
 
 @register_flop_formula(torch.ops.lit_ort.recurrent_layer_backward)
 def _backward_operations(grad: Sequence[int], *rest: Any, **_: Any) -> int:
-    return 2 * _operations(*rest)
+    return 2 * _operations(*rest[2:])
 
 
 OPERATORS = (

@@ -1,4 +1,4 @@
-"""Results and gradients of GRU and plain RNN layers, compared with torch's."""
+"""Results and gradients of recurrent layers, compared with torch's."""
 
 from __future__ import annotations
 
@@ -8,82 +8,150 @@ import pytest
 import torch
 from torch import nn
 
-from lit_ort.ops import OPERATORS
+from lit_ort.ops import OPERATORS, recurrent
 from tests.ops.helpers import RecordingMemory
 
 layer_of = torch.ops.lit_ort.recurrent_layer
-MODES = ["gru", "tanh", "relu"]
+gradients_of = torch.ops.lit_ort.recurrent_layer_backward
+MODES = ["lstm", "gru", "tanh", "relu"]
 LENGTH, BATCH, WIDTH, HIDDEN = 5, 3, 4, 6
 
 
-def twin(mode: str, biases: bool, dtype: torch.dtype = torch.float64) -> nn.RNNBase:
+@pytest.fixture(params=["machine code", "torch"])
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs a test by machine code, and by torch's operators as on CPUs without it."""
+    if request.param == "torch":
+        monkeypatch.setattr(recurrent, "_loops", lambda: None)
+    else:
+        pytest.importorskip("llvmlite")
+
+
+def twin(mode: str, biases: bool, hidden: int = HIDDEN, dtype: torch.dtype = torch.float64) -> nn.RNNBase:
     """Torch's module for a mode."""
-    if mode == "gru":
-        return nn.GRU(WIDTH, HIDDEN, bias=biases, dtype=dtype)
-    return nn.RNN(WIDTH, HIDDEN, nonlinearity=mode, bias=biases, dtype=dtype)
+    if mode in ("lstm", "gru"):
+        return {"lstm": nn.LSTM, "gru": nn.GRU}[mode](WIDTH, hidden, bias=biases, dtype=dtype)
+    return nn.RNN(WIDTH, hidden, nonlinearity=mode, bias=biases, dtype=dtype)
 
 
-def arguments(module: nn.RNNBase, mode: str, reverse: bool, length: int = LENGTH) -> tuple[Any, ...]:
-    """The arguments of the operator; all tensors require grad."""
+def arguments(
+    module: nn.RNNBase, mode: str, reverse: bool, length: int = LENGTH, batch: int = BATCH
+) -> tuple[Any, ...]:
+    """The arguments of the operator; all tensors require grad, and x is not contiguous."""
     weights = list(module.parameters())
-    x = torch.randn(length, BATCH, WIDTH, dtype=weights[0].dtype, requires_grad=True)
-    state = torch.randn(1, BATCH, HIDDEN, dtype=weights[0].dtype, requires_grad=True)
-    return (x, state, *weights, *([None] * (4 - len(weights))), mode, reverse)
+    dtype, hidden = weights[0].dtype, module.hidden_size
+    x = torch.randn(batch, length, WIDTH, dtype=dtype).transpose(0, 1).requires_grad_()
+    state, cell = (torch.randn(1, batch, hidden, dtype=dtype, requires_grad=True) for _ in range(2))
+    return (x, state, cell if mode == "lstm" else None, *weights, *([None] * (4 - len(weights))), mode, reverse)
 
 
+def leaves_of(args: tuple[Any, ...]) -> list[torch.Tensor]:
+    return [argument for argument in args if isinstance(argument, torch.Tensor)]
+
+
+def detached(args: tuple[Any, ...]) -> list[Any]:
+    return [value.detach() if isinstance(value, torch.Tensor) else value for value in args]
+
+
+def check(module: nn.RNNBase, args: tuple[Any, ...]) -> None:
+    """Compares results and all gradients with torch's; the gradient of the output is not contiguous."""
+    x, state, cell, *_, reverse = args
+    expected, last = module(x.flip(0) if reverse else x, state if cell is None else (state, cell))
+    expected = expected.flip(0) if reverse else expected
+    actual, *last_states, _ = layer_of(*args)
+    pairs = [(actual, expected), *zip(last_states, [last] if cell is None else last, strict=False)]
+    weight = torch.randn(*expected.shape[1:], len(expected), dtype=x.dtype).permute(2, 0, 1)
+    losses = [
+        (results[0] * weight).sum() + sum((result**3).sum() for result in results[1:])
+        for results in zip(*pairs, strict=True)
+    ]
+    for result, wanted in pairs:
+        torch.testing.assert_close(result, wanted)
+    gradients = [torch.autograd.grad(loss, leaves_of(args)) for loss in losses]
+    limit = 1e-7 if x.dtype == torch.float64 else 1e-4
+    for gradient, reference in zip(*gradients, strict=True):
+        torch.testing.assert_close(gradient, reference, rtol=limit, atol=limit)
+
+
+@pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("biases", [True, False])
 @pytest.mark.parametrize("reverse", [True, False])
 @pytest.mark.parametrize("length", [1, LENGTH])
 def test_matches_torch(mode: str, biases: bool, reverse: bool, length: int) -> None:
     module = twin(mode, biases)
-    args = arguments(module, mode, reverse, length)
-    leaves = [argument for argument in args if isinstance(argument, torch.Tensor)]
-    x, state = args[:2]
-    expected, last = module(x.flip(0) if reverse else x, state)
-    expected = expected.flip(0) if reverse else expected
-    actual, _ = layer_of(*args)
-    torch.testing.assert_close(actual, expected)
-    torch.testing.assert_close(actual[:1] if reverse else actual[-1:], last)
-    weight = torch.randn_like(expected)
-    gradients = torch.autograd.grad((actual * weight).sum(), leaves)
-    for gradient, reference in zip(gradients, torch.autograd.grad((expected * weight).sum(), leaves), strict=True):
-        torch.testing.assert_close(gradient, reference)
+    check(module, arguments(module, mode, reverse, length))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("batch", "hidden"), [(1, 15), (13, 33)])
+def test_matches_torch_in_float32(mode: str, batch: int, hidden: int) -> None:
+    module = twin(mode, True, hidden, torch.float32)
+    check(module, arguments(module, mode, batch == 1, batch=batch))
+
+
+@pytest.mark.sweep
+@pytest.mark.usefixtures("engine")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("hidden", [1, 2, 7, 8, 9, 15, 16, 17, 24, 31, 33, 48, 64, 130, 200])
+def test_matches_torch_for_all_sizes(mode: str, dtype: torch.dtype, hidden: int) -> None:
+    module = twin(mode, True, hidden, dtype)
+    for length in (1, 2, 7):
+        for batch in (1, 2, 3, 4, 5, 8, 9, 16, 31, 64):
+            check(module, arguments(module, mode, batch % 2 == 1, length, batch))
+
+
+@pytest.mark.usefixtures("engine")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+def test_values_that_are_not_finite_spread_as_in_eager(mode: str, value: float) -> None:
+    module = twin(mode, True)
+    args = arguments(module, mode, False)
+    with torch.no_grad():
+        args[0][1, 1, 2] = value
+        expected, _ = module(*detached(args)[:1], detached(args)[1] if mode != "lstm" else tuple(detached(args)[1:3]))
+    torch.testing.assert_close(layer_of(*detached(args))[0], expected, equal_nan=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_gradcheck_and_opcheck(mode: str) -> None:
     args = arguments(twin(mode, True), mode, False)
-    assert torch.autograd.gradcheck(lambda *tensors: layer_of(*tensors, mode, False)[0], args[:-2])
+
+    def outputs(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        states = [tensors[1], tensors[2] if mode == "lstm" else None]
+        return layer_of(tensors[0], *states, *tensors[-4:], mode, False)[: 3 if mode == "lstm" else 2]
+
+    assert torch.autograd.gradcheck(outputs, leaves_of(args))
     torch.library.opcheck(layer_of.default, args)
-    torch.library.opcheck(layer_of.default, (args[0].transpose(0, 1).contiguous().transpose(0, 1), *args[1:-1], True))
-    detached = [value.detach() if isinstance(value, torch.Tensor) else value for value in args]
-    output, gates = layer_of(*detached)
+    torch.library.opcheck(layer_of.default, (args[0].detach().contiguous(), *args[1:-1], True))
+    given = detached(args)
+    output, *last, saved = layer_of(*given)
     for wants_x in (True, False):
-        backward_args = (torch.randn_like(output), *detached[:4], output, gates, mode, False, wants_x)
-        torch.library.opcheck(torch.ops.lit_ort.recurrent_layer_backward.default, backward_args)
+        rest = (output, saved, mode, False, wants_x)
+        grads = [torch.randn_like(value) for value in (output, *last)]
+        backward_args = (*grads, *given[:5], *rest)
+        torch.library.opcheck(gradients_of.default, backward_args)
 
 
+@pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("mode", MODES)
 def test_results_use_the_given_memory(mode: str) -> None:
     memory = RecordingMemory()
-    args = [
-        value.detach() if isinstance(value, torch.Tensor) else value
-        for value in arguments(twin(mode, True), mode, False)
-    ]
-    output, gates = OPERATORS[layer_of.default].kernel(memory, *args)
-    assert memory.contains(output)
-    assert memory.contains(gates)
-    backward = OPERATORS[torch.ops.lit_ort.recurrent_layer_backward.default]
-    gradients = backward.kernel(memory, torch.randn_like(output), *args[:4], output, gates, mode, False, True)
-    assert all(memory.contains(gradient) for gradient in gradients[:4])
+    args = detached(arguments(twin(mode, True), mode, False))
+    results = OPERATORS[layer_of.default].kernel(memory, *args)
+    assert all(memory.contains(result) for result in results)
+    output, *last, saved = results
+    backward = OPERATORS[gradients_of.default]
+    grads = [torch.randn_like(value) for value in (output, *last)]
+    gradients = backward.kernel(memory, *grads, *args[:5], output, saved, mode, False, True)
+    assert all(memory.contains(gradient) for gradient in gradients)
     assert not any(gradient.isnan().any() for gradient in gradients)
 
 
 def test_an_input_that_requires_no_grad_has_no_gradient() -> None:
     args = arguments(twin("gru", True), "gru", False)
-    output, _ = layer_of(args[0].detach(), *args[1:])
+    output, *_ = layer_of(args[0].detach(), *args[1:])
     output.sum().backward()
     assert args[0].grad is None
     assert args[1].grad is not None

@@ -1,0 +1,137 @@
+"""The kinds of recurrent layers, and the block of arguments that their loops over time read.
+
+All arguments are 64-bit words: the header of `thread_pool.Runner`, sizes, and for each array its address and strides.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+
+from lit_ort.kernels.kernel_arguments import BLOCK_FUNCTION, COLUMN_BLOCKS, FINISH_FUNCTION, ROW_BLOCKS, WORD
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A kind of recurrent layer.
+
+    Args:
+        gates: the number of blocks of rows in its weights.
+        saved: the blocks that a step saves for the gradient besides its output: for an LSTM the gates (input, forget,
+            cell, output) and the cell's state; for a GRU the reset and the update gate, the state's part of the new
+            gate, and the new gate. The first `gates` blocks hold the products with the input before.
+        gradients: the blocks of a step's gradients: those of the gates; for a GRU those of the products with the state
+            (new, reset, update), followed by that of the product of the new gate with the input.
+    """
+
+    gates: int
+    saved: int
+    gradients: int
+
+    @property
+    def turned(self) -> int:
+        """The position of the first block of gradients in the weights."""
+        return 2 if self.gradients > self.gates else 0
+
+
+# The dtypes that there is machine code for.
+DTYPES: Mapping[torch.dtype, str] = MappingProxyType({torch.float32: "float32", torch.float64: "float64"})
+# By mode; "tanh" and "relu" are plain recurrent layers, whose output holds the products with the input before.
+CELLS: Mapping[str, Cell] = MappingProxyType(
+    {"lstm": Cell(4, 5, 4), "gru": Cell(3, 4, 4), "tanh": Cell(1, 0, 1), "relu": Cell(1, 0, 1)}
+)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One direction of a layer while it runs. The last dimension of all tensors is contiguous.
+
+    Args:
+        mode: the kind, of `CELLS`.
+        reverse: whether the steps run from the last to the first.
+        weight: float[gates * hidden, hidden], of the state; contiguous.
+        input_bias, bias: float[gates * hidden], of the products with the input and with the state; None for zeros.
+        state: float[batch, hidden], before the first step.
+        cell: the same for an LSTM's cell.
+        output: float[length, batch, hidden].
+        saved: float[length, batch, blocks * hidden]; see `Cell`. Before the layer runs, the products with the input
+            are in it, or in `output`.
+    """
+
+    mode: str
+    reverse: bool
+    weight: torch.Tensor
+    input_bias: torch.Tensor | None
+    bias: torch.Tensor | None
+    state: torch.Tensor
+    cell: torch.Tensor | None
+    output: torch.Tensor
+    saved: torch.Tensor
+
+
+@dataclass(frozen=True)
+class LayerGradients:
+    """The gradients of a layer while they are computed.
+
+    Args:
+        grad: float[length, batch, hidden], of the output.
+        gates: float[length, batch, blocks * hidden], to be computed; see `Cell`.
+        state: float[batch, hidden], that of the last state besides the output; becomes that of the state before the
+            first step.
+        cell: the same for an LSTM's cell.
+    """
+
+    grad: torch.Tensor
+    gates: torch.Tensor
+    state: torch.Tensor
+    cell: torch.Tensor | None
+
+
+# The time steps, the rows of the batch, the width of the state; the depth of the products with the state that the loop
+# computes, or 0; whether the loop ends with the gradient of the first state; whether block 3 of what a GRU saves holds
+# its product for the new gate.
+_SIZES = ("steps", "rows", "hidden", "depth", "ends", "given")
+_POINTERS = ("weight", "input_bias", "bias", "packed")
+_ARRAYS = ("saved", "output", "state", "cell", "grad", "gradients", "of_state", "of_cell")
+_HEADER = 1 + max(ROW_BLOCKS, COLUMN_BLOCKS, BLOCK_FUNCTION, FINISH_FUNCTION)
+_NAMES = (*_SIZES, *_POINTERS, *(f"{name}.{part}" for name in _ARRAYS for part in ("address", "step", "row")))
+PLACES: Mapping[str, int] = MappingProxyType({name: _HEADER + at for at, name in enumerate(_NAMES)})
+
+
+@dataclass(frozen=True)
+class Strided:
+    """The address of an array's first row in the first step, and the distances of steps and rows in elements."""
+
+    address: int = 0
+    step: int = 0
+    row: int = 0
+
+
+def of_steps(tensor: torch.Tensor, reverse: bool) -> Strided:
+    """An array [steps, rows, columns], whose steps run from the last to the first if `reverse`."""
+    step, row = tensor.stride(0), tensor.stride(1)
+    start = tensor.data_ptr()
+    if reverse:
+        return Strided(start + (tensor.shape[0] - 1) * step * tensor.itemsize, -step, row)
+    return Strided(start, step, row)
+
+
+def of_rows(tensor: torch.Tensor | None) -> Strided:
+    """An array [rows, columns]."""
+    return Strided() if tensor is None else Strided(tensor.data_ptr(), 0, tensor.stride(0))
+
+
+def pack(
+    block: int, blocks: int, sizes: tuple[int, ...], pointers: tuple[int, ...], arrays: list[Strided]
+) -> bytearray:
+    """The block of arguments, with sizes, pointers and arrays in the order of their names."""
+    words = bytearray(WORD * (_HEADER + len(_NAMES)))
+    places = [word for array in arrays for word in (array.address, array.step, array.row)]
+    struct.pack_into(f"<{len(_NAMES)}q", words, WORD * _HEADER, *sizes, *pointers, *places)
+    for position, value in ((ROW_BLOCKS, blocks), (COLUMN_BLOCKS, 1), (BLOCK_FUNCTION, block)):
+        struct.pack_into("<q", words, WORD * position, value)
+    return words

@@ -1,0 +1,104 @@
+"""Recurrent layers as loops over time in machine code, made when a kind of layer first runs."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from lit_ort.kernels.machine_code import Cpu, MachineCode, host_cpu
+from lit_ort.kernels.recurrent_arguments import CELLS, DTYPES, Layer, LayerGradients, Strided, of_rows, of_steps, pack
+from lit_ort.kernels.recurrent_text import backward_text, forward_text, lanes_of, rows_at_once
+from lit_ort.kernels.thread_pool import Runner, find_openmp
+
+# In multiplications: below, threads cost more than they save. A cell counts as so many of each of its gates.
+_ONE_BLOCK, _CELL = 300_000, 30
+
+
+@dataclass(frozen=True)
+class _Code:
+    """The functions of a loop: `pack(arguments)`, and the address of `block(arguments, number)`."""
+
+    code: MachineCode
+    pack: Callable[[int], None]
+    block: int
+
+
+class RecurrentLoops:
+    """The loops of this process. Thread-safe.
+
+    Args:
+        cpu: what to make code for; by default, the CPU of this machine.
+
+    Raises:
+        KernelError: there is no code for this CPU.
+    """
+
+    def __init__(self, cpu: Cpu | None = None) -> None:
+        self.cpu = cpu or host_cpu()
+        self._runner = Runner(self.cpu, find_openmp())
+        self._codes: dict[tuple[str, torch.dtype, bool], _Code] = {}
+        self._lock = threading.Lock()
+
+    def packed_elements(self, mode: str, hidden: int, dtype: torch.dtype) -> int:
+        """The elements of the packed weights of a layer."""
+        # The columns are padded to whole groups, of two vectors at most.
+        columns = 2 * lanes_of(DTYPES[dtype], self.cpu.vector_bytes)
+        return CELLS[mode].gates * hidden * (-(-hidden // columns) * columns)
+
+    def forward(self, layer: Layer, packed: torch.Tensor) -> None:
+        """Computes what a layer saves and its output, in place; `packed` is memory for its packed weights."""
+        length, rows, hidden = layer.output.shape
+        sizes = (length, rows, hidden, hidden, 0, 0)
+        self._call(layer, sizes, packed, [*_arrays(layer, layer.reverse), *[Strided()] * 4], True)
+
+    def backward(self, layer: Layer, gradients: LayerGradients, packed: torch.Tensor) -> None:
+        """Computes the gradients of a layer's gates and of its first state, in place."""
+        length, rows, hidden = layer.output.shape
+        sizes = (length, rows, hidden, CELLS[layer.mode].gates * hidden, 1, 0)
+        arrays = [
+            *_arrays(layer, not layer.reverse),
+            of_steps(gradients.grad, not layer.reverse),
+            of_steps(gradients.gates, not layer.reverse),
+            of_rows(gradients.state),
+            of_rows(gradients.cell),
+        ]
+        self._call(layer, sizes, packed, arrays, False)
+
+    def _call(
+        self, layer: Layer, sizes: tuple[int, ...], packed: torch.Tensor, arrays: list[Strided], is_forward: bool
+    ) -> None:
+        code = self._code(layer.mode, layer.output.dtype, is_forward)
+        given = (layer.weight, layer.input_bias, layer.bias, packed)
+        pointers = tuple(0 if tensor is None else tensor.data_ptr() for tensor in given)
+        words = pack(code.block, self._blocks(layer, is_forward), sizes, pointers, arrays)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(words))
+        code.pack(address)
+        self._runner.run(address)
+
+    def _blocks(self, layer: Layer, is_forward: bool) -> int:
+        """Into how many blocks of rows a layer is cut. Results don't depend on it."""
+        length, rows, hidden = layer.output.shape
+        gates = CELLS[layer.mode].gates
+        if length * rows * hidden * gates * (hidden + _CELL) < _ONE_BLOCK:
+            return 1
+        groups = -(-rows // rows_at_once(gates if is_forward else 1, self.cpu.vector_bytes))
+        return max(1, min(groups, torch.get_num_threads()))
+
+    def _code(self, mode: str, dtype: torch.dtype, is_forward: bool) -> _Code:
+        key = mode, dtype, is_forward
+        with self._lock:
+            if key not in self._codes:
+                text = (forward_text if is_forward else backward_text)(mode, DTYPES[dtype], self.cpu.vector_bytes)
+                code = MachineCode(str(text), self.cpu)
+                function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address("pack"))
+                self._codes[key] = _Code(code, function, code.address("block"))
+            return self._codes[key]
+
+
+def _arrays(layer: Layer, reverse: bool) -> list[Strided]:
+    saved = of_steps(layer.saved, reverse) if CELLS[layer.mode].saved else Strided()
+    return [saved, of_steps(layer.output, reverse), of_rows(layer.state), of_rows(layer.cell)]

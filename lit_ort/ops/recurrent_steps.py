@@ -1,0 +1,101 @@
+"""Recurrent layers by torch's operators, several for each time step: for dtypes and CPUs that have no machine code."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import linear
+
+from lit_ort.kernels.recurrent_arguments import CELLS, Layer, LayerGradients
+
+
+def forward(layer: Layer) -> None:
+    """Computes what a layer saves and its output, in place."""
+    kind = CELLS[layer.mode]
+    state, cell = layer.state, layer.cell
+    for step in _steps(layer, layer.reverse):
+        products = linear(state, layer.weight, layer.bias).chunk(kind.gates, 1)
+        output = layer.output[step]
+        blocks = layer.saved[step].chunk(kind.saved, 1) if kind.saved else [output]
+        if layer.input_bias is not None:
+            for block, bias in zip(blocks, layer.input_bias.chunk(kind.gates), strict=False):
+                block.add_(bias)
+        if cell is not None:
+            i, f, g, o = (block.add_(product) for block, product in zip(blocks, products, strict=False))
+            cell = torch.mul(f.sigmoid_(), cell, out=blocks[4]).addcmul_(i.sigmoid_(), g.tanh_())
+            torch.mul(o.sigmoid_(), cell.tanh(), out=output)
+        elif layer.mode == "gru":
+            reset, update, part, new = blocks
+            reset.add_(products[0]).sigmoid_()
+            update.add_(products[1]).sigmoid_()
+            torch.addcmul(part, reset, products[2], out=new).tanh_()
+            part.copy_(products[2])
+            torch.lerp(new, state, update, out=output)
+        else:
+            output.add_(products[0])
+            output.tanh_() if layer.mode == "tanh" else output.relu_()
+        state = output
+
+
+def backward(layer: Layer, gradients: LayerGradients) -> None:
+    """Computes the gradients of a layer's gates and of its first state, in place."""
+    kind = CELLS[layer.mode]
+    steps = _steps(layer, not layer.reverse)
+    for step, earlier in zip(steps, [*steps[1:], None], strict=True):
+        of_state = gradients.state.add_(gradients.grad[step])
+        before = layer.state if earlier is None else layer.output[earlier]
+        kept = (layer.saved[step] if kind.saved else layer.output[step]).chunk(max(1, kind.saved), 1)
+        results = gradients.gates[step].chunk(kind.gradients, 1)
+        if gradients.cell is not None:
+            cell_before = layer.cell if earlier is None else layer.saved[earlier].chunk(kind.saved, 1)[4]
+            assert cell_before is not None
+            _lstm(kept, cell_before, of_state, gradients.cell, results)
+            torch.mm(gradients.gates[step], layer.weight, out=of_state)
+        elif layer.mode == "gru":
+            _gru(kept, before, of_state, results)
+            products = torch.cat((results[1], results[2], results[0]), 1)
+            of_state.mul_(kept[1]).addmm_(products, layer.weight)
+        else:
+            of_sum = _of_tanh(of_state, kept[0]) if layer.mode == "tanh" else of_state.masked_fill(kept[0] <= 0, 0)
+            torch.mm(results[0].copy_(of_sum), layer.weight, out=of_state)
+
+
+def _lstm(
+    kept: tuple[torch.Tensor, ...],
+    before: torch.Tensor,
+    of_state: torch.Tensor,
+    of_cell: torch.Tensor,
+    out: tuple[torch.Tensor, ...],
+) -> None:
+    """The gradients of an LSTM's gates; that of the cell becomes that of the cell before."""
+    i, f, g, o, cell = kept
+    active = cell.tanh()
+    of_cell.add_(_of_tanh(of_state * o, active))
+    out[0].copy_(_of_sigmoid(of_cell * g, i))
+    out[1].copy_(_of_sigmoid(of_cell * before, f))
+    out[2].copy_(_of_tanh(of_cell * i, g))
+    out[3].copy_(_of_sigmoid(of_state * active, o))
+    of_cell.mul_(f)
+
+
+def _gru(
+    kept: tuple[torch.Tensor, ...], before: torch.Tensor, of_state: torch.Tensor, out: tuple[torch.Tensor, ...]
+) -> None:
+    """The gradients of a GRU's gates: of the state's part of the new gate, reset, update, new."""
+    reset, update, part, new = kept
+    of_new = out[3].copy_(_of_tanh(of_state * (1 - update), new))
+    torch.mul(of_new, reset, out=out[0])
+    out[1].copy_(_of_sigmoid(of_new * part, reset))
+    out[2].copy_(_of_sigmoid(of_state * (before - new), update))
+
+
+def _of_sigmoid(grad: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return grad * ((1 - y) * y)
+
+
+def _of_tanh(grad: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return grad * (1 - y * y)
+
+
+def _steps(layer: Layer, reverse: bool) -> list[int]:
+    steps = range(len(layer.output))
+    return list(reversed(steps) if reverse else steps)
