@@ -91,10 +91,7 @@ class LayerGradients:
     cell: torch.Tensor | None
 
 
-# The time steps, the rows of the batch, the width of the state; the depth of the products with the state that the loop
-# computes, or 0; whether the loop ends with the gradient of the first state; whether block 3 of what a GRU saves holds
-# its product for the new gate.
-_SIZES = ("steps", "rows", "hidden", "depth", "ends", "given")
+_SIZES = ("steps", "rows", "hidden")
 _POINTERS = ("weight", "input_bias", "bias", "packed")
 _ARRAYS = ("saved", "output", "state", "cell", "grad", "gradients", "of_state", "of_cell")
 _HEADER = 1 + max(ROW_BLOCKS, COLUMN_BLOCKS, BLOCK_FUNCTION, FINISH_FUNCTION)

@@ -51,14 +51,10 @@ class RecurrentLoops:
 
     def forward(self, layer: Layer, packed: torch.Tensor) -> None:
         """Computes what a layer saves and its output, in place; `packed` is memory for its packed weights."""
-        length, rows, hidden = layer.output.shape
-        sizes = (length, rows, hidden, hidden, 0, 0)
-        self._call(layer, sizes, packed, [*_arrays(layer, layer.reverse), *[Strided()] * 4], True)
+        self._call(layer, packed, [*_arrays(layer, layer.reverse), *[Strided()] * 4], True)
 
     def backward(self, layer: Layer, gradients: LayerGradients, packed: torch.Tensor) -> None:
         """Computes the gradients of a layer's gates and of its first state, in place."""
-        length, rows, hidden = layer.output.shape
-        sizes = (length, rows, hidden, CELLS[layer.mode].gates * hidden, 1, 0)
         arrays = [
             *_arrays(layer, not layer.reverse),
             of_steps(gradients.grad, not layer.reverse),
@@ -66,15 +62,13 @@ class RecurrentLoops:
             of_rows(gradients.state),
             of_rows(gradients.cell),
         ]
-        self._call(layer, sizes, packed, arrays, False)
+        self._call(layer, packed, arrays, False)
 
-    def _call(
-        self, layer: Layer, sizes: tuple[int, ...], packed: torch.Tensor, arrays: list[Strided], is_forward: bool
-    ) -> None:
+    def _call(self, layer: Layer, packed: torch.Tensor, arrays: list[Strided], is_forward: bool) -> None:
         code = self._code(layer.mode, layer.output.dtype, is_forward)
         given = (layer.weight, layer.input_bias, layer.bias, packed)
         pointers = tuple(0 if tensor is None else tensor.data_ptr() for tensor in given)
-        words = pack(code.block, self._blocks(layer, is_forward), sizes, pointers, arrays)
+        words = pack(code.block, self._blocks(layer, is_forward), layer.output.shape, pointers, arrays)
         address = ctypes.addressof(ctypes.c_char.from_buffer(words))
         code.pack(address)
         self._runner.run(address)

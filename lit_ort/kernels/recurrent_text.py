@@ -60,11 +60,12 @@ class _Loop:
         dtype: of all arrays.
         vector_bytes: the width of the CPU's vectors.
         gates: how many products with the state a column has.
+        depth: the depth of these products, as a multiple of the width of the state.
     """
 
-    def __init__(self, mode: str, dtype: str, vector_bytes: int, gates: int) -> None:
+    def __init__(self, mode: str, dtype: str, vector_bytes: int, gates: int, depth: int) -> None:
         self.text, self.mode, self.dtype = Text(), mode, dtype
-        self.cell, self.gates, self.vectors = CELLS[mode], gates, vectors_at_once(gates)
+        self.cell, self.gates, self.vectors, self._depth = CELLS[mode], gates, vectors_at_once(gates), depth
         self.lanes = lanes_of(dtype, vector_bytes)
         self.rows = rows_at_once(gates, vector_bytes)
         # The first column of each vector, and which of its columns there are; then those of the current vector.
@@ -82,6 +83,10 @@ class _Loop:
         position = ROW_BLOCKS if name == "blocks" else PLACES[name]
         pointer = self.text.value(f"getelementptr i64, ptr %args, i64 {position}")
         return self.text.value(f"load {kind}, ptr {pointer}, align 8")
+
+    @property
+    def depth(self) -> str:
+        return self.op("mul", self.word("hidden"), self._depth)
 
     def op(self, operation: str, left: str | int, right: str | int) -> str:
         return self.text.value(f"{operation} i64 {left}, {right}")
@@ -180,7 +185,7 @@ class _Loop:
 
     def _panel(self) -> str:
         """The address of the packed weights of the columns."""
-        place = self.op("mul", self.op("mul", self.all_columns[0][0], self.word("depth")), self.gates)
+        place = self.op("mul", self.op("mul", self.all_columns[0][0], self.depth), self.gates)
         return self.at(self.word("packed", "ptr"), place)
 
     def _pack(self) -> None:
@@ -188,7 +193,7 @@ class _Loop:
 
         def columns() -> None:
             target = self._panel()
-            with text.loop("0", self.word("depth"), 1) as depth:
+            with text.loop("0", self.depth, 1) as depth:
                 place = self.op("mul", depth.index, self.lanes * self.gates * self.vectors)
                 for vector in self.each_vector():
                     for gate in range(self.gates):
@@ -208,7 +213,7 @@ class _Loop:
 
 class _Forward(_Loop):
     def __init__(self, mode: str, dtype: str, vector_bytes: int) -> None:
-        super().__init__(mode, dtype, vector_bytes, CELLS[mode].gates)
+        super().__init__(mode, dtype, vector_bytes, CELLS[mode].gates, 1)
 
     def _weights(self, depth: str, gate: int) -> Vector:
         hidden = self.word("hidden")
@@ -261,7 +266,7 @@ class _Forward(_Loop):
             ]
             for row in rows
         ]
-        products = self.product(before, rows, self.word("depth"), start)
+        products = self.product(before, rows, self.depth, start)
         for vector in self.each_vector():
             given = [values[vector * self.gates : (vector + 1) * self.gates] for values in products]
             results = self._cells(given, rows, before, cell_before, saved, biases[vector])
@@ -293,8 +298,7 @@ class _Forward(_Loop):
         """What a gate's product with the state is added to."""
         if self.mode != "gru" or gate < 2:
             return self.load(saved, row, gate) + (input_bias + bias)
-        given = Vector(self.text, self.text.value(f"icmp ne i64 {self.word('given')}, 0"), "bool", 0)
-        return self.load(saved, row, 3, self.mask & given) + bias
+        return bias
 
 
 def _lstm(gates: Sequence[Vector], cell: Vector) -> list[Vector]:
@@ -319,7 +323,7 @@ def _relu(x: Vector) -> Vector:
 
 class _Backward(_Loop):
     def __init__(self, mode: str, dtype: str, vector_bytes: int) -> None:
-        super().__init__(mode, dtype, vector_bytes, 1)
+        super().__init__(mode, dtype, vector_bytes, 1, CELLS[mode].gates)
 
     def _weights(self, depth: str, gate: int) -> Vector:
         hidden = self.word("hidden")
@@ -333,10 +337,10 @@ class _Backward(_Loop):
 
     def _block(self) -> None:
         steps = self.word("steps")
-        with self.text.loop("0", self.op("add", steps, self.word("ends")), 1) as loop:
+        with self.text.loop("0", self.op("add", steps, 1), 1) as loop:
             step = loop.index
             is_first = self.is_equal(step, 0)
-            depth = self.text.value(f"select i1 {is_first}, i64 0, i64 {self.word('depth')}")
+            depth = self.text.value(f"select i1 {is_first}, i64 0, i64 {self.depth}")
             later = self.array("gradients", self.op("sub", step, 1))
             self.each_columns(lambda: self.each_group(lambda rows: self._group(rows, step, depth, later)))
         self.text.line("ret void")

@@ -202,10 +202,15 @@ def _reduced_exp(x: Vector, form: _Format) -> tuple[Vector, Vector]:
 
 def exp(x: Vector) -> Vector:
     form = _FORMATS[x.dtype]
+    return _exp_of_small(x.gt(form.exp_high).where(form.exp_high, x))
+
+
+def _exp_of_small(x: Vector) -> Vector:
+    """exp(x) for x up to where it overflows."""
+    form = _FORMATS[x.dtype]
     # What becomes 0 is chosen, since to compute a result below the normal numbers takes a hundred times as long.
     vanishes = x.lt(form.exp_low)
-    x = vanishes.where(0.0, x)
-    exponent, rest = _reduced_exp(x.gt(form.exp_high).where(form.exp_high, x), form)
+    exponent, rest = _reduced_exp(vanishes.where(0.0, x), form)
     # Two factors, since 2^k itself may be no normal number.
     half = exponent.shift_right(1)
     first, second = (_power_of_two(part, form, x.dtype) for part in (half, exponent - half))
@@ -214,7 +219,13 @@ def exp(x: Vector) -> Vector:
 
 def expm1(x: Vector) -> Vector:
     form = _FORMATS[x.dtype]
-    exponent, rest = _reduced_exp(_limited(x, form.expm1_low, form.exp_high), form)
+    return _expm1_within(_limited(x, form.expm1_low, form.exp_high), x)
+
+
+def _expm1_within(limited: Vector, x: Vector) -> Vector:
+    """expm1(x), which is that of the limited x."""
+    form = _FORMATS[x.dtype]
+    exponent, rest = _reduced_exp(limited, form)
     half = _power_of_two(exponent - 1, form, x.dtype)
     result = half.fma(rest, half - 0.5) * 2.0
     return x.abs().lt(form.tiny).where(x, result)
@@ -291,12 +302,12 @@ def tanh(x: Vector) -> Vector:
     size = x.abs()
     high = _FORMATS[x.dtype].tanh_high
     size = size.gt(high).where(high, size)
-    e = expm1(size + size)
+    e = _expm1_within(size + size, size + size)
     return (e / (e + 2.0)).copysign(x)
 
 
 def sigmoid(x: Vector) -> Vector:
-    e = exp(-x.abs())
+    e = _exp_of_small(-x.abs())
     return x.lt(0.0).where(e, 1.0) / (e + 1.0)
 
 

@@ -97,9 +97,9 @@ def recurrent_layer(
 
 def recurrent_layer_backward(
     memory: Memory,
-    grad: torch.Tensor,
-    grad_last: torch.Tensor,
-    grad_last_cell: torch.Tensor,
+    grad: torch.Tensor | None,
+    grad_last: torch.Tensor | None,
+    grad_last_cell: torch.Tensor | None,
     x: torch.Tensor,
     state: torch.Tensor,
     cell: torch.Tensor | None,
@@ -112,15 +112,16 @@ def recurrent_layer_backward(
     wants_x: bool,
 ) -> Gradients:
     """The gradients of x (empty unless `wants_x`), the state, the cell (empty if there is none), both weights and both
-    biases (stacked), from those of the output, the last state and the last state of an LSTM's cell."""
+    biases, from those of the output, the last state and the last state of an LSTM's cell; None is zeros."""
     kind = CELLS[mode]
     length, batch, hidden = output.shape
     gates = memory.empty(length, batch, kind.gradients * hidden, dtype=x.dtype)
-    of_state = memory.empty(1, batch, hidden, dtype=x.dtype).copy_(grad_last)
-    of_cell = memory.empty(0 if cell is None else 1, batch, hidden, dtype=x.dtype).copy_(grad_last_cell)
+    of_state = _copied(grad_last, memory.empty(1, batch, hidden, dtype=x.dtype))
+    of_cell = _copied(grad_last_cell, memory.empty(0 if cell is None else 1, batch, hidden, dtype=x.dtype))
+    of_output = output.new_zeros(hidden).expand(output.shape) if grad is None else _by_rows(grad)
     weight, states = state_weight.contiguous(), (_by_rows(state[0]), None if cell is None else _by_rows(cell[0]))
     layer = Layer(mode, reverse, weight, None, None, *states, _by_rows(output), _by_rows(saved))
-    gradients = LayerGradients(_by_rows(grad), gates, of_state[0], None if cell is None else of_cell[0])
+    gradients = LayerGradients(of_output, gates, of_state[0], None if cell is None else of_cell[0])
     loops = _loops() if x.dtype in DTYPES else None
     if loops is None:
         recurrent_steps.backward(layer, gradients)
@@ -133,13 +134,17 @@ def recurrent_layer_backward(
     of_input_weight = memory.empty(*input_weight.shape, dtype=x.dtype)
     product(of_inputs.t(), x.reshape(length * batch, -1), out=of_input_weight)
     of_state_weight = memory.empty(*state_weight.shape, dtype=x.dtype)
-    of_biases = memory.empty(2, len(state_weight), dtype=x.dtype)
+    of_input_bias, of_state_bias = (memory.empty(len(state_weight), dtype=x.dtype) for _ in range(2))
     sums = gates.sum((0, 1))
-    of_biases[0] = sums[-kind.gates * hidden :]
+    of_input_bias.copy_(sums[-kind.gates * hidden :])
     for rows, columns in _in_order(kind.turned, kind.gates, hidden):
         _state_weight_gradient(layer, gates[..., columns], of_state_weight[rows])
-        of_biases[1, rows] = sums[columns]
-    return of_x, of_state, of_cell, of_input_weight, of_state_weight, of_biases
+        of_state_bias[rows] = sums[columns]
+    return of_x, of_state, of_cell, of_input_weight, of_state_weight, of_input_bias, of_state_bias
+
+
+def _copied(tensor: torch.Tensor | None, out: torch.Tensor) -> torch.Tensor:
+    return out.zero_() if tensor is None else out.copy_(tensor)
 
 
 def _by_rows(tensor: torch.Tensor) -> torch.Tensor:
@@ -172,9 +177,9 @@ def _fake(x: torch.Tensor, state: torch.Tensor, cell: torch.Tensor | None, *rest
 
 
 def _fake_backward(
-    grad: torch.Tensor,
-    grad_last: torch.Tensor,
-    grad_last_cell: torch.Tensor,
+    grad: torch.Tensor | None,
+    grad_last: torch.Tensor | None,
+    grad_last_cell: torch.Tensor | None,
     x: torch.Tensor,
     state: torch.Tensor,
     cell: torch.Tensor | None,
@@ -185,21 +190,23 @@ def _fake_backward(
     of_x = x.new_empty(x.shape if rest[-1] else (0,))
     of_cell = state.new_empty(0 if cell is None else 1, *state.shape[1:])
     weights = input_weight.new_empty(input_weight.shape), state_weight.new_empty(state_weight.shape)
-    return of_x, state.new_empty(state.shape), of_cell, *weights, x.new_empty(2, len(input_weight))
+    return of_x, state.new_empty(state.shape), of_cell, *weights, *(x.new_empty(len(input_weight)) for _ in range(2))
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Gradients) -> None:
     x, state, cell, input_weight, state_weight, input_bias, state_bias, *ctx.constants = inputs
     ctx.biases = input_bias is not None, state_bias is not None
+    # Gradients of results that aren't used stay None.
+    ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(*output[2 if cell is None else 3 :])
     ctx.save_for_backward(x, state, cell, input_weight, state_weight, output[0], output[3])
 
 
-def _gradient(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+def _gradient(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
     wants_x = ctx.needs_input_grad[0]
     results = torch.ops.lit_ort.recurrent_layer_backward(*grads[:3], *ctx.saved_tensors, *ctx.constants, wants_x)
-    of_x, of_state, of_cell, *weights, of_biases = results
-    pairs = zip(of_biases.unbind(), ctx.biases, strict=True)
+    of_x, of_state, of_cell, *weights, of_input_bias, of_state_bias = results
+    pairs = zip((of_input_bias, of_state_bias), ctx.biases, strict=True)
     biases = [gradient if has_bias else None for gradient, has_bias in pairs]
     has_cell = ctx.saved_tensors[2] is not None
     return of_x if wants_x else None, of_state, of_cell if has_cell else None, *weights, *biases, None, None
@@ -215,8 +222,9 @@ def _bytes(
     return _packed_bytes(state_weight)
 
 
-def _backward_bytes(grad: torch.Tensor, *rest: Any) -> int:
-    return grad.numel() * grad.element_size() * CELLS[rest[-3]].gradients + _packed_bytes(rest[6])
+def _backward_bytes(*args: Any) -> int:
+    output = args[8]
+    return output.numel() * output.element_size() * CELLS[args[-3]].gradients + _packed_bytes(args[7])
 
 
 def _onednn_kernel(target: Callable[..., Any]) -> Callable[..., Any]:
@@ -242,8 +250,8 @@ _LAYER = define(
     _fake,
 )
 _BACKWARD = define(
-    f"recurrent_layer_backward(Tensor grad, Tensor grad_last, Tensor grad_last_cell, {_WEIGHTS}, Tensor output, "
-    "Tensor saved, str mode, bool reverse, bool wants_x) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"recurrent_layer_backward(Tensor? grad, Tensor? grad_last, Tensor? grad_last_cell, {_WEIGHTS}, Tensor output, "
+    "Tensor saved, str mode, bool reverse, bool wants_x) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     recurrent_layer_backward,
     _fake_backward,
 )
@@ -265,8 +273,8 @@ def _operations(
 
 
 @register_flop_formula(torch.ops.lit_ort.recurrent_layer_backward)
-def _backward_operations(grad: Sequence[int], *rest: Any, **_: Any) -> int:
-    return 2 * _operations(*rest[2:])
+def _backward_operations(*args: Any, **_: Any) -> int:
+    return 2 * _operations(*args[3:])
 
 
 OPERATORS = (

@@ -149,6 +149,20 @@ def test_results_use_the_given_memory(mode: str) -> None:
     assert not any(gradient.isnan().any() for gradient in gradients)
 
 
+@pytest.mark.usefixtures("engine")
+@pytest.mark.parametrize("mode", MODES)
+def test_the_gradient_of_the_last_state_alone(mode: str) -> None:
+    module = twin(mode, True)
+    args = arguments(module, mode, False)
+    x, state, cell = args[:3]
+    _, last = module(x, state if cell is None else (state, cell))
+    results = [last] if cell is None else last
+    for actual, expected in zip(layer_of(*args)[1:3], results, strict=False):
+        pairs = [torch.autograd.grad(value.sum(), leaves_of(args), retain_graph=True) for value in (actual, expected)]
+        for gradient, reference in zip(*pairs, strict=True):
+            torch.testing.assert_close(gradient, reference)
+
+
 def test_an_input_that_requires_no_grad_has_no_gradient() -> None:
     args = arguments(twin("gru", True), "gru", False)
     output, *_ = layer_of(args[0].detach(), *args[1:])
