@@ -36,6 +36,7 @@ from torch._dynamo.utils import ExactWeakKeyDictionary
 from torch._dynamo.variables import TensorVariable
 
 from lit_ort._compat.container_writes import keep_writes
+from lit_ort._compat.expected_branches import keep_expected_branches
 from lit_ort._compat.input_values import keep_input_values
 from lit_ort._compat.metric_calls import is_of_metric, keep_metric_calls
 from lit_ort._compat.numpy_scalars import keep_numbers
@@ -336,7 +337,8 @@ def _install() -> None:
         logging.getLogger(name).addFilter(_is_no_event)
     _enter_in_conversions(_context_of_thread)
     keep_writes(lambda: bool(_LISTENERS))
-    # Before the checks, which come first at an instruction.
+    # The last one comes first at an instruction.
+    keep_expected_branches(lambda: bool(_LISTENERS) and _runs_can_be_dropped())
     keep_input_values(lambda: bool(_LISTENERS))
     keep_checks(lambda: bool(_LISTENERS))
     keep_metric_calls(lambda: bool(_LISTENERS))
@@ -344,6 +346,12 @@ def _install() -> None:
     keep_lookups(lambda: bool(_LISTENERS))
     keep_selections(lambda: bool(_LISTENERS))
     keep_problem_types(lambda: bool(_LISTENERS))
+
+
+def _runs_can_be_dropped() -> bool:
+    """Whether a run of a graph changes nothing by itself, as it does if it updates parameters."""
+    options = getattr(_compiler_of(_CONVERTING[-1]), "options", None) if _CONVERTING else None
+    return not getattr(options, "optimizer_in_graph", False)
 
 
 def _is_no_event(record: logging.LogRecord) -> bool:

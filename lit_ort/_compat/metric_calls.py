@@ -12,7 +12,8 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -21,16 +22,21 @@ from torch._dynamo.exc import SpeculationRestartAnalysis, unimplemented
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import TempLocalSource
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+from torch._dynamo.utils import getfile
 from torch._dynamo.variables import (
+    SkipFunctionVariable,
     TensorVariable,
     UnspecializedNNModuleVariable,
     UserFunctionVariable,
     UserMethodVariable,
 )
 from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.lazy import LazyVariableTracker
+from torch.fx.experimental.symbolic_shapes import DimDynamic
 
 from lit_ort._compat.deferred_calls import calls_of, defer_calls, replace_method
+from lit_ort._compat.patching import replaced, replaced_entry
 from lit_ort._compat.value_checks import can_be_caught
 
 # The methods of a metric that are called behind the graph.
@@ -39,6 +45,8 @@ _METHODS = frozenset({"update", "compute", "reset"})
 _STATELESS = _METHODS | {"__call__", "forward", "training", "__class__"}
 # Of Dynamo's `SpeculationLog`, which outlives a trace that is begun again: where results of metrics are read.
 _READ = "_lit_ort_results_read"
+# Of an output graph: a metric is traced.
+_TRACED = "_lit_ort_metric_traced"
 # Of a function: it only keeps its arguments.
 _TAKES_RESULTS = "_lit_ort_takes_results"
 
@@ -77,6 +85,15 @@ class _Result(VariableTracker):
     def python_type(self) -> type:
         return self.read()
 
+    def as_proxy(self) -> Any:
+        self.read()
+
+    def var_getattr(self, tx: Any, name: str) -> Any:
+        self.read()
+
+    def call_method(self, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        self.read()
+
     def reconstruct(self, codegen: Any) -> None:
         self.read()
 
@@ -87,6 +104,8 @@ class _Result(VariableTracker):
             SpeculationRestartAnalysis: always.
         """
         _places_read(self._log).add(self._place)
+        # The next trace can go into the metric, where this one went on behind it.
+        self._log.clear()
         raise SpeculationRestartAnalysis(restart_reason="the result of a metric is read")
 
 
@@ -175,10 +194,53 @@ def _call_function(
     if result is not None:
         tx.push(result)
         return
+    if is_enabled() and _is_loss(tx, fn, [*args, *kwargs.values()]):
+        with _traced_metrics(tx.output):
+            original(tx, fn, args, kwargs)
+        return
     if _takes_results(fn):
         args = [_logged(argument) for argument in args]
         kwargs = {name: _logged(argument) for name, argument in kwargs.items()}
     original(tx, fn, args, kwargs)
+
+
+def _is_loss(tx: Any, fn: Any, args: Sequence[Any]) -> bool:
+    """Whether a call of a metric can be traced as that of a loss: its arguments have gradients, or the metric is one's
+    own, and it keeps numbers and tensors of fixed shapes.
+    """
+    metric = _value_of(fn)
+    if not is_metric(metric) or (tx.f_code, tx.current_instruction.offset) not in _places_read(tx.speculation_log):
+        return False
+    torchmetrics: Any = sys.modules["torchmetrics"]
+    data = torchmetrics.utilities.data
+    kept = {data.dim_zero_sum, data.dim_zero_mean, data.dim_zero_max, data.dim_zero_min}
+    if not isinstance(metric, torchmetrics.Metric) or metric.dist_sync_on_step or metric.compute_on_cpu:
+        return False
+    is_own = not type(metric).__module__.startswith("torchmetrics.")
+    if not is_own and not any(type(argument) is TensorVariable and argument.requires_grad for argument in args):
+        return False
+    return all(reduction in kept for reduction in metric._reductions.values())
+
+
+@contextmanager
+def _traced_metrics(output: Any) -> Iterator[None]:
+    """A context in which Dynamo traces functions of torchmetrics, and an update count is a number that can change."""
+    look_up, wrap_integer = trace_rules.lookup_inner, VariableBuilder.wrap_symint
+
+    def look_up_metric(obj: Any, name: Any = None, filename: Any = None, *args: Any, **kwargs: Any) -> Any:
+        found = look_up(obj, name, filename, *args, **kwargs)
+        is_skipped = found is SkipFunctionVariable
+        return UserFunctionVariable if is_skipped and "/torchmetrics/" in (filename or getfile(obj) or "") else found
+
+    def wrap_count(self: Any, value: int, dynamism: Any = None, context: Any = None) -> Any:
+        is_count = self.source.name.endswith("._update_count")
+        return wrap_integer(self, value, DimDynamic.DYNAMIC if is_count else dynamism, context)
+
+    with torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True), ExitStack() as stack:
+        stack.enter_context(replaced(trace_rules, "lookup_inner", look_up_metric))
+        stack.enter_context(replaced(VariableBuilder, "wrap_symint", wrap_count))
+        stack.enter_context(replaced_entry(output.__dict__, _TRACED, True))
+        yield
 
 
 def _takes_results(fn: Any) -> bool:
@@ -204,7 +266,7 @@ def _places_read(log: Any) -> set[tuple[Any, int]]:
 
 def _keep(tx: Any, fn: Any, args: Sequence[Any], names: tuple[str, ...]) -> _Result | None:
     """Keeps the call of a metric for later, if that can be done; returns its result."""
-    metric = _metric_of(fn)
+    metric = None if _TRACED in tx.output.__dict__ else _metric_of(fn)
     place = tx.f_code, tx.current_instruction.offset
     if metric is None or place in _places_read(tx.speculation_log):
         return None

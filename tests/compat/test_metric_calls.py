@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import linecache
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -48,6 +51,11 @@ ONE_GRAPH = {
     "logged collection": "self.log_dict(self.both(o, y), prog_bar=True)",
     "logged compute": "m = self.mean\n        m.update(o.sum())\n        self.log('m', m.compute())\n        m.reset()",
     "logged dict": "self.log_dict({'a': self.accuracy(o, y), 'l': o.sum()})",
+    "loss": "return self.own(o, y)",
+    "logged loss": "loss = self.own(o, y)\n        self.log('loss', loss)\n        return loss",
+    "method of a loss": "return self.own(o, y).mean() * 2",
+    "attribute of a loss": "loss = self.own(o, y)\n        return loss * loss.shape.numel()",
+    "sum of losses": "self.accuracy(o, y)\n        return self.own(o, y) + functional.cross_entropy(o, y)",
 }
 # The result or the state is used, or the exception of a metric.
 MORE_GRAPHS = {
@@ -62,18 +70,17 @@ MORE_GRAPHS = {
     "logged with positions": "self.log_dict(self.both(o, y), True)",
     "a collection of one's own": "d = self.both(o, y)\n        self.log_dict({**d, 'l': o.sum()})",
     "caught": "try: self.accuracy(o, y)\n        except ValueError: pass",
-    "loss": "return self.own(o, y)",
 }
 
 
 class OwnLoss(torchmetrics.Metric):
     """A metric as libraries of forecasts have them for losses."""
 
-    full_state_update = False
+    full_state_update: bool | None = False
 
-    def __init__(self) -> None:
+    def __init__(self, reduction: str = "sum") -> None:
         super().__init__()
-        self.add_state("losses", torch.tensor(0.0), dist_reduce_fx="sum")
+        self.add_state("losses", torch.tensor(0.0), dist_reduce_fx=reduction)
         self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, outputs: Tensor, labels: Tensor) -> None:
@@ -177,3 +184,104 @@ def test_values_states_and_graphs(name: str) -> None:
         assert name in MORE_GRAPHS or (len(log.graphs), len(log.breaks)) == (1, 0)
         # The methods of a metric are no graphs.
         assert len(log.graphs) <= 2
+
+
+class Asserting(OwnLoss):
+    def compute(self) -> Tensor:
+        loss = super().compute()
+        assert loss < 1e6, "not finite"
+        assert torch.isfinite(loss), "not finite"
+        return loss
+
+
+class WithFullUpdates(OwnLoss):
+    full_state_update = True
+
+
+class WithList(OwnLoss):
+    """Its state grows, and Dynamo would trace each length."""
+
+    all: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("all", [], dist_reduce_fx="cat")
+
+    def update(self, outputs: Tensor, labels: Tensor) -> None:
+        super().update(outputs, labels)
+        self.all.append(outputs.detach())
+
+
+def attributes(metric: torchmetrics.Metric) -> dict[str, Any]:
+    """What a metric keeps: numbers, tensors, flags."""
+    kinds = (Tensor, bool, int, float, type(None), list)
+    return {name: value for name, value in vars(metric).items() if isinstance(value, kinds)}
+
+
+LOSSES: dict[str, Callable[[], torchmetrics.Metric]] = {
+    **{f"by {reduction}": functools.partial(OwnLoss, reduction) for reduction in ("sum", "mean", "max", "min")},
+    "full updates": WithFullUpdates,
+    "list": WithList,
+    "squared error": lambda: torchmetrics.MeanSquaredError(),
+    "mean metric": lambda: torchmetrics.MeanMetric("disable"),
+}
+
+
+@pytest.mark.parametrize("name", mostly_slow(LOSSES, 1))
+@pytest.mark.parametrize("net", [nn.Linear(6, CLASSES), nn.Sequential(nn.Linear(6, CLASSES), nn.BatchNorm1d(CLASSES))])
+def test_a_loss_is_in_the_graph(name: str, net: nn.Module) -> None:
+    torch.compiler.reset()
+    engine, metric, twin = backend(fallback="warn"), LOSSES[name](), LOSSES[name]()
+    net, other = copy.deepcopy(net), copy.deepcopy(net)
+    needs_labels = name != "mean metric"
+
+    def step(net: nn.Module, metric: Any, x: Tensor, y: Tensor) -> Tensor:
+        labels = y if isinstance(metric, OwnLoss) else functional.one_hot(y, CLASSES).float()
+        return metric(net(x), labels) if needs_labels else metric(net(x))
+
+    compiled = torch.compile(step, backend=engine)
+    for k in range(7):
+        x, y = torch.randn(8, 6), (torch.arange(8) + k) % CLASSES
+        if k == 3:
+            x[0] = torch.nan
+        if k == 5:
+            metric.reset()
+            twin.reset()
+        losses = compiled(net, metric, x, y), step(other, twin, x, y)
+        assert losses[0].requires_grad == losses[1].requires_grad
+        torch.testing.assert_close(*losses, equal_nan=True)
+        torch.testing.assert_close(attributes(metric), attributes(twin), equal_nan=True)
+        grads = [
+            torch.autograd.grad(loss, tuple(own.parameters()), allow_unused=True) if loss.requires_grad else ()
+            for loss, own in zip(losses, (net, other), strict=True)
+        ]
+        torch.testing.assert_close(*grads, equal_nan=True)
+    log = engine.compile_log
+    # A graph that writes statistics can't run twice, and ends at the branch.
+    is_whole = isinstance(net, nn.Linear) or not isinstance(metric, OwnLoss)
+    assert name == "list" or not is_whole or (len(log.graphs), len(log.breaks)) == (1, 0)
+    assert len(log.graphs) <= 2
+
+
+def test_a_failed_assertion_leaves_eagers_state() -> None:
+    torch.compiler.reset()
+    engine, metric, twin = backend(fallback="warn"), Asserting(), Asserting()
+    net = nn.Linear(6, CLASSES)
+
+    def step(metric: Any, x: Tensor, y: Tensor) -> Tensor:
+        return metric(net(x), y)
+
+    compiled, y = torch.compile(step, backend=engine), torch.arange(8) % CLASSES
+    for k in range(3):
+        x = torch.full((8, 6), torch.nan if k == 1 else 1.0)
+        results = []
+        for run, own in ((compiled, metric), (step, twin)):
+            try:
+                results.append(run(own, x, y).detach())
+            except AssertionError as error:
+                results.append(str(error))
+        assert type(results[0]) is type(results[1])
+        assert isinstance(results[0], str) is (k == 1)
+        torch.testing.assert_close(metric.metric_state, twin.metric_state)
+        metric.reset()
+        twin.reset()
