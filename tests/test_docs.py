@@ -23,7 +23,6 @@ import lit_ort
 import lit_ort.callbacks
 from benchmarks import suite_report
 from lit_ort.commands.main import COMMANDS
-from lit_ort.runtime.engines.choice import installed_kind
 from tests.scripts import run_script
 
 ROOT = Path(__file__).parents[1]
@@ -60,8 +59,6 @@ dataloader = DataLoader(TensorDataset(torch.randn(8, 8), torch.randint(2, (8,)))
 Trainer = __import__("functools").partial(Trainer, max_epochs=1, logger=False, enable_checkpointing=False)
 """,
 }
-# Pages whose code needs a build of ONNX Runtime.
-ENGINES = {"docs/on_device.md": "training"}
 SECONDS = 240
 TOOLS = ("bash", "curl", "lint-imports", "mkdocs", "pip", "pre-commit", "pyright", "pytest", "python", "ruff", "source")
 
@@ -107,8 +104,6 @@ def expected_output(page: str) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if programs(page)])
 def test_code_runs(page: str, tmp_path: Path) -> None:
-    if ENGINES.get(page, installed_kind()) != installed_kind():
-        pytest.skip(f"{page} needs the {ENGINES[page]} build")
     (tmp_path / "readers_own.py").write_text(READERS_OWN.get(page, ""))
     output = ""
     for number, program in enumerate(programs(page)):

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch._decomp import decomposition_table
+from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.source import ConstantSource
+from torch._export.utils import _compiling_state_context
+from torch._subclasses import FakeTensorMode
+from torch._subclasses.functional_tensor import dispatch_functionalize
 from torch.export import ExportedProgram
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from lit_ort._compat.patching import removed_entry, replaced, replaced_entry
 from lit_ort._compat.recurrent import results_of, shapes_without_steps
@@ -93,3 +99,54 @@ def prepare_for_onnx(program: ExportedProgram) -> None:
             copied.meta["val"] = node.args[0].meta["val"]
             node.replace_input_with(node.args[0], copied)
     program.graph_module.recompile()
+
+
+class Trace(NamedTuple):
+    """Operators of a function of tensors, and for each tensor the dimensions whose sizes can still be any."""
+
+    module: fx.GraphModule
+    dimensions: tuple[tuple[int, ...], ...]
+
+
+def trace_of(
+    function: Callable[..., Any],
+    tensors: Sequence[torch.Tensor],
+    dimensions: Sequence[Collection[int]],
+    decompositions: Mapping[Any, Callable[..., Any]],
+) -> Trace:
+    """Records the operators that a function calls, those of its backwards among them, with sizes as symbols.
+
+    Args:
+        function: takes tensors and returns a tuple of tensors.
+        tensors: examples.
+        dimensions: for each tensor, the dimensions whose sizes become symbols. A size that the function uses as a
+            number becomes constant.
+        decompositions: functions that compute operators.
+    """
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    fakes = []
+    for position, (tensor, own) in enumerate(zip(tensors, dimensions, strict=True)):
+        sizes = [DimDynamic.DYNAMIC if k in own else DimDynamic.STATIC for k in range(tensor.dim())]
+        context = StatelessSymbolicContext(dynamic_sizes=sizes)
+        source = ConstantSource(f"[{position}]")
+        fakes.append(mode.from_tensor(tensor, static_shapes=False, symbolic_context=context, source=source))
+    # Without MKL-DNN's operators, which have no decompositions.
+    with mode, _compiling_state_context(), enable_python_dispatcher(), torch.backends.mkldnn.flags(enabled=False):
+        record = make_fx(
+            dispatch_functionalize(function), decompositions, tracing_mode="real", _allow_non_fake_inputs=True
+        )
+        module = record(*fakes)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    pairs = zip(fakes, dimensions, strict=True)
+    return Trace(module, tuple(tuple(k for k in own if _is_symbol(fake.shape[k])) for fake, own in pairs))
+
+
+def _is_symbol(size: int | torch.SymInt) -> bool:
+    return isinstance(size, torch.SymInt) and size.node.maybe_as_int() is None
+
+
+def decompositions_of_torch(names: Iterable[str]) -> dict[Any, Callable[..., Any]]:
+    """torch's decompositions of operators that its table for export doesn't have, such as `prod.dim_int`."""
+    operators = [getattr(getattr(_aten, packet), overload) for packet, overload in (n.split(".") for n in names)]
+    return {operator: decomposition_table[operator] for operator in operators}

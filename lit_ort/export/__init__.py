@@ -1,4 +1,4 @@
-"""Exports trained modules as ONNX files, for inference or for training on a device."""
+"""Exports trained modules as ONNX files for inference, and training steps as ONNX files for training anywhere."""
 
 from lit_ort.export.export import export
 from lit_ort.export.result import Checked, Exported

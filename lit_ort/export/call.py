@@ -133,6 +133,10 @@ class Function(nn.Module):
         self._leaves, self._spec, self._positions = leaves, spec, positions
         self.training = module.training
 
+    def of(self, module: nn.Module) -> Function:
+        """The same step of another module of the same class."""
+        return Function(module, self.step, self._leaves, self._spec, self._positions)
+
     def result(self, tensors: Sequence[Tensor]) -> Any:
         """Runs the step and returns its result."""
         leaves = list(self._leaves)

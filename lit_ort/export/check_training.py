@@ -1,121 +1,192 @@
-"""Compares losses, results and gradients of training files with those of the module."""
+"""Takes several steps with the files of an exported training step, and compares them with steps in eager PyTorch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
-import numpy as np
-import onnx
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from lit_ort.export.artifacts import CHECKPOINT, EVALUATION_MODEL, OPTIMIZER_MODEL, TRAINING_MODEL
-from lit_ort.export.call import Call, evaluating
-from lit_ort.export.check import cases_of, compare, run_cases
+from lit_ort.errors import ExportError
+from lit_ort.export.check import FIX_SIZE, error_of, resized, run_cases
 from lit_ort.export.graph import dynamic_dimensions
-from lit_ort.export.loss import LossCall
 from lit_ort.export.result import Checked
+from lit_ort.export.seeded_random import SeededRandom
+from lit_ort.export.step_function import LOSS, Step, prediction_names
+from lit_ort.export.step_optimizers import STEP, Optimizer, Tensors
+from lit_ort.export.training_files import Models
 
-# With onnxruntime and NumPy only, as on a device.
+STEPS, SLOW = 3, 1e-3
+# Below this part of the largest gradient, a gradient can be rounding alone, as that of a bias before a normalization.
+# Adam follows its sign.
+_NOISE = 1e-4
+# With onnxruntime and NumPy only: the programs of the folder, one step at a time.
 _RUN = f"""
-import sys
+import os, sys
 import numpy
-from onnxruntime.training.api import CheckpointState, Module, Optimizer
 folder, inputs_path, results_path = sys.argv[1:]
+sys.path.insert(0, folder)
+sys.dont_write_bytecode = True
+import train
 inputs = numpy.load(inputs_path)
-state = CheckpointState.load_checkpoint(folder + "/{CHECKPOINT}")
-module = Module(folder + "/{TRAINING_MODEL}", state, folder + "/{EVALUATION_MODEL}")
-optimizer = Optimizer(folder + "/{OPTIMIZER_MODEL}", module)
-arrays = {{}}
-for case in sorted({{key.split("/")[0] for key in inputs.files}}):
-    feeds = {{key.split("/", 1)[1]: inputs[key] for key in inputs.files if key.split("/")[0] == case}}
-    module.eval()
-    results = module(*(feeds[name] for name in module.input_names()))
-    results = results if isinstance(results, tuple) else (results,)
-    arrays.update({{f"{{case}}/{{name}}": value for name, value in zip(module.output_names(), results)}})
-    module.train()
-    module(*(feeds[name] for name in module.input_names()))
-    gradients = {{name: parameter.grad.copy() for name, parameter in state.parameters if parameter.requires_grad}}
-    arrays.update({{f"gradients {{case}}/{{name}}": value for name, value in gradients.items()}})
-    module.lazy_reset_grad()
-numpy.savez(results_path, **arrays)
+cases = {{}}
+for key in inputs.files:
+    case, name = key.split("/", 1)
+    cases.setdefault(int(case), {{}})[name] = inputs[key]
+states = {{name: train.read(name) for name in ("parameters.safetensors", "optimizer.safetensors")}}
+results = {{}}
+for k in sorted(cases):
+    for file, names in states.items():
+        train.write(file, {{name: cases[k].pop(name) for name in names}})
+    for model in ("eval_step.onnx", "predict.onnx"):
+        if k == 0 and os.path.exists(os.path.join(folder, model)):
+            results.update({{f"evaluated/{{name}}": value for name, value in train.run(model, cases[k]).items()}})
+    for report in train.train([cases[k]], {SLOW}, k):
+        results.update({{f"{{k}}/{{name}}": value for name, value in report.items()}})
+    for file in states:
+        results.update({{f"{{k}}/{{name}}": value for name, value in train.read(file).items()}})
+for file, arrays in states.items():
+    train.write(file, arrays)
+numpy.savez(results_path, **results)
 """
-_RANDOM = frozenset({"Dropout", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli"})
 
 
 def check_training(
-    model: onnx.ModelProto, folder: Path, loss: LossCall, trainable: Sequence[str]
+    folder: Path,
+    models: Models,
+    step: Step,
+    trainable: Sequence[str],
+    optimizer: Optimizer,
+    clip_norm: float | None,
 ) -> tuple[Checked, ...]:
-    """Runs the files at the batch's sizes, at half of them and at one, as far as they are dynamic.
+    """Takes steps at the batch's sizes and at half of them, as far as they are dynamic, each from the state of eager's.
+
+    Compares loss, logged values, and the new parameters, buffers and optimizer state of each step; and loss and
+    predictions in eval mode.
 
     Args:
-        model: the model from which the files were generated.
         folder: the folder of the files.
-        loss: the loss.
-        trainable: the names of the trainable parameters.
+        models: the models, and the state.
+        step: the step.
+        trainable: the names of the parameters that are trained.
+        optimizer: the optimizer.
+        clip_norm: the largest norm of all gradients together, or None.
 
     Raises:
         ExportError: a session rejects a model, or results have another shape.
     """
-    batch = Call(_WithOwnParameters(loss), loss.batch_names, loss.batch, loss.call.output_names)
-    with evaluating(batch.function):
-        cases = list(cases_of(batch, {name: dynamic_dimensions(model)[name] for name in batch.names}))
-    results = run_cases(_RUN, folder, [tensors for tensors, _ in cases], batch.names)
-    producers = {name: node.op_type for node in model.graph.node for name in node.output}
-    checks = [
-        compare(batch, tensors, expected, results[str(k)], producers) for k, (tensors, expected) in enumerate(cases)
-    ]
-    if any(node.op_type in _RANDOM for node in model.graph.node):
-        return tuple(checks)
-    for k, (tensors, _) in enumerate(cases):
-        expected = _gradients(loss, tensors, trainable)
-        if expected is not None:
-            checks.append(_compare_gradients(loss, tensors, expected, results[f"gradients {k}"]))
-    return tuple(checks)
+    batches = list(_batches(step, dynamic_dimensions(models.train)))
+    twin = copy.deepcopy(step)
+    twin.set_mode(training=False)
+    with torch.no_grad():
+        results = twin(*batches[0])
+    evaluated = {LOSS: results.loss, **results.logged, **prediction_names(step, results.predictions)}
+    twin.set_mode(training=True)
+    eager = _Eager(twin, trainable, optimizer, clip_norm, models.state)
+    cases, expected = [], []
+    for k, batch in enumerate(batches):
+        cases.append((*batch, *eager.state().values()))
+        expected.append(eager.step(batch, k))
+    found = run_cases(_RUN, folder, cases, (*step.names, *models.state))
+    shapes = [{n: tuple(t.shape) for n, t in zip(step.names, batch, strict=True)} for batch in batches]
+    first = _compared(shapes[0], evaluated, found["evaluated"], {}, " in eval mode")
+    steps = enumerate(zip(shapes, expected, strict=True))
+    return (first, *(_compared(s, e.values, found[str(k)], e.noise, f" of step {k + 1}") for k, (s, e) in steps))
 
 
-class _WithOwnParameters(nn.Module):
-    """A loss as a function of a batch only, with the module's parameters."""
-
-    def __init__(self, loss: LossCall) -> None:
-        super().__init__()
-        self.loss, self._own = loss.call.function, loss.call.tensors[len(loss.batch) :]
-
-    def forward(self, *batch: Tensor) -> tuple[Tensor, ...]:
-        return self.loss(*batch, *self._own)
-
-
-def _compare_gradients(
-    loss: LossCall, batch: Sequence[Tensor], expected: Mapping[str, Tensor], actual: Mapping[str, np.ndarray]
-) -> Checked:
-    """Compares gradients. Errors are relative to the largest value of all gradients: some are zero up to rounding."""
-    largest = max((float(gradient.abs().max()) for gradient in expected.values()), default=0.0)
-    errors = {
-        name: float((torch.from_numpy(actual[name]) - gradient).abs().max()) / max(largest, 1e-12)
-        for name, gradient in expected.items()
-    }
-    worst = max(errors, key=lambda name: errors[name])
-    shapes = {name: tuple(tensor.shape) for name, tensor in zip(loss.batch_names, batch, strict=True)}
-    return Checked(shapes, errors[worst], f"the gradient of {worst}")
-
-
-def _gradients(loss: LossCall, batch: Sequence[Tensor], trainable: Sequence[str]) -> dict[str, Tensor] | None:
-    """The gradients of the loss in training mode, which keeps the module's buffers; None if it can't be computed."""
-    function = loss.call.function
-    buffers = {name: buffer.clone() for name, buffer in function.named_buffers()}
-    own = loss.call.tensors[len(loss.batch) :]
-    parameters = [
-        value.clone().requires_grad_(name in trainable) for name, value in zip(loss.parameters, own, strict=True)
-    ]
-    with torch.enable_grad():
+def _batches(step: Step, dynamic: Mapping[str, Mapping[int, str]]) -> Iterator[tuple[Tensor, ...]]:
+    """The batch, and in turns one of half its sizes that the module accepts."""
+    other = step.batch
+    for only_first in (True, False):
+        tensors = resized(step.names, step.batch, dynamic, lambda size: -(-size // 2), only_first)
         try:
-            value, *_ = torch.func.functional_call(function, buffers, (*batch, *parameters))
-        # For example, batch normalization of a single value.
+            loss = copy.deepcopy(step)(*tensors).loss
+        # For example, a convolution whose kernel is larger than its input.
         except (RuntimeError, ValueError, IndexError):
-            return None
-    if value.isnan():
-        return None
-    differentiated = [parameter for parameter in parameters if parameter.requires_grad]
-    gradients = torch.autograd.grad(value, differentiated, allow_unused=True, materialize_grads=True)
-    return dict(zip((name for name in loss.parameters if name in trainable), gradients, strict=True))
+            break
+        if loss.isnan():
+            break
+        other = tensors
+    for k in range(STEPS):
+        yield other if k % 2 else step.batch
+
+
+class _Expected(NamedTuple):
+    """Results and new state of a step in eager, and where a new parameter may follow from rounding alone."""
+
+    values: Tensors
+    noise: Tensors
+
+
+class _Eager:
+    """Trains a copy of a step with torch's optimizer."""
+
+    def __init__(
+        self, twin: Step, trainable: Sequence[str], optimizer: Optimizer, clip_norm: float | None, state: Tensors
+    ) -> None:
+        self._twin, self._optimizer, self._clip_norm, self._state = twin, optimizer, clip_norm, dict(state)
+        parameters = dict(twin.module.named_parameters())
+        for name, parameter in parameters.items():
+            parameter.requires_grad_(name in trainable)
+        self._trained = {name: parameters[name] for name in trainable}
+        build: Any = optimizer.eager
+        self._eager = build(self._trained.values(), lr=SLOW, **optimizer.settings)
+
+    def state(self) -> Tensors:
+        """The current values of the model's state."""
+        parameters, buffers = self._twin.parameters_and_buffers()
+        values = {**self._state, **parameters, **buffers}
+        for name, parameter in self._trained.items():
+            own = self._eager.state.get(parameter, {})
+            values |= {f"optimizer.{slot}.{name}": own[slot] for slot in self._optimizer.slots if slot in own}
+            values |= {STEP: own["step"]} if "step" in own else {}
+        return {name: values[name].clone() for name in self._state}
+
+    def step(self, batch: Sequence[Tensor], seed: int) -> _Expected:
+        self._eager.zero_grad()
+        with SeededRandom(torch.tensor(seed)):
+            results = self._twin(*batch)
+            results.loss.backward()
+        gradients = {name: value.grad for name, value in self._trained.items() if value.grad is not None}
+        largest = max(float(gradient.abs().max()) for gradient in gradients.values())
+        noise = {name: gradient.abs() < _NOISE * largest for name, gradient in gradients.items()}
+        if self._clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self._trained.values(), self._clip_norm)
+        self._eager.step()
+        values = {LOSS: results.loss.detach(), **results.logged, **self.state()}
+        return _Expected(values, noise if self._optimizer.counts else {})
+
+
+def _compared(
+    shapes: dict[str, tuple[int, ...]], expected: Tensors, found: Mapping[str, Any], noise: Tensors, suffix: str
+) -> Checked:
+    """The largest error of any result.
+
+    Raises:
+        ExportError: a result has another shape.
+    """
+    errors = {}
+    for name, value in expected.items():
+        result = torch.as_tensor(found[name])
+        if result.shape != value.shape:
+            raise ExportError(
+                f"The exported model returns {name} of shape {list(result.shape)} at {shapes}, but the module returns "
+                f"{list(value.shape)}. {FIX_SIZE}."
+            )
+        result = torch.where(noise[name], value, result) if name in noise else result
+        errors[name] = error_of(result, value) * _scale(name, value, expected)
+    worst = max(errors, key=lambda name: errors[name])
+    return Checked(shapes, errors[worst], f"{worst}{suffix}")
+
+
+def _scale(name: str, value: Tensor, values: Tensors) -> float:
+    """A factor of the error of an optimizer's tensor: a gradient that is zero up to rounding has no relative error."""
+    slot = name.split(".")[1] if name.startswith("optimizer.") and name != STEP else None
+    if slot is None or not value.numel():
+        return 1.0
+    largest = max(float(v.abs().max()) for n, v in values.items() if n.startswith(f"optimizer.{slot}.") and v.numel())
+    own = max(float(value.abs().max()), 1e-12)
+    return own / max(own, 1e-2 * largest)

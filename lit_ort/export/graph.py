@@ -8,14 +8,14 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import onnx
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export import Dim
 
 from lit_ort._compat.torch_export import layers_of_any_length, prepare_for_onnx, recorded_specializations
@@ -35,7 +35,39 @@ class Converted(NamedTuple):
     fixed_sizes: tuple[str, ...]
 
 
-def model_of(call: Call, dynamic: bool | Dimensions, opset: int, fixed: Collection[str] = ()) -> Converted:
+# Converts a call with tensors, of each of which some dimensions are dynamic, to a program of torch.onnx, at an opset.
+Converter = Callable[[Call, Sequence[Tensor], Sequence[Collection[int]], int], Any]
+
+
+def inference_program(call: Call, tensors: Sequence[Tensor], dimensions: Sequence[Collection[int]], opset: int) -> Any:
+    # Traced here, since torch.onnx would defer constant sizes to checks at run time, which ONNX lacks.
+    traced = exported_program(call.function, tensors, dimensions)
+    prepare_for_onnx(traced)
+    return torch.onnx.export(
+        traced,
+        input_names=list(call.names),
+        output_names=list(call.output_names),
+        opset_version=opset,
+        dynamo=True,
+        verbose=False,
+    )
+
+
+def exported_program(
+    function: nn.Module, tensors: Sequence[Tensor], dimensions: Sequence[Collection[int]]
+) -> torch.export.ExportedProgram:
+    """Traces a function of tensors, some of whose dimensions are dynamic."""
+    shapes = (tuple({k: Dim.AUTO for k in own} for own in dimensions),)
+    return torch.export.export(function, tuple(tensors), dynamic_shapes=shapes, strict=False)
+
+
+def model_of(
+    call: Call,
+    dynamic: bool | Dimensions,
+    opset: int,
+    fixed: Collection[str] = (),
+    convert: Converter = inference_program,
+) -> Converted:
     """Converts a call to a model.
 
     Args:
@@ -43,6 +75,7 @@ def model_of(call: Call, dynamic: bool | Dimensions, opset: int, fixed: Collecti
         dynamic: True for all dimensions that can be dynamic, False for none, or the names of dynamic dimensions.
         opset: the ONNX opset.
         fixed: the names of inputs whose sizes are fixed.
+        convert: makes the program.
 
     Raises:
         ExportError: onnxscript is missing, or an operator can't be exported; the error names its location in the user's
@@ -53,7 +86,7 @@ def model_of(call: Call, dynamic: bool | Dimensions, opset: int, fixed: Collecti
     dimensions = tuple(_dynamic_dimensions(call, dynamic, fixed))
     tensors = tuple(_with_size_two(call, dynamic, dimensions))
     with recorded_specializations() as traces:
-        model = _dynamic_model(call, tensors, dynamic, dimensions, opset)
+        model = _dynamic_model(call, tensors, dynamic, dimensions, opset, convert)
     _require_standard(model)
     _set_constant_sizes(model)
     if not isinstance(dynamic, bool):
@@ -68,15 +101,16 @@ def _dynamic_model(
     dynamic: bool | Dimensions,
     dimensions: Sequence[Collection[int]],
     opset: int,
+    convert: Converter,
 ) -> onnx.ModelProto:
     try:
-        program = _program(call, tensors, tuple({k: Dim.AUTO for k in own} for own in dimensions), opset)
+        program = _program(call, tensors, dimensions, opset, convert)
     except ExportError as error:
         if dynamic is not True:
             raise
         # torch can't trace some modules if every dimension is dynamic.
-        first = tuple({0: Dim.AUTO} if 0 in own else {} for own in dimensions)
-        program = _program(call, tensors, first, opset)
+        first = [(0,) if 0 in own else () for own in dimensions]
+        program = _program(call, tensors, first, opset, convert)
         warnings.warn(
             f"Only the first dimension of each input is dynamic: {error} Pass dynamic= with the names of the "
             "dimensions that must be dynamic.",
@@ -98,20 +132,12 @@ def _fixed_sizes(
                 yield f"{value.name} has {sizes[dimension].dim_value} in dimension {dimension}{place}"
 
 
-def _program(call: Call, tensors: tuple[Tensor, ...], shapes: tuple[Any, ...], opset: int) -> Any:
+def _program(
+    call: Call, tensors: Sequence[Tensor], dimensions: Sequence[Collection[int]], opset: int, convert: Converter
+) -> Any:
     with _quiet(), layers_of_any_length():
         try:
-            # Traced here, since torch.onnx would defer constant sizes to checks at run time, which ONNX lacks.
-            traced = torch.export.export(call.function, tensors, dynamic_shapes=(shapes,), strict=False)
-            prepare_for_onnx(traced)
-            return torch.onnx.export(
-                traced,
-                input_names=list(call.names),
-                output_names=list(call.output_names),
-                opset_version=opset,
-                dynamo=True,
-                verbose=False,
-            )
+            return convert(call, tensors, dimensions, opset)
         # torch's exporter has no common class of errors; both tracing and conversion can raise.
         except Exception as error:
             raise _export_error(call, error) from error

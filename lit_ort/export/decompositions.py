@@ -1,0 +1,184 @@
+"""Operators of training that ONNX lacks, or that torch's ONNX exporter gets wrong, in terms of others.
+
+What torch itself decomposes is taken from its tables. Each function computes an operator of ATen with its arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import default_decompositions
+
+from lit_ort._compat.torch_export import decompositions_of_torch
+
+aten = torch.ops.aten
+Decompositions = Mapping[Any, Callable[..., Any]]
+
+# Batch normalization of training is written by the exporter as that of inference.
+_OF_TORCH = (
+    "_native_batch_norm_legit.default",
+    "_native_batch_norm_legit_functional.default",
+    "_native_batch_norm_legit.no_stats",
+    "native_batch_norm.default",
+    "max_pool2d_with_indices_backward.default",
+)
+# ONNX has these, and torch decomposes them into operators that it doesn't have.
+_KEPT = (aten.prod.default, aten.prod.dim_int)
+
+
+def decompositions() -> Decompositions:
+    """torch's decompositions for export, more of torch's, and those of this file."""
+    table = {**default_decompositions(), **decompositions_of_torch(_OF_TORCH), **_OWN}
+    return {operator: form for operator, form in table.items() if operator not in _KEPT}
+
+
+# Convolutions
+
+
+def convolution_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The input's gradient is the opposite convolution of `grad`; the weight's convolves the input with `grad`."""
+    rank = weight.dim() - 2
+    # torch writes one setting if those of all dimensions are equal.
+    stride, padding, dilation = ([*values] * (rank // len(values)) for values in (stride, padding, dilation))
+    of_x = of_weight = of_bias = None
+    if mask[0]:
+        rest = [0] * rank
+        if not transposed:
+            settings = zip(grad.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+            covered = [(n - 1) * step - 2 * pad + gap * (size - 1) + 1 for n, size, step, pad, gap in settings]
+            rest = [n - other for n, other in zip(x.shape[2:], covered, strict=True)]
+        of_x = aten.convolution(grad, weight, None, stride, padding, dilation, not transposed, rest, groups)
+    if mask[1]:
+        large, small = (grad, x) if transposed else (x, grad)
+        of_weight = _gradient_of_weight(large, small, weight.shape[2:], stride, padding, dilation, groups)
+    if mask[2]:
+        of_bias = grad.sum([0, *range(2, grad.dim())])
+    return of_x, of_weight, of_bias
+
+
+def _gradient_of_weight(
+    large: Tensor,
+    small: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """Convolves the larger image with the smaller one: sums over the batch, at a distance of `dilation`.
+
+    Examples become channels. Channels of one group have to be neighbors, so those of the larger image are sorted.
+    """
+    batch, channels, *size = large.shape
+    grouped = large.reshape(batch, groups, channels // groups, *size)
+    axes = [2, 1, 0, *range(3, grouped.dim())]
+    images = grouped.permute(axes).reshape(channels // groups, groups * batch, *size)
+    zeros = [0] * len(size)
+    found = aten.convolution(images, small.transpose(0, 1), None, dilation, padding, stride, False, zeros, groups)
+    found = found.transpose(0, 1)
+    for k, length in enumerate(kernel):
+        # A rest of the image that a strided convolution leaves adds further positions here.
+        found = found.narrow(k + 2, 0, length)
+    return found
+
+
+# Indexing
+
+
+def embedding_dense_backward(
+    grad: Tensor, indices: Tensor, rows: int, padding_idx: int, scale_by_frequency: bool
+) -> Tensor:
+    width = grad.shape[-1]
+    flat, index = grad.reshape(-1, width), indices.reshape(-1, 1).to(torch.int64)
+    if scale_by_frequency:
+        counts = flat.new_zeros(rows).scatter_add(0, index[:, 0], torch.ones_like(flat[:, 0]))
+        flat = flat / counts.gather(0, index[:, 0]).unsqueeze(-1)
+    if padding_idx >= 0:
+        flat = flat.masked_fill(index == padding_idx, 0.0)
+    return flat.new_zeros(rows, width).scatter_add(0, index.expand(-1, width), flat)
+
+
+def scatter_reduce(
+    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, include_self: bool = True
+) -> Tensor:
+    """The mean, for which the exporter overwrites values instead."""
+    if reduce != "mean":
+        return NotImplemented
+    ones, zeros = torch.ones_like(source), torch.zeros_like(x)
+    count = zeros.scatter_add(dim, index, ones)
+    if include_self:
+        return x.scatter_add(dim, index, source) / (count + 1)
+    return torch.where(count > 0, zeros.scatter_add(dim, index, source) / count.clamp(min=1), x)
+
+
+def divide(x: Tensor, y: Tensor | float, rounding_mode: str | None = None) -> Tensor:
+    """Of integers, which the exporter converts to float32."""
+    if x.is_floating_point() or (isinstance(y, Tensor) and y.is_floating_point()) or rounding_mode is None:
+        return NotImplemented
+    floor = torch.floor_divide(x, y)
+    if rounding_mode == "floor":
+        return floor
+    return floor + ((floor < 0) & (floor * y != x)).to(floor.dtype)
+
+
+def select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
+    size = x.shape[dim]
+    shape = [-1 if k == dim % x.dim() else 1 for k in range(x.dim())]
+    here = (torch.arange(size) == (index if index >= 0 else index + size)).reshape(shape)
+    return torch.where(here, source.unsqueeze(dim), x)
+
+
+def copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """With the broadcast, which the exporter leaves out."""
+    return source.to(x.dtype).expand(x.shape)
+
+
+def _places(sizes: Sequence[int], strides: Sequence[int], offset: int | None) -> Tensor:
+    """The positions in memory of a view's elements."""
+    places = torch.full([1], offset or 0)
+    for size, stride in zip(sizes, strides, strict=True):
+        places = (places.unsqueeze(-1) + torch.arange(size) * stride).reshape(-1)
+    return places
+
+
+def as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None) -> Tensor:
+    return x.reshape(-1).gather(0, _places(size, stride, offset)).reshape(size)
+
+
+def as_strided_scatter(
+    x: Tensor, source: Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+) -> Tensor:
+    return x.reshape(-1).scatter(0, _places(size, stride, offset), source.reshape(-1)).reshape(x.shape)
+
+
+def empty_permuted(size: Sequence[int], order: Sequence[int], *, dtype: Any = None, **_: Any) -> Tensor:
+    return torch.zeros(size, dtype=dtype)
+
+
+_OWN: Decompositions = {
+    aten.convolution_backward.default: convolution_backward,
+    aten.embedding_dense_backward.default: embedding_dense_backward,
+    aten.scatter_reduce.two: scatter_reduce,
+    aten.div.Tensor_mode: divide,
+    aten.div.Scalar_mode: divide,
+    aten.select_scatter.default: select_scatter,
+    aten.copy.default: copy,
+    aten.as_strided.default: as_strided,
+    aten.as_strided_scatter.default: as_strided_scatter,
+    aten.empty_permuted.default: empty_permuted,
+}

@@ -1,0 +1,138 @@
+"""A step's function as an ONNX model of standard operators."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import onnx
+import onnx_ir
+import torch
+from onnx import numpy_helper
+from onnx_ir.passes import Sequential, common
+from onnxscript import optimizer
+from torch import Tensor, nn
+
+from lit_ort._compat.torch_export import prepare_for_onnx, trace_of
+from lit_ort.export.call import Call
+from lit_ort.export.decompositions import decompositions
+from lit_ort.export.graph import Converted, Dimensions, exported_program, model_of
+from lit_ort.export.step_function import NEXT, StepFunction
+
+# The first with BitwiseXor, and with ScatterElements that reduces; the exporter writes it without conversion.
+OPSET = 18
+# onnxruntime 1.20 reads IR versions up to this one.
+IR_VERSION = 10
+# Larger constants are computed at run time.
+_FOLDED_ELEMENTS = 2**16
+
+
+class _Replay(nn.Module):
+    """Calls a traced graph, as a function of any number of tensors."""
+
+    def __init__(self, traced: nn.Module) -> None:
+        super().__init__()
+        self.traced = traced
+
+    def forward(self, *tensors: Tensor) -> Any:
+        return self.traced(*tensors)
+
+
+def step_model(function: StepFunction, batch: Collection[str], dynamic: bool | Dimensions) -> Converted:
+    """Converts a function to a model whose inputs are all of the function's.
+
+    Args:
+        function: the function; it is called once.
+        batch: the inputs whose sizes can be dynamic.
+        dynamic: as in `lit_ort.export`.
+
+    Raises:
+        ExportError: an operator has no form in ONNX, or a size can't be dynamic.
+    """
+    function(*function.inputs.values())
+    call = Call(function, tuple(function.inputs), tuple(function.inputs.values()), function.output_names)
+    return model_of(call, dynamic, OPSET, [name for name in function.inputs if name not in batch], _training_program)
+
+
+def _training_program(call: Call, tensors: Sequence[Tensor], dimensions: Sequence[Collection[int]], opset: int) -> Any:
+    traced = trace_of(call.function, tensors, dimensions, decompositions())
+    program = exported_program(_Replay(traced.module), tensors, traced.dimensions)
+    prepare_for_onnx(program)
+    exported = torch.onnx.export(
+        program,
+        input_names=list(call.names),
+        output_names=list(call.output_names),
+        opset_version=opset,
+        dynamo=True,
+        verbose=False,
+        optimize=False,
+    )
+    assert exported is not None, "a program without a file"
+    _simplify(exported.model)
+    # Equal outputs, such as a loss that is logged, have become one and been divided again.
+    for value, name in zip(exported.model.graph.outputs, call.output_names, strict=True):
+        value.name = name
+    return exported
+
+
+def _simplify(model: onnx_ir.Model) -> None:
+    """Folds constants and merges equal nodes, in place.
+
+    Without the rewriting rules of onnxscript's optimizer, which take an addition of 1e-8 for one of zero.
+    """
+    optimizer.inline(model)
+    optimizer.fold_constants(model, input_size_limit=_FOLDED_ELEMENTS, output_size_limit=_FOLDED_ELEMENTS)
+    Sequential(
+        common.IdentityEliminationPass(),
+        common.RemoveUnusedNodesPass(),
+        common.RemoveUnusedFunctionsPass(),
+        common.RemoveUnusedOpsetsPass(),
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        common.DeduplicateInitializersPass(),
+        common.CommonSubexpressionEliminationPass(),
+        common.OutputFixPass(),
+        common.NameFixPass(),
+        common.ClearMetadataAndDocStringPass(),
+    )(model)
+
+
+def changed_state(model: onnx.ModelProto) -> tuple[str, ...]:
+    """The inputs of which the model returns another value."""
+    sources = {node.output[0]: node.input[0] for node in model.graph.node if node.op_type == "Identity"}
+    changed = []
+    for name in (output.name.removesuffix(NEXT) for output in model.graph.output if output.name.endswith(NEXT)):
+        source = f"{name}{NEXT}"
+        while source in sources:
+            source = sources[source]
+        if source != name:
+            changed.append(name)
+    return tuple(changed)
+
+
+def part_of(model: onnx.ModelProto, outputs: Collection[str], constants: Mapping[str, Tensor]) -> onnx.ModelProto:
+    """A copy of a model with some of its outputs, and with what they need.
+
+    Args:
+        model: the model.
+        outputs: the names of the outputs.
+        constants: values of inputs, which become initializers.
+    """
+    needed, nodes = set(outputs), []
+    for node in reversed(model.graph.node):
+        if not needed.isdisjoint(node.output):
+            needed.update(node.input)
+            nodes.append(node)
+    part = onnx.ModelProto()
+    part.CopyFrom(model)
+    part.ir_version = min(model.ir_version, IR_VERSION)
+    graph = part.graph
+    for field in (graph.node, graph.input, graph.output, graph.initializer, graph.value_info):
+        del field[:]
+    graph.node.extend(reversed(nodes))
+    graph.input.extend(value for value in model.graph.input if value.name in needed and value.name not in constants)
+    graph.output.extend(value for value in model.graph.output if value.name in outputs)
+    graph.initializer.extend(tensor for tensor in model.graph.initializer if tensor.name in needed)
+    graph.initializer.extend(
+        numpy_helper.from_array(value.numpy(), name) for name, value in constants.items() if name in needed
+    )
+    return part

@@ -1,0 +1,132 @@
+"""Modules whose training step is exported, with batches of two sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from lightning import LightningModule
+from torch import Tensor, nn
+
+from tests.zoo.plain_models import Adapter
+from tests.zoo.text_models import LLAMA
+
+WORDS, LABELS = 60, 3
+Batch = dict[str, Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingCase:
+    """A module.
+
+    Args:
+        make: makes the module.
+        batch: makes a batch of a size, with the number of the step.
+        dynamic: the dimensions that change.
+        settings: further arguments of `export_training`.
+        left_out: parts of the names of parameters whose gradients are rounding alone, such as biases before a
+            normalization.
+    """
+
+    make: Callable[[], nn.Module]
+    batch: Callable[[int, int], Batch]
+    dynamic: Mapping[str, Mapping[int, str]]
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+
+
+class Images(LightningModule):
+    """Classifies images of one channel, and logs as Lightning's users do."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        logits = self(batch["x"])
+        loss = F.cross_entropy(logits, batch["y"])
+        self.log("train_loss", loss, prog_bar=True)
+        self.log_dict({"accuracy": (logits.argmax(-1) == batch["y"]).float().mean()})
+        return loss
+
+
+def mlp() -> nn.Module:
+    return Images(nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, LABELS)))
+
+
+def convolutions() -> nn.Module:
+    body = [nn.Conv2d(1, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2)]
+    more = [nn.Conv2d(6, 8, 3, 2, bias=False), nn.BatchNorm2d(8), nn.SiLU(), nn.MaxPool2d(3, 2, 1)]
+    return Images(nn.Sequential(*body, *more, nn.Flatten(), nn.Linear(8, LABELS)))
+
+
+def images(size: int, step: int) -> Batch:
+    generator = torch.Generator().manual_seed(step)
+    y = torch.randint(LABELS, (size,), generator=generator)
+    return {"x": torch.randn(size, 1, 8, 8, generator=generator) + y.reshape(-1, 1, 1, 1), "y": y}
+
+
+def text(size: int, step: int) -> Batch:
+    """Texts whose length follows from the size of the batch."""
+    generator = torch.Generator().manual_seed(step)
+    ids = torch.randint(3, WORDS, (size, 5 + size), generator=generator)
+    mask = torch.arange(5 + size) < torch.randint(4, 6 + size, (size, 1), generator=generator)
+    return {"input_ids": ids, "attention_mask": mask.long()}
+
+
+def labeled_text(size: int, step: int) -> Batch:
+    batch = text(size, step)
+    return {**batch, "labels": batch["input_ids"][:, 0] % LABELS}
+
+
+def continued_text(size: int, step: int) -> Batch:
+    batch = text(size, step)
+    return {**batch, "labels": batch["input_ids"]}
+
+
+def bert() -> nn.Module:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    sizes: dict[str, Any] = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
+    config = BertConfig(vocab_size=WORDS, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **sizes)
+    config.num_labels = LABELS
+    return BertForSequenceClassification(config)
+
+
+def gpt2() -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes: dict[str, Any] = dict(n_embd=32, n_layer=2, n_head=4, n_positions=32, use_cache=False)
+    config = GPT2Config(vocab_size=WORDS, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **sizes)
+    return GPT2LMHeadModel(config)
+
+
+def llama_with_adapters() -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=WORDS, use_cache=False, **LLAMA))
+    for layer in model.get_submodule("model.layers").children():
+        attention: Any = layer.get_submodule("self_attn")
+        attention.q_proj, attention.v_proj = Adapter(attention.q_proj, 0.0), Adapter(attention.v_proj, 0.0)
+    return model.requires_grad_(True)
+
+
+OF_IMAGES = {"x": {0: "batch"}, "y": {0: "batch"}}
+OF_TEXT = {"input_ids": {0: "batch", 1: "length"}, "attention_mask": {0: "batch", 1: "length"}}
+OF_LABELS = {**OF_TEXT, "labels": {0: "batch"}}
+OF_WORDS = {**OF_TEXT, "labels": {0: "batch", 1: "length"}}
+CASES = {
+    "MLP": TrainingCase(mlp, images, OF_IMAGES),
+    "convolutions": TrainingCase(convolutions, images, OF_IMAGES),
+    "BERT": TrainingCase(bert, labeled_text, OF_LABELS, left_out=("key.bias",)),
+    "GPT-2": TrainingCase(gpt2, continued_text, OF_WORDS, left_out=("c_attn.bias",)),
+    "LoRA on Llama": TrainingCase(
+        llama_with_adapters, continued_text, OF_WORDS, {"trainable": ("*.down.weight", "*.up.weight")}
+    ),
+}
