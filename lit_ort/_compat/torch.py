@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,10 @@ from torch._C import (
 from torch._C._dynamo.eval_frame import set_eval_frame
 from torch.amp import autocast_mode
 from torch.autograd import forward_ad
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+
+from lit_ort._compat.patching import replaced
 
 # Dynamo's nodes at the start and the end of an autocast region.
 enter_autocast: Any = autocast_mode._enter_autocast
@@ -83,6 +87,25 @@ def keeps_graph() -> bool:
 def backward_in_progress() -> int:
     """The number of the backward in progress in this thread; -1 outside of one."""
     return torch._C._current_graph_task_id()
+
+
+@contextmanager
+def seen_inside(names: Collection[str]) -> Iterator[None]:
+    """Lets a TorchFunctionMode see what Python functions of torch.nn.functional call.
+
+    By default it sees these functions instead, and runs them without itself.
+
+    Args:
+        names: functions that the mode still sees themselves.
+    """
+
+    def is_seen(*_: Any) -> bool:
+        return torch._C._is_torch_function_mode_enabled() and sys._getframe(1).f_code.co_name in names
+
+    with ExitStack() as stack:
+        for check in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"):
+            stack.enter_context(replaced(functional, check, is_seen))
+        yield
 
 
 @contextmanager

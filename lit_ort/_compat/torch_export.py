@@ -20,6 +20,7 @@ from torch._subclasses.functional_tensor import dispatch_functionalize
 from torch.export import ExportedProgram
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.nn.modules import transformer
 
 from lit_ort._compat.patching import removed_entry, replaced, replaced_entry
 from lit_ort._compat.recurrent import results_of, shapes_without_steps
@@ -131,9 +132,16 @@ def trace_of(
         source = ConstantSource(f"[{position}]")
         fakes.append(mode.from_tensor(tensor, static_shapes=False, symbolic_context=context, source=source))
     # Without MKL-DNN's operators, which have no decompositions.
-    with mode, _compiling_state_context(), enable_python_dispatcher(), torch.backends.mkldnn.flags(enabled=False):
+    with (
+        mode,
+        _compiling_state_context(),
+        enable_python_dispatcher(),
+        torch.backends.mkldnn.flags(enabled=False),
+        # Reads the values of a mask, to choose another form of attention for it.
+        replaced(transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: is_causal is True),
+    ):
         record = make_fx(
-            dispatch_functionalize(function), decompositions, tracing_mode="real", _allow_non_fake_inputs=True
+            dispatch_functionalize(function), decompositions, _allow_non_fake_inputs=True, record_stack_traces=True
         )
         module = record(*fakes)
     module.graph.eliminate_dead_code()

@@ -7,7 +7,7 @@ import runpy
 import sys
 from collections.abc import Callable, Sequence
 
-from lit_ort.commands import benchmark, cache, explain, export
+from lit_ort.commands import benchmark, cache, explain, export, export_training
 from lit_ort.extras import install_command
 from lit_ort.version import __version__
 
@@ -15,6 +15,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "benchmark": benchmark.main,
     "explain": explain.main,
     "export": export.main,
+    "export-training": export_training.main,
     "cache": cache.main,
 }
 # Programs of the `tasks` extra. They run as the main module, because Lightning starts the other processes of a run by
@@ -31,6 +32,8 @@ HELP = f"""lit-ort {__version__}: train PyTorch Lightning models through ONNX Ru
   lit-ort benchmark MODULE:FUNCTION        time your own step in eager, inductor and ort
   lit-ort explain MODULE:FUNCTION          run your own step once and show what ran where
   lit-ort export MODULE:FUNCTION FILE      write your own module as an ONNX file            [export]
+  lit-ort export-training MODULE:FUNCTION FOLDER
+                                           write its training step for any onnxruntime      [export]
   lit-ort cache list|clear FOLDER          list or clear a folder of compiled graphs
 
 MODULE:FUNCTION, such as my_project.model:make, names a function without arguments that returns a module and a batch.

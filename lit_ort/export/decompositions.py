@@ -25,8 +25,8 @@ _OF_TORCH = (
     "native_batch_norm.default",
     "max_pool2d_with_indices_backward.default",
 )
-# ONNX has these, and torch decomposes them into operators that it doesn't have.
-_KEPT = (aten.prod.default, aten.prod.dim_int)
+# ONNX has these, and torch decomposes them into operators that it doesn't have, or into `divide`.
+_KEPT = (aten.prod.default, aten.prod.dim_int, aten.floor_divide.default)
 
 
 def decompositions() -> Decompositions:
@@ -168,6 +168,17 @@ def as_strided_scatter(
 
 def empty_permuted(size: Sequence[int], order: Sequence[int], *, dtype: Any = None, **_: Any) -> Tensor:
     return torch.zeros(size, dtype=dtype)
+
+
+def onnx_forms() -> Decompositions:
+    """ONNX operators of those that torch's decompositions introduce, and the exporter doesn't know."""
+    from onnxscript import opset18 as op
+
+    def product(x: Any, dims: Sequence[int] | None, output_dtype: int | None = None) -> Any:
+        axes = None if dims is None else op.Constant(value_ints=list(dims))
+        return op.ReduceProd(x, axes, keepdims=False)
+
+    return {torch.ops.prims.prod.default: product}
 
 
 _OWN: Decompositions = {

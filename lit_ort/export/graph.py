@@ -7,6 +7,7 @@ import importlib.util
 import io
 import logging
 import re
+import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -236,7 +237,7 @@ def _name_dimensions(model: onnx.ModelProto, dynamic: bool | Dimensions) -> None
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Silences torch's exporter, which reports its stages and packages that are not needed here."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "torch.export")]
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
@@ -256,17 +257,24 @@ def _export_error(call: Call, error: Exception) -> ExportError:
         chain.append(chain[-1].__cause__)
     messages = "\n".join(str(link) for link in chain)
     operator = re.search(r"torch\.ops\.([\w.]+)|\baten[.:]+[\w.]+|Unsupported.*?'([\w.:]+)'", messages)
-    location = (f" (operator {operator[0]})" if operator else "") + place_in(messages)
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    location = (f" (operator {operator[0]})" if operator else "") + (place_in(messages) or place_in(frames))
     name = type(getattr(call.function, "module", call.function)).__name__
+    if "data-dependent" in messages:
+        return ExportError(
+            f"{name} can't be exported: its code reads the value of a tensor{place_in(frames)}, but a model computes "
+            "the same operators for all values. Use torch.where instead of a branch."
+        )
     return ExportError(
-        f"{name} can't be exported{location}: {first_line_of(chain[-1])}. Use other operators in eval mode, or export "
-        "a part of the module."
+        f"{name} can't be exported{location}: {first_line_of(chain[-1])}. Use other operators there, or export a "
+        "part of the module."
     )
 
 
 def place_in(trace: str) -> str:
     """The last location in a stack trace that is in the user's code, otherwise in a library; empty if there is none."""
     locations = re.findall(r'File "([^"]+)", line (\d+)', trace)
-    locations = [location for location in locations if Path(location[0]).parent != Path(__file__).parent]
+    package = Path(__file__).parents[1]
+    locations = [location for location in locations if package not in Path(location[0]).parents]
     user_locations = [location for location in locations if "site-packages" not in location[0]] or locations
     return f" at {user_locations[-1][0]}:{user_locations[-1][1]}" if user_locations else ""

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from lit_ort._compat.torch import TorchDispatchMode
 
@@ -134,48 +133,3 @@ _FORMS: dict[Any, Callable[..., Any]] = {
     aten.normal.Tensor_float: lambda random, mean, std=1.0, **_: random.normal(mean.shape, mean.dtype) * std + mean,
     aten.normal.float_Tensor: lambda random, mean, std, **_: random.normal(std.shape, std.dtype) * std + mean,
 }
-
-_DROPOUTS = frozenset({"dropout", "dropout_", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"})
-_RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
-
-
-class Dropout(TorchFunctionMode):
-    """Leaves out all dropout, and computes that between recurrent layers, which torch's decompositions leave out.
-
-    Args:
-        keep: whether dropout stays.
-    """
-
-    def __init__(self, keep: bool) -> None:
-        super().__init__()
-        self._keep = keep
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        name = getattr(func, "__name__", "")
-        if name in _RECURRENT and isinstance(args[3], bool):  # not of packed sequences
-            return self._recurrent(func, *args, **kwargs)
-        if not self._keep:
-            if name in _DROPOUTS:
-                return args[0]
-            if name == "scaled_dot_product_attention":
-                kwargs["dropout_p"] = 0.0
-                args = args[:4] + args[5:] if len(args) > 4 else args
-        return func(*args, **kwargs)
-
-    def _recurrent(self, func: Any, x: Tensor, *args: Any) -> Any:
-        state, weights, has_biases, layers, p, train, bidirectional, batch_first = args
-        if not self._keep or not p or not train or layers == 1:
-            return func(x, state, weights, has_biases, layers, 0.0, train, bidirectional, batch_first)
-        directions = 2 if bidirectional else 1
-        states = state if isinstance(state, (tuple, list)) else (state,)
-        per_layer = len(weights) // layers
-        ends = []
-        for k in range(layers):
-            own = [s[k * directions : (k + 1) * directions] for s in states]
-            given = own if isinstance(state, (tuple, list)) else own[0]
-            x = torch.dropout(x, p, True) if k else x
-            weights_of_layer = weights[k * per_layer : (k + 1) * per_layer]
-            x, *end = func(x, given, weights_of_layer, has_biases, 1, 0.0, train, bidirectional, batch_first)
-            ends.append(end)
-        return (x, *(torch.cat(parts) for parts in zip(*ends, strict=True)))

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lit_ort._compat.lightning import is_from_lightning
+from lit_ort._compat.torch import seen_inside
 from lit_ort.errors import ExportError
 from lit_ort.export.call import FORWARD, TRAINING_STEP, function_of, names_of, tensors_of
-from lit_ort.export.seeded_random import Dropout, SeededRandom
+from lit_ort.export.differentiable_forms import FORMS, DifferentiableForms
+from lit_ort.export.seeded_random import SeededRandom
 from lit_ort.export.step_optimizers import Optimizer, Tensors, clipped
 from lit_ort.export.trainer import without_trainer
 
@@ -105,7 +107,8 @@ class Step(nn.Module):
         with (
             _logging(self.module) as logged,
             _last_call(self.module) as calls,
-            Dropout(self._dropout),
+            seen_inside(FORMS),
+            DifferentiableForms(self._dropout),
             sdpa_kernel(SDPBackend.MATH),
         ):
             value = self._result(self.module, tensors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -11,11 +12,13 @@ import torch
 from onnx import numpy_helper
 from onnx_ir.passes import Sequential, common
 from onnxscript import optimizer
-from torch import Tensor, nn
+from onnxscript.rewriter import RewritePass, RewriteRuleSet
+from onnxscript.rewriter.rules import common as rules
+from torch import Tensor, fx, nn
 
 from lit_ort._compat.torch_export import prepare_for_onnx, trace_of
 from lit_ort.export.call import Call
-from lit_ort.export.decompositions import decompositions
+from lit_ort.export.decompositions import decompositions, onnx_forms
 from lit_ort.export.graph import Converted, Dimensions, exported_program, model_of
 from lit_ort.export.step_function import NEXT, StepFunction
 
@@ -58,15 +61,20 @@ def _training_program(call: Call, tensors: Sequence[Tensor], dimensions: Sequenc
     traced = trace_of(call.function, tensors, dimensions, decompositions())
     program = exported_program(_Replay(traced.module), tensors, traced.dimensions)
     prepare_for_onnx(program)
-    exported = torch.onnx.export(
-        program,
-        input_names=list(call.names),
-        output_names=list(call.output_names),
-        opset_version=opset,
-        dynamo=True,
-        verbose=False,
-        optimize=False,
-    )
+    try:
+        exported = torch.onnx.export(
+            program,
+            input_names=list(call.names),
+            output_names=list(call.output_names),
+            opset_version=opset,
+            dynamo=True,
+            verbose=False,
+            optimize=False,
+            custom_translation_table=dict(onnx_forms()),
+        )
+    # The exporter names the operator without its place.
+    except Exception as error:
+        raise RuntimeError(_trace_of_operator(str(error), traced.module.graph)) from error
     assert exported is not None, "a program without a file"
     _simplify(exported.model)
     # Equal outputs, such as a loss that is logged, have become one and been divided again.
@@ -75,15 +83,25 @@ def _training_program(call: Call, tensors: Sequence[Tensor], dimensions: Sequenc
     return exported
 
 
+def _trace_of_operator(message: str, graph: fx.Graph) -> str:
+    """Where the operator that a message names is called."""
+    found = re.search(r"op='([\w.]+)'", message)
+    nodes = [node for node in graph.nodes if found and found[1] and str(node.target).startswith(found[1])]
+    return next((node.meta["stack_trace"] for node in nodes if node.meta.get("stack_trace")), "")
+
+
 def _simplify(model: onnx_ir.Model) -> None:
     """Folds constants and merges equal nodes, in place.
 
-    Without the rewriting rules of onnxscript's optimizer, which take an addition of 1e-8 for one of zero.
+    Without the other rewriting rules of onnxscript's optimizer, which take an addition of 1e-8 for one of zero.
     """
+    # onnxruntime before 1.32 fuses matmuls wrongly with transposes that change nothing.
+    transposes = RewriteRuleSet([rules.transpose_transpose_rule, rules.no_op_transpose_rule])
     optimizer.inline(model)
     optimizer.fold_constants(model, input_size_limit=_FOLDED_ELEMENTS, output_size_limit=_FOLDED_ELEMENTS)
     Sequential(
         common.IdentityEliminationPass(),
+        RewritePass(transposes),
         common.RemoveUnusedNodesPass(),
         common.RemoveUnusedFunctionsPass(),
         common.RemoveUnusedOpsetsPass(),

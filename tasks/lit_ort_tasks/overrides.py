@@ -22,6 +22,7 @@ from lit_ort_tasks.errors import require
 # Choices that need an extra, with the extra and a module of it.
 EXTRAS = {
     ("export", "onnx"): ("export", "onnxscript"),
+    ("export", "training"): ("export", "onnxscript"),
     ("hparams_search", "optuna"): ("optuna", "hydra_plugins.hydra_optuna_sweeper"),
     ("logger", "mlflow"): ("mlflow", "mlflow"),
     ("logger", "wandb"): ("wandb", "wandb"),

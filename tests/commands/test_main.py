@@ -98,6 +98,16 @@ def test_export_writes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert [size.dim_value for size in sizes] == [4, 6]
 
 
+@pytest.mark.slow
+def test_export_training_writes_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program.main(["export-training", HERE, str(tmp_path / "step"), "--fixed", "--optimizer", "sgd"])
+    assert "2 parameters are trained\n  largest error compared with eager" in capsys.readouterr().out
+    assert (tmp_path / "step" / "train_step.onnx").is_file()
+    with pytest.raises(SystemExit):
+        program.main(["export-training", HERE, str(tmp_path / "step")])
+    assert capsys.readouterr().err.endswith("step exists. Choose a folder that doesn't exist, or remove it.\n")
+
+
 @pytest.mark.parametrize("command", ["explain", "export"])
 def test_a_function_must_return_a_module_and_a_batch(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -15,8 +16,11 @@ import torch
 from torch import nn
 
 import lit_ort
+from lit_ort.errors import ExportError
+from lit_ort.export.safetensors_file import read_tensors, write_tensors
+from lit_ort.export.seeded_random import SeededRandom
 from tests.export.elsewhere import train_elsewhere
-from tests.export.training_cases import CASES, Batch, TrainingCase
+from tests.export.training_cases import CASES, Batch, Images, TrainingCase
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -71,3 +75,176 @@ def test_twenty_steps_of_two_sizes_are_those_of_eager(name: str, tmp_path: Path)
         for key, value in module.state_dict().items():
             if not any(part in key for part in case.left_out):
                 torch.testing.assert_close(fresh.state_dict()[key], value, rtol=1e-4, atol=1e-4, msg=f"{python}: {key}")
+
+
+class Mean(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean()
+
+
+class Scaled(nn.Module):
+    """The mean of a product with a parameter, after a function."""
+
+    def __init__(self, function: Any = lambda x: x) -> None:
+        super().__init__()
+        self.weight, self.function = nn.Parameter(torch.ones(6)), function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x * self.weight).float().mean()
+
+
+class Manual(Images):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(6, 2))
+        self.automatic_optimization = False
+
+
+@pytest.mark.parametrize(
+    ("module", "batch", "settings", "message"),
+    [
+        (Mean(), torch.randn(2), {}, "No parameter of Mean requires a gradient. Select some with trainable=."),
+        (
+            Scaled(),
+            torch.randn(2, 6),
+            {"optimizer": "lion"},
+            "optimizer='lion' is unknown. Use one of adamw, adam, sgd.",
+        ),
+        (
+            *(Scaled(), torch.randn(2, 6), {"optimizer_settings": {"lr": 1.0}}),
+            "optimizer_settings has 'lr', which adamw doesn't have. Use betas, eps, weight_decay;",
+        ),
+        (Scaled(), torch.randn(2, 6), {"trainable": ["bias"]}, "trainable='bias' matches no parameter of Scaled."),
+        (Scaled(), torch.randn(2, 6), {"clip_norm": 0.0}, "clip_norm=0.0 is not positive."),
+        (Scaled(), torch.randn(2, 7), {}, "Scaled.forward rejects the batch: RuntimeError"),
+        (Scaled(), {"y": torch.randn(2, 6)}, {}, "Scaled.forward rejects the batch: TypeError"),
+        (nn.Linear(6, 2), torch.randn(2, 6), {}, "Linear.forward returns [2, 2] of torch.float32, but a loss is"),
+        (Manual(), (torch.randn(2, 6), torch.ones(2)), {}, "Manual has automatic_optimization=False"),
+        (
+            *(Scaled(lambda x: x.mode(1)[0]), torch.randn(2, 6), {"dynamic": False}),
+            "Scaled can't be exported (operator aten.mode) at",
+        ),
+        pytest.param(*(Scaled(), torch.randn(2, 6), {"tolerance": -1.0}, "but tolerance=-1."), marks=pytest.mark.slow),
+    ],
+)
+def test_what_is_refused_leaves_nothing(
+    module: nn.Module, batch: Any, settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ExportError, match=re.escape(message)):
+        lit_ort.export_training(module, tmp_path / "step", batch, **settings)
+    assert not os.listdir(tmp_path)
+
+
+def test_a_folder_that_exists_is_kept(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=f"{tmp_path} exists. Choose a folder that doesn't exist, or remove it."):
+        lit_ort.export_training(Scaled(), tmp_path, torch.randn(2, 6))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "does not exist. Pass a folder of export_training"),
+        ({"other": torch.ones(6)}, "has 'other', but Scaled has no parameter or buffer of this name."),
+        ({"weight": torch.ones(5)}, "has 'weight' of shape [5], but in Scaled its shape is [6]."),
+        (b"something else", "is not a safetensors file"),
+    ],
+)
+def test_parameters_of_another_module(content: Any, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "parameters.safetensors"
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    elif content:
+        write_tensors(file, content)
+    module = Scaled()
+    with pytest.raises(ExportError, match=re.escape(message)):
+        lit_ort.load_training_checkpoint(module, file)
+    assert torch.equal(module.weight, torch.ones(6))
+
+
+def test_files_are_those_of_the_safetensors_library(tmp_path: Path) -> None:
+    library = pytest.importorskip("safetensors.torch")
+    tensors = {"a": torch.randn(2, 3), "b": torch.tensor(5), "c": torch.empty(0, 4), "d": torch.tensor([True, False])}
+    write_tensors(tmp_path / "ours", tensors)
+    library.save_file(tensors, tmp_path / "theirs")
+    for found in (library.load_file(tmp_path / "ours"), read_tensors(tmp_path / "theirs")):
+        assert all(
+            torch.equal(found[name], value) and found[name].dtype == value.dtype for name, value in tensors.items()
+        )
+
+
+def scattered_mean(x: torch.Tensor) -> torch.Tensor:
+    index = torch.tensor([[0, 0, 1, 1, 3, 3], [2, 2, 2, 0, 1, 1]])
+    return torch.zeros(2, 4).scatter_reduce(1, index, x, "mean", include_self=False)
+
+
+def divided(x: torch.Tensor) -> torch.Tensor:
+    """Integers beyond the 24 bits of float32."""
+    large = torch.tensor([4294967295, 123456789123, -123456789123, 16777217, -5, 7])
+    return x * (torch.div(large, 16, rounding_mode="trunc") % 1000) + torch.div(large, 7, rounding_mode="floor") % 1000
+
+
+class Faulty(nn.Module):
+    """A sum of a function's results in which each has another weight."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.weight, self.function = nn.Parameter(torch.ones(6)), function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.function(x * self.weight)
+        return (found * torch.arange(1.0, found.numel() + 1).reshape(found.shape)).mean()
+
+
+# Each is written by torch's exporter, as it is by default, as something else.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "function",
+    [
+        pytest.param(lambda x: (x * 0) / ((x * 0).square().sum(0).sqrt() + 1e-8) + x, id="1e-8"),
+        pytest.param(scattered_mean, id="scatter_reduce"),
+        pytest.param(nn.BatchNorm1d(6), id="batch norm"),
+        pytest.param(divided, id="integer division"),
+    ],
+)
+def test_faults_of_the_exporter(function: Any, tmp_path: Path) -> None:
+    module = Faulty(function)
+    exported = lit_ort.export_training(module, tmp_path / "step", torch.randn(2, 6), dynamic=False)
+    assert max(one.error for one in exported.checked) < 1e-5
+
+
+@pytest.mark.slow
+def test_dropout_follows_the_seed(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Linear(6, 64), nn.Dropout(0.5), Mean())
+    exported = lit_ort.export_training(module, tmp_path / "step", torch.randn(2, 6), clip_norm=0.5)
+    batches = [{"input": torch.ones(2, 6)}] * 4
+    losses = [train_elsewhere(exported.folder, batches, 0.0)["loss"] for _ in range(2)]
+    assert len(set(losses[0].tolist())) == 4
+    np.testing.assert_array_equal(losses[0], losses[1])
+    exported = lit_ort.export_training(module, tmp_path / "without", torch.randn(2, 6), dropout=False)
+    assert len(set(train_elsewhere(exported.folder, batches, 0.0)["loss"].tolist())) == 1
+
+
+@pytest.mark.parametrize("draw", [lambda r: r.uniform([100_000]), lambda r: r.normal([100_000])])
+def test_draws_are_independent(draw: Any) -> None:
+    """Between seeds, draws of one step, and positions; with the moments of their distribution."""
+    random = SeededRandom(torch.tensor(3))
+    first, second, other = draw(random), draw(random), draw(SeededRandom(torch.tensor(4)))
+    for a, b in ((first, second), (first, other), (first[1:], first[:-1])):
+        assert abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1])) < 0.015
+    expected = (0.5, 1 / 12) if float(first.min()) >= 0 else (0.0, 1.0)
+    torch.testing.assert_close((float(first.mean()), float(first.var())), expected, rtol=0.02, atol=0.01)
+
+
+@pytest.mark.slow
+def test_frozen_parts_and_buffers(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 1), Mean())
+    settings: dict[str, Any] = dict(optimizer="sgd", optimizer_settings={"momentum": 0.9}, trainable=["2.*"])
+    exported = lit_ort.export_training(module, tmp_path / "step", torch.randn(4, 6), **settings)
+    assert exported.trainable == ("2.weight", "2.bias")
+    train_elsewhere(exported.folder, [{"input": torch.randn(4, 6)}] * 3, 0.1)
+    before = copy.deepcopy(module.state_dict())
+    loaded = lit_ort.load_training_checkpoint(module, exported.folder)
+    changed = {name for name, value in module.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == set(loaded) == {"2.weight", "2.bias"} | {n for n in before if "running" in n or "num_b" in n}
+    module[1].eval()
+    lit_ort.export_training(module, tmp_path / "fixed", torch.randn(4, 6), **settings)
+    assert set(read_tensors(tmp_path / "fixed" / "parameters.safetensors")) == set(exported.trainable)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -21,7 +22,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig
 from rich.console import Console
 
-from lit_ort import ORTOptions, explain, plan_memory
+from lit_ort import ORTOptions, explain, export_training, plan_memory
 from lit_ort.backend.inspect import CompileLog
 from lit_ort.callbacks import MIB, LastCheckpoint, StepStatistics, short_figure
 from lit_ort.errors import LitOrtError, NonFiniteError
@@ -35,6 +36,9 @@ from lit_ort_tasks.overrides import require_usable
 from lit_ort_tasks.records import final_figures, finish_wandb, hyperparameters, record_end, record_start
 from lit_ort_tasks.rules import require_processes, require_rules, require_visible_gradients
 from lit_ort_tasks.runs import RESULTS, checkpoint_to_resume, resume_command
+
+# What `export=training` writes, and the folder for it.
+TRAINING = "training"
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,10 @@ def export_model(config: DictConfig, task: Any, data: Any, folder: Path, checkpo
     if config.get("export") is None:
         return None
     # Of the checkpoint that was tested, whose weights the task has now.
+    if config.export.format == TRAINING:
+        target, settings = folder / TRAINING, {n: config.export[n] for n in ("optimizer", "trainable", "clip_norm")}
+        shutil.rmtree(target, ignore_errors=True)  # of this run, before it was resumed
+        return str(export_training(task, target, next(iter(data.train_dataloader())), **settings))
     settings = {name: config.export[name] for name in ("half", "quantize", "tolerance")}
     return str(write_inference(task.inference(data), folder, checkpoint, settings))
 
@@ -151,12 +159,12 @@ def require_exportable(config: DictConfig, run: Run) -> None:
     if config.get("export") is None:
         return
     require(
-        hasattr(run.task, "inference"),
+        config.export.format == TRAINING or hasattr(run.task, "inference"),
         f"export={config.export.format}: {type(run.task).__name__} has no form for inference so far. Leave export out; "
         "lit_ort.export accepts any module.",
     )
     require(
-        getattr(run.task, "tokenizer", run.task) is not None,
+        config.export.format == TRAINING or getattr(run.task, "tokenizer", run.task) is not None,
         f"export={config.export.format}: this data has ids and no tokenizer, which predicting needs. Leave export out, "
         "or use data=pretraining_text.",
     )
