@@ -175,7 +175,7 @@ def onnx_forms() -> Decompositions:
     from onnxscript import opset18 as op
 
     def product(x: Any, dims: Sequence[int] | None, output_dtype: int | None = None) -> Any:
-        axes = None if dims is None else op.Constant(value_ints=list(dims))
+        axes: Any = None if dims is None else op.Constant(value_ints=list(dims))
         return op.ReduceProd(x, axes, keepdims=False)
 
     return {torch.ops.prims.prod.default: product}

@@ -207,8 +207,9 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
 
 
 def _kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
-    found = [part.select(dim, k - 1) for part in x.sort(dim)]
-    return torch.return_types.kthvalue([part.unsqueeze(dim) if keepdim else part for part in found])
+    found: Any = [part.select(dim, k - 1) for part in x.sort(dim)]
+    found = [part.unsqueeze(dim) for part in found] if keepdim else found
+    return torch.return_types.kthvalue(found)
 
 
 def _median(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
