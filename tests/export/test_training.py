@@ -17,6 +17,7 @@ from torch import nn
 
 import lit_ort
 from lit_ort.errors import ExportError
+from lit_ort.export.differentiable_forms import DifferentiableForms
 from lit_ort.export.safetensors_file import read_tensors, write_tensors
 from lit_ort.export.seeded_random import SeededRandom
 from tests.export.elsewhere import train_elsewhere
@@ -37,15 +38,17 @@ def batches_of(case: TrainingCase) -> list[Batch]:
 
 
 def loss_of(module: Any, batch: Batch) -> torch.Tensor:
-    return module.training_step(batch, 0) if hasattr(module, "training_step") else module(**batch)[0]
+    found = module.training_step(batch, 0) if hasattr(module, "training_step") else module(**batch)[0]
+    return found["loss"] if isinstance(found, dict) else found
 
 
 def eager_losses(module: nn.Module, batches: list[Batch], optimizer: torch.optim.Optimizer) -> list[float]:
     losses = []
-    for batch in batches:
+    for k, batch in enumerate(batches):
         optimizer.zero_grad()
-        loss = loss_of(module, batch)
-        loss.backward()
+        with SeededRandom(torch.tensor(k)), DifferentiableForms(dropout=True):
+            loss = loss_of(module, batch)
+            loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
     return losses

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from lightning import LightningModule
 from torch import Tensor, nn
 
+from tests import hf_models
 from tests.zoo.plain_models import Adapter
-from tests.zoo.text_models import LLAMA
+from tests.zoo.text_models import LLAMA, WIDTH, with_dropout
 
 WORDS, LABELS = 60, 3
 Batch = dict[str, Tensor]
@@ -117,6 +118,63 @@ def llama_with_adapters() -> nn.Module:
     return model.requires_grad_(True)
 
 
+def vit() -> nn.Module:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    sizes: dict[str, Any] = dict(image_size=8, patch_size=4, num_channels=1, num_labels=LABELS)
+    return ViTForImageClassification(with_dropout(ViTConfig(**WIDTH, **sizes), 0.0))
+
+
+def labeled_pixels(size: int, step: int) -> Batch:
+    batch = images(size, step)
+    return {"pixel_values": batch["x"], "labels": batch["y"]}
+
+
+class Recurrent(LightningModule):
+    """Classifies texts by the last state of an LSTM of two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.cells = nn.Embedding(WORDS, 12), nn.LSTM(12, 16, 2, batch_first=True, dropout=0.2)
+        self.head = nn.Linear(16, LABELS)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        _, (state, _) = self.cells(self.words(batch["input_ids"]))
+        return F.cross_entropy(self.head(state[-1]), batch["labels"])
+
+
+def texts_of_one_length(size: int, step: int) -> Batch:
+    ids = torch.randint(3, WORDS, (size, 7), generator=torch.Generator().manual_seed(step))
+    return {"input_ids": ids, "labels": ids[:, 0] % LABELS}
+
+
+class Autoencoder(LightningModule):
+    """A variational autoencoder that draws its codes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 8))
+        self.decoder = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 64))
+
+    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        mean, log_variance = self.encoder(batch["x"]).chunk(2, 1)
+        code = mean + torch.randn_like(mean) * (log_variance / 2).exp()
+        divergence = -(1 + log_variance - mean.square() - log_variance.exp()).sum(1).mean() / 2
+        reconstruction = F.mse_loss(self.decoder(code), batch["x"].flatten(1), reduction="sum") / len(mean)
+        return {"loss": reconstruction + divergence, "divergence": divergence}
+
+
+def task(name: str) -> TrainingCase:
+    """A task of the project."""
+
+    def batch_of(size: int, step: int) -> Batch:
+        torch.manual_seed(step)
+        return hf_models.CASES[name][1](hf_models.CASES[name][0](), size)
+
+    names = {k: {0: "batch", **({1: "length"} if v.dim() > 1 else {})} for k, v in batch_of(2, 0).items()}
+    return TrainingCase(hf_models.CASES[name][0], batch_of, names, left_out=("key.bias", "c_attn.bias"))
+
+
 OF_IMAGES = {"x": {0: "batch"}, "y": {0: "batch"}}
 OF_TEXT = {"input_ids": {0: "batch", 1: "length"}, "attention_mask": {0: "batch", 1: "length"}}
 OF_LABELS = {**OF_TEXT, "labels": {0: "batch"}}
@@ -129,4 +187,13 @@ CASES = {
     "LoRA on Llama": TrainingCase(
         llama_with_adapters, continued_text, OF_WORDS, {"trainable": ("*.down.weight", "*.up.weight")}
     ),
+    "ViT": TrainingCase(
+        vit,
+        labeled_pixels,
+        {"pixel_values": {0: "batch"}, "labels": {0: "batch"}},
+        left_out=("key.bias", "k_proj.bias"),
+    ),
+    "LSTM": TrainingCase(Recurrent, texts_of_one_length, {"input_ids": {0: "batch"}, "labels": {0: "batch"}}),
+    "VAE": TrainingCase(Autoencoder, lambda size, step: {"x": images(size, step)["x"]}, {"x": {0: "batch"}}),
+    **{f"the task {name}": task(name) for name in hf_models.CASES},
 }
