@@ -81,7 +81,7 @@ def check_training(
     batches = list(_batches(step, dynamic_dimensions(models.train)))
     twin = copy.deepcopy(step)
     twin.set_mode(training=False)
-    with torch.no_grad():
+    with torch.no_grad(), SeededRandom(torch.tensor(0)):
         results = twin(*batches[0])
     evaluated = {LOSS: results.loss, **results.logged, **prediction_names(step, results.predictions)}
     twin.set_mode(training=True)

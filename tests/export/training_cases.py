@@ -160,7 +160,7 @@ class Autoencoder(LightningModule):
         mean, log_variance = self.encoder(batch["x"]).chunk(2, 1)
         code = mean + torch.randn_like(mean) * (log_variance / 2).exp()
         divergence = -(1 + log_variance - mean.square() - log_variance.exp()).sum(1).mean() / 2
-        reconstruction = F.mse_loss(self.decoder(code), batch["x"].flatten(1), reduction="sum") / len(mean)
+        reconstruction = F.mse_loss(self.decoder(code), batch["x"].flatten(1), reduction="sum") / mean.shape[0]
         return {"loss": reconstruction + divergence, "divergence": divergence}
 
 
