@@ -5,6 +5,7 @@ What torch itself decomposes is taken from its tables. Each function computes an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -143,6 +144,23 @@ def select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
     return torch.where(here, source.unsqueeze(dim), x)
 
 
+def diagonal_scatter(x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """By a mask: each element of the diagonal in its row and its column."""
+    matrices = x.movedim((dim1, dim2), (-2, -1))
+    rows, columns = torch.arange(matrices.shape[-2]).unsqueeze(-1), torch.arange(matrices.shape[-1])
+    spread = source.unsqueeze(-1) if offset >= 0 else source.unsqueeze(-2)
+    places = rows[:, 0] if offset >= 0 else columns
+    spread = spread.index_select(-2 if offset >= 0 else -1, places.clamp(max=source.shape[-1] - 1))
+    return torch.where(rows + offset == columns, spread, matrices).movedim((-2, -1), (dim1, dim2))
+
+
+def unfold_backward(grad: Tensor, input_sizes: Sequence[int], dim: int, size: int, step: int) -> Tensor:
+    dim = dim % len(input_sizes)
+    windows = grad.movedim(-1, dim + 1)
+    places = torch.arange(windows.shape[dim]).unsqueeze(-1) * step + torch.arange(size)
+    return grad.new_zeros(input_sizes).index_add(dim, places.reshape(-1), windows.flatten(dim, dim + 1))
+
+
 def copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """With the broadcast, which the exporter leaves out."""
     return source.to(x.dtype).expand(x.shape)
@@ -170,6 +188,63 @@ def empty_permuted(size: Sequence[int], order: Sequence[int], *, dtype: Any = No
     return torch.zeros(size, dtype=dtype)
 
 
+# Special functions
+
+
+def _shifted(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x, or 1 - x if that is larger, plus six, where Stirling's series is exact; and the six numbers before."""
+    positive = torch.where(x < 0.5, 1 - x, x)
+    return positive + 6, torch.stack([positive + k for k in range(6)])
+
+
+def lgamma(x: Tensor) -> Tensor:
+    """Stirling's series, its recurrence, and the reflection for small numbers."""
+    z, between = _shifted(x)
+    series = (1 / 12 - (1 / 360 - 1 / (1260 * z * z)) / (z * z)) / z
+    found = (z - 0.5) * z.log() - z + 0.5 * math.log(2 * math.pi) + series - between.log().sum(0)
+    return torch.where(x < 0.5, math.log(math.pi) - (math.pi * x).sin().abs().log() - found, found)
+
+
+def digamma(x: Tensor) -> Tensor:
+    """The derivative of `lgamma`, by the derivatives of its formulas."""
+    z, between = _shifted(x)
+    series = (1 / 12 - (1 / 120 - 1 / (252 * z * z)) / (z * z)) / (z * z)
+    found = z.log() - 0.5 / z - series - (1 / between).sum(0)
+    return torch.where(x < 0.5, found - math.pi / (math.pi * x).tan(), found)
+
+
+def polygamma(n: int, x: Tensor) -> Tensor:
+    """The derivative of `digamma`."""
+    if n != 1:
+        return NotImplemented
+    z, between = _shifted(x)
+    square = z * z
+    series = (1 + (0.5 + (1 / 6 - (1 / 30 - 1 / (42 * square)) / square) / z) / z) / z
+    found = series + (1 / between.square()).sum(0)
+    return torch.where(x < 0.5, (math.pi / (math.pi * x).sin()).square() - found, found)
+
+
+def erfinv(x: Tensor) -> Tensor:
+    """Source: Giles 2010, Approximating the erfinv function."""
+    w = -((1 - x) * (1 + x)).log()
+    near, far = w - 2.5, w.clamp(min=5).sqrt() - 3
+    polynomials = []
+    for variable, coefficients in zip((near, far), _ERFINV, strict=True):
+        value = torch.full_like(x, coefficients[0])
+        for coefficient in coefficients[1:]:
+            value = value * variable + coefficient
+        polynomials.append(value)
+    return torch.where(w < 5, *polynomials) * x
+
+
+_ERFINV = (
+    (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087)
+    + (-0.00125372503, -0.00417768164, 0.246640727, 1.50140941),
+    (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773)
+    + (-0.0076224613, 0.00943887047, 1.00167406, 2.83297682),
+)
+
+
 def onnx_forms() -> Decompositions:
     """ONNX operators of those that torch's decompositions introduce, and the exporter doesn't know."""
     from onnxscript import opset18 as op
@@ -188,6 +263,12 @@ _OWN: Decompositions = {
     aten.div.Tensor_mode: divide,
     aten.div.Scalar_mode: divide,
     aten.select_scatter.default: select_scatter,
+    aten.diagonal_scatter.default: diagonal_scatter,
+    aten.unfold_backward.default: unfold_backward,
+    aten.lgamma.default: lgamma,
+    aten.digamma.default: digamma,
+    aten.polygamma.default: polygamma,
+    aten.erfinv.default: erfinv,
     aten.copy.default: copy,
     aten.as_strided.default: as_strided,
     aten.as_strided_scatter.default: as_strided_scatter,
