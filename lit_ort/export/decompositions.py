@@ -127,6 +127,14 @@ def scatter_reduce(
     return torch.where(count > 0, zeros.scatter_add(dim, index, source) / count.clamp(min=1), x)
 
 
+def max_of_dimension(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """Of booleans, for which ONNX Runtime has no kernel."""
+    if x.dtype is not torch.bool:
+        return NotImplemented
+    values, indices = x.to(torch.int32).max(dim, keepdim)
+    return values.to(torch.bool), indices
+
+
 def divide(x: Tensor, y: Tensor | float, rounding_mode: str | None = None) -> Tensor:
     """Of integers, which the exporter converts to float32."""
     if x.is_floating_point() or (isinstance(y, Tensor) and y.is_floating_point()) or rounding_mode is None:
@@ -260,6 +268,7 @@ _OWN: Decompositions = {
     aten.convolution_backward.default: convolution_backward,
     aten.embedding_dense_backward.default: embedding_dense_backward,
     aten.scatter_reduce.two: scatter_reduce,
+    aten.max.dim: max_of_dimension,
     aten.div.Tensor_mode: divide,
     aten.div.Scalar_mode: divide,
     aten.select_scatter.default: select_scatter,

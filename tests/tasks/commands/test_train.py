@@ -19,7 +19,9 @@ from lit_ort_tasks.errors import InputError
 from lit_ort_tasks.transformer_lm import TransformerLM
 from omegaconf import OmegaConf
 
-from lit_ort import LitOrtWarning
+from lit_ort import LitOrtWarning, load_training_checkpoint
+from lit_ort.export.safetensors_file import read_tensors
+from tests.export.elsewhere import train_elsewhere
 from tests.tasks.commands.small import QUIET, SMALL, TRAIN, run, start
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -65,6 +67,17 @@ def test_the_files_in_the_folder_of_a_run(monkeypatch: pytest.MonkeyPatch, tmp_p
     for split in ("train", "val", "test"):
         loss, ppl = results["metrics"][f"{split}/loss"], results["metrics"][f"{split}/ppl"]
         assert ppl == pytest.approx(math.exp(loss), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_the_training_step_of_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path) -> None:
+    results = run(monkeypatch, tmp_path / "run", text, "trainer.max_epochs=1", "export=training")
+    folder = tmp_path / "run" / "training"
+    assert results["exported"].startswith(str(folder))
+    losses = train_elsewhere(folder, [read_tensors(folder / "batch.safetensors")] * 3, 1e-2)["loss"]
+    assert losses[2] < losses[0]
+    task = TransformerLM.load_from_checkpoint(results["checkpoint"], weights_only=True)
+    assert set(load_training_checkpoint(task, folder)) == {name for name, _ in task.named_parameters()}
 
 
 def test_the_test_is_of_the_best_checkpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path) -> None:
