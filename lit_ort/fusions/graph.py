@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -34,6 +36,7 @@ class FusionGraph:
         self._tracked = _tracked_nodes(self.graph, captured.examples)
         self._seed: fx.Node | None = None
         self._streams = 0
+        self._origin: Mapping[str, Any] = {}
 
     @property
     def examples(self) -> Examples:
@@ -82,10 +85,19 @@ class FusionGraph:
     def call(self, target: Any, *args: Any) -> fx.Node:
         """Adds a call at the graph's insertion point, with an example of its value."""
         node = self.graph.call_function(target, args)
+        node.meta = {**self._origin}
         values = fx.map_arg(args, lambda argument: argument.meta["val"])
         with self._examples.mode, torch.no_grad():
             node.meta["val"] = target(*values)
         return node
+
+    @contextmanager
+    def instead_of(self, node: fx.Node) -> Iterator[None]:
+        """Adds calls before a node that they replace, with what is known of its place in the model."""
+        self._origin = node.meta
+        with self.graph.inserting_before(node):
+            yield
+        self._origin = {}
 
     def size(self, node: fx.Node, dimension: int) -> fx.Node:
         """Adds a node for the symbolic size of a value's dimension."""

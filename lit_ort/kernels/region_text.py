@@ -28,7 +28,7 @@ from lit_ort.kernels.row_stages import scratch_arrays
 from lit_ort.kernels.vector_math import cast
 from lit_ort.kernels.vector_memory import loaded, scattered, stored
 from lit_ort.kernels.vector_text import Text, Vector
-from lit_ort.regions.element_types import size_of
+from lit_ort.regions.element_types import computed_in, size_of
 from lit_ort.regions.interpret_region import identity_of
 from lit_ort.regions.region import (
     CONTIGUOUS,
@@ -74,6 +74,9 @@ class _RegionText(RegionValues):
         self.kept = dict(zip(self.stages.kept, arrays[len(self.partial) :], strict=True))
         for column, array in zip(self.region.columns, self.partial, strict=True):
             self._initialize(column, array)
+        for at, store in enumerate(self.region.stores):
+            if store.fill:
+                self._fill(store, self.layout.places[len(self.load_of) + at])
         with text.loop(low, high, 1) as rows:
             self._one_row(rows.index)
         text.line("ret void")
@@ -113,6 +116,28 @@ class _RegionText(RegionValues):
 
         with self.text.scope():
             self._nest(0, [], body)
+
+    def _fill(self, store: Store, place: int) -> None:
+        """Sets the columns of all that an index can select to 0, or to those of an input."""
+        text, dtype, index = self.text, store.access.dtype, place + 1 + self.layout.rank
+        pointer = self._word(self.layout.output(store.access.tensor), "ptr")
+        source = None if store.start is None else self._word(self.layout.input(store.start), "ptr")
+        zero = text.literal(0, computed_in(dtype), self.lanes)
+
+        def body(copies: list[Copy], accumulators: list[Vector]) -> list[Vector]:
+            for copy in copies:
+                at = self._op("add", start, copy.column)
+                for axis, number in enumerate(self.inner[: self.region.inner - 1]):
+                    stride = self._word(place + 1 + self.region.rows + axis)
+                    at = self._op("add", at, self._op("mul", number, stride))
+                value = zero if source is None else loaded(text, source, at, dtype, self.lanes, self.mask)
+                stored(text, pointer, at, dtype, value, self.mask)
+            return accumulators
+
+        with text.loop("0", self._word(index + 1), 1) as rows:
+            start = self._op("add", self._word(place), self._op("mul", rows.index, self._word(index)))
+            with text.scope():
+                self._nest(0, [], body)
 
     # A row.
 

@@ -13,11 +13,12 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch_fx import first_argument, is_element, is_size, is_view
-from lit_ort._compat.torch_sizes import hint_of, memory_order
+from lit_ort._compat.torch_sizes import memory_order
 from lit_ort.lower.emitter import Emitter
 from lit_ort.lower.operators import ANY, LOWERINGS, Lowering, lowering_of
 from lit_ort.ops.hand_over import hand_over
 from lit_ort.ops.region_operator import REGION
+from lit_ort.passes.fuse_regions import MOST_ELEMENTS, is_small, tensors_of
 from lit_ort.regions.placed_region import has_strides
 from lit_ort.runtime.elements import ELEMENTS
 from lit_ort.runtime.engines.engine import MICROSOFT
@@ -27,8 +28,6 @@ _PERMUTES = frozenset({aten.permute.default, aten.transpose.int, aten.t.default}
 _RESHAPES = frozenset({aten.reshape.default, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims})
 # A call of a session takes about 20 us, a torch node 15 us, and an operator in one 4 us (Intel Xeon, one thread).
 FEWEST_OPERATORS, OPERATORS_OF_SWITCH = 6, 4
-# Operators of torch use several threads above this number of elements (at::internal::GRAIN_SIZE).
-MOST_ELEMENTS = 32768
 # The end of a slice that includes the last element.
 _LAST = 2**63 - 1
 _FLOATS = frozenset({torch.float32, torch.float64})
@@ -45,7 +44,7 @@ def obstacle(graph: fx.Graph) -> str | None:
     """
     native, by_torch = list[fx.Node](), list[fx.Node]()
     for node in graph.nodes:
-        if any(tensor.dtype not in ELEMENTS or 0 in tensor.shape for tensor in _tensors(node)):
+        if any(tensor.dtype not in ELEMENTS or 0 in tensor.shape for tensor in tensors_of(node)):
             return f"{node.name} is of a dtype or of sizes that sessions don't have"
         if node.op != "call_function" or is_size(node) or is_element(node) or is_view(node):
             continue
@@ -61,19 +60,12 @@ def obstacle(graph: fx.Graph) -> str | None:
     return None
 
 
-def _tensors(node: fx.Node) -> list[torch.Tensor]:
-    value = node.meta.get("val")
-    return [one for one in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(one, torch.Tensor)]
-
-
 def _is_small(node: fx.Node) -> bool:
-    """Whether torch computes an operator on one thread, as all its values are small, and returns some."""
+    """Whether torch computes an operator on one thread and returns some values."""
     # A node of an assertion alone would have no output.
-    if node.target is hand_over or not _tensors(node):
+    if node.target is hand_over or not tensors_of(node):
         return False
-    values = [tensor for one in (node, *node.all_input_nodes) for tensor in _tensors(one)]
-    counts = [hint_of(value.numel()) for value in values]
-    return all(count is not None and count <= MOST_ELEMENTS for count in counts)
+    return is_small(node)
 
 
 def _switches(graph: fx.Graph, by_torch: Sequence[fx.Node]) -> int:

@@ -18,13 +18,14 @@ from lit_ort._compat.torch_fx import (
     fake_mode_of,
     first_argument,
     is_size,
+    is_view,
     recomputed_example,
     size_node,
     strides_of,
     tree_leaves,
 )
 from lit_ort._compat.torch_ops import BY_STRIDES
-from lit_ort._compat.torch_sizes import memory_order
+from lit_ort._compat.torch_sizes import hint_of, memory_order
 from lit_ort.ops.region_operator import REGION
 from lit_ort.regions.element_types import MEMORY_DTYPES
 from lit_ort.regions.form_regions import RegionCall, Schedule, form_regions
@@ -39,7 +40,9 @@ from lit_ort.runtime.report import PassReport
 
 aten = torch.ops.aten
 NAME = "regions"
-# What ONNX Runtime computes beside regions. A graph of nothing else runs without a call of torch.
+# Operators of torch use several threads above this number of elements (at::internal::GRAIN_SIZE).
+MOST_ELEMENTS = 32768
+# What ONNX Runtime computes beside regions. A graph of nothing else, or of little else, runs in a native session.
 MATMULS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default})
 
 
@@ -74,7 +77,8 @@ class _Rewriter:
         self._values: dict[Value, fx.Node] = {}
         self._sizes: dict[Size, fx.Node] = {}
         # A call of torch for an operator that is faster alone would end a native session.
-        self._declines = any(isinstance(s, LibraryCall) and s.node.target not in MATMULS for s in schedule.steps)
+        calls = [step.node for step in schedule.steps if isinstance(step, LibraryCall)]
+        self._declines = not all(node.target in MATMULS or is_view(node) or is_small(node) for node in calls)
         known = schedule.values.known
         # The node whose elements are those of a value, in their order.
         self._nodes: dict[Value, fx.Node] = {}
@@ -191,6 +195,19 @@ class _Rewriter:
         for position, value in enumerate(step.outputs):
             element = self._values[value] = self._new.call_function(operator.getitem, (node, position))
             element.meta["val"] = node.meta["val"][position]
+
+
+def is_small(node: fx.Node) -> bool:
+    """Whether torch computes an operator on one thread, as all its values are small."""
+    values = [tensor for one in (node, *node.all_input_nodes) for tensor in tensors_of(one)]
+    counts = [hint_of(value.numel()) for value in values]
+    return all(count is not None and count <= MOST_ELEMENTS for count in counts)
+
+
+def tensors_of(node: fx.Node) -> list[torch.Tensor]:
+    """The values of a node that are tensors."""
+    value = node.meta.get("val")
+    return [one for one in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(one, torch.Tensor)]
 
 
 def _with_strides_of(example: Any, known: Any) -> Any:

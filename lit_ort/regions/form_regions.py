@@ -6,7 +6,7 @@ C rows, so the index arithmetic of all accesses is that of one linear index, cut
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from torch import fx
@@ -25,7 +25,7 @@ _MOST_VALUES = 48
 _MOST_AXES = 6
 # Reading as many elements again costs less than computing two things one after another.
 _SMALL = 256
-FULL, ROW, REDUCED, COLUMN = "full", "row", "reduced", "column"
+FULL, ROW, REDUCED, COLUMN, SCATTER = "full", "row", "reduced", "column", "scatter"
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,14 @@ def _fit(group: _Group, value: Value) -> _Fit | None:
     if len(group.kinds) >= _MOST_VALUES or any(other.is_of_backward != value.is_of_backward for other in group.kinds):
         return None
     level, kind = (FULL, FULL) if points == group.points else (ROW, ROW)
-    if value.kind != "pointwise":
+    if value.kind == "scatter":
+        # Its rows are added one after another, which nothing else is to wait for.
+        if group.kinds:
+            return None
+        kind, row = SCATTER, expression.shape[-1]
+    elif SCATTER in group.kinds.values():
+        return None
+    elif value.kind != "pointwise":
         count = product(expression.shape[axis] for axis in value.axes)
         # A sum of everything is one row, whatever axes of size 1 come after.
         is_trailing = value.axes[-1] == len(expression.shape) - 1 or count == points
@@ -248,13 +255,23 @@ def _fit(group: _Group, value: Value) -> _Fit | None:
     if level == ROW and (not row or points * row != group.points):
         return None
     cuts = set(group.cuts) | {group.points} | ({row} if row else set())
-    for read in reads_of(expression):
-        scale = 1 if level == FULL else row or 1
+    for read, level_of_read in _reads(value, level):
+        scale = 1 if level_of_read == FULL else row or 1
         cuts |= {cut * scale for cut in cuts_of(read.view.merged())}
-        if read.value in group.kinds and not _is_member_read(group, read, level, row):
+        if read.value in group.kinds and not _is_member_read(group, read, level_of_read, row):
             return None
     cuts.discard(1)
     return _Fit(kind, row, cuts) if is_chain(cuts) and len(cuts) <= _MOST_AXES else None
+
+
+def _reads(value: Value, level: str) -> Iterator[tuple[Read | Take, str]]:
+    """What a value of a level reads, with the level of each."""
+    assert value.expression is not None
+    for read in reads_of(value.expression):
+        yield read, level
+    if value.rows is not None:
+        for read in reads_of(value.rows):
+            yield read, ROW
 
 
 def _is_member_read(group: _Group, read: Read | Take, level: str, row: Number | None) -> bool:
@@ -310,12 +327,15 @@ class _RegionOf:
     def _accesses(self) -> Iterable[tuple[Read | Take | Value, str]]:
         for value, kind in self.group.kinds.items():
             assert value.expression is not None
-            level = FULL if product(value.expression.shape) == self.group.points else ROW
-            for read in reads_of(value.expression):
+            for read, level in _reads(value, self._level(value)):
                 if read.value not in self.group.kinds:
                     yield read, level
             if value in self.stored and kind in (FULL, ROW, REDUCED):
                 yield value, FULL if kind == FULL else ROW
+
+    def _level(self, value: Value) -> str:
+        assert value.expression is not None
+        return FULL if product(value.expression.shape) == self.group.points else ROW
 
     def _strides(self, view: StridedView, level: str, cuts: list[Number]) -> list[Number]:
         dims = list(view.merged())
@@ -326,8 +346,7 @@ class _RegionOf:
     def call(self) -> RegionCall:
         for value, kind in self.group.kinds.items():
             assert value.expression is not None
-            level = FULL if product(value.expression.shape) == self.group.points else ROW
-            node = self._node(value.expression, level)
+            node = self._node(value.expression, self._level(value))
             node = self.builder.reduce(value.kind, node) if kind == REDUCED else node
             self.nodes[value] = self._rounded(node, value.dtype) if kind == REDUCED else node
         stores, columns = [], []
@@ -335,6 +354,8 @@ class _RegionOf:
             kind = self.group.kinds[value]
             if kind == COLUMN:
                 columns.append(self._column(number, value))
+            elif kind == SCATTER:
+                stores.append(self._scatter(number, value))
             else:
                 strides = self._strides(value.view, FULL if kind == FULL else ROW, self.cuts)
                 self.builder.store(number, value.dtype, self._kinds(strides), self.nodes[value])
@@ -344,13 +365,21 @@ class _RegionOf:
         run = RegionRun(self.sizes, loads, tuple(stores), tuple(columns), tuple(self.scalars))
         return RegionCall(self.builder.region(), run, tuple(key[0] for key in self.inputs), tuple(self.stored))
 
+    def _strides_of_row(self) -> list[Number]:
+        """The strides of values that have one for each point of a row."""
+        return [*[0] * (len(self.cuts) - self.inner), *strides_over([(self.row, 1)], self.cuts[: self.inner])]
+
+    def _scatter(self, number: int, value: Value) -> Place[Number]:
+        assert value.rows is not None
+        row, strides, start = self._node(value.rows, ROW), self._strides_of_row(), None
+        if value.start is not None:
+            start = self.inputs.setdefault((value.start, Place(0, ()), ()), len(self.inputs))
+        self.builder.scatter(number, value.dtype, self._kinds(strides), self.nodes[value], row, start)
+        return Place(0, tuple(strides), ((self.row, value.shape[0]),))
+
     def _column(self, number: int, value: Value) -> Place[Number]:
-        assert value.expression is not None
-        rows = len(self.cuts) - self.inner
-        is_full = product(value.expression.shape) == self.group.points
-        strides: list[Number] = [0] * len(self.cuts)
-        if is_full and self.row > 1:
-            strides[rows:] = strides_over([(self.row, 1)], self.cuts[: self.inner])
+        is_full = self._level(value) == FULL and self.row > 1
+        strides = self._strides_of_row() if is_full else [0] * len(self.cuts)
         self.builder.column(number, value.dtype, self._kinds(strides), value.kind, self.nodes[value])
         return Place(0, tuple(strides))
 

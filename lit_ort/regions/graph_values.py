@@ -16,7 +16,7 @@ from lit_ort._compat.torch_sizes import may_overlap
 from lit_ort.regions.dropout_values import DROPOUT
 from lit_ort.regions.element_types import computed_in, is_float, name_of
 from lit_ort.regions.losses import LOSSES
-from lit_ort.regions.node_expressions import COPIES, HANDLERS, shape_of, size_of_node
+from lit_ort.regions.node_expressions import COPIES, HANDLERS, OWN_HANDLERS, shape_of, size_of_node
 from lit_ort.regions.pointwise_table import BY_OVERLOAD, CHOOSE, COMPARE, FLOAT, OPERATORS
 from lit_ort.regions.row_operators import ROW_OPERATORS
 from lit_ort.regions.strided_views import StridedView
@@ -244,7 +244,7 @@ class Reader:
             raise NotRegional("no elements, or another device")
         if _is_channels_last(value):
             raise NotRegional("images with channels last")
-        handler = HANDLERS.get(node.target)  # type: ignore[call-overload]
+        handler = HANDLERS.get(node.target) or OWN_HANDLERS.get(str(node.target))  # type: ignore[call-overload]
         if handler is not None:
             return handler(self, node, value)
         name = str(node.target).removeprefix("aten.")

@@ -37,6 +37,9 @@ def interpret(
         address, valid = _addresses(_sizes(region, run, is_full=is_full), place, indices)
         if valid is not None and not valid.all():
             raise IndexError(_out_of_range(indices, place, torch.tensor(True)))
+        if store.fill:
+            start = None if store.start is None else inputs[store.start]
+            _fill(outputs[store.access.tensor], (*(1,) * region.rows, *run.sizes[region.rows :]), place, start)
         _write(outputs[store.access.tensor], address, values[store.value], add=store.add)
     for column, place in zip(region.columns, run.columns, strict=True):
         sizes = _sizes(region, run, is_full=region.full[column.value])
@@ -53,6 +56,16 @@ def _sizes(region: Region, run: RegionRun[int], *, is_full: bool) -> tuple[int, 
 def _write(output: torch.Tensor, address: torch.Tensor, value: torch.Tensor, *, add: bool) -> None:
     address, value = torch.broadcast_tensors(address, value.to(output.dtype))
     _flat(output).index_put_((int(output.storage_offset()) + address,), value, accumulate=add)
+
+
+def _fill(output: torch.Tensor, sizes: tuple[int, ...], place: Place[int], start: torch.Tensor | None) -> None:
+    """Sets what an index can select to 0, or to the elements of another tensor."""
+    ((stride, size),) = place.indices
+    address, _ = _addresses(sizes, Place(place.offset, place.strides), [])
+    for row in range(size):
+        at = address + row * stride
+        value = torch.zeros((), dtype=output.dtype) if start is None else _flat(start)[int(start.storage_offset()) + at]
+        _write(output, at, value, add=False)
 
 
 def _value(region: Region, run: RegionRun[int], node: Node, values: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -114,13 +114,17 @@ class Store:
         access: where to; outputs don't overlap with inputs or with each other.
         value: the node; a full one needs a full access.
         indices: nodes, each int64, as of a load: a scatter.
-        add: adds to what is there, which the caller has initialized. Points may then write to the same element.
+        add: adds to what is there. Points may then write to the same element.
+        fill: with one index, of a row, all that it can select is 0 before; otherwise the caller has initialized it.
+        start: the input, of the output's layout and dtype, whose elements are there before instead of 0.
     """
 
     access: Access
     value: int
     indices: tuple[int, ...] = ()
     add: bool = False
+    fill: bool = False
+    start: int | None = None
 
 
 @dataclass(frozen=True)
@@ -179,7 +183,8 @@ class Region:
     @cached_property
     def inputs(self) -> tuple[str, ...]:
         """The dtype of each input."""
-        return _dtypes(load.access for load in self.loads)
+        starts = [replace(s.access, tensor=s.start) for s in self.stores if s.start is not None]
+        return _dtypes([*(load.access for load in self.loads), *starts])
 
     @cached_property
     def outputs(self) -> tuple[str, ...]:
@@ -224,6 +229,8 @@ class Region:
             lines.append(f"  %{number}: {node.dtype} = {_text(node, axes)}{level}")
         for store in self.stores:
             verb = "add to" if store.add else "store"
+            verb += " 0 in" if store.fill and store.start is None else ""
+            verb += f" in{store.start} in" if store.start is not None else ""
             indices = "".join(f", at %{index}" for index in store.indices)
             lines.append(f"  {verb} out{_place(store.access)}{indices} <- %{store.value}")
         for column in self.columns:
@@ -269,6 +276,8 @@ def check(region: Region) -> None:
         _check_indices(region, store.indices, str(store))
         if region.full[store.value] and not (store.access.is_full or any(region.full[i] for i in store.indices)):
             raise ValueError(f"{store} writes a full value to a place for each row.")
+        if store.fill and not (store.add and len(store.indices) == 1 and not region.full[store.indices[0]]):
+            raise ValueError(f"{store} fills what no index of a row selects.")
         by_column = any(region.full[index] for index in store.indices) or store.access.inner[-1] != BROADCAST
         if region.full[store.value] and not by_column:
             raise ValueError(f"{store} writes the values of the last axis to one place.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeGuard
 
 import torch
@@ -134,6 +135,11 @@ class RegionBuilder:
         node = self.cast(node, computed_in(dtype))
         self._stores.append(Store(Access(tensor, dtype, inner), node, tuple(indices), add))
 
+    def scatter(self, tensor: int, dtype: str, inner: str, node: int, row: int, start: int | None) -> None:
+        """Adds each row of a node to one of the output, which is 0 before, or the elements of an input."""
+        access = Access(tensor, dtype, inner)
+        self._stores.append(Store(access, self.cast(node, computed_in(dtype)), (row,), True, True, start))
+
     def column(self, tensor: int, dtype: str, inner: str, kind: str, node: int) -> None:
         """A reduction over all rows."""
         node = self.cast(node, computed_in(dtype))
@@ -162,7 +168,7 @@ class RegionBuilder:
             self.inner,
             tuple(_renumbered(self.nodes[old], new) for old in needed),
             tuple(
-                Store(store.access, new[store.value], tuple(new[i] for i in store.indices), store.add)
+                replace(store, value=new[store.value], indices=tuple(new[i] for i in store.indices))
                 for store in self._stores
             ),
             tuple(ColumnReduction(column.kind, new[column.value], column.access) for column in self._columns),

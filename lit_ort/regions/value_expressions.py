@@ -93,10 +93,12 @@ class Value:
         name: of its FX node.
         shape: its sizes.
         dtype: in memory.
-        kind: "given" for inputs and results of library calls, "pointwise", or the kind of a reduction.
-        expression: what is computed, or reduced.
+        kind: "given" for inputs and results of library calls, "pointwise", the kind of a reduction, or "scatter".
+        expression: what is computed, reduced, or added row by row to rows of the value.
         axes: the axes of the expression that a reduction is over.
         is_of_backward: whether it is computed in the backward, and not to be kept since the forward.
+        rows: of a scatter, the row that each row of the expression is added to.
+        start: of a scatter, what it is added to; None for 0.
     """
 
     name: str
@@ -106,6 +108,8 @@ class Value:
     expression: Expression | None = None
     axes: tuple[int, ...] = ()
     is_of_backward: bool = False
+    rows: Expression | None = None
+    start: Value | None = None
     view: StridedView = field(init=False)
     number: int = field(init=False, default=0)
 
@@ -121,7 +125,9 @@ class Value:
 
     @cached_property
     def _needs(self) -> list[Value]:
-        return [] if self.expression is None else list(dict.fromkeys(values_of(self.expression)))
+        parts = [part for part in (self.expression, self.rows) if part is not None]
+        starts = [] if self.start is None else [self.start]
+        return list(dict.fromkeys([*(value for part in parts for value in values_of(part)), *starts]))
 
 
 def viewed(expression: Expression, view: ViewOf) -> Expression:

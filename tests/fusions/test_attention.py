@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lit_ort.fusions import attention
 from tests.compare import assert_same_step, backend, relative_error
 from tests.passes.reports import report_of
 
@@ -65,6 +67,14 @@ def grouped(m: Any, x: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(query, key[:, :1], value[:, :1], dropout_p=0.2, enable_gqa=True).sum()
 
 
+@pytest.fixture
+def many_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All attention counts as attention to many keys."""
+    monkeypatch.setattr(attention, "MOST_KEYS", 0)
+    monkeypatch.setattr(attention, "MOST_KEYS_WITH_DROPOUT", 0)
+
+
+@pytest.mark.usefixtures("many_keys")
 @pytest.mark.parametrize("step", [attend(0.2), attend(0.2, is_causal=True, scale=0.3), masked, frozen_bias])
 def test_fires(step: Step) -> None:
     engine = backend()
@@ -100,6 +110,7 @@ def test_long_causal_attention_in_bfloat16_is_declined() -> None:
     assert report_of(engine, NAME).declined
 
 
+@pytest.mark.usefixtures("many_keys")
 @pytest.mark.parametrize(
     ("step", "reason"),
     [
@@ -119,12 +130,14 @@ def test_must_not_fire(step: Step, reason: str) -> None:
     assert TARGET not in engine.compile_log.graphs[0].torch_operators
 
 
+@pytest.mark.usefixtures("many_keys")
 @pytest.mark.parametrize("step", [attend(1e-9), attend(1e-9, is_causal=True, scale=0.3)])
 def test_same_numbers(step: Step) -> None:
     engine = assert_same_step(Projection(), step, torch.randn(2, 5, 8))
     assert report_of(engine, NAME).fired == 1
 
 
+@pytest.mark.usefixtures("many_keys")
 def test_same_numbers_with_a_mask_and_disabled() -> None:
     def step(m: Any, x: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(*m.heads(x), attn_mask=m.mask, dropout_p=1e-9).square().sum()
@@ -137,3 +150,56 @@ def test_same_numbers_with_a_mask_and_disabled() -> None:
     engine = backend(disable_passes=(NAME,))
     torch.compile(masked, backend=engine)(module, torch.randn(2, 5, 8)).backward()
     assert NAME not in [report.name for report in engine.compile_log.graphs[0].passes]
+
+
+def _mask(kind: str) -> dict[str, Any]:
+    """A mask of three queries and five keys."""
+    visible = torch.rand(2, 1, 3, 5) > 0.4
+    # One query sees no key.
+    visible[0, 0, 1] = False
+    masks = {"bool": visible, "float": torch.randn(3, 5), "gradient": torch.randn(2, 1, 3, 5, requires_grad=True)}
+    return {"attn_mask": masks[kind]} if kind in masks else {"is_causal": kind == "causal"}
+
+
+SHAPES = {
+    "heads": ((2, 3, 3, 4), (2, 3, 5, 4), (2, 3, 5, 6)),
+    "broadcast": ((1, 3, 3, 4), (2, 1, 5, 4), (2, 3, 5, 4)),
+    "without heads": ((2, 3, 4), (2, 5, 4), (2, 5, 4)),
+}
+
+
+@pytest.mark.parametrize("dropout", [0.0, 1e-9])
+@pytest.mark.parametrize("kind", ["none", "causal", "bool", "float", "gradient"])
+@pytest.mark.parametrize("shapes", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_few_keys(dtype: torch.dtype, shapes: str, kind: str, dropout: float) -> None:
+    if shapes == "without heads" and kind in ("bool", "gradient"):
+        pytest.skip("these masks have four dimensions")
+    settings = _mask(kind)
+    inputs = [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in SHAPES[shapes]]
+    if isinstance(mask := settings.get("attn_mask"), Tensor) and mask.is_floating_point():
+        settings["attn_mask"] = mask = mask.detach().to(dtype).requires_grad_(mask.requires_grad)
+    wanted = [*inputs, *(x for x in settings.values() if isinstance(x, Tensor) and x.requires_grad)]
+    function = functools.partial(F.scaled_dot_product_attention, dropout_p=dropout)
+    found, engine = [], backend()
+    for call in (function, torch.compile(lambda *args, **kwargs: function(*args, **kwargs), backend=engine)):
+        result = call(*inputs, **settings)
+        found.append([result, *torch.autograd.grad(result.square().sum(), wanted)])
+    for actual, expected in zip(*reversed(found), strict=True):
+        assert relative_error(actual.detach(), expected.detach()) <= 1e-5
+    assert found[0][0].stride() == found[1][0].stride()
+    assert report_of(engine, NAME).fired == 1
+    assert not any("attention" in name for name in engine.compile_log.graphs[0].torch_operators)
+
+
+def test_few_keys_of_any_number() -> None:
+    engine = backend()
+    step = torch.compile(lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True).sum(), backend=engine)
+    for length in (5, 7, 9):
+        x, twin = (torch.ones(2, 2, length, 4).cumsum(2).requires_grad_() for _ in range(2))
+        step(x).backward()
+        F.scaled_dot_product_attention(twin, twin, twin, is_causal=True).sum().backward()
+        assert x.grad is not None
+        assert twin.grad is not None
+        assert relative_error(x.grad, twin.grad) <= 1e-5
+    assert len(engine.compile_log.graphs) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,7 @@ from lit_ort.regions.region import Region
 from lit_ort.regions.region_builder import RegionBuilder
 from lit_ort.regions.region_run import Place, RegionRun
 from tests.kernels.test_generated_regions import threads
+from tests.regions.guarded import guarded
 
 if TYPE_CHECKING:
     from lit_ort.kernels.kernel_calls import KernelCache
@@ -108,6 +110,40 @@ def test_rows_are_added_to_the_rows_of_their_words(count: int, width: int, kerne
         kernels.kernel(region).bind(run)(grad, words, result)
     wanted = torch.zeros(7, width).index_add_(0, words, grad)
     torch.testing.assert_close(result, wanted, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("starts", [False, True])
+@pytest.mark.parametrize("sizes", [(4, 33), (1, 16), (3, 2, 17), (2000, 300)])
+def test_rows_are_added_to_nothing_or_to_a_table(sizes: tuple[int, ...], starts: bool, kernels: KernelCache) -> None:
+    count, inner = sizes[0], sizes[1:]
+    builder = RegionBuilder(1, len(inner))
+    full, zero = ("s" * (len(inner) - 1) + "1"), "0" * len(inner)
+    value, word = builder.load(0, "float32", full), builder.load(1, "int64", zero)
+    builder.scatter(0, "float32", full, value, word, 2 if starts else None)
+    region, width = builder.region(), math.prod(inner)
+    strides = [math.prod(inner[axis + 1 :]) for axis in range(len(inner))]
+    places = Place(0, (width, *strides)), Place(0, (1, *(0 for _ in inner)))
+    run = RegionRun(sizes, places, (Place(0, (0, *strides), ((width, 7),)),))
+    grad, words, table = torch.randn(count * width), torch.randint(0, 7, (count,)), torch.randn(7 * width)
+    given = [grad, words, table][: 2 + starts]
+    wanted, by_interpreter = (table if starts else torch.zeros(7 * width)).view(7, width), torch.full((7 * width,), 3.0)
+    wanted = wanted.index_add(0, words, grad.view(count, width)).flatten()
+    interpret(region, run, given, [by_interpreter])
+    torch.testing.assert_close(by_interpreter, wanted, rtol=1e-5, atol=1e-4)
+    for at_end in (True, False):
+        inputs, memory = guarded(given, at_end=at_end)
+        (result,), more = guarded([torch.full((7 * width,), math.nan)], at_end=at_end)
+        with threads(2):
+            kernels.kernel(Region.from_json(region.to_json())).bind(run)(*inputs, result)
+        torch.testing.assert_close(result, wanted, rtol=1e-5, atol=1e-4)
+        del inputs, result, memory, more
+
+
+def test_a_fill_needs_one_index_of_a_row() -> None:
+    builder = RegionBuilder(1, 1)
+    builder.scatter(0, "float32", "1", builder.load(0, "float32", "1"), builder.load(1, "int64", "1"), None)
+    with pytest.raises(ValueError, match="fills what no index of a row selects"):
+        builder.region()
 
 
 def test_values_are_added_to_places_that_several_lanes_share(kernels: KernelCache) -> None:

@@ -206,7 +206,7 @@ def padded(m: Any, x: Tensor) -> Tensor:
     ],
 )
 def test_embedding_gradient_fires_and_keeps_the_numbers(step: Step, target: str) -> None:
-    engine = assert_same_step(Module(words=50_000), step, torch.randn(6, WIDTH))
+    engine = assert_same_step(Module(words=50_000), step, torch.randn(6, WIDTH), disable_passes=("regions",))
     assert report_of(engine, "embedding_gradient").fired == 1
     targets = engine.compile_log.graphs[0].torch_operators
     assert targets[target] == 1
@@ -237,8 +237,15 @@ def test_embedding_gradient_must_not_overwrite_memory_in_use() -> None:
         assert_same_step(Module(), function, torch.randn(6, WIDTH))
 
 
+@pytest.mark.parametrize("step", [embedded, padded, tied, three_gradients])
+@pytest.mark.parametrize("disabled", [(), ("embedding_gradient",)])
+def test_embedding_gradients_in_regions(step: Step, disabled: tuple[str, ...]) -> None:
+    engine = assert_same_step(Module(), step, torch.randn(6, WIDTH), disable_passes=disabled)
+    assert not any("embedding" in name for name in engine.compile_log.graphs[0].torch_operators)
+
+
 def test_embedding_gradient_can_be_disabled() -> None:
-    engine = run(tied, torch.randn(6, WIDTH), disable_passes=("embedding_gradient",))
+    engine = run(tied, torch.randn(6, WIDTH), disable_passes=("embedding_gradient", "regions"))
     assert engine.compile_log.graphs[0].torch_operators["aten.embedding_dense_backward.default"] == 1
 
 
