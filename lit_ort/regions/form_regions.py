@@ -379,7 +379,7 @@ class _RegionOf:
 
     def _column(self, number: int, value: Value) -> Place[Number]:
         is_full = self._level(value) == FULL and self.row > 1
-        strides = self._strides_of_row() if is_full else [0] * len(self.cuts)
+        strides: list[Number] = self._strides_of_row() if is_full else [0] * len(self.cuts)
         self.builder.column(number, value.dtype, self._kinds(strides), value.kind, self.nodes[value])
         return Place(0, tuple(strides))
 

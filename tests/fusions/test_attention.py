@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -180,9 +179,13 @@ def test_few_keys(dtype: torch.dtype, shapes: str, kind: str, dropout: float) ->
     if isinstance(mask := settings.get("attn_mask"), Tensor) and mask.is_floating_point():
         settings["attn_mask"] = mask = mask.detach().to(dtype).requires_grad_(mask.requires_grad)
     wanted = [*inputs, *(x for x in settings.values() if isinstance(x, Tensor) and x.requires_grad)]
-    function = functools.partial(F.scaled_dot_product_attention, dropout_p=dropout)
-    found, engine = [], backend()
-    for call in (function, torch.compile(lambda *args, **kwargs: function(*args, **kwargs), backend=engine)):
+    engine = backend()
+
+    def attention_of(*args: Any, **kwargs: Any) -> Tensor:
+        return F.scaled_dot_product_attention(*args, dropout_p=dropout, **kwargs)
+
+    found = []
+    for call in (attention_of, torch.compile(attention_of, backend=engine)):
         result = call(*inputs, **settings)
         found.append([result, *torch.autograd.grad(result.square().sum(), wanted)])
     for actual, expected in zip(*reversed(found), strict=True):

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from lit_ort import SessionError
 from lit_ort.backend.backend import ORTBackend
 from lit_ort.lower import native_operators
+from lit_ort.passes import fuse_regions
 from lit_ort.runtime.engines.native_sessions import NativeEngine
 from tests.compare import assert_same_step, backend, relative_error
 
@@ -212,15 +213,15 @@ def test_other_operators_are_in_torch_nodes(name: str, monkeypatch: pytest.Monke
 
 
 def test_large_operators_of_torch_have_sessions_of_their_own_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_operators, "MOST_ELEMENTS", 15)
+    monkeypatch.setattr(fuse_regions, "MOST_ELEMENTS", 15)
     engine = assert_same(MIXED["two results"], draw(4, 4), draw(4, 4))
     assert "aten.mm.default" in engine.compile_log.graphs[0].torch_operators
 
 
 def test_torch_nodes_draw_as_in_other_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     x, found = torch.randn(4, 4), []
-    for most in (native_operators.MOST_ELEMENTS, 0):
-        monkeypatch.setattr(native_operators, "MOST_ELEMENTS", most)
+    for most in (fuse_regions.MOST_ELEMENTS, 0):
+        monkeypatch.setattr(fuse_regions, "MOST_ELEMENTS", most)
         torch.compiler.reset()
         compiled = torch.compile(lambda x: (x @ x).exp() * torch.randn_like(x).sort()[0] @ x, backend=backend())
         torch.manual_seed(5)
