@@ -40,6 +40,9 @@ aten, prims = torch.ops.aten, torch.ops.prims
 _CHEAP = 3
 # A sum of everything is cut into rows if it has more elements.
 _LONG_ROW = 4096
+# The operators of images, which are faster with channels last.
+_OF_IMAGES = ("aten.conv", "aten.max_pool", "aten.avg_pool", "aten._adaptive", "aten.upsample", "lit_ort.in_memory_format")
+_OF_IMAGES += ("aten._native_batch_norm", "aten.native_batch_norm", "aten.native_group_norm")
 # Operators that are several values.
 _SEVERAL: dict[Any, Callable[..., tuple[Expression | None, ...]]] = {**ROW_OPERATORS, **LOSSES}
 
@@ -107,6 +110,8 @@ class Reader:
         self.known = self.values.known
         self.is_backward = False
         self.late = _late_nodes(graph)
+        # Elsewhere, such strides are those of any permuted value.
+        self.has_images = any(str(node.target).startswith(_OF_IMAGES) for node in graph.nodes)
 
     def read(self) -> GraphValues:
         for node in self.graph.nodes:
@@ -242,7 +247,7 @@ class Reader:
             raise NotRegional(str(node.target))
         if product(shape_of(value)) == 0 or value.device.type != "cpu":
             raise NotRegional("no elements, or another device")
-        if _is_channels_last(value):
+        if self.has_images and _is_channels_last(value):
             raise NotRegional("images with channels last")
         handler = HANDLERS.get(node.target) or OWN_HANDLERS.get(str(node.target))  # type: ignore[call-overload]
         if handler is not None:
