@@ -41,7 +41,14 @@ _CHEAP = 3
 # A sum of everything is cut into rows if it has more elements.
 _LONG_ROW = 4096
 # The operators of images, which are faster with channels last.
-_OF_IMAGES = ("aten.conv", "aten.max_pool", "aten.avg_pool", "aten._adaptive", "aten.upsample", "aten.native_group_norm")
+_OF_IMAGES = (
+    "aten.conv",
+    "aten.max_pool",
+    "aten.avg_pool",
+    "aten._adaptive",
+    "aten.upsample",
+    "aten.native_group_norm",
+)
 _OF_IMAGES += ("aten._native_batch_norm", "aten.native_batch_norm", "lit_ort.in_memory_format")
 # Operators that are several values.
 _SEVERAL: dict[Any, Callable[..., tuple[Expression | None, ...]]] = {**ROW_OPERATORS, **LOSSES}
