@@ -96,11 +96,12 @@ def seen_inside(names: Collection[str]) -> Iterator[None]:
     By default it sees these functions instead, and runs them without itself.
 
     Args:
-        names: functions that the mode still sees themselves.
+        names: functions that the mode still sees themselves. One that is chosen by the value of an argument, such as
+            `adaptive_max_pool2d` by `return_indices`, has an underscore in front.
     """
 
     def is_seen(*_: Any) -> bool:
-        return torch._C._is_torch_function_mode_enabled() and sys._getframe(1).f_code.co_name in names
+        return torch._C._is_torch_function_mode_enabled() and sys._getframe(1).f_code.co_name.lstrip("_") in names
 
     with ExitStack() as stack:
         for check in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"):

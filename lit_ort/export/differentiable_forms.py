@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from types import FunctionType, MappingProxyType
 from typing import Any
 
 import torch
@@ -43,7 +43,9 @@ class DifferentiableForms(TorchFunctionMode):
         if not self._dropout and name == "scaled_dot_product_attention":
             args, kwargs = (*args[:4], *((0.0, *args[5:]) if len(args) > 4 else ())), {**kwargs, "dropout_p": 0.0}
             kwargs = kwargs if len(args) <= 4 else {k: v for k, v in kwargs.items() if k != "dropout_p"}
-        form = FORMS.get(name) if torch.compiler.is_exporting() else None
+        # The operator of this name returns indices too.
+        is_operator = name.startswith("adaptive_max_pool") and not isinstance(func, FunctionType)
+        form = FORMS.get(name) if torch.compiler.is_exporting() and not is_operator else None
         if form is not None:
             found = form(*args, **kwargs)
             if found is not NotImplemented:

@@ -20,6 +20,7 @@ from lit_ort.errors import ExportError
 from lit_ort.export.differentiable_forms import DifferentiableForms
 from lit_ort.export.safetensors_file import read_tensors, write_tensors
 from lit_ort.export.seeded_random import SeededRandom
+from lit_ort.export.step_function import Step
 from tests.export.elsewhere import train_elsewhere
 from tests.export.training_cases import CASES, Batch, Images, TrainingCase
 
@@ -224,6 +225,41 @@ def test_dropout_follows_the_seed(tmp_path: Path) -> None:
     np.testing.assert_array_equal(losses[0], losses[1])
     exported = lit_ort.export_training(module, tmp_path / "without", torch.randn(2, 6), dropout=False)
     assert len(set(train_elsewhere(exported.folder, batches, 0.0)["loss"].tolist())) == 1
+
+
+class Mixed(nn.Module):
+    """The mean of a layer's results for float32[3, 4, 8]."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inputs = (x, x, x) if isinstance(self.layer, nn.MultiheadAttention) else (x,)
+        found = self.layer(*inputs)
+        return (found[0] if isinstance(found, tuple) else found).square().mean()
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.MultiheadAttention(8, 2, dropout=0.5),
+        nn.TransformerEncoderLayer(8, 2, 16, 0.5),
+        nn.LSTM(8, 8, 2, dropout=0.5),
+        nn.GRU(8, 8, 2, dropout=0.5, bidirectional=True),
+        nn.Sequential(nn.Dropout1d(0.5), nn.Linear(8, 8)),
+        nn.Sequential(nn.AlphaDropout(0.5), nn.Linear(8, 8)),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+@pytest.mark.parametrize("dropout", [True, False])
+def test_dropout_can_be_left_out(layer: nn.Module, dropout: bool) -> None:
+    step = Step(Mixed(layer), torch.randn(3, 4, 8), dropout)
+    losses = []
+    for seed in range(2):
+        with SeededRandom(torch.tensor(seed)):
+            losses.append(step(*step.batch).loss.item())
+    assert (losses[0] != losses[1]) == dropout
 
 
 @pytest.mark.parametrize("draw", [lambda r: r.uniform([100_000]), lambda r: r.normal([100_000])])
