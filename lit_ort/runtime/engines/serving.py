@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from lit_ort._compat.torch import set_grad_enabled
 from lit_ort.errors import SessionError
 from lit_ort.runtime.engines.engine import CHECK_THE_BATCH, LocationOf, Model
 from lit_ort.runtime.nodes import NodeFunction, RunState
@@ -52,10 +53,10 @@ class Serving:
         if self._autocast is not None:
             self._autocast.__enter__()
         self._had_gradients = torch.is_grad_enabled()
-        torch.set_grad_enabled(False)
+        set_grad_enabled(False)
 
     def __exit__(self, *error: Any) -> None:
-        torch.set_grad_enabled(self._had_gradients)
+        set_grad_enabled(self._had_gradients)
         if self._autocast is not None:
             self._autocast.__exit__(*error)
         _current.nodes, _current.location_of, _current.state = self._previous
