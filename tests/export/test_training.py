@@ -55,7 +55,18 @@ def eager_losses(module: nn.Module, batches: list[Batch], optimizer: torch.optim
     return losses
 
 
-@pytest.mark.parametrize("name", ["MLP", *(pytest.param(n, marks=pytest.mark.slow) for n in CASES if n != "MLP")])
+SLOW = ("convolutions", "BERT", "LSTM")
+SWEEP = sorted(CASES.keys() - {"MLP", *SLOW})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "MLP",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW),
+        *(pytest.param(name, marks=pytest.mark.sweep) for name in SWEEP),
+    ],
+)
 def test_twenty_steps_of_two_sizes_are_those_of_eager(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     torch.manual_seed(0)
