@@ -95,6 +95,8 @@ def test_the_same_passes_fire_as_for_fixed_sizes() -> None:
     assert_equal_steps(module, engine, text(4, 60), text(5, 64), text(6, 50))
     fired = [{report.name: report.fired for report in graph.passes} for graph in engine.compile_log.graphs]
     assert len(fired) == 2
+    # Small regions are declined by their sizes, which one of the graphs doesn't know.
+    assert all(counts.pop("regions") > 0 for counts in fired)
     assert fired[0] == fired[1]
     assert fired[1]["linear_cross_entropy"] == 1
 
