@@ -41,7 +41,8 @@ graph computes (`torch.autograd.grad(loss, hidden)`, `backward(inputs=[hidden])`
 start if the call is in the compiled function, otherwise from then on. If eager can't repeat the session's run then
 (random numbers, inputs changed in place), an error is raised. The same holds for hooks and `retain_grad()` on a value
 from which the graph computes other results. A graph also runs in eager if the compiled function reads the `grad_fn` of
-one of its values. Outside, the `grad_fn` of a result is a node of the whole graph, and hooks on it raise an error.
+one of its values. Outside, the `grad_fn` of a result is a node of the whole graph, and hooks on it raise an error; that
+of a result that is a view is torch's node of the view, whose hooks see the part of the gradient that arrives there.
 
 `lit_ort.explain(trainer)` shows where each graph and operator ran. This page is written by
 `python -m tests.zoo.report`, and tests check each of its lines.
