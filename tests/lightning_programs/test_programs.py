@@ -339,7 +339,6 @@ PROGRAMS: dict[Callable[[], LightningModule], dict[str, int]] = {
     Transformer: {"fused": 1},
     GraphNetwork: {"fused": 1},
     BarlowTwins: {"fused": 1},
-    # Dynamo breaks the graph at boolean masks, which select a data-dependent number of elements.
     SimClr: {"fused": 1},
     Byol: {"fused": 1},
     # It branches on the step's number, and converts a tensor to a Python number.
