@@ -36,6 +36,8 @@ pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.filterwarnings("ignore:You are trying to `self.log"),
     pytest.mark.skipif(not shutil.which("node"), reason="needs Node"),
+    # Before a step is exported, which takes longer than these tests.
+    pytest.mark.skipif(not PACKAGES.is_dir(), reason="needs onnxruntime-node and onnxruntime-web"),
 ]
 
 
