@@ -22,7 +22,7 @@ from torch._dynamo.exc import SpeculationRestartAnalysis
 from torch._dynamo.variables import ConstantVariable, TensorVariable, TorchInGraphFunctionVariable
 
 from lit_ort._compat.deferred_calls import JUMPS, calls_of, defer_calls, replace_instructions
-from lit_ort._compat.input_functions import is_unchanged
+from lit_ort._compat.input_functions import is_unchanged, name_of_call
 
 # What a finite value makes of a condition.
 _OF_FINITE: Mapping[str, bool] = MappingProxyType(
@@ -125,7 +125,7 @@ def _jump(is_enabled: Callable[[], bool], original: Callable[..., None], tx: Any
 
 def _expected(node: fx.Node) -> bool | None:
     """What finite values make of a condition; None if it is none about finite values."""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    name = name_of_call(node)
     if name in _OF_FINITE:
         return _OF_FINITE[name]
     if name not in _KEEP | _NEGATE or len(node.all_input_nodes) != 1:
@@ -145,6 +145,6 @@ def _keeps_inputs(node: fx.Node) -> bool:
     """Whether a node changes no input, as far as can be seen."""
     if node.op == "placeholder":
         return is_unchanged(node)
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    name = name_of_call(node)
     schema = getattr(node.target, "_schema", None)
     return not name.endswith(_STATEFUL) and not (schema is not None and schema.is_mutable)

@@ -107,19 +107,20 @@ def is_unchanged(node: fx.Node) -> bool:
 
 
 def _writes(node: fx.Node) -> bool:
-    name = _name(node)
+    name = name_of_call(node)
     is_in_place = name in ("setitem", "__setitem__", "copy_") or (name[-1:] == "_" and not name.endswith("__"))
     return "out" in node.kwargs or (is_in_place and name not in _OPERATORS) or name in _IN_PLACE
 
 
-def _name(node: fx.Node) -> str:
+def name_of_call(node: fx.Node) -> str:
+    """The name of the function or method that a node calls; empty if it has none."""
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
 def _is_pure(node: fx.Node) -> bool:
     if node.op not in ("call_function", "call_method") or "out" in node.kwargs:
         return False
-    name = _name(node)
+    name = name_of_call(node)
     return name.strip("_") in _PURE and (name.endswith("__") or name in _OPERATORS or name[-1:] != "_")
 
 

@@ -24,7 +24,7 @@ from torch._dynamo.variables import TensorVariable, TupleVariable, builder
 from torch._guards import GuardSource, Source, dataclass_with_cached_hash
 from torch.utils._pytree import tree_map
 
-from lit_ort._compat.input_functions import function_of_inputs, is_unchanged
+from lit_ort._compat.input_functions import function_of_inputs, is_unchanged, name_of_call
 
 # Of an output graph: the inputs that were made for it, by what they are computed from.
 _ATTRIBUTE = "_lit_ort_selections"
@@ -118,7 +118,7 @@ def _selected(tx: Any, node: fx.Node) -> Any:
     """The result of a node as a variable; None if it is no selection, or one by other values than those of inputs."""
     if node.target is operator.getitem:
         return _by_masks(tx, node)
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    name = name_of_call(node)
     select = _SELECTIONS.get(name) if node.target is getattr(torch, name, name) or node.op == "call_method" else None
     return None if select is None else select(tx, node)
 

@@ -44,6 +44,11 @@ def inference_program(call: Call, tensors: Sequence[Tensor], dimensions: Sequenc
     # Traced here, since torch.onnx would defer constant sizes to checks at run time, which ONNX lacks.
     traced = exported_program(call.function, tensors, dimensions)
     prepare_for_onnx(traced)
+    return onnx_program(traced, call, opset)
+
+
+def onnx_program(traced: torch.export.ExportedProgram, call: Call, opset: int, **settings: Any) -> Any:
+    """A traced call as a program of torch.onnx with the call's names, by more settings of its exporter."""
     return torch.onnx.export(
         traced,
         input_names=list(call.names),
@@ -51,6 +56,7 @@ def inference_program(call: Call, tensors: Sequence[Tensor], dimensions: Sequenc
         opset_version=opset,
         dynamo=True,
         verbose=False,
+        **settings,
     )
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import onnx
 import onnx_ir
-import torch
 from onnx import numpy_helper
 from onnx_ir.passes import Sequential, common
 from onnxscript import optimizer
@@ -19,7 +18,7 @@ from torch import Tensor, fx, nn
 from lit_ort._compat.torch_export import prepare_for_onnx, trace_of
 from lit_ort.export.call import Call
 from lit_ort.export.decompositions import decompositions, onnx_forms
-from lit_ort.export.graph import Converted, Dimensions, exported_program, model_of
+from lit_ort.export.graph import Converted, Dimensions, exported_program, model_of, onnx_program
 from lit_ort.export.step_function import NEXT, StepFunction
 
 # The first with BitwiseXor, and with ScatterElements that reduces; the exporter writes it without conversion.
@@ -62,16 +61,7 @@ def _training_program(call: Call, tensors: Sequence[Tensor], dimensions: Sequenc
     program = exported_program(_Replay(traced.module), tensors, traced.dimensions)
     prepare_for_onnx(program)
     try:
-        exported = torch.onnx.export(
-            program,
-            input_names=list(call.names),
-            output_names=list(call.output_names),
-            opset_version=opset,
-            dynamo=True,
-            verbose=False,
-            optimize=False,
-            custom_translation_table=dict(onnx_forms()),
-        )
+        exported = onnx_program(program, call, opset, optimize=False, custom_translation_table=dict(onnx_forms()))
     # The exporter names the operator without its place.
     except Exception as error:
         raise RuntimeError(_trace_of_operator(str(error), traced.module.graph)) from error

@@ -90,7 +90,7 @@ class _Call:
 
     def obstacle(self, graph: FusionGraph) -> str | None:
         """Why the call is not fused, or None."""
-        if not isinstance(self.probability, (int, float)) or not isinstance(self.scale, (int, float, type(None))):
+        if not self._has_constants:
             return "its dropout probability or scale is not a constant"
         if self.probability == 0 and not self._is_slow_in_torch(graph):
             return "it has no dropout, so torch's fused kernel is used"
@@ -107,12 +107,22 @@ class _Call:
             return f"the mask has {self.mask.meta['val'].dim()} dimensions, more than 4"
         return None
 
+    @property
+    def _has_constants(self) -> bool:
+        """Whether the dropout probability and the scale are the same in every call."""
+        return isinstance(self.probability, (int, float)) and isinstance(self.scale, (int, float, type(None)))
+
+    @property
+    def _factor(self) -> float:
+        """The factor of the scores."""
+        return 1 / math.sqrt(self.inputs[0].meta["val"].shape[-1]) if self.scale is None else float(self.scale)
+
     def is_short(self, graph: FusionGraph) -> bool:
         """Whether the call is written as matmuls and a softmax."""
         query, key, _ = (node.meta["val"] for node in self.inputs)
         if self.grouped or graph.low_precision(self.node) or query.dtype not in (torch.float32, torch.float64):
             return False
-        if not isinstance(self.probability, (int, float)) or not isinstance(self.scale, (int, float, type(None))):
+        if not self._has_constants:
             return False
         keys = hint_of(key.shape[-2])
         most = MOST_KEYS_WITH_DROPOUT if self.probability > 0 else MOST_KEYS
@@ -126,10 +136,8 @@ class _Call:
     def expand(self, graph: FusionGraph) -> None:
         """Writes the call as matmuls and a softmax, with the strides of its result."""
         query, key, value = self.inputs
-        width = query.meta["val"].shape[-1]
-        scale = 1 / math.sqrt(width) if self.scale is None else float(self.scale)
         with graph.instead_of(self.node):
-            scaled = graph.call(aten.mul.Scalar, query, scale)
+            scaled = graph.call(aten.mul.Scalar, query, self._factor)
             scores = graph.call(aten.matmul.default, scaled, graph.call(aten.transpose.int, key, -2, -1))
             weights = self._softmax(graph, self._masked(graph, scores))
             if self.probability > 0:
@@ -164,10 +172,8 @@ class _Call:
     def replace(self, graph: FusionGraph) -> None:
         """Replaces the call by lit_ort's operator."""
         inputs = [graph.autocast_input(value, self.node) for value in self.inputs]
-        width = self.inputs[0].meta["val"].shape[-1]
-        scale = 1 / math.sqrt(width) if self.scale is None else float(self.scale)
         seed, stream = (graph.seed(), graph.next_stream()) if self.probability > 0 else (None, 0)
-        settings = (seed, float(self.probability), self.causal, scale, stream)
+        settings = (seed, float(self.probability), self.causal, self._factor, stream)
         graph.replace(self.node, torch.ops.lit_ort.attention.default, (*inputs, self.mask, *settings))
 
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 Gradients = tuple[torch.Tensor, ...]
-# Packed weights are padded to whole groups of columns.
-_MOST_COLUMNS = 32
 
 
 @functools.cache
