@@ -69,7 +69,7 @@ class ORTOptions:
         disable_passes: exact names of fusions and passes to skip (`lit_ort.fusions.pipeline.names()` and
             `lit_ort.passes.pipeline.names()` list them).
         dump_dir: a folder to which every stage of every graph is written: FX graphs as text, the models that run as
-            ONNX. Graphs in `cache_dir` are compiled again for it.
+            ONNX, their regions as functions of standard operators. Graphs in `cache_dir` are compiled again for it.
         cache_dir: a folder that keeps compiled graphs for later runs. Choose one to which only you can write.
             `lit-ort cache` lists and clears it.
         threads: the threads of a session's operators; None uses `torch.get_num_threads()`.

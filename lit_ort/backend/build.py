@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import onnx
 import torch
 from torch import fx
 
@@ -47,6 +48,7 @@ from lit_ort.joint.trace import trace
 from lit_ort.lower.lower import Lowered, lower
 from lit_ort.lower.memory import peak_bytes
 from lit_ort.lower.model import LEAF
+from lit_ort.lower.readable_model import readable
 from lit_ort.lower.sizes import SymbolSources, conditions_of, symbol_sources, terms_of
 from lit_ort.ops.region_operator import REGION_NAME
 from lit_ort.options import BF16_MIXED, FLOAT32, LAYERS, TRUE_PRECISIONS, ORTOptions
@@ -153,6 +155,10 @@ class _Build:
         draws |= number_streams(returned.joint.module)
         phases, loss_result = self._phases(kind, returned, loss)
         lowered = [self._lowered(k, phase, sources) for k, phase in enumerate(phases)]
+        if self._options.dump_dir is not None:
+            for k, (phase, one) in enumerate(zip(phases, lowered, strict=True)):
+                owners = returned.joint.gradients if k == len(phases) - 1 else ()
+                self._dump.model(_label(k), self._readable(phase, one, owners, loss_result, sources))
         signature = self._signature(
             returned, phases, _all_outputs(outputs, computed, returned.joint.tangents), differentiable, loss_result
         )
@@ -218,12 +224,30 @@ class _Build:
         return phases, result
 
     def _lowered(self, position: int, phase: PhaseGraph, sources: SymbolSources) -> Lowered:
-        label = f"{4 + position}_{('forward', 'backward')[position]}"
-        self._dump.graph(label, phase.module)
+        self._dump.graph(_label(position), phase.module)
         allows_native = self._engine.native is not None
-        lowered = lower(phase, sources, self._name, self._engine.keeps_order, self._device, allows_native)
-        self._dump.model(label, lowered.model)
-        return lowered
+        return lower(phase, sources, self._name, self._engine.keeps_order, self._device, allows_native)
+
+    def _readable(
+        self,
+        graph: PhaseGraph,
+        lowered: Lowered,
+        owners: Sequence[int],
+        loss: int | None,
+        sources: SymbolSources,
+    ) -> onnx.ModelProto:
+        """The model of a phase for readers; after its results, it returns the gradients of these inputs."""
+        phase = lowered.phase
+        if not phase.is_native:
+            return lowered.model
+        inputs = input_names(self._graph.module, len(self._tensors))
+        names = {name: inputs[source.index] for name, source in phase.inputs if source.kind == "tensor"}
+        names |= {name: source.kind for name, source in phase.inputs if source.kind == "seed"}
+        results = [f"result_{k}" if k != loss else "loss" for k in range(graph.results)]
+        gradients = [f"{inputs[owner]}.grad" for owner in owners]
+        names |= zip(phase.outputs, [*results, *gradients], strict=False)
+        symbols = {str(symbol): f"{inputs[k]}.shape[{axis}]" for symbol, (k, axis) in sources.items()}
+        return readable(lowered.model, graph.module.graph, phase.nodes, names, symbols)
 
     def _signature(
         self,
@@ -296,6 +320,11 @@ class _Build:
             if program.kind == FORWARD or is_native or not is_cpu(self._device)
             else expected_speed(graphs, operators, self._reports),
         )
+
+
+def _label(position: int) -> str:
+    """The name of the files of a phase."""
+    return ("4_forward", "5_backward")[position]
 
 
 def _trimmed(graph: NumberedGraph) -> tuple[NumberedGraph, list[Any], list[int]]:

@@ -6,6 +6,8 @@ each of which yields four words: columns 0 to 15 have the first words, columns 1
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 _WORD = 0xFFFFFFFF
@@ -22,8 +24,11 @@ def uniform(seed: torch.Tensor, stream: torch.Tensor, row: torch.Tensor, column:
     return (word >> 8).float() * 2.0**-24
 
 
-def philox(key: tuple[torch.Tensor, ...], counter: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Four words from two words of a key and four of a counter; words are int64 from 0 to 2³² - 1."""
+def philox(key: tuple[Any, ...], counter: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Four words from two words of a key and four of a counter; words are int64 from 0 to 2³² - 1.
+
+    They are tensors, or values with a tensor's operators.
+    """
     c0, c1, c2, c3 = (word & _WORD for word in counter)
     k0, k1 = key
     for _ in range(_ROUNDS):
@@ -34,7 +39,7 @@ def philox(key: tuple[torch.Tensor, ...], counter: tuple[torch.Tensor, ...]) -> 
     return c0, c1, c2, c3
 
 
-def _wide_product(word: torch.Tensor, factor: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _wide_product(word: Any, factor: int) -> tuple[Any, Any]:
     """The upper and the lower word of a product of two words, without an overflow of int64."""
     low = word * (factor & 0xFFFF)
     high = word * (factor >> 16) + (low >> 16)

@@ -1,0 +1,130 @@
+"""A native session's model for readers: regions as functions of standard operators, names of modules.
+
+The session's own model has custom operators, whose code is made when it is created. This one computes the same in any
+ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx
+import torch
+from onnx import helper
+from torch import fx
+
+from lit_ort._compat.torch_fx import example_of, module_name
+from lit_ort.lower.model import LEAF
+from lit_ort.lower.native_operators import memory_of_inputs
+from lit_ort.lower.onnx_values import FUNCTION_DOMAIN, uniform_function
+from lit_ort.lower.region_function import SIZES, region_function
+from lit_ort.lower.torch_node_function import torch_node_function
+from lit_ort.ops.region_operator import REGION
+from lit_ort.regions.placed_region import PlacedRegion, SizeArgument, from_json
+from lit_ort.regions.symbolic_size import Number, number_of, numbers_of
+from lit_ort.runtime.engines.engine import DOMAIN, OPERATOR, POSITION, REGION_DOMAIN, REGION_OPERATOR
+from lit_ort.runtime.program import TorchNode
+
+
+def readable(
+    model: onnx.ModelProto,
+    graph: fx.Graph,
+    torch_nodes: Sequence[TorchNode],
+    names: Mapping[str, str],
+    symbols: Mapping[str, str],
+) -> onnx.ModelProto:
+    """The model with a function in place of each region, and of each torch node that has one.
+
+    A function whose sizes only a run tells has them as its last input, which is an input of the model; its text says
+    which.
+
+    Args:
+        model: of a native session.
+        graph: the phase.
+        torch_nodes: its torch nodes.
+        names: of inputs and outputs of the model for readers, by their own names.
+        symbols: what the symbols of sizes are.
+    """
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    modules = {node.name: _place_of(node) for node in graph.nodes}
+    regions = iter([node for node in graph.nodes if node.target is REGION])
+    taken = collections.Counter[str]()
+    nodes = [node for node in result.graph.node if not node.name.startswith(LEAF)]
+    for node in nodes:
+        place = modules.get(node.output[0].rpartition(".")[0], "")
+        if (node.domain, node.op_type) == (REGION_DOMAIN, REGION_OPERATOR):
+            _call_function(result, node, next(regions), _unique(place or "step", taken), symbols)
+        elif (node.domain, node.op_type) == (DOMAIN, OPERATOR):
+            _call_torch_node(result, node, torch_nodes, _unique(f"{place}.torch".lstrip("."), taken))
+        else:
+            node.name = _unique(f"{place}.{node.op_type}".lstrip("."), taken)
+        for values in (node.input, node.output):
+            values[:] = [names.get(name, name) for name in values]
+    del result.graph.node[:]
+    result.graph.node.extend(nodes)
+    versions = {FUNCTION_DOMAIN: 1} | {opset.domain: opset.version for opset in result.opset_import}
+    del result.opset_import[:]
+    used = dict.fromkeys(["", *(node.domain for node in nodes)])
+    result.opset_import.extend(helper.make_opsetid(domain, versions[domain]) for domain in used)
+    if any(node.domain == FUNCTION_DOMAIN for function in result.functions for node in function.node):
+        result.functions.append(uniform_function())
+    for value in (*result.graph.input, *result.graph.output):
+        value.name = names.get(value.name, value.name)
+    return result
+
+
+def _place_of(node: fx.Node) -> str:
+    """The module of a node, and whether it is of the backward."""
+    is_of_backward = "nn_module_stack" not in node.meta and "fwd_nn_module_stack" in node.meta
+    return ".".join(part for part in (module_name(node), "backward" * is_of_backward) if part)
+
+
+def _unique(name: str, taken: collections.Counter[str]) -> str:
+    taken[name] += 1
+    return name if taken[name] == 1 else f"{name}_{taken[name]}"
+
+
+def _call_function(
+    model: onnx.ModelProto, node: onnx.NodeProto, region: fx.Node, name: str, symbols: Mapping[str, str]
+) -> None:
+    shapes = [numbers_of(_tensor(base).shape) for base in memory_of_inputs(region) if base is not None]
+    function, sizes = region_function(_sized(region), shapes, name)
+    model.functions.append(function)
+    node.name = node.op_type = name
+    node.domain = FUNCTION_DOMAIN
+    del node.attribute[:]
+    if sizes:
+        node.input.append(f"{name}.{SIZES}")
+        given = helper.make_tensor_value_info(node.input[-1], onnx.TensorProto.INT64, [len(sizes)])
+        given.doc_string = ", ".join(re.sub(r"\w+", lambda word: symbols.get(word[0], word[0]), str(n)) for n in sizes)
+        model.graph.input.append(given)
+
+
+def _call_torch_node(model: onnx.ModelProto, node: onnx.NodeProto, torch_nodes: Sequence[TorchNode], name: str) -> None:
+    position = next(attribute.s for attribute in node.attribute if attribute.name == POSITION)
+    function = torch_node_function(torch_nodes[int(position)], name)
+    node.name = name
+    if function is not None:
+        model.functions.append(function)
+        node.op_type, node.domain = name, FUNCTION_DOMAIN
+        del node.attribute[:]
+
+
+def _tensor(node: fx.Node) -> torch.Tensor:
+    return node.meta["val"]
+
+
+def _sized(region: fx.Node) -> PlacedRegion[Number]:
+    """A call's region with its sizes: numbers, or polynomials of symbols."""
+    _, text, sizes = region.args
+    assert isinstance(sizes, Sequence)
+    numbers = [_number(size) for size in sizes]
+    return from_json(str(text)).map(lambda n: numbers[n.position] if isinstance(n, SizeArgument) else n)
+
+
+def _number(size: Any) -> Number:
+    return number_of(example_of(size) if isinstance(size, fx.Node) else size)

@@ -1,0 +1,94 @@
+"""The steps of complete models as `dump_dir` writes them, run by ONNX Runtime without lit_ort's operators."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from lit_ort.backend.steps import dynamo_settings
+from lit_ort.runtime.native_phase import NativePhase
+from tests.compare import backend
+from tests.zoo.cases import Case
+from tests.zoo.test_models import CASES
+
+# Interpreters of environments with onnxruntime, without torch and lit_ort, with colons between them.
+PYTHONS = os.environ.get("LIT_ORT_TEST_PYTHONS", sys.executable).split(":")
+_RUN = """
+import sys
+import numpy, onnxruntime
+model, given, taken = sys.argv[1:]
+session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+with numpy.load(given) as arrays:
+    results = session.run(None, {value.name: arrays[value.name] for value in session.get_inputs()})
+numpy.savez(taken, *results)
+assert "lit_ort" not in sys.modules and "torch" not in sys.modules
+"""
+NATIVE = ("BERT", "GPT-2")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+
+
+class Runs:
+    """The tensors that native sessions get and return."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.found: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
+        run = NativePhase.run
+
+        def recorded(phase: NativePhase, tensors: Sequence[torch.Tensor], *rest: Any) -> list[torch.Tensor]:
+            given = [tensor.clone() for tensor in tensors]
+            results = run(phase, tensors, *rest)
+            self.found.append((given, [result.clone() for result in results]))
+            return results
+
+        monkeypatch.setattr(NativePhase, "run", recorded)
+
+
+def dumped(case: Case, dropout: float, folder: Path) -> Path:
+    """Runs a step, and returns the file of its model."""
+    torch.manual_seed(0)
+    module, batch = case.make(dropout)
+    compiled = torch.compile(lambda module, batch: case.loss(module(**batch)), backend=backend(dump_dir=str(folder)))
+    with dynamo_settings("step", strict=True):
+        loss = compiled(module.train(), batch)
+    loss.backward()
+    (path,) = folder.glob("*/4_forward.onnx")
+    return path
+
+
+def run_elsewhere(python: str, path: Path, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    given, taken = path.parent / "given.npz", path.parent / "taken.npz"
+    np.savez(given, **{name: value.numpy() for name, value in inputs.items()})  # pyright: ignore[reportArgumentType]
+    command = [python, "-c", _RUN, str(path), str(given), str(taken)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200, env={})
+    assert not ended.returncode, ended.stderr
+    with np.load(taken) as arrays:
+        return [torch.from_numpy(arrays[name]) for name in arrays.files]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("name", NATIVE)
+def test_a_dumped_step_runs_in_any_onnxruntime(
+    name: str, dropout: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = Runs(monkeypatch)
+    path = dumped(CASES[name], dropout, tmp_path)
+    ((inputs, expected),) = runs.found
+    model = onnx.load(path)
+    assert not [node for node in model.graph.node if node.op_type in ("Region", "ATen")]
+    given = {value.name: tensor for value, tensor in zip(model.graph.input, inputs, strict=True)}
+    names = [value.name for value in model.graph.output]
+    assert "loss" in names
+    floor = 1e-2 * max(float(value.norm()) for value in expected if value.is_floating_point())
+    for python in PYTHONS:
+        for label, result, wanted in zip(names, run_elsewhere(python, path, given), expected, strict=True):
+            error = float((result.reshape(wanted.shape).double() - wanted).norm())
+            assert error / max(float(wanted.double().norm()), floor) <= 1e-4, label
