@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,10 +18,19 @@ from torch._dynamo.source import ConstantSource
 from torch._export.utils import _compiling_state_context
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.functional_tensor import dispatch_functionalize
-from torch.export import ExportedProgram
+from torch.export import ExportedProgram, ModuleCallEntry, ModuleCallSignature
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.nn.modules import transformer
+from torch.utils._pytree import tree_flatten
 
 from lit_ort._compat.patching import removed_entry, replaced, replaced_entry
 from lit_ort._compat.recurrent import results_of, shapes_without_steps
@@ -108,6 +118,12 @@ class Trace(NamedTuple):
     module: fx.GraphModule
     dimensions: tuple[tuple[int, ...], ...]
 
+    @property
+    def is_functional(self) -> bool:
+        """Whether no operator writes into a tensor, as some do that compute with constants alone."""
+        operators = (node.target for node in self.module.graph.nodes if node.op == "call_function")
+        return not any(isinstance(o, torch._ops.OpOverload) and o._schema.is_mutable for o in operators)
+
 
 def trace_of(
     function: Callable[..., Any],
@@ -150,8 +166,62 @@ def trace_of(
     return Trace(module, tuple(tuple(k for k in own if _is_symbol(fake.shape[k])) for fake, own in pairs))
 
 
+def program_of(trace: Trace) -> ExportedProgram:
+    """A trace as a program of torch.export, without tracing it again; the trace's graph is changed.
+
+    Constants become inputs that have a value.
+    """
+    graph, constants = trace.module.graph, {}
+    inputs, output = [node for node in graph.nodes if node.op == "placeholder"], next(reversed(graph.nodes))
+    lifted: dict[str, fx.Node] = {}
+    for node in [node for node in graph.nodes if node.op == "get_attr"]:
+        name = str(node.target)
+        if name not in lifted:
+            with graph.inserting_before(inputs[0]):
+                lifted[name] = graph.placeholder(f"constant_{len(lifted)}")
+            lifted[name].meta.update(node.meta)
+            constants[name] = getattr(trace.module, name)
+        node.replace_all_uses_with(lifted[name])
+        graph.erase_node(node)
+    results = output.args[0]
+    output.args = (tuple(results),)
+    signature = ExportGraphSignature(
+        [
+            *(InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(node.name), name) for name, node in lifted.items()),
+            *(InputSpec(InputKind.USER_INPUT, TensorArgument(node.name), None) for node in inputs),
+        ],
+        [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name), None) for node in results],
+    )
+    arguments, returned = (tree_flatten(value)[1] for value in ((tuple(inputs), {}), tuple(results)))
+    call = ModuleCallEntry("", ModuleCallSignature([], [], arguments, returned))
+    return ExportedProgram(trace.module, graph, signature, {}, {}, [call], None, constants)
+
+
 def _is_symbol(size: int | torch.SymInt) -> bool:
     return isinstance(size, torch.SymInt) and size.node.maybe_as_int() is None
+
+
+@functools.cache
+def decompositions_for_onnx() -> Mapping[Any, Callable[..., Any]]:
+    """torch's decompositions of the operators that its ONNX exporter doesn't know."""
+    # The exporter imports onnxscript, without which this package is importable.
+    from torch.onnx._internal.exporter._decomp import (
+        create_onnx_friendly_decomposition_table,
+        get_onnx_implemented_overloads,
+    )
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    known = get_onnx_implemented_overloads(ONNXRegistry.from_torchlib())
+    return create_onnx_friendly_decomposition_table(set(known))
+
+
+@contextmanager
+def kept_operators() -> Iterator[None]:
+    """Makes torch's ONNX exporter take a program as it is, since decomposing it is tracing it once more."""
+    from torch.onnx._internal.exporter import _fx_passes
+
+    with replaced(_fx_passes, "decompose_with_registry", lambda program, registry: program):
+        yield
 
 
 def decompositions_of_torch(names: Iterable[str]) -> dict[Any, Callable[..., Any]]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.export import default_decompositions
 
-from lit_ort._compat.torch_export import decompositions_of_torch
+from lit_ort._compat.torch_export import decompositions_for_onnx, decompositions_of_torch
 
 aten = torch.ops.aten
 Decompositions = Mapping[Any, Callable[..., Any]]
@@ -30,9 +30,14 @@ _OF_TORCH = (
 _KEPT = (aten.prod.default, aten.prod.dim_int, aten.floor_divide.default)
 
 
-def decompositions() -> Decompositions:
-    """torch's decompositions for export, more of torch's, and those of this file."""
-    table = {**default_decompositions(), **decompositions_of_torch(_OF_TORCH), **_OWN}
+def decompositions(exporters: bool = True) -> Decompositions:
+    """torch's decompositions for export, more of torch's, and those of this file.
+
+    Args:
+        exporters: whether those that torch's ONNX exporter makes itself are among them.
+    """
+    first = decompositions_for_onnx() if exporters else {}
+    table = {**first, **default_decompositions(), **decompositions_of_torch(_OF_TORCH), **_OWN}
     return {operator: form for operator, form in table.items() if operator not in _KEPT}
 
 
@@ -254,14 +259,17 @@ _ERFINV = (
 
 
 def onnx_forms() -> Decompositions:
-    """ONNX operators of those that torch's decompositions introduce, and the exporter doesn't know."""
+    """ONNX operators of those that a trace has, and that the exporter doesn't know."""
     from onnxscript import opset18 as op
 
     def product(x: Any, dims: Sequence[int] | None, output_dtype: int | None = None) -> Any:
         axes: Any = None if dims is None else op.Constant(value_ints=list(dims))
         return op.ReduceProd(x, axes, keepdims=False)
 
-    return {torch.ops.prims.prod.default: product}
+    def elements(x: Any) -> Any:
+        return op.Size(x)
+
+    return {torch.ops.prims.prod.default: product, aten.sym_numel.default: elements}
 
 
 _OWN: Decompositions = {

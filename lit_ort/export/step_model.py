@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import onnx
@@ -15,7 +16,7 @@ from onnxscript.rewriter import RewritePass, RewriteRuleSet
 from onnxscript.rewriter.rules import common as rules
 from torch import Tensor, fx, nn
 
-from lit_ort._compat.torch_export import prepare_for_onnx, trace_of
+from lit_ort._compat.torch_export import kept_operators, prepare_for_onnx, program_of, trace_of
 from lit_ort.export.call import Call
 from lit_ort.export.decompositions import decompositions, onnx_forms
 from lit_ort.export.graph import Converted, Dimensions, exported_program, model_of, onnx_program
@@ -58,10 +59,16 @@ def step_model(function: StepFunction, batch: Collection[str], dynamic: bool | D
 
 def _training_program(call: Call, tensors: Sequence[Tensor], dimensions: Sequence[Collection[int]], opset: int) -> Any:
     traced = trace_of(call.function, tensors, dimensions, decompositions())
-    program = exported_program(_Replay(traced.module), tensors, traced.dimensions)
-    prepare_for_onnx(program)
+    if traced.is_functional:
+        program, operators = program_of(traced), kept_operators()
+    else:
+        # The exporter makes operators functional where it decomposes them itself.
+        traced = trace_of(call.function, tensors, dimensions, decompositions(exporters=False))
+        program, operators = exported_program(_Replay(traced.module), tensors, traced.dimensions), nullcontext()
+        prepare_for_onnx(program)
     try:
-        exported = onnx_program(program, call, opset, optimize=False, custom_translation_table=dict(onnx_forms()))
+        with operators:
+            exported = onnx_program(program, call, opset, optimize=False, custom_translation_table=dict(onnx_forms()))
     # The exporter names the operator without its place.
     except Exception as error:
         raise RuntimeError(_trace_of_operator(str(error), traced.module.graph)) from error

@@ -502,3 +502,26 @@ def test_replaced() -> None:
     with replaced_entry(entries, "own", 2), replaced_entry(entries, "new", 3):
         assert entries == {"own": 2, "new": 3}
     assert entries == {"own": 1}
+
+
+# torch's ONNX exporter
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_traces_become_programs_of_the_exporter() -> None:
+    pytest.importorskip("onnxscript")
+    effect = "training steps can't be exported, or are traced a second time"
+    with canary("_fx_passes.decompose_with_registry and ExportedProgram", "torch_export", effect) as export:
+        constant = torch.arange(3.0)
+
+        def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return x * constant, x.addcmul(x, constant)
+
+        table = export.decompositions_for_onnx()
+        assert torch.ops.aten.addcmul.default not in table
+        assert torch.ops.aten.squeeze.dims in table
+        program = export.program_of(export.trace_of(function, [torch.ones(2, 3)], [(0,)], table))
+        assert [spec.kind.name for spec in program.graph_signature.input_specs] == ["CONSTANT_TENSOR", "USER_INPUT"]
+        with export.kept_operators():
+            exported: Any = torch.onnx.export(program, dynamo=True, verbose=False, optimize=False)
+        assert {node.op_type for node in exported.model_proto.graph.node} >= {"Mul", "Add"}

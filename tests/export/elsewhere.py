@@ -1,4 +1,4 @@
-"""Trains with an exported training step in a process that has onnxruntime and numpy alone."""
+"""Trains with an exported training step, by the program of its folder in another process."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from tests.export.training_cases import Batch
+from tests.scripts import run_code
 
 # The program of the folder, and that nothing else was needed.
 _TRAIN = """
@@ -31,14 +32,22 @@ numpy.savez(results, **{n: [r[n] for r in reports] for n in reports[0]}, **evalu
 
 
 def train_elsewhere(
-    folder: Path, batches: Sequence[Batch], rate: float, python: str = sys.executable
+    folder: Path, batches: Sequence[Batch], rate: float, python: str | None = None
 ) -> dict[str, np.ndarray]:
-    """Takes a step with each batch; returns the reports of all steps, and `eval/NAME` with the last batch."""
+    """Takes a step with each batch; returns the reports of all steps, and `eval/NAME` with the last batch.
+
+    Args:
+        folder: the folder of the exported step.
+        batches: the batches.
+        rate: the learning rate.
+        python: the interpreter of an environment with onnxruntime and numpy; None forks a process of this one.
+    """
     given, taken = folder / "given.npz", folder / "taken.npz"
     arrays = {f"{k}/{name}": value.numpy() for k, batch in enumerate(batches) for name, value in batch.items()}
     np.savez(given, **arrays)  # pyright: ignore[reportArgumentType] - names of arrays
-    command = [python, "-c", _TRAIN, str(folder), str(given), str(taken), str(rate)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env={})
+    command = [python or sys.executable, "-c", _TRAIN, str(folder), str(given), str(taken), str(rate)]
+    run = subprocess.run if python else run_code
+    result = run(command, capture_output=True, text=True, check=False, timeout=300, env={})
     assert not result.returncode, result.stderr
     with np.load(taken) as found:
         return {name: found[name] for name in found.files}

@@ -94,7 +94,7 @@ def continued_text(size: int, step: int) -> Batch:
 def bert() -> nn.Module:
     from transformers import BertConfig, BertForSequenceClassification
 
-    sizes: dict[str, Any] = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
+    sizes: dict[str, Any] = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48)
     config = BertConfig(vocab_size=WORDS, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **sizes)
     config.num_labels = LABELS
     return BertForSequenceClassification(config)
@@ -144,7 +144,7 @@ class Recurrent(LightningModule):
 
 
 def texts_of_one_length(size: int, step: int) -> Batch:
-    ids = torch.randint(3, WORDS, (size, 7), generator=torch.Generator().manual_seed(step))
+    ids = torch.randint(3, WORDS, (size, 4), generator=torch.Generator().manual_seed(step))
     return {"input_ids": ids, "labels": ids[:, 0] % LABELS}
 
 
