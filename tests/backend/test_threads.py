@@ -100,7 +100,7 @@ class Layers(LightningModule):
 @pytest.mark.slow
 def test_threads_train() -> None:
     widths, data = (6, 8), DataLoader(torch.randn(20, 5, 4), 4)  # pyright: ignore[reportArgumentType]
-    for _ in range(3):
+    for _ in range(2):
         torch.compiler.reset()
         torch.manual_seed(0)
         modules = {width: Layers(width) for width in widths}

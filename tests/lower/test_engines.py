@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import fx
 
-from lit_ort.lower.engines import SHORTEST_RUN, onnx_nodes
+from lit_ort.lower.engines import onnx_nodes
 
 aten = torch.ops.aten
 
@@ -38,15 +38,11 @@ class Chain:
         return onnx_nodes(self.graph)
 
 
-@pytest.mark.parametrize(("length", "expected"), [(SHORTEST_RUN - 1, 0), (SHORTEST_RUN, SHORTEST_RUN), (20, 20)])
-def test_only_long_runs_are_selected(length: int, expected: int) -> None:
+@pytest.mark.parametrize(("length", "selected"), [(7, 0), (8, 8), (20, 20)])
+def test_only_runs_of_eight_operators_are_selected(length: int, selected: int) -> None:
     chain = Chain()
     nodes = chain.append(aten.mul.Tensor, 2.0, times=length)
-    assert chain.onnx_nodes == frozenset(nodes[:expected])
-
-
-def test_the_shortest_run_has_eight_operators() -> None:
-    assert SHORTEST_RUN == 8
+    assert chain.onnx_nodes == frozenset(nodes[:selected])
 
 
 def test_a_torch_operator_ends_a_run() -> None:
@@ -77,32 +73,32 @@ def test_views_do_not_end_a_run_and_are_not_counted() -> None:
     assert not chain.onnx_nodes
     chain = Chain()
     nodes = []
-    for _ in range(SHORTEST_RUN):
+    for _ in range(8):
         nodes += chain.append(aten.mul.Tensor, 2.0)
         chain.append(aten.reshape.default, [-1])
     assert chain.onnx_nodes == frozenset(nodes)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "target", "args"),
+    ("dtype", "target", "args", "settings", "selected"),
     [
-        (torch.bfloat16, aten.mul.Tensor, (2.0,)),
-        (torch.bool, aten.mul.Tensor, (True,)),
-        (torch.int64, aten.div.Tensor, (1,)),
-        (torch.float32, aten.add.Tensor, (2.0, 3.0)),
-        (torch.float32, aten.tanh.default, ()),
+        (torch.float32, aten.mul.Tensor, (2.0,), {}, 20),
+        (torch.bfloat16, aten.mul.Tensor, (2.0,), {}, 0),
+        (torch.bool, aten.mul.Tensor, (True,), {}, 0),
+        (torch.float32, aten.div.Tensor, (2,), {}, 20),
+        (torch.int64, aten.div.Tensor, (2,), {}, 0),
+        (torch.float32, aten.add.Tensor, (2.0,), {}, 20),
+        (torch.float32, aten.add.Tensor, (2.0,), {"alpha": 3.0}, 0),
+        (torch.float32, aten.tanh.default, (), {}, 0),
     ],
 )
 def test_unsupported_dtypes_and_operators_are_not_selected(
-    dtype: torch.dtype, target: Any, args: tuple[Any, ...]
+    dtype: torch.dtype, target: Any, args: tuple[Any, ...], settings: dict[str, Any], selected: int
 ) -> None:
     chain = Chain(dtype)
-    if len(args) == 2:
-        for _ in range(20):
-            (node,) = chain.append(target, args[0])
-            node.kwargs = {"alpha": args[1]}
-    else:
-        chain.append(target, *args)
-        if dtype != torch.int64:
-            chain.append(target, *args, times=20)
-    assert not chain.onnx_nodes
+    x = chain.last
+    for _ in range(20):
+        chain.last = x
+        (node,) = chain.append(target, *args)
+        node.kwargs = settings
+    assert len(chain.onnx_nodes) == selected

@@ -12,7 +12,7 @@ import pytest
 from tests.operators import known
 from tests.operators.op_db import BAD, FALLBACK, Outcome
 
-# Every third operator; `python -m tests.operators.op_db` compares all of them.
+# Every twelfth operator; `python -m tests.operators.op_db` compares all of them.
 PARTS = 12
 TESTED_PARTS = [0, *(pytest.param(part, marks=pytest.mark.sweep) for part in range(1, PARTS))]
 

@@ -28,8 +28,8 @@ from lit_ort.runtime.engines import choice
 from lit_ort.runtime.engines.choice import engine_of
 from lit_ort.runtime.engines.engine import Model
 from lit_ort.runtime.nodes import RunState
+from tests.scripts import run_code
 
-ROOT = Path(__file__).parents[2]
 Function = Callable[..., Sequence[Tensor]]
 
 
@@ -383,7 +383,7 @@ except SessionError as error:
 
 @pytest.mark.slow
 def test_a_failed_allocation_is_reported() -> None:
-    result = subprocess.run([sys.executable, "-c", _TOO_LARGE], capture_output=True, text=True, check=False, cwd=ROOT)
+    result = run_code([sys.executable, "-c", _TOO_LARGE])
     if engine_of(AUTO).name == "stock":
         assert result.returncode == -signal.SIGABRT
         assert f"lit_ort: {2**50} bytes for one value can't be allocated: Cannot allocate memory. Use" in result.stderr

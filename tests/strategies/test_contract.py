@@ -7,7 +7,6 @@ import gc
 import importlib
 import io
 import logging
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from lit_ort import LitOrtWarning, ORTStrategy, UnsupportedError, explain
 from lit_ort.strategies import on_pytorch_lightning
 from tests.lightning_models import Net, assert_same_weights, loader, trainer
+from tests.scripts import run_code
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The '.*dataloader' does not have many workers:UserWarning"),
@@ -193,7 +193,7 @@ assert pl.__spec__.loader.__class__.__module__.startswith(("importlib", "_frozen
 @pytest.mark.parametrize("first", ["pytorch_lightning", "lit_ort.strategies.on_pytorch_lightning"])
 def test_the_other_package_is_registered_when_it_is_imported(first: str) -> None:
     script = IMPORT.replace("import pytorch_lightning as pl", f"import {first}\nimport pytorch_lightning as pl")
-    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    process = run_code([sys.executable, "-c", script])
     assert process.returncode == 0, process.stderr
 
 
