@@ -123,7 +123,7 @@ def export_training(
             part_of(evaluated, predictions, constants),
             {name: training.inputs[name] for name in state},
         )
-        write_files(unfinished, models, step, chosen, optimizer, clip_norm)
+        write_files(unfinished, models, step, chosen, optimizer, clip_norm, fixed_sizes)
         checked = check_training(unfinished, models, step, names, chosen, clip_norm) if verify else ()
         require_close(checked, tolerance)
         size = bytes_of(unfinished)

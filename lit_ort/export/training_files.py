@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -67,7 +67,13 @@ def _umask() -> int:
 
 
 def write_files(
-    folder: Path, models: Models, step: Step, optimizer: Optimizer, optimizer_name: str, clip_norm: float | None
+    folder: Path,
+    models: Models,
+    step: Step,
+    optimizer: Optimizer,
+    optimizer_name: str,
+    clip_norm: float | None,
+    fixed_sizes: Sequence[str],
 ) -> None:
     """Writes models, state, an example batch, the description and the loops."""
     for name, model in ((TRAIN, models.train), (EVALUATE, models.evaluate), (PREDICT, models.predict)):
@@ -83,7 +89,7 @@ def write_files(
     loops = files("lit_ort.export") / "loops"
     for name in LOOPS:
         (folder / name).write_text((loops / name).read_text(encoding="utf-8"), encoding="utf-8")
-    (folder / "README.md").write_text(_readme(description), encoding="utf-8")
+    (folder / "README.md").write_text(_readme(description, fixed_sizes), encoding="utf-8")
 
 
 def _require_size(model: onnx.ModelProto, name: str) -> None:
@@ -132,13 +138,14 @@ def _of_model(model: onnx.ModelProto, step: Step) -> dict[str, Any]:
     }
 
 
-def _readme(description: dict[str, Any]) -> str:
+def _readme(description: dict[str, Any], fixed_sizes: Sequence[str]) -> str:
     inputs = description["train_step"]["inputs"]
     batch = [f"`{name}`: {v['dtype']}{list(v['shape'])}" for name, v in inputs.items() if v["role"] == "batch"]
     reports = [name for name in description["train_step"]["outputs"] if not name.endswith(NEXT)]
     predict = description["predict"]
     outputs = "" if predict is None else f"; predict.onnx: {', '.join(predict['outputs'])}"
     optimizer = ", ".join(f"{key} {value}" for key, value in description["optimizer"].items() if key != "name")
+    fixed = "".join(f"\n- Of one size, which the module uses as a constant: {size}." for size in fixed_sizes)
     return f"""# The training step of {description["class"]}
 
 Written by lit_ort {description["lit_ort"]}. Everything runs in onnxruntime (1.20 or later), without torch.
@@ -147,7 +154,7 @@ Written by lit_ort {description["lit_ort"]}. Everything runs in onnxruntime (1.2
   {", ".join(reports)}, and the new parameters and state, whose names end with `{NEXT}`.
 - Optimizer: {description["optimizer"]["name"]}, {optimizer}.
 - eval_step.onnx: {", ".join(description["eval_step"]["outputs"])}{outputs}.
-- train_step.json lists names, shapes and types, and which output feeds which input of the next step.
+- train_step.json lists names, shapes and types, and which output feeds which input of the next step.{fixed}
 
 ```bash
 pip install onnxruntime numpy && python train.py                # Python

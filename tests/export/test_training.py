@@ -298,6 +298,9 @@ def test_frozen_parts_and_buffers(tmp_path: Path) -> None:
     settings: dict[str, Any] = dict(optimizer="sgd", optimizer_settings={"momentum": 0.9}, trainable=["2.*"])
     exported = lit_ort.export_training(module, tmp_path / "step", torch.randn(4, 6), **settings)
     assert exported.trainable == ("2.weight", "2.bias")
+    (size,) = exported.fixed_sizes
+    assert size.startswith("input has 6 in dimension 1")
+    assert f"which the module uses as a constant: {size}." in (exported.folder / "README.md").read_text()
     train_elsewhere(exported.folder, [{"input": torch.randn(4, 6)}] * 3, 0.1)
     before = copy.deepcopy(module.state_dict())
     loaded = lit_ort.load_training_checkpoint(module, exported.folder)
