@@ -40,6 +40,7 @@ from lit_ort._compat.expected_branches import keep_expected_branches
 from lit_ort._compat.input_values import keep_input_values
 from lit_ort._compat.metric_calls import is_of_metric, keep_metric_calls
 from lit_ort._compat.numpy_scalars import keep_numbers
+from lit_ort._compat.packed_sequences import SELECTIONS
 from lit_ort._compat.pandas_lookups import keep_lookups
 from lit_ort._compat.problem_types import keep_problem_types
 from lit_ort._compat.selections import keep_selections
@@ -344,7 +345,7 @@ def _install() -> None:
     keep_metric_calls(lambda: bool(_LISTENERS))
     keep_numbers(lambda: bool(_LISTENERS))
     keep_lookups(lambda: bool(_LISTENERS))
-    keep_selections(lambda: bool(_LISTENERS))
+    keep_selections(lambda: bool(_LISTENERS), SELECTIONS)
     keep_problem_types(lambda: bool(_LISTENERS))
 
 

@@ -15,14 +15,16 @@ from lit_ort._compat.torch_sizes import hint_of
 
 # Functions and methods that neither draw, nor write, nor take long.
 _PURE = frozenset(
-    "abs add all amax amin and any arange argmax argmin argsort argwhere bincount bool broadcast_to cat ceil clamp "
-    "clone concat contiguous count_nonzero cpu cumsum detach diff eq equal expand expand_as eye flatten flip float "
-    "floor floordiv full full_like ge getitem gt int invert is_all_true isfinite isin isinf isnan item le len "
-    "logical_and logical_not logical_or long lt masked_fill masked_select max maximum mean min minimum mod movedim "
-    "mul narrow ne neg nelement new_full new_ones new_zeros nonzero not numel ones ones_like or permute pow prod "
-    "remainder repeat repeat_interleave reshape roll round select size sort squeeze stack sub sum sym_size t tensor "
-    "tile to topk transpose tril triu truediv unique unique_consecutive unsqueeze view view_as where xor zeros "
-    "zeros_like".split()
+    "abs add all amax amin and any arange argmax argmin argsort argwhere as_tensor bincount bool broadcast_to cat "
+    "ceil clamp clone concat contiguous count_nonzero cpu cumsum detach diff eq equal expand expand_as eye flatten "
+    "flip float floor floordiv full full_like ge getitem gt int invert is_all_true isfinite isin isinf isnan item le "
+    "len logical_and logical_not logical_or long lt masked_fill masked_select max maximum mean min minimum mod "
+    "movedim mul narrow ne neg nelement new_full new_ones new_zeros nonzero not numel ones ones_like or permute pow "
+    "prod remainder repeat repeat_interleave reshape roll round select size sort squeeze stack sub sum sym_size t "
+    "tensor tile to topk transpose tril triu truediv unique unique_consecutive unsqueeze view view_as where xor zeros "
+    "zeros_like "
+    # Of this package, for packed sequences.
+    "packed_batch_sizes packed_order packed_places packed_rows padded_lengths padded_places".split()
 )
 _MOST_NODES = 32
 _OPERATORS = frozenset({"or_", "and_", "not_"})

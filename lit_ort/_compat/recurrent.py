@@ -23,6 +23,7 @@ LAYERS: dict[Any, torch._ops.OpOverload] = {
     torch.rnn_tanh: aten.rnn_tanh.input,
     torch.rnn_relu: aten.rnn_relu.input,
 }
+PACKED_LAYERS = (aten.lstm.data, aten.gru.data, aten.rnn_tanh.data, aten.rnn_relu.data)
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
@@ -33,7 +34,7 @@ def shapes_without_steps() -> Iterator[None]:
     Otherwise Dynamo traces them with fake tensors, and recompiles the step for every length.
     """
     with ExitStack() as stack:
-        for target in LAYERS.values():
+        for target in (*LAYERS.values(), *PACKED_LAYERS):
             target._dispatch_cache.clear()
             shaped = _shaped(target, target.py_kernels.get(_COMPOSITE))
             stack.enter_context(replaced_entry(target.py_kernels, _COMPOSITE, shaped))
@@ -48,8 +49,9 @@ def _shaped(target: torch._ops.OpOverload, original: Callable[..., Any] | None) 
         if isinstance(args[0], FakeTensor) and not kwargs and len(args) == len(target._schema.arguments):
             tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
             # The results require grad if one of the arguments does.
-            zero = sum(tensor.sum() for tensor in tensors) * 0
-            return tuple(result + zero for result in results_of(*args))
+            zero = sum(tensor.sum() for tensor in tensors if tensor.is_floating_point()) * 0
+            shapes = results_of_packed if target in PACKED_LAYERS else results_of
+            return tuple(result + zero for result in shapes(*args))
         return original(*args, **kwargs) if original is not None else target._op_dk(_COMPOSITE, *args, **kwargs)
 
     return kernel
@@ -78,4 +80,20 @@ def results_of(
     if batch_first:
         # In eager, the kernel computes it by steps.
         output = input.new_empty(input.shape[1], input.shape[0], width).transpose(0, 1)
+    return (output, *(state.new_empty(state.shape) for state in states))
+
+
+def results_of_packed(
+    data: torch.Tensor, batch_sizes: torch.Tensor, hx: torch.Tensor | list[torch.Tensor], *rest: Any
+) -> tuple[torch.Tensor, ...]:
+    """Empty tensors with the shapes of the results for a packed sequence: the packed output, and the last states.
+
+    Args:
+        data: float[rows, width].
+        batch_sizes: int64[length].
+        hx: as above.
+        rest: the other arguments; the last is whether the layer is bidirectional.
+    """
+    states = [hx] if isinstance(hx, torch.Tensor) else hx
+    output = data.new_empty(data.shape[0], states[0].size(-1) * (2 if rest[-1] else 1))
     return (output, *(state.new_empty(state.shape) for state in states))

@@ -24,7 +24,7 @@ from torch._dynamo.variables import TensorVariable, TupleVariable, builder
 from torch._guards import GuardSource, Source, dataclass_with_cached_hash
 from torch.utils._pytree import tree_map
 
-from lit_ort._compat.input_functions import function_of_inputs, is_unchanged, name_of_call
+from lit_ort._compat.input_functions import InputFunction, function_of_inputs, is_unchanged, name_of_call
 
 # Of an output graph: the inputs that were made for it, by what they are computed from.
 _ATTRIBUTE = "_lit_ort_selections"
@@ -93,11 +93,15 @@ def _version(tensor: Tensor) -> object:
     return object() if tensor.is_inference() else tensor._version
 
 
-def keep_selections(is_enabled: Callable[[], bool]) -> None:
+Select = Callable[[Any, fx.Node], Any]
+
+
+def keep_selections(is_enabled: Callable[[], bool], others: Mapping[Any, Select]) -> None:
     """Puts the hook into Dynamo, for the rest of the process.
 
     Args:
         is_enabled: whether selections are part of the trace at hand.
+        others: by what a node calls, functions that return the result of a node as a variable, or None.
     """
     for function in (_indices_of, _flat_indices_of, _Once.guarded, _Once.taken, _state, _version, _Part.__call__):
         # Dynamo would compile it where it is called before a graph.
@@ -105,7 +109,12 @@ def keep_selections(is_enabled: Callable[[], bool]) -> None:
     wrap: Any = builder._wrap_fx_proxy
 
     def wrap_selection(target_cls: Any, tx: Any, proxy: Any, *args: Any, **options: Any) -> Any:
-        result = _selected(tx, proxy.node) if target_cls is TensorVariable and is_enabled() else None
+        result = None
+        if target_cls is TensorVariable and is_enabled():
+            node = proxy.node
+            other = others.get(node.target)
+            result = other(tx, node) if other is not None else None
+            result = _selected(tx, node) if result is None else result
         if result is None:
             return wrap(target_cls, tx, proxy, *args, **options)
         tx.output.remove_node(proxy.node)
@@ -138,11 +147,11 @@ def _by_masks(tx: Any, node: fx.Node) -> Any:
         if _is_mask(part):
             count = _example(part).dim()
             is_alike = sizes[position : position + count] == _example(part).shape
-            indices = _as_input(tx, part, _flat_indices_of) if is_alike else None
+            indices = as_input(tx, part, _flat_indices_of) if is_alike else None
             if indices is None:
                 return None
             if count > 1:
-                value = _call(tx, "flatten", value, position - merged, position - merged + count - 1)
+                value = call(tx, "flatten", value, position - merged, position - merged + count - 1)
             position, merged = position + count, merged + count - 1
             new.append(indices)
         elif isinstance(part, (fx.Node, slice, int, NoneType, EllipsisType)) and not isinstance(part, bool):
@@ -152,8 +161,8 @@ def _by_masks(tx: Any, node: fx.Node) -> Any:
             return None
     if len(new) == 1:
         # Without the check for negative indices.
-        return _call(tx, "index_select", value, 0, *new)
-    return _call(tx, operator.getitem, value, tuple(new))
+        return call(tx, "index_select", value, 0, *new)
+    return call(tx, operator.getitem, value, tuple(new))
 
 
 def _by_mask(tx: Any, node: fx.Node) -> Any:
@@ -166,9 +175,9 @@ def _by_mask(tx: Any, node: fx.Node) -> Any:
         if any(isinstance(size, torch.SymInt) for shape in shapes for size in shape):
             return None
         shape = torch.broadcast_shapes(*shapes)
-        value, mask = (_node(_call(tx, "expand", tensor, shape)) for tensor in (value, mask))
-    indices = _as_input(tx, mask, _flat_indices_of)
-    return None if indices is None else _call(tx, "index_select", _call(tx, "flatten", value), 0, indices)
+        value, mask = (node_of(call(tx, "expand", tensor, shape)) for tensor in (value, mask))
+    indices = as_input(tx, mask, _flat_indices_of)
+    return None if indices is None else call(tx, "index_select", call(tx, "flatten", value), 0, indices)
 
 
 def _nonzero(tx: Any, node: fx.Node) -> Any:
@@ -179,7 +188,7 @@ def _nonzero(tx: Any, node: fx.Node) -> Any:
     if rows is None or as_tuple:
         return None if rows is None else TupleVariable(rows)
     # As in eager, each dimension's indices are contiguous.
-    return _call(tx, "t", _call(tx, torch.stack, rows))
+    return call(tx, "t", call(tx, torch.stack, rows))
 
 
 def _where(tx: Any, node: fx.Node) -> Any:
@@ -198,7 +207,7 @@ def _repeated(tx: Any, node: fx.Node) -> Any:
     if not isinstance(repeats, fx.Node) or output_size is not None or _example(repeats).dim() != 1:
         return None
     if dim is None:
-        value, dim = _node(_call(tx, "flatten", value)), 0
+        value, dim = node_of(call(tx, "flatten", value)), 0
     sizes = _example(value).shape
     if not -len(sizes) <= dim < len(sizes) or _example(repeats).shape[0] != sizes[dim]:
         return None
@@ -206,16 +215,16 @@ def _repeated(tx: Any, node: fx.Node) -> Any:
     computed = _computed_before(tx, node, dim, sizes[:dim] + sizes[dim + 1 :])
     if computed is not None:
         return computed
-    indices = _as_input(tx, repeats, torch.repeat_interleave)
-    return None if indices is None else _call(tx, "index_select", value, dim, indices)
+    indices = as_input(tx, repeats, torch.repeat_interleave)
+    return None if indices is None else call(tx, "index_select", value, dim, indices)
 
 
 def _computed_before(tx: Any, node: fx.Node, changing: int, others: Sequence[Any]) -> Any:
     """A result of inputs alone, of which one dimension changes; None if it depends on more, or if another one does."""
     if any(isinstance(size, torch.SymInt) for size in others):
         return None
-    proxy = _as_input(tx, node, _identity, (changing,))
-    return None if proxy is None else _variable(tx, proxy)
+    proxy = as_input(tx, node, _identity, (changing,))
+    return None if proxy is None else variable_of(tx, proxy)
 
 
 def _computed(tx: Any, node: fx.Node) -> Any:
@@ -224,9 +233,9 @@ def _computed(tx: Any, node: fx.Node) -> Any:
     if found is None:
         return None
     if isinstance(found.value, Tensor):
-        return _variable(tx, _as_input(tx, node, _identity, range(found.value.dim())))
-    parts = [_as_input(tx, node, _Part(k), range(part.dim())) for k, part in enumerate(found.value)]
-    return TupleVariable([_variable(tx, part) for part in parts])
+        return variable_of(tx, as_input(tx, node, _identity, range(found.value.dim())))
+    parts = [as_input(tx, node, _Part(k), range(part.dim())) for k, part in enumerate(found.value)]
+    return TupleVariable([variable_of(tx, part) for part in parts])
 
 
 _SELECTIONS: Mapping[str, Callable[[Any, fx.Node], Any]] = MappingProxyType(
@@ -285,12 +294,12 @@ class _Part:
 
 def _rows(tx: Any, mask: fx.Node) -> list[Any] | None:
     """The indices that a mask selects in each dimension, as variables."""
-    indices = _as_input(tx, mask, _indices_of)
+    indices = as_input(tx, mask, _indices_of)
     count = _example(mask).dim()
-    return None if indices is None else [_call(tx, torch.select_copy, indices, 1, k) for k in range(count)]
+    return None if indices is None else [call(tx, torch.select_copy, indices, 1, k) for k in range(count)]
 
 
-def _call(tx: Any, target: Any, *args: Any) -> Any:
+def call(tx: Any, target: Any, *args: Any) -> Any:
     """The variable of a new node, whose arguments can be nodes, proxies and variables."""
     kind = "call_method" if isinstance(target, str) else "call_function"
     proxies = tree_map(functools.partial(_proxy, tx), args)
@@ -303,16 +312,16 @@ def _proxy(tx: Any, value: Any) -> Any:
     return value.as_proxy() if isinstance(value, TensorVariable) else value
 
 
-def _node(variable: Any) -> fx.Node:
+def node_of(variable: Any) -> fx.Node:
     return variable.as_proxy().node
 
 
-def _variable(tx: Any, proxy: Any) -> Any:
+def variable_of(tx: Any, proxy: Any) -> Any:
     """The variable of an input. It has no source, as the program can write into it."""
     return builder.wrap_fx_proxy_cls(TensorVariable, tx, proxy, example_value=_example(proxy.node))
 
 
-def _as_input(tx: Any, node: fx.Node, kind: Callable[[Any], Any], changing: Sequence[int] = (0,)) -> fx.Proxy | None:
+def as_input(tx: Any, node: fx.Node, kind: Callable[[Any], Any], changing: Sequence[int] = (0,)) -> fx.Proxy | None:
     """`kind` of a node's value as an input; None if it depends on more than inputs.
 
     Dimensions that are not in `changing` have the same size for all values.
@@ -325,8 +334,14 @@ def _as_input(tx: Any, node: fx.Node, kind: Callable[[Any], Any], changing: Sequ
     found = function_of_inputs(tx, node, kind)
     if found is None:
         return None
-    value = found.value
-    once = _Once(found.compute)
+    name = f"{node.name}_{getattr(kind, '__name__', 'part')}".replace("__", "_")
+    proxy = known[node, kind] = computed_input(tx, found, name, changing)
+    return proxy
+
+
+def computed_input(tx: Any, found: InputFunction, name: str, changing: Sequence[int]) -> fx.Proxy:
+    """What is computed before the graph, as an input whose sizes in the dimensions `changing` can change."""
+    value, once = found.value, _Once(found.compute)
     guarded, taken = (tx.output.install_global_by_id("__lit_ort_selection", f) for f in (once.guarded, once.taken))
     source = _Computed(guarded, taken, tuple(found.sources))
     for dimension in changing if found.sources else ():
@@ -336,8 +351,7 @@ def _as_input(tx: Any, node: fx.Node, kind: Callable[[Any], Any], changing: Sequ
             # A constant of the trace.
             install_guard(found.sources[0].make_guard(functools.partial(_add_guard, source, dimension, size)))
     example = builder.wrap_to_fake_tensor_and_record(value, tx=tx, source=source, is_tensor=True)
-    name = f"{node.name}_{getattr(kind, '__name__', 'part')}".replace("__", "_")
-    proxy = known[node, kind] = tx.output.root_tracer.create_graph_input(name, Tensor, example, source=source)
+    proxy = tx.output.root_tracer.create_graph_input(name, Tensor, example, source=source)
     argument = builder.GraphArg(source, value, False, example, example_strong_ref=value)
     proxy.node.meta.update(grapharg=argument, tensor_dict={})
     return proxy

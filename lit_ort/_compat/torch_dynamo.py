@@ -39,7 +39,9 @@ from torch.distributions.utils import lazy_property
 from torch.fx import _symbolic_trace
 from torch.nn import functional
 from torch.nn.modules import transformer
+from torch.nn.utils import rnn
 
+from lit_ort._compat import packed_sequences
 from lit_ort._compat.imports import when_imported
 from lit_ort._compat.patching import replaced, replaced_entry
 from lit_ort._compat.torch_functorch import is_differentiating
@@ -229,6 +231,8 @@ _TRACED_AS: tuple[tuple[Any, type[UserFunctionVariable], Any], ...] = (
     (functional.gaussian_nll_loss, UserFunctionVariable, functional.gaussian_nll_loss),
     (constraints.is_dependent, UserFunctionVariable, _is_dependent),
     (kl.kl_divergence, _Divergence, kl.kl_divergence),
+    (rnn.pack_padded_sequence, packed_sequences.Packing, packed_sequences.pack_padded_sequence),
+    (rnn.pad_packed_sequence, UserFunctionVariable, packed_sequences.pad_packed_sequence),
 )
 
 

@@ -31,21 +31,26 @@ from lit_ort.runtime.report import PassReport
 aten = torch.ops.aten
 NAME = "recurrent_layers"
 # The number of arguments before the parameters: the input, or packed data with batch sizes, then the states.
+_PACKED = 3
 _BEFORE: dict[Any, int] = {
     aten.lstm.input: 2,
     aten.gru.input: 2,
     aten.rnn_tanh.input: 2,
     aten.rnn_relu.input: 2,
-    aten.lstm.data: 3,
-    aten.gru.data: 3,
-    aten.rnn_tanh.data: 3,
-    aten.rnn_relu.data: 3,
+    aten.lstm.data: _PACKED,
+    aten.gru.data: _PACKED,
+    aten.rnn_tanh.data: _PACKED,
+    aten.rnn_relu.data: _PACKED,
 }
 _MODES = {
     aten.lstm.input: "lstm",
     aten.gru.input: "gru",
     aten.rnn_tanh.input: "tanh",
     aten.rnn_relu.input: "relu",
+    aten.lstm.data: "lstm",
+    aten.gru.data: "gru",
+    aten.rnn_tanh.data: "tanh",
+    aten.rnn_relu.data: "relu",
 }
 # The dtypes that autocast converts; it does not convert float64.
 _AUTOCAST_TYPES = {torch.float32, torch.bfloat16}
@@ -73,7 +78,8 @@ class _Call:
 
     node: fx.Node
     target: Any
-    data: tuple[Any, ...]
+    data: Any
+    batch_sizes: Any
     states: tuple[fx.Node, ...]
     parameters: tuple[Any, ...]
     biases: bool
@@ -92,7 +98,8 @@ class _Call:
         return cls(
             node,
             node.target,
-            arguments[: before - 1],
+            arguments[0],
+            arguments[1] if before == _PACKED else None,
             tuple(states) if isinstance(states, (list, tuple)) else (states,),
             tuple(parameters),
             *settings[:5],
@@ -110,7 +117,7 @@ class _Call:
     @property
     def values(self) -> list[torch.Tensor]:
         """The examples of its tensors: data, states, parameters."""
-        return [value.meta["val"] for value in (*self.data, *self.states, *self.parameters)]
+        return [value.meta["val"] for value in (self.data, *self.states, *self.parameters)]
 
     @property
     def types(self) -> set[torch.dtype]:
@@ -118,16 +125,14 @@ class _Call:
 
     def obstacle(self, graph: FusionGraph) -> str | None:
         """Why torch's operator is kept, or None."""
-        if len(self.data) > 1:
-            return "its input is a packed sequence"
-        is_lstm = self.target is aten.lstm.input
-        values = self.values
+        is_packed, is_lstm, values = self.batch_sizes is not None, len(self.states) > 1, self.values
         if any(isinstance(size, int) and size == 0 for size in values[0].shape):
             return "its input is empty"
         types = self.types
         if graph.low_precision(self.node) and types <= _AUTOCAST_TYPES:
             types = {torch.float32}
-        if is_lstm and not types <= DTYPES.keys():
+        # Torch's operators for packed sequences can't be traced for any lengths.
+        if is_lstm and not is_packed and not types <= DTYPES.keys():
             return f"its dtype is {_names(types)}, in which torch's LSTM is faster"
         if len(types) > 1:
             return f"its arguments have different dtypes: {_names(types)}"
@@ -141,7 +146,7 @@ class _Call:
 
         A GRU adds to its state, so the dtype of the state matters; the result of a plain cell has that of a product.
         """
-        if self.target is aten.gru.input:
+        if _MODES[self.target] == "gru":
             return torch.promote_types(self.states[0].meta["val"].dtype, torch.bfloat16)
         return torch.bfloat16
 
@@ -152,7 +157,7 @@ class _Call:
             return tuple(graph.call(aten.to.dtype, value, torch.float32) for value in values)
 
         return dataclasses.replace(
-            self, data=cast(self.data), states=cast(self.states), parameters=cast(self.parameters)
+            self, data=cast((self.data,))[0], states=cast(self.states), parameters=cast(self.parameters)
         )
 
     def parameters_of(self, position: int) -> tuple[Any, ...]:
@@ -171,8 +176,8 @@ def _replace(graph: FusionGraph, call: _Call, by_torch: bool) -> None:
     converted = not by_torch and graph.low_precision(call.node) and call.types <= _AUTOCAST_TYPES
     with graph.graph.inserting_before(call.node):
         original, call = call, call.in_float32(graph) if converted else call
-        batch_first = not by_torch and bool(call.rest[0])
-        value = _transposed(graph.graph, call.data[0]) if batch_first else call.data[0]
+        batch_first = not by_torch and bool(call.rest and call.rest[0])
+        value = _transposed(graph.graph, call.data) if batch_first else call.data
         for position in range(call.layers):
             if position > 0 and call.drops:
                 arguments = (value, graph.seed(), float(call.probability), graph.next_stream())
@@ -186,7 +191,7 @@ def _replace(graph: FusionGraph, call: _Call, by_torch: bool) -> None:
         results = [_transposed(graph.graph, value) if batch_first else value, *last_states]
     for user in list(call.node.users):
         result = results[arguments_of(user)[1]]
-        if converted and call.target is not aten.lstm.input:
+        if converted and len(call.states) == 1:
             with graph.graph.inserting_before(user):
                 result = graph.graph.call_function(aten.to.dtype, (result, original.autocast_type))
         result.meta = dict(user.meta)
@@ -200,7 +205,8 @@ def _torch_layer(graph: fx.Graph, call: _Call, position: int, data: Any, states:
     has_list = isinstance(call.node.args[_BEFORE[call.target] - 1], (list, tuple))
     state_argument: Any = states if has_list else states[0]
     settings = (call.biases, 1, 0.0, call.training, call.bidirectional, *call.rest)
-    arguments = (data, *call.data[1:], state_argument, list(call.parameters_of(position)), *settings)
+    sizes = () if call.batch_sizes is None else (call.batch_sizes,)
+    arguments = (data, *sizes, state_argument, list(call.parameters_of(position)), *settings)
     layer = graph.call_function(call.target, arguments)
     return [graph.call_function(operator.getitem, (layer, element)) for element in range(1 + len(states))]
 
@@ -232,7 +238,7 @@ def _direction(
 ) -> list[fx.Node]:
     biases = parameters[2:] if call.biases else (None, None)
     cell = states[1] if len(states) > 1 else None
-    arguments = (data, states[0], cell, *parameters[:2], *biases, _MODES[call.target], reverse)
+    arguments = (data, states[0], cell, *parameters[:2], *biases, _MODES[call.target], reverse, call.batch_sizes)
     layer = graph.call_function(torch.ops.lit_ort.recurrent_layer.default, arguments)
     return [graph.call_function(operator.getitem, (layer, element)) for element in range(1 + len(states))]
 

@@ -5,9 +5,11 @@ All arguments are 64-bit words: the header of `thread_pool.Runner`, sizes, and f
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 
 import torch
@@ -47,6 +49,45 @@ CELLS: Mapping[str, Cell] = MappingProxyType(
 
 
 @dataclass(frozen=True)
+class PackedSteps:
+    """The steps of packed rows: sequences sorted by their lengths, of which each step has the first so many.
+
+    Args:
+        sizes: int64[length], the rows of each step in the order of time, at least 1 and never more than before.
+    """
+
+    sizes: torch.Tensor
+
+    @cached_property
+    def rows(self) -> list[int]:
+        return self.sizes.tolist()
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """The place of each step's first row among all rows."""
+        return [0, *itertools.accumulate(self.rows[:-1])]
+
+    @cached_property
+    def continued(self) -> torch.Tensor:
+        """int64[rows of all steps but the first], the places of their rows in the step before."""
+        sizes, first = self.sizes, self.rows[0]
+        later = torch.arange(first, sum(self.rows))
+        return later - sizes[:-1].repeat_interleave(sizes[1:], output_size=len(later))
+
+    @cached_property
+    def last(self) -> torch.Tensor:
+        """int64[sequences], the place of each sequence's last row."""
+        numbers = torch.arange(self.rows[0])
+        lengths = (self.sizes[:, None] > numbers).sum(0)
+        return torch.tensor(self.starts)[lengths - 1] + numbers
+
+    def table(self, reverse: bool) -> torch.Tensor:
+        """int64[2, length + 2], the number of rows and the start of each step that runs, with no rows at both ends."""
+        order = slice(None, None, -1 if reverse else 1)
+        return torch.tensor([[0, *self.rows[order], 0], [0, *self.starts[order], 0]])
+
+
+@dataclass(frozen=True)
 class Layer:
     """One direction of a layer while it runs. The last dimension of all tensors is contiguous.
 
@@ -71,6 +112,13 @@ class Layer:
     cell: torch.Tensor | None
     output: torch.Tensor
     saved: torch.Tensor
+    packed: PackedSteps | None = None
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """The number of steps, the rows of the largest one, and the width of the state."""
+        steps = len(self.output) if self.packed is None else len(self.packed.rows)
+        return steps, len(self.state), self.state.shape[1]
 
 
 @dataclass(frozen=True)
@@ -92,7 +140,7 @@ class LayerGradients:
 
 
 _SIZES = ("steps", "rows", "hidden")
-_POINTERS = ("weight", "input_bias", "bias", "packed")
+_POINTERS = ("weight", "input_bias", "bias", "packed", "step_rows", "step_starts", "zeros")
 _ARRAYS = ("saved", "output", "state", "cell", "grad", "gradients", "of_state", "of_cell")
 _HEADER = 1 + max(ROW_BLOCKS, COLUMN_BLOCKS, BLOCK_FUNCTION, FINISH_FUNCTION)
 _NAMES = (*_SIZES, *_POINTERS, *(f"{name}.{part}" for name in _ARRAYS for part in ("address", "step", "row")))
@@ -109,7 +157,9 @@ class Strided:
 
 
 def of_steps(tensor: torch.Tensor, reverse: bool) -> Strided:
-    """An array [steps, rows, columns], whose steps run from the last to the first if `reverse`."""
+    """An array of packed rows, or [steps, rows, columns], whose steps run from the last to the first if `reverse`."""
+    if tensor.dim() == 2:
+        return of_rows(tensor)
     step, row = tensor.stride(0), tensor.stride(1)
     start = tensor.data_ptr()
     if reverse:

@@ -11,6 +11,7 @@ Rows beyond the last one compute the last one again. So a group of rows is loade
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from lit_ort.kernels.kernel_arguments import ROW_BLOCKS
 from lit_ort.kernels.recurrent_arguments import CELLS, PLACES
@@ -42,17 +43,20 @@ def rows_at_once(gates: int, vector_bytes: int) -> int:
     return rows
 
 
-def forward_text(mode: str, dtype: str, vector_bytes: int) -> Text:
-    """`block` and `pack` of a layer's forward."""
-    return _Forward(mode, dtype, vector_bytes).write()
+# An array: the address of its first row, and the distance of its rows.
+Array = tuple[str, str]
 
 
-def backward_text(mode: str, dtype: str, vector_bytes: int) -> Text:
-    """`block` and `pack` of a layer's gradient, whose steps are in reverse order."""
-    return _Backward(mode, dtype, vector_bytes).write()
+@dataclass(frozen=True)
+class Split:
+    """Rows of two arrays: the first `count` ones of one, those behind of another."""
+
+    count: str
+    first: Array
+    other: Array
 
 
-class _Loop:
+class Loop:
     """What both loops have in common.
 
     Args:
@@ -71,6 +75,7 @@ class _Loop:
         # The first column of each vector, and which of its columns there are; then those of the current vector.
         self.all_columns: list[tuple[str, Vector]] = []
         self.columns, self.mask = "", self.text.literal(True, "bool", self.lanes)
+        self.step = ""  # the current one
 
     def write(self) -> Text:
         self.text.function("pack", "void @pack(ptr noalias %args)", self._pack)
@@ -101,7 +106,7 @@ class _Loop:
         kind = "float" if self.dtype == "float32" else "double"
         return self.text.value(f"getelementptr {kind}, ptr {pointer}, i64 {place}")
 
-    def array(self, name: str, step: str | None = None, block: int = 0) -> tuple[str, str]:
+    def array(self, name: str, step: str | None = None, block: int = 0) -> Array:
         """The address of an array's first row in a step, from one of its blocks on, and the distance of its rows."""
         pointer = self.word(f"{name}.address", "ptr")
         if step is not None:
@@ -110,30 +115,39 @@ class _Loop:
             pointer = self.at(pointer, self.op("mul", self.word("hidden"), block))
         return pointer, self.word(f"{name}.row")
 
-    def either(self, test: str, first: tuple[str, str], other: tuple[str, str]) -> tuple[str, str]:
+    def either(self, test: str, first: Array, other: Array) -> Array:
         """One of two arrays."""
         kinds = ("ptr", "i64")
         pairs = zip(kinds, first, other, strict=True)
         pointer, row = (self.text.value(f"select i1 {test}, {kind} {a}, {kind} {b}") for kind, a, b in pairs)
         return pointer, row
 
-    def before(self, test: str, step: str) -> tuple[tuple[str, str], tuple[str, str]]:
+    def before(self, test: str, step: str) -> tuple[Array | Split, Array | Split]:
         """The state and an LSTM's cell before a step: those of another step, or the first ones where `test` is True."""
         state = self.either(test, self.array("state"), self.array("output", step))
         if self.mode != "lstm":
             return state, state
         return state, self.either(test, self.array("cell"), self.array("saved", step, 4))
 
-    def load(self, array: tuple[str, str], row: str, block: int = 0, mask: Vector | None = None) -> Vector:
+    def load(self, array: Array | Split, row: str, block: int = 0, mask: Vector | None = None) -> Vector:
         return loaded(self.text, *self._place(array, row, block), self.dtype, self.lanes, mask or self.mask)
 
-    def store(self, array: tuple[str, str], row: str, block: int, value: Vector) -> None:
+    def store(self, array: Array, row: str, block: int, value: Vector) -> None:
         stored(self.text, *self._place(array, row, block), self.dtype, value, self.mask)
 
-    def _place(self, array: tuple[str, str], row: str, block: int) -> tuple[str, str]:
-        pointer, distance = array
+    def _place(self, array: Array | Split, row: str, block: int) -> tuple[str, str]:
         column = self.op("add", self.op("mul", self.word("hidden"), block), self.columns) if block else self.columns
-        return self.at(pointer, self.op("mul", row, distance)), column
+        return self.row(array, row), column
+
+    def row(self, array: Array | Split, row: str) -> str:
+        """The address of a row."""
+        if isinstance(array, Split):
+            is_first = self.text.value(f"icmp slt i64 {row}, {array.count}")
+            return self.text.value(
+                f"select i1 {is_first}, ptr {self.row(array.first, row)}, ptr {self.row(array.other, row)}"
+            )
+        pointer, distance = array
+        return self.at(pointer, self.op("mul", row, distance))
 
     # Loops.
 
@@ -166,11 +180,11 @@ class _Loop:
             body([self.minimum(self.op("add", start, number), last) for number in range(self.rows)])
 
     def product(
-        self, array: tuple[str, str], rows: Sequence[str], depth: str, start: Sequence[Sequence[Vector]]
+        self, array: Array | Split, rows: Sequence[str], depth: str, start: Sequence[Sequence[Vector]]
     ) -> list[list[Vector]]:
         """The products of rows with the packed weights of the columns, added to `start`, for each row and product."""
         text, count = self.text, self.gates * self.vectors
-        pointers = [self.at(array[0], self.op("mul", row, array[1])) for row in rows]
+        pointers = [self.row(array, row) for row in rows]
         weights = self._panel()
         with text.loop("0", depth, 1, [value for row in start for value in row]) as loop:
             place = self.op("mul", loop.index, self.lanes * count)
@@ -211,7 +225,7 @@ class _Loop:
         raise NotImplementedError
 
 
-class _Forward(_Loop):
+class Forward(Loop):
     def __init__(self, mode: str, dtype: str, vector_bytes: int) -> None:
         super().__init__(mode, dtype, vector_bytes, CELLS[mode].gates, 1)
 
@@ -224,7 +238,7 @@ class _Forward(_Loop):
 
     def _block(self) -> None:
         with self.text.loop("0", self.word("steps"), 1) as loop:
-            step = loop.index
+            step = self.step = loop.index
             before, cell_before = self.before(self.is_equal(step, 0), self.op("sub", step, 1))
             output = self.array("output", step)
             saved = self.array("saved", step) if self.cell.saved else output
@@ -252,10 +266,10 @@ class _Forward(_Loop):
     def _group(
         self,
         rows: list[str],
-        before: tuple[str, str],
-        cell_before: tuple[str, str],
-        saved: tuple[str, str],
-        output: tuple[str, str],
+        before: Array | Split,
+        cell_before: Array | Split,
+        saved: Array,
+        output: Array,
         biases: list[list[tuple[Vector, Vector]]],
     ) -> None:
         start = [
@@ -279,9 +293,9 @@ class _Forward(_Loop):
         self,
         products: list[list[Vector]],
         rows: list[str],
-        before: tuple[str, str],
-        cell_before: tuple[str, str],
-        saved: tuple[str, str],
+        before: Array | Split,
+        cell_before: Array | Split,
+        saved: Array,
         biases: list[tuple[Vector, Vector]],
     ) -> list[list[Vector]]:
         """What the rows save, and their output, for a vector of columns."""
@@ -294,7 +308,7 @@ class _Forward(_Loop):
             return [_gru(given, x, h) for given, x, h in zip(products, inputs, states, strict=True)]
         return [[given[0].tanh() if self.mode == "tanh" else _relu(given[0])] for given in products]
 
-    def _start(self, saved: tuple[str, str], row: str, gate: int, input_bias: Vector, bias: Vector) -> Vector:
+    def _start(self, saved: Array, row: str, gate: int, input_bias: Vector, bias: Vector) -> Vector:
         """What a gate's product with the state is added to."""
         if self.mode != "gru" or gate < 2:
             return self.load(saved, row, gate) + (input_bias + bias)
@@ -321,7 +335,7 @@ def _relu(x: Vector) -> Vector:
     return x.lt(0.0).where(0.0, x)
 
 
-class _Backward(_Loop):
+class Backward(Loop):
     def __init__(self, mode: str, dtype: str, vector_bytes: int) -> None:
         super().__init__(mode, dtype, vector_bytes, 1, CELLS[mode].gates)
 
@@ -345,25 +359,36 @@ class _Backward(_Loop):
             self.each_columns(lambda: self.each_group(lambda rows: self._group(rows, step, depth, later)))
         self.text.line("ret void")
 
-    def _group(self, rows: list[str], step: str, depth: str, later: tuple[str, str]) -> None:
-        text = self.text
-        of_state = self.array("of_state")
-        start = [[self.load(of_state, row) for _ in self.each_vector()] for row in rows]
-        carried = self.product(later, rows, depth, start)
+    def _group(self, rows: list[str], step: str, depth: str, later: Array | Split) -> None:
+        text, carried = self.text, self.carried(rows, depth, later)
         number = text.name()[2:]
         text.line(f"br i1 {self.is_equal(step, self.word('steps'))}, label %end{number}, label %step{number}")
         text.label(f"end{number}")
         with text.scope():
-            for vector in self.each_vector():
-                for row, values in zip(rows, carried, strict=True):
-                    self.store(of_state, row, 0, values[vector])
+            self.end(rows, carried)
         text.line(f"br label %done{number}")
         text.label(f"step{number}")
         with text.scope():
-            for vector in self.each_vector():
-                self._step(rows, step, [values[vector] for values in carried])
+            self.steps(rows, step, carried)
         text.line(f"br label %done{number}")
         text.label(f"done{number}")
+
+    def carried(self, rows: list[str], depth: str, later: Array | Split) -> list[list[Vector]]:
+        """The gradients of the states behind a step, from those of the gates of the step that ran before."""
+        of_state = self.array("of_state")
+        start = [[self.load(of_state, row) for _ in self.each_vector()] for row in rows]
+        return self.product(later, rows, depth, start)
+
+    def end(self, rows: list[str], carried: list[list[Vector]]) -> None:
+        """Keeps the gradients of the states before the first step."""
+        of_state = self.array("of_state")
+        for vector in self.each_vector():
+            for row, values in zip(rows, carried, strict=True):
+                self.store(of_state, row, 0, values[vector])
+
+    def steps(self, rows: list[str], step: str, carried: list[list[Vector]]) -> None:
+        for vector in self.each_vector():
+            self._step(rows, step, [values[vector] for values in carried])
 
     def _step(self, rows: list[str], step: str, carried: list[Vector]) -> None:
         """The gradients of a step's gates, from that of the state after it without the step's own."""

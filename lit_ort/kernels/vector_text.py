@@ -101,7 +101,7 @@ class Text:
             self._scopes.pop()
 
     @contextmanager
-    def loop(self, start: str, end: str, step: int, carried: Sequence[Vector] = ()) -> Iterator[Loop]:
+    def loop(self, start: str, end: str, step: int | str, carried: Sequence[Vector] = ()) -> Iterator[Loop]:
         """A loop over i64 values from `start` while below `end`; `carried` enter it, and `Loop.carry` sets the next."""
         number = self.name()[2:]
         before, head, body, after = self.block, f"head{number}", f"body{number}", f"after{number}"

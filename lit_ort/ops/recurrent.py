@@ -11,6 +11,7 @@ torch's form, where the reset gate is applied after the product); Elman 1990.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from lit_ort.errors import KernelError
-from lit_ort.kernels.recurrent_arguments import CELLS, DTYPES, Layer, LayerGradients
+from lit_ort.kernels.recurrent_arguments import CELLS, DTYPES, Cell, Layer, LayerGradients, PackedSteps
 from lit_ort.ops import recurrent_steps
 from lit_ort.ops.operator import NAMESPACE, Memory, Operator, define
 from lit_ort.ops.product import product
@@ -53,12 +54,14 @@ def recurrent_layer(
     state_bias: torch.Tensor | None,
     mode: str,
     reverse: bool,
+    batch_sizes: torch.Tensor | None = None,
 ) -> Gradients:
     """Computes one layer over all time steps.
 
     Args:
         memory: allocates the results and the workspace.
-        x: float[length, batch, width]; the length is at least 1.
+        x: float[length, batch, width]; the length is at least 1. With `batch_sizes`, float[rows, width], the data of a
+            packed sequence.
         state: float[1, batch, hidden], the state before the first step.
         cell: the same for an LSTM's cell; None for others.
         input_weight, state_weight: float[gates * hidden, width] and float[gates * hidden, hidden], with the gates
@@ -66,31 +69,64 @@ def recurrent_layer(
         input_bias, state_bias: float[gates * hidden], or None.
         mode: "lstm", "gru", "tanh" or "relu".
         reverse: whether the steps run from the last to the first.
+        batch_sizes: int64[length], the rows of each step of a packed sequence.
 
     Returns:
-        The state of every step, float[length, batch, hidden]; the last state, float[1, batch, hidden]; the same of an
-        LSTM's cell, otherwise empty; what the gradient needs of every step (see `Cell`).
+        The state of every step, float[length, batch, hidden] or float[rows, hidden]; the last state, float[1,
+        batch, hidden]; the same of an LSTM's cell, otherwise empty; what the gradient needs of every step (see `Cell`).
     """
     kind = CELLS[mode]
-    length, batch, hidden = len(x), x.shape[1], state.shape[2]
-    output = memory.empty(length, batch, hidden, dtype=x.dtype)
-    saved = memory.empty(length if kind.saved else 0, batch, kind.saved * hidden, dtype=x.dtype)
-    products = (saved if kind.saved else output).flatten(0, 1)[:, : kind.gates * hidden]
-    product(x.reshape(length * batch, -1), input_weight.t(), out=products)
+    batch, hidden = state.shape[1:]
+    output = memory.empty(*x.shape[:-1], hidden, dtype=x.dtype)
+    saved = memory.empty(*_saved_shape(x, kind, hidden), dtype=x.dtype)
+    products = (saved if kind.saved else output).flatten(0, -2)[:, : kind.gates * hidden]
+    product(x.reshape(-1, x.shape[-1]), input_weight.t(), out=products)
     input_bias, state_bias = (None if bias is None else bias.contiguous() for bias in (input_bias, state_bias))
     states = _by_rows(state[0]), None if cell is None else _by_rows(cell[0])
-    layer = Layer(mode, reverse, state_weight.contiguous(), input_bias, state_bias, *states, output, saved)
+    packed = _packed_steps(x, state, batch_sizes)
+    layer = Layer(mode, reverse, state_weight.contiguous(), input_bias, state_bias, *states, output, saved, packed)
     loops = _loops() if x.dtype in DTYPES else None
     if loops is None:
         recurrent_steps.forward(layer)
     else:
         loops.forward(layer, memory.empty(loops.packed_elements(mode, hidden, x.dtype), dtype=x.dtype))
-    step = 0 if reverse else -1
-    last = memory.empty(1, batch, hidden, dtype=x.dtype).copy_(output[step])
+    last = memory.empty(1, batch, hidden, dtype=x.dtype).copy_(_last(layer, output))
     last_cell = memory.empty(0 if cell is None else 1, batch, hidden, dtype=x.dtype)
     if cell is not None:
-        last_cell.copy_(saved[step, :, 4 * hidden :])
+        last_cell.copy_(_last(layer, saved[..., 4 * hidden :]))
     return output, last, last_cell, saved
+
+
+def _packed_steps(x: torch.Tensor, state: torch.Tensor, batch_sizes: torch.Tensor | None) -> PackedSteps | None:
+    """The steps of a packed sequence; None if the steps are not packed.
+
+    Raises:
+        RuntimeError: batch sizes are not those of the rows, as with a length beyond the padded sequence.
+    """
+    if batch_sizes is None:
+        return None
+    steps = PackedSteps(batch_sizes)
+    rows = steps.rows
+    falls = all(later <= earlier for earlier, later in itertools.pairwise(rows))
+    if sum(rows) != len(x) or rows[0] != state.shape[1] or rows[-1] < 1 or not falls:
+        raise RuntimeError(
+            f"the batch sizes {rows} of a packed sequence with {len(x)} rows and a state of {state.shape[1]} must fall "
+            "from the latter to at least 1, and their sum must be the number of rows. Pass lengths up to that of the "
+            "padded sequences."
+        )
+    return steps
+
+
+def _saved_shape(x: torch.Tensor, kind: Cell, hidden: int) -> tuple[int, ...]:
+    """The shape of what a layer saves besides its output."""
+    return (x.shape[0] if kind.saved else 0, *x.shape[1:-1], kind.saved * hidden)
+
+
+def _last(layer: Layer, steps: torch.Tensor) -> torch.Tensor:
+    """Each row in the last step that it has in the layer's direction."""
+    if layer.packed is None:
+        return steps[0 if layer.reverse else -1]
+    return steps[: layer.sizes[1]] if layer.reverse else steps[layer.packed.last]
 
 
 def recurrent_layer_backward(
@@ -108,32 +144,34 @@ def recurrent_layer_backward(
     mode: str,
     reverse: bool,
     wants_x: bool,
+    batch_sizes: torch.Tensor | None = None,
 ) -> Gradients:
     """The gradients of x (empty unless `wants_x`), the state, the cell (empty if there is none), both weights and both
     biases, from those of the output, the last state and the last state of an LSTM's cell; None is zeros."""
     kind = CELLS[mode]
-    length, batch, hidden = output.shape
-    gates = memory.empty(length, batch, kind.gradients * hidden, dtype=x.dtype)
+    batch, hidden = state.shape[1:]
+    gates = memory.empty(*x.shape[:-1], kind.gradients * hidden, dtype=x.dtype)
     of_state = _copied(grad_last, memory.empty(1, batch, hidden, dtype=x.dtype))
     of_cell = _copied(grad_last_cell, memory.empty(0 if cell is None else 1, batch, hidden, dtype=x.dtype))
     of_output = output.new_zeros(hidden).expand(output.shape) if grad is None else _by_rows(grad)
     weight, states = state_weight.contiguous(), (_by_rows(state[0]), None if cell is None else _by_rows(cell[0]))
-    layer = Layer(mode, reverse, weight, None, None, *states, _by_rows(output), _by_rows(saved))
+    packed = _packed_steps(x, state, batch_sizes)
+    layer = Layer(mode, reverse, weight, None, None, *states, _by_rows(output), _by_rows(saved), packed)
     gradients = LayerGradients(of_output, gates, of_state[0], None if cell is None else of_cell[0])
     loops = _loops() if x.dtype in DTYPES else None
     if loops is None:
         recurrent_steps.backward(layer, gradients)
     else:
         loops.backward(layer, gradients, memory.empty(loops.packed_elements(mode, hidden, x.dtype), dtype=x.dtype))
-    of_inputs = gates.flatten(0, 1)[:, -kind.gates * hidden :]
+    of_inputs = gates.flatten(0, -2)[:, -kind.gates * hidden :]
     of_x = memory.empty(*(x.shape if wants_x else (0,)), dtype=x.dtype)
     if wants_x:
-        product(of_inputs, input_weight, out=of_x.view(length * batch, -1))
+        product(of_inputs, input_weight, out=of_x.view(-1, x.shape[-1]))
     of_input_weight = memory.empty(*input_weight.shape, dtype=x.dtype)
-    product(of_inputs.t(), x.reshape(length * batch, -1), out=of_input_weight)
+    product(of_inputs.t(), x.reshape(-1, x.shape[-1]), out=of_input_weight)
     of_state_weight = memory.empty(*state_weight.shape, dtype=x.dtype)
     of_input_bias, of_state_bias = (memory.empty(len(state_weight), dtype=x.dtype) for _ in range(2))
-    sums = gates.sum((0, 1))
+    sums = gates.flatten(0, -2).sum(0)
     of_input_bias.copy_(sums[-kind.gates * hidden :])
     for rows, columns in _in_order(kind.turned, kind.gates, hidden):
         _state_weight_gradient(layer, gates[..., columns], of_state_weight[rows])
@@ -161,17 +199,31 @@ def _in_order(turned: int, gates: int, hidden: int) -> list[tuple[slice, slice]]
 
 def _state_weight_gradient(layer: Layer, of_products: torch.Tensor, out: torch.Tensor) -> None:
     """The products of gradients with the states before their steps, over all steps."""
-    output = layer.output
-    later, earlier = (of_products[:-1], output[1:]) if layer.reverse else (of_products[1:], output[:-1])
-    product(later.flatten(0, 1).t(), earlier.flatten(0, 1), out=out)
-    out.addmm_(of_products[-1 if layer.reverse else 0].t(), layer.state)
+    output, batch = layer.output, layer.sizes[1]
+    if layer.packed is not None:
+        # Row by row, the steps behind others and the steps before them.
+        later, earlier = of_products[batch:], output[layer.packed.continued]
+        if layer.reverse:
+            later, earlier = of_products[layer.packed.continued], output[batch:]
+    elif layer.reverse:
+        later, earlier = of_products[:-1].flatten(0, 1), output[1:].flatten(0, 1)
+    else:
+        later, earlier = of_products[1:].flatten(0, 1), output[:-1].flatten(0, 1)
+    product(later.t(), earlier, out=out)
+    out.addmm_(_first(layer, of_products).t(), layer.state)
+
+
+def _first(layer: Layer, steps: torch.Tensor) -> torch.Tensor:
+    """Each row in the first step that it has in the layer's direction."""
+    if layer.packed is None:
+        return steps[-1 if layer.reverse else 0]
+    return steps[layer.packed.last] if layer.reverse else steps[: layer.sizes[1]]
 
 
 def _fake(x: torch.Tensor, state: torch.Tensor, cell: torch.Tensor | None, *rest: Any) -> Gradients:
-    length, batch, hidden = x.shape[0], x.shape[1], state.shape[2]
-    saved = CELLS[rest[-2]].saved
+    batch, hidden = state.shape[1:]
     last = x.new_empty(1, batch, hidden), x.new_empty(0 if cell is None else 1, batch, hidden)
-    return x.new_empty(length, batch, hidden), *last, x.new_empty(length if saved else 0, batch, saved * hidden)
+    return x.new_empty(*x.shape[:-1], hidden), *last, x.new_empty(_saved_shape(x, CELLS[rest[4]], hidden))
 
 
 def _fake_backward(
@@ -185,29 +237,34 @@ def _fake_backward(
     state_weight: torch.Tensor,
     *rest: Any,
 ) -> Gradients:
-    of_x = x.new_empty(x.shape if rest[-1] else (0,))
+    of_x = x.new_empty(x.shape if rest[4] else (0,))
     of_cell = state.new_empty(0 if cell is None else 1, *state.shape[1:])
     weights = input_weight.new_empty(input_weight.shape), state_weight.new_empty(state_weight.shape)
     return of_x, state.new_empty(state.shape), of_cell, *weights, *(x.new_empty(len(input_weight)) for _ in range(2))
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Gradients) -> None:
-    x, state, cell, input_weight, state_weight, input_bias, state_bias, *ctx.constants = inputs
+    x, state, cell, input_weight, state_weight, input_bias, state_bias, *ctx.constants = inputs[:9]
+    batch_sizes = inputs[9] if len(inputs) > 9 else None
     ctx.biases = input_bias is not None, state_bias is not None
     # Gradients of results that aren't used stay None.
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(*output[2 if cell is None else 3 :])
-    ctx.save_for_backward(x, state, cell, input_weight, state_weight, output[0], output[3])
+    ctx.save_for_backward(x, state, cell, input_weight, state_weight, output[0], output[3], batch_sizes)
+    ctx.count = len(inputs)
 
 
 def _gradient(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
     wants_x = ctx.needs_input_grad[0]
-    results = torch.ops.lit_ort.recurrent_layer_backward(*grads[:3], *ctx.saved_tensors, *ctx.constants, wants_x)
+    *saved, batch_sizes = ctx.saved_tensors
+    arguments = (*grads[:3], *saved, *ctx.constants, wants_x, batch_sizes)
+    results = torch.ops.lit_ort.recurrent_layer_backward(*arguments)
     of_x, of_state, of_cell, *weights, of_input_bias, of_state_bias = results
     pairs = zip((of_input_bias, of_state_bias), ctx.biases, strict=True)
     biases = [gradient if has_bias else None for gradient, has_bias in pairs]
-    has_cell = ctx.saved_tensors[2] is not None
-    return of_x if wants_x else None, of_state, of_cell if has_cell else None, *weights, *biases, None, None
+    has_cell = saved[2] is not None
+    of_tensors = of_x if wants_x else None, of_state, of_cell if has_cell else None, *weights, *biases
+    return *of_tensors, *[None] * (ctx.count - len(of_tensors))
 
 
 def _packed_bytes(state_weight: torch.Tensor) -> int:
@@ -222,7 +279,7 @@ def _bytes(
 
 def _backward_bytes(*args: Any) -> int:
     output = args[8]
-    return output.numel() * output.element_size() * CELLS[args[-3]].gradients + _packed_bytes(args[7])
+    return output.numel() * output.element_size() * CELLS[args[10]].gradients + _packed_bytes(args[7])
 
 
 def _onednn_kernel(target: Callable[..., Any]) -> Callable[..., Any]:
@@ -242,14 +299,15 @@ def _onednn_kernel(target: Callable[..., Any]) -> Callable[..., Any]:
 
 _WEIGHTS = "Tensor x, Tensor state, Tensor? cell, Tensor input_weight, Tensor state_weight"
 _LAYER = define(
-    f"recurrent_layer({_WEIGHTS}, Tensor? input_bias, Tensor? state_bias, str mode, bool reverse) "
-    "-> (Tensor, Tensor, Tensor, Tensor)",
+    f"recurrent_layer({_WEIGHTS}, Tensor? input_bias, Tensor? state_bias, str mode, bool reverse, "
+    "Tensor? batch_sizes=None) -> (Tensor, Tensor, Tensor, Tensor)",
     recurrent_layer,
     _fake,
 )
 _BACKWARD = define(
     f"recurrent_layer_backward(Tensor? grad, Tensor? grad_last, Tensor? grad_last_cell, {_WEIGHTS}, Tensor output, "
-    "Tensor saved, str mode, bool reverse, bool wants_x) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "Tensor saved, str mode, bool reverse, bool wants_x, Tensor? batch_sizes=None) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     recurrent_layer_backward,
     _fake_backward,
 )
@@ -267,7 +325,7 @@ def _operations(
     **__: Any,
 ) -> int:
     """The FLOPs of the products, from shapes."""
-    return 2 * x[0] * x[1] * (math.prod(input_weight) + math.prod(state_weight))
+    return 2 * math.prod(x[:-1]) * (math.prod(input_weight) + math.prod(state_weight))
 
 
 @register_flop_formula(torch.ops.lit_ort.recurrent_layer_backward)

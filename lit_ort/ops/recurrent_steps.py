@@ -11,11 +11,12 @@ from lit_ort.kernels.recurrent_arguments import CELLS, Layer, LayerGradients
 def forward(layer: Layer) -> None:
     """Computes what a layer saves and its output, in place."""
     kind = CELLS[layer.mode]
-    state, cell = layer.state, layer.cell
-    for step in _steps(layer, layer.reverse):
+    steps = _steps(layer, layer.reverse)
+    for step, earlier in zip(steps, [None, *steps], strict=False):
+        state, cell = _before(layer, step, earlier)
         products = linear(state, layer.weight, layer.bias).chunk(kind.gates, 1)
-        output = layer.output[step]
-        blocks = layer.saved[step].chunk(kind.saved, 1) if kind.saved else [output]
+        output = _rows(layer, layer.output, step)
+        blocks = _rows(layer, layer.saved, step).chunk(kind.saved, 1) if kind.saved else [output]
         if layer.input_bias is not None:
             for block, bias in zip(blocks, layer.input_bias.chunk(kind.gates), strict=False):
                 block.add_(bias)
@@ -33,7 +34,6 @@ def forward(layer: Layer) -> None:
         else:
             output.add_(products[0])
             output.tanh_() if layer.mode == "tanh" else output.relu_()
-        state = output
 
 
 def backward(layer: Layer, gradients: LayerGradients) -> None:
@@ -41,15 +41,14 @@ def backward(layer: Layer, gradients: LayerGradients) -> None:
     kind = CELLS[layer.mode]
     steps = _steps(layer, not layer.reverse)
     for step, earlier in zip(steps, [*steps[1:], None], strict=True):
-        of_state = gradients.state.add_(gradients.grad[step])
-        before = layer.state if earlier is None else layer.output[earlier]
-        kept = (layer.saved[step] if kind.saved else layer.output[step]).chunk(max(1, kind.saved), 1)
-        results = gradients.gates[step].chunk(kind.gradients, 1)
-        if gradients.cell is not None:
-            cell_before = layer.cell if earlier is None else layer.saved[earlier].chunk(kind.saved, 1)[4]
-            assert cell_before is not None
-            _lstm(kept, cell_before, of_state, gradients.cell, results)
-            torch.mm(gradients.gates[step], layer.weight, out=of_state)
+        grad, gates = _rows(layer, gradients.grad, step), _rows(layer, gradients.gates, step)
+        of_state = gradients.state[: len(grad)].add_(grad)
+        before, cell_before = _before(layer, step, earlier)
+        kept = _rows(layer, layer.saved if kind.saved else layer.output, step).chunk(max(1, kind.saved), 1)
+        results = gates.chunk(kind.gradients, 1)
+        if gradients.cell is not None and cell_before is not None:
+            _lstm(kept, cell_before, of_state, gradients.cell[: len(grad)], results)
+            torch.mm(gates, layer.weight, out=of_state)
         elif layer.mode == "gru":
             _gru(kept, before, of_state, results)
             products = torch.cat((results[1], results[2], results[0]), 1)
@@ -57,6 +56,32 @@ def backward(layer: Layer, gradients: LayerGradients) -> None:
         else:
             of_sum = _of_tanh(of_state, kept[0]) if layer.mode == "tanh" else of_state.masked_fill(kept[0] <= 0, 0)
             torch.mm(results[0].copy_(of_sum), layer.weight, out=of_state)
+
+
+def _rows(layer: Layer, tensor: torch.Tensor, step: int) -> torch.Tensor:
+    """The rows of a step."""
+    if layer.packed is None:
+        return tensor[step]
+    return tensor.narrow(0, layer.packed.starts[step], layer.packed.rows[step])
+
+
+def _before(layer: Layer, step: int, earlier: int | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The state and an LSTM's cell before a step: those of an earlier step, or the first ones of rows that begin."""
+    if earlier is None:
+        rows = len(layer.state) if layer.packed is None else layer.packed.rows[step]
+        return layer.state[:rows], None if layer.cell is None else layer.cell[:rows]
+    state = _continued(layer, _rows(layer, layer.output, earlier), layer.state, step)
+    if layer.cell is None:
+        return state, None
+    cells = _rows(layer, layer.saved, earlier).chunk(CELLS[layer.mode].saved, 1)[4]
+    return state, _continued(layer, cells, layer.cell, step)
+
+
+def _continued(layer: Layer, earlier: torch.Tensor, first: torch.Tensor, step: int) -> torch.Tensor:
+    if layer.packed is None:
+        return earlier
+    rows = layer.packed.rows[step]
+    return earlier[:rows] if rows <= len(earlier) else torch.cat((earlier, first[len(earlier) : rows]))
 
 
 def _lstm(
@@ -97,5 +122,5 @@ def _of_tanh(grad: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def _steps(layer: Layer, reverse: bool) -> list[int]:
-    steps = range(len(layer.output))
+    steps = range(layer.sizes[0])
     return list(reversed(steps) if reverse else steps)

@@ -66,7 +66,7 @@ def test_an_invalid_option_is_an_error_of_its_own() -> None:
         torch.compile(looping, backend="ort", mode="max-autotune")(torch.zeros(2))
 
 
-def test_a_recurrent_layer_between_graph_breaks_is_no_graph() -> None:
+def test_a_recurrent_layer_of_packed_sequences_is_one_graph() -> None:
     layer = nn.GRU(4, 3, batch_first=True)
 
     def packed(x: Tensor, lengths: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ def test_a_recurrent_layer_between_graph_breaks_is_no_graph() -> None:
 
     engine, inputs = backend(), (torch.randn(2, 5, 4), torch.tensor([5, 3]))
     torch.testing.assert_close(torch.compile(packed, backend=engine)(*inputs), packed(*inputs))
-    assert explain(engine).counts == "no graph, 2 graph breaks"
+    assert explain(engine).counts == "1 graph (1 split), no fallback, no graph break"
 
 
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from lit_ort import ORTOptions
 from lit_ort.backend import build
@@ -328,28 +327,3 @@ def test_a_split_step_whose_backward_needs_a_changing_size_needs_two_graphs(oper
             found.append(gradients(layer))
         torch.testing.assert_close(found[1], found[0])
     assert len(engine.compile_log.graphs) == 4, "two for each side of the break"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-def test_packed_sequences_of_any_lengths_need_two_graphs(kind: type[nn.LSTM] | type[nn.GRU]) -> None:
-    embedding, layer, engine = nn.Embedding(20, 6), kind(6, 8, batch_first=True), backend(fallback="warn")
-
-    def step(tokens: Tensor, lengths: Tensor) -> Tensor:
-        packed = pack_padded_sequence(embedding(tokens), lengths, batch_first=True, enforce_sorted=False)
-        hidden, _ = pad_packed_sequence(layer(packed)[0], batch_first=True)
-        return hidden[torch.arange(len(lengths)), lengths - 1].square().mean()
-
-    compiled = torch.compile(step, backend=engine)
-    for longest in range(4, 12):
-        lengths = torch.cat([torch.randint(1, longest, (3,)), torch.tensor([longest])])
-        tokens, found = torch.randint(20, (4, longest)), []
-        for call in (step, compiled):
-            layer.zero_grad()
-            embedding.zero_grad()
-            call(tokens, lengths).backward()
-            found.append({**gradients(layer), **gradients(embedding)})
-        torch.testing.assert_close(found[1], found[0])
-    # On both sides of the recurrent layer; Dynamo compiles the first size separately.
-    assert len(engine.compile_log.graphs) <= 4
-    assert all(graph.fallback is None for graph in engine.compile_log.graphs)

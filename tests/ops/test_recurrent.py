@@ -169,3 +169,91 @@ def test_an_input_that_requires_no_grad_has_no_gradient() -> None:
     output.sum().backward()
     assert args[0].grad is None
     assert args[1].grad is not None
+
+
+def packed_arguments(module: nn.RNNBase, mode: str, reverse: bool, lengths: list[int]) -> tuple[Any, ...]:
+    """The arguments of the operator for a packed sequence; all tensors require grad."""
+    _, state, cell, *rest = arguments(module, mode, reverse, batch=len(lengths))
+    x = torch.randn(sum(lengths), WIDTH, dtype=state.dtype, requires_grad=True)
+    return (
+        x,
+        state,
+        cell,
+        *rest,
+        torch.tensor([sum(length > step for length in lengths) for step in range(lengths[0])]),
+    )
+
+
+def check_packed(module: nn.RNNBase, args: tuple[Any, ...]) -> None:
+    """Compares results and all gradients with torch's; its reverse direction is that of a layer of two."""
+    x, state, cell, *weights, mode, reverse, batch_sizes = args
+    states = state if cell is None else (state, cell)
+    sequence = nn.utils.rnn.PackedSequence(x, batch_sizes)
+    if reverse:
+        make: Any = type(module)
+        both = make(WIDTH, module.hidden_size, bias=module.bias, bidirectional=True, dtype=x.dtype)
+        both.mode = module.mode
+        names = [name for name, _ in module.named_parameters()]
+        given = {f"{name}_reverse": weight for name, weight in zip(names, weights, strict=False)}
+        twice = tuple(value.expand(2, -1, -1) for value in ([state] if cell is None else states))
+        found, last = torch.func.functional_call(both, given, (sequence, twice[0] if cell is None else twice))
+        expected = found.data[:, module.hidden_size :]
+        last = [value[1:] for value in ([last] if cell is None else last)]
+    else:
+        found, last = module(sequence, states)
+        expected, last = found.data, [last] if cell is None else last
+    actual, *last_states, _ = layer_of(*args)
+    pairs = [(actual, expected), *zip(last_states, last, strict=False)]
+    weight = torch.randn(expected.shape[::-1], dtype=x.dtype).t()
+    losses = [
+        (results[0] * weight).sum() + sum((result**3).sum() for result in results[1:])
+        for results in zip(*pairs, strict=True)
+    ]
+    for result, wanted in pairs:
+        torch.testing.assert_close(result, wanted)
+    leaves = [leaf for leaf in leaves_of(args) if leaf.requires_grad]
+    gradients = [torch.autograd.grad(loss, leaves) for loss in losses]
+    limit = 1e-7 if x.dtype == torch.float64 else 1e-4
+    for gradient, reference in zip(*gradients, strict=True):
+        torch.testing.assert_close(gradient, reference, rtol=limit, atol=limit)
+
+
+LENGTHS = [[1], [4], [3, 3, 3], [5, 4, 1], [9, 7, 7, 4, 4, 4, 2, 2, 1, 1, 1]]
+
+
+@pytest.mark.usefixtures("engine")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("biases", [True, False])
+@pytest.mark.parametrize("reverse", [True, False])
+def test_packed_sequences_match_torch(mode: str, biases: bool, reverse: bool) -> None:
+    module = twin(mode, biases)
+    for lengths in LENGTHS:
+        check_packed(module, packed_arguments(module, mode, reverse, lengths))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("reverse", [True, False])
+def test_packed_sequences_match_torch_by_threads(mode: str, reverse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lit_ort.kernels.recurrent_loop._ONE_BLOCK", 0)
+    for hidden, dtype in ((33, torch.float32), (17, torch.float64)):
+        module = twin(mode, True, hidden, dtype)
+        lengths = sorted(torch.randint(1, 12, (37,)).tolist(), reverse=True)
+        check_packed(module, packed_arguments(module, mode, reverse, lengths))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_opcheck_of_packed_sequences(mode: str) -> None:
+    args = packed_arguments(twin(mode, True), mode, False, LENGTHS[3])
+    torch.library.opcheck(layer_of.default, args)
+    given = detached(args)
+    output, *last, saved = layer_of(*given)
+    grads = [torch.randn_like(value) for value in (output, *last)]
+    torch.library.opcheck(gradients_of.default, (*grads, *given[:5], output, saved, mode, False, True, args[-1]))
+
+
+def test_batch_sizes_of_other_rows_are_refused() -> None:
+    *given, _ = packed_arguments(twin("gru", True), "gru", False, LENGTHS[3])
+    for sizes in ([3, 3, 3, 2], [2, 3, 3, 2], [4, 3, 2, 1], [3, 4, 2, 1], [3, 3, 4, 0]):
+        with pytest.raises(RuntimeError, match="must fall"):
+            layer_of(*given, torch.tensor(sizes))
