@@ -52,6 +52,7 @@ from lit_ort._compat.torch_dynamo import (
     is_scalar_advice,
     suppressed_error,
 )
+from lit_ort._compat.unread_lists import keep_unread_lists
 from lit_ort._compat.value_checks import keep_checks
 from lit_ort.errors import first_line_of, place_in_package
 
@@ -346,6 +347,7 @@ def _install() -> None:
     keep_numbers(lambda: bool(_LISTENERS))
     keep_lookups(lambda: bool(_LISTENERS))
     keep_selections(lambda: bool(_LISTENERS), SELECTIONS)
+    keep_unread_lists(lambda: bool(_LISTENERS))
     keep_problem_types(lambda: bool(_LISTENERS))
 
 

@@ -25,6 +25,7 @@ from torch.nn.utils.rnn import PackedSequence
 from lit_ort._compat.deferred_calls import is_unread
 from lit_ort._compat.input_functions import InputFunction, is_unchanged
 from lit_ort._compat.selections import as_input, call, computed_input, node_of, variable_of
+from lit_ort._compat.unread_lists import UnreadList
 
 # Of an output graph: what it knows of packed sequences.
 _ATTRIBUTE = "_lit_ort_packed"
@@ -128,7 +129,10 @@ def _places(places: Tensor, batch: int, steps: int, batch_first: bool) -> Tensor
 
 
 class Packing(UserFunctionVariable):
-    """`pack_padded_sequence`, to which lengths in a list of an input are handed as a tensor that is an input."""
+    """`pack_padded_sequence`, to which lengths in a list are handed as a tensor.
+
+    It is an input for a list that is one, and the tensor that the step made the list of.
+    """
 
     def call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
         args = list(args)
@@ -146,6 +150,8 @@ def _tensor_of_list(tx: Any, lengths: Any) -> Any:
 
     Dynamo would guard on each of its items.
     """
+    if type(lengths) is UnreadList:
+        return lengths.tensor
     if lengths is None or not is_unread(tx, lengths) or lengths.peek_type() not in (list, tuple):
         return None
     value = lengths.peek_value()

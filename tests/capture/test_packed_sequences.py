@@ -211,6 +211,74 @@ def test_a_list_of_lengths_for_any_batch_size() -> None:
     compare(layer, step, [(x, lengths.tolist()) for x, lengths in padded_batches(False, True, sizes)])
 
 
+@pytest.mark.parametrize("form", ["tolist", "numpy", "counts", "written"])
+def test_lengths_that_a_step_puts_into_a_list(form: str) -> None:
+    layer = twin("LSTM", batch_first=True)
+
+    def step(x: Tensor, lengths: Tensor) -> Any:
+        if form == "counts":
+            lengths = (torch.arange(12) < lengths[:, None]).sum(1).int().cpu()
+        values: Any = lengths.numpy() if form == "numpy" else lengths.tolist()
+        if form == "written":
+            lengths = lengths.clone()
+            values = lengths.add_(0).tolist()
+        packed = pack_padded_sequence(x, values, batch_first=True, enforce_sorted=False)
+        return pad_packed_sequence(layer(packed)[0], batch_first=True)
+
+    batches = padded_batches(False, True)
+    if form != "written":
+        compare(layer, step, batches)
+        return
+    compiled = torch.compile(step, backend=backend(fallback="warn"))
+    for batch in batches:
+        torch.testing.assert_close(compiled(*batch), step(*batch))
+
+
+def returned(x: Tensor, lengths: Tensor, values: list[int]) -> Any:
+    return x * 2, values
+
+
+def written(x: Tensor, lengths: Tensor, values: list[int]) -> Any:
+    lengths.add_(1)
+    return x + lengths.sum(), values
+
+
+def appended(x: Tensor, lengths: Tensor, values: list[int]) -> Any:
+    values.append(3)
+    return x * len(values), values
+
+
+def looped(x: Tensor, lengths: Tensor, values: list[int]) -> Any:
+    for position, value in enumerate(values):
+        x = x * value + position
+    return x, {"values": values, "again": values}, values if values else None
+
+
+def split(x: Tensor, lengths: Tensor, values: list[int]) -> Any:
+    return [part.sum() for part in x.split(values)], max(values), sum(values), values == [1, 2, 3]
+
+
+def packed_and_read(x: Tensor, lengths: Tensor, values: list[int]) -> Any:
+    return pack_padded_sequence(x[:, None], values, enforce_sorted=False).data, [value + 1 for value in values]
+
+
+@pytest.mark.parametrize("read", [returned, written, appended, looped, split, packed_and_read])
+def test_lists_that_are_read_end_the_graph(read: Callable[..., Any]) -> None:
+    def step(x: Tensor, lengths: Tensor) -> Any:
+        return read(x * 3, lengths, lengths.tolist())
+
+    engine = backend()
+    compiled = torch.compile(step, backend=engine)
+    for values in ([1, 2, 3], [2, 3, 1]):
+        x = torch.randn(6, requires_grad=True)
+        if read is packed_and_read:
+            values, x = [4], torch.randn(6, requires_grad=True)
+        lengths = [torch.tensor(values), torch.tensor(values)]
+        torch.testing.assert_close(compiled(x, lengths[0]), step(x, lengths[1]))
+        assert torch.equal(*lengths)
+    assert engine.compile_log.breaks
+
+
 def test_packed_batches_as_a_data_loader_makes_them() -> None:
     layer = twin("GRU", num_layers=2)
 
