@@ -6,6 +6,7 @@ import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +15,10 @@ import torch
 from lit_ort.backend.backend import ORTBackend
 from lit_ort.backend.recorder import EventRecorder
 from lit_ort.errors import DEFECT
+from lit_ort.export import process
 from lit_ort.runtime.report import EagerFunction, GraphReport
 from lit_ort.strategies.compiled_code import IDLE
+from tests.scripts import run_code
 
 
 def pytest_configure() -> None:
@@ -82,6 +85,12 @@ def every_thread() -> Iterator[None]:
     torch.set_num_threads(os.cpu_count() or 1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def forked_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions of exports are in processes with onnxruntime imported: its training build's import takes two seconds."""
+    monkeypatch.setattr(process, "subprocess", SimpleNamespace(run=run_code))
 
 
 @pytest.fixture(scope="session")

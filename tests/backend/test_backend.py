@@ -523,7 +523,11 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(
     ("name", "verify"),
-    [("sgd", True), ("adam", False), ("adamw", True), pytest.param("sgd", False, marks=pytest.mark.sweep)],
+    [
+        ("sgd", True),
+        ("adam", False),
+        *(pytest.param(*case, marks=pytest.mark.sweep) for case in (("adamw", True), ("sgd", False))),
+    ],
 )
 def test_compiled_steps_of_optimizers(name: str, verify: bool) -> None:
     """Dynamo stores parameters and state as attributes of the graph, which changes them in place."""

@@ -134,7 +134,7 @@ def test_another_graph_misses(first: dict[str, Any], second: dict[str, Any], tmp
     for settings in (first, second):
         assert outcome(tmp_path, **settings)["cache"] == "written"
     assert len(entries(tmp_path)) == 2
-    assert [outcome(tmp_path, **settings)["cache"] for settings in (first, second)] == ["read", "read"]
+    assert outcome(tmp_path, **first)["cache"] == "read"
 
 
 def test_options_that_do_not_affect_the_model_hit(tmp_path: Path) -> None:
@@ -247,8 +247,28 @@ def entry_of_a_step(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, byte
     return entry.name, entry.read_bytes(), miss["values"]
 
 
+# All but this are found by reading.
+KINDS_OF_DAMAGE = [*broken(b"a\nb\n{}\nc")]
+FOUND_BY_RUNNING = "model that can't run"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS_OF_DAMAGE if kind != FOUND_BY_RUNNING])
+def test_a_damaged_entry_is_unusable(kind: str, entry_of_a_step: tuple[str, bytes, dict[str, Tensor]]) -> None:
+    name, data, _ = entry_of_a_step
+    key = name.removesuffix(".ortgraph")
+    decode(data, key)
+    with pytest.raises(UnusableEntry):
+        decode(broken(data)[kind], key)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", broken(b"a\nb\n{}\nc"))
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=() if kind in ("flipped", FOUND_BY_RUNNING) else pytest.mark.sweep)
+        for kind in KINDS_OF_DAMAGE
+    ],
+)
 def test_a_damaged_entry_is_replaced_with_a_warning(
     kind: str, tmp_path: Path, entry_of_a_step: tuple[str, bytes, dict[str, Tensor]]
 ) -> None:

@@ -98,9 +98,10 @@ class Layers(LightningModule):
 
 
 @pytest.mark.slow
-def test_threads_train() -> None:
+@pytest.mark.parametrize("rounds", [1, pytest.param(5, marks=pytest.mark.sweep)])
+def test_threads_train(rounds: int) -> None:
     widths, data = (6, 8), DataLoader(torch.randn(20, 5, 4), 4)  # pyright: ignore[reportArgumentType]
-    for _ in range(2):
+    for _ in range(rounds):
         torch.compiler.reset()
         torch.manual_seed(0)
         modules = {width: Layers(width) for width in widths}

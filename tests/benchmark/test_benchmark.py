@@ -86,7 +86,7 @@ class Adapted(Scored):
         return {name: value for name, value in super().state_dict(*args, **kwargs).items() if "head" in name}
 
 
-@pytest.mark.parametrize("make", [Scored, Adapted])
+@pytest.mark.parametrize("make", [Adapted, pytest.param(Scored, marks=pytest.mark.sweep)])
 def test_measures_each_baseline_without_changing_the_module(make: type[Scored]) -> None:
     module = make()
     before = copy.deepcopy({**dict(module.named_parameters()), **dict(module.named_buffers())})
@@ -119,7 +119,7 @@ def test_ratios_are_computed_from_medians() -> None:
     assert "| 0.25 |" in str(result)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("inputs", [{"x": batch()[0], "y": batch()[1]}, list(batch())])
 def test_accepts_dictionaries_and_lists_as_batches(inputs: Any) -> None:
     assert measured(Scored(), inputs, **QUICK).figures["ort"].fallbacks == ()
@@ -134,7 +134,8 @@ def test_logging_of_a_lightning_module_is_ignored() -> None:
 
 @pytest.mark.slow
 def test_bf16_is_compared_under_autocast() -> None:
-    result = measured(Scored(), options=lit_ort.ORTOptions(precision="bf16-mixed"))
+    x, y = batch()
+    result = measured(Scored(), {"x": x, "y": y}, options=lit_ort.ORTOptions(precision="bf16-mixed"), rounds=1)
     error = result.figures["ort"].gradient_error
     assert error is not None
     assert error < 0.05
@@ -143,7 +144,7 @@ def test_bf16_is_compared_under_autocast() -> None:
 
 @pytest.mark.slow
 def test_errors_of_a_step_with_random_numbers_are_not_measured() -> None:
-    result = measured(Noisy())
+    result = measured(Noisy(), list(batch()), rounds=1)
     assert result.figures["ort"].gradient_error is None
     assert "draws random numbers" in str(result)
 

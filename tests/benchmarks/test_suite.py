@@ -87,8 +87,15 @@ def test_the_first_step_of_a_turn_is_not_counted() -> None:
     assert suite.turn(lambda: 0.3) == 0.3
 
 
-@pytest.mark.slow
-def test_the_error_of_a_failed_process_is_recorded() -> None:
+def test_the_error_of_a_failed_process_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("import sys; raise ValueError(f'no {sys.argv[-1]} of {sys.argv[-4]}')")
+    monkeypatch.setattr(suite, "__file__", str(program))
+    assert suite.measure_model("MLP", "small", "32-true", rounds=1)["error"] == "eager: ValueError: no eager of MLP"
+
+
+@pytest.mark.sweep
+def test_an_error_of_an_option_is_recorded() -> None:
     line = suite.measure_model("MLP", "small", "no precision", rounds=1)
     assert line["error"].startswith("eager: lit_ort.errors.OptionsError: precision='no precision'")
 

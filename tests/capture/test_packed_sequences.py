@@ -68,16 +68,24 @@ def twin(kind: str, **settings: Any) -> nn.RNNBase:
     return getattr(nn, kind)(WIDTH, HIDDEN, **settings)
 
 
+# enforce_sorted, batch_first, and settings of a layer.
+FORMS: list[tuple[bool, bool, dict[str, Any]]] = [
+    (True, True, {}),
+    (False, False, {"bidirectional": True}),
+    (False, True, {"num_layers": 2, "bidirectional": True}),
+    (True, False, {"num_layers": 2, "bias": False}),
+]
+
+
+# `test_all_settings` has the others.
 @pytest.mark.parametrize(
-    "kind", ["LSTM", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("GRU", "tanh", "relu"))]
-)
-@pytest.mark.parametrize(
-    ("enforce_sorted", "batch_first", "settings"),
+    ("kind", "enforce_sorted", "batch_first", "settings"),
     [
-        (True, True, {}),
-        (False, False, {"bidirectional": True}),
-        (False, True, {"num_layers": 2, "bidirectional": True}),
-        (True, False, {"num_layers": 2, "bias": False}),
+        *(("LSTM", *form) for form in FORMS),
+        *(
+            pytest.param(kind, *form, marks=pytest.mark.slow)
+            for kind, form in zip(("GRU", "tanh", "relu"), FORMS[1:], strict=True)
+        ),
     ],
 )
 def test_layers(kind: str, enforce_sorted: bool, batch_first: bool, settings: dict[str, Any]) -> None:
@@ -91,7 +99,7 @@ def test_layers(kind: str, enforce_sorted: bool, batch_first: bool, settings: di
     compare(layer, step, padded_batches(enforce_sorted, batch_first))
 
 
-@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+@pytest.mark.parametrize("kind", ["LSTM", pytest.param("GRU", marks=pytest.mark.sweep)])
 def test_all_batch_sizes_and_lengths(kind: str) -> None:
     layer = twin(kind, batch_first=True, bidirectional=True)
 
@@ -114,8 +122,13 @@ def test_given_states() -> None:
     compare(layer, step, batches)
 
 
-@pytest.mark.parametrize("enforce_sorted", [True, False])
-@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize(
+    ("enforce_sorted", "batch_first"),
+    [
+        pytest.param(*case, marks=() if case[0] == case[1] else pytest.mark.sweep)
+        for case in itertools.product((False, True), repeat=2)
+    ],
+)
 def test_total_length_and_padding_value(enforce_sorted: bool, batch_first: bool) -> None:
     layer = twin("GRU", batch_first=batch_first)
 
@@ -173,7 +186,9 @@ def test_packed_labels() -> None:
     compare(parts, step, batches)
 
 
-@pytest.mark.parametrize("form", ["list", "tuple", "int32", "mask", "sum"])
+@pytest.mark.parametrize(
+    "form", ["list", "int32", "sum", *(pytest.param(f, marks=pytest.mark.sweep) for f in ("tuple", "mask"))]
+)
 def test_forms_of_lengths(form: str) -> None:
     layer = twin("LSTM", batch_first=True)
 

@@ -90,6 +90,7 @@ def test_functions_in_eager_are_listed(command: str, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_sessions")
 def test_export_writes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "model.onnx"
     program.main(["export", HERE, str(path), "--fixed"])
@@ -99,6 +100,7 @@ def test_export_writes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_sessions")
 def test_export_training_writes_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     program.main(["export-training", HERE, str(tmp_path / "step"), "--fixed", "--optimizer", "sgd"])
     assert "2 parameters are trained\n  largest error compared with eager" in capsys.readouterr().out

@@ -31,7 +31,7 @@ print(graph.torch_operators.get("aten.tanh.default", 0), graph.operators_before.
 @pytest.mark.parametrize(
     "imports",
     [
-        (ONNXRUNTIME, LIT_ORT, CHECKPOINT),
+        pytest.param((ONNXRUNTIME, LIT_ORT, CHECKPOINT), marks=pytest.mark.sweep),
         pytest.param((LIT_ORT, ONNXRUNTIME, CHECKPOINT), marks=pytest.mark.sweep),
         (ONNXRUNTIME, CHECKPOINT, LIT_ORT),
         pytest.param((CHECKPOINT, ONNXRUNTIME, LIT_ORT), marks=pytest.mark.sweep),

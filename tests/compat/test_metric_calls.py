@@ -160,12 +160,24 @@ def module_of(name: str, statements: str) -> Module:
     return type("Written", (Module,), {"step": names["step"]})()
 
 
-@pytest.mark.parametrize("name", mostly_slow(ONE_GRAPH | MORE_GRAPHS, 5))
+# A step with all of these, and steps of their own for those that return and for some of the others.
+JOINED = "\n        ".join(statements for statements in ONE_GRAPH.values() if "return" not in statements)
+STEPS = {**ONE_GRAPH, **MORE_GRAPHS, "all that go on": JOINED}
+ALONE = {"call", "logged", "all that go on", *(name for name in ONE_GRAPH if "return" in ONE_GRAPH[name]), *MORE_GRAPHS}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *mostly_slow(sorted(ALONE), 4),
+        *(pytest.param(name, marks=pytest.mark.sweep) for name in sorted(STEPS.keys() - ALONE)),
+    ],
+)
 def test_values_states_and_graphs(name: str) -> None:
     effect = "the graph of a step ends at each metric"
     with canary("call_function of InstructionTranslatorBase or UnspecializedNNModuleVariable", "metric_calls", effect):
         torch.compiler.reset()
-        statements, engine = {**ONE_GRAPH, **MORE_GRAPHS}[name], backend(fallback="warn")
+        statements, engine = STEPS[name], backend(fallback="warn")
         eager, module = module_of(name, statements), module_of(name, statements)
         step = module.compiled_step(engine)
         for k in range(3):
@@ -227,12 +239,22 @@ LOSSES: dict[str, Callable[[], torchmetrics.Metric]] = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_slow(LOSSES, 1))
-@pytest.mark.parametrize("net", [nn.Linear(6, CLASSES), nn.Sequential(nn.Linear(6, CLASSES), nn.BatchNorm1d(CLASSES))])
-def test_a_loss_is_in_the_graph(name: str, net: nn.Module) -> None:
+NETS = {"layer": nn.Linear(6, CLASSES), "norm": nn.Sequential(nn.Linear(6, CLASSES), nn.BatchNorm1d(CLASSES))}
+OF_NORMS = ("by sum", "squared error", "mean metric")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        pytest.param(name, kind, marks=() if (kind == "norm") == (name in OF_NORMS) else pytest.mark.sweep)
+        for name in LOSSES
+        for kind in NETS
+    ],
+)
+def test_a_loss_is_in_the_graph(name: str, kind: str) -> None:
     torch.compiler.reset()
     engine, metric, twin = backend(fallback="warn"), LOSSES[name](), LOSSES[name]()
-    net, other = copy.deepcopy(net), copy.deepcopy(net)
+    net, other = copy.deepcopy(NETS[kind]), copy.deepcopy(NETS[kind])
     needs_labels = name != "mean metric"
 
     def step(net: nn.Module, metric: Any, x: Tensor, y: Tensor) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch.nn import functional
 
 from lit_ort.backend.backend import ORTBackend
 from lit_ort.errors import CaptureError
-from tests.compare import backend, mostly_slow
+from tests.compare import backend
 
 Step = Callable[[Any, Tensor], Tensor]
 
@@ -96,10 +97,12 @@ def steps() -> dict[str, tuple[Step, type[Any]]]:
 STEPS = steps()
 
 
-def assert_like_eager(module: nn.Module, step: Callable[[Tensor], Tensor]) -> ORTBackend:
+def assert_like_eager(
+    module: nn.Module, step: Callable[[Tensor], Tensor], numbers_of_rows: Sequence[int] = (3, 3, 5)
+) -> ORTBackend:
     engine = backend()
     compiled = torch.compile(step, backend=engine)
-    for rows in (3, 3, 5):
+    for rows in numbers_of_rows:
         x = torch.linspace(-1, 1, 4 * rows).view(rows, 4)
         values = []
         for call in (compiled, step):
@@ -119,33 +122,59 @@ UNSUPPORTED = {
 }
 
 
-OFTEN_USED = ("int64", "float32")
-# The names of STEPS; those of less usual types are compared in the sweep.
-NAMES = [
-    *mostly_slow(sorted(name for name in STEPS if name.startswith(OFTEN_USED)), 8),
-    *(
-        pytest.param(name, marks=pytest.mark.sweep)
-        for name in sorted(STEPS.keys() - UNSUPPORTED)
-        if not name.startswith(OFTEN_USED)
-    ),
-]
+def joined(steps: Sequence[Callable[[Tensor], Tensor]]) -> Callable[[Tensor], Tensor]:
+    """One step with the results of all of these."""
+
+    def step(x: Tensor) -> Tensor:
+        results = []
+        for one in steps:
+            results.append(one(x).reshape(-1).to(torch.float64))
+        return torch.cat(results)
+
+    return step
+
+
+@pytest.mark.parametrize("kind", ["int64", "float32"])
+def test_attributes(kind: str) -> None:
+    module = Net(KINDS[kind](3))
+    steps = [step for name, (step, _) in STEPS.items() if name.startswith(f"{kind}: ")]
+    assert len(steps) > 25
+    assert_like_eager(module, joined([functools.partial(step, module) for step in steps]), (3, 3))
+
+
+# Those in which values meet sizes that change, of graphs with and without gradients.
+ALONE = ("int64: size of a slice", "int64: view", "float32: factor", "float32: tensor")
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
-@pytest.mark.parametrize("name", NAMES)
-def test_attributes(name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ALONE else pytest.mark.sweep)
+        for name in sorted(STEPS.keys() - UNSUPPORTED)
+    ],
+)
+def test_each_attribute(name: str) -> None:
     step, kind = STEPS[name]
     module = Net(kind(3))
     assert_like_eager(module, lambda x: step(module, x))
 
 
+def test_layers() -> None:
+    torch.manual_seed(0)
+    layers = nn.ModuleList(make(np.int64) for make in LAYERS.values())
+    assert_like_eager(layers, joined([lambda x, layer=layer: layer(x).square().sum() for layer in layers]), (3, 3))
+
+
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=() if kind is np.int64 else pytest.mark.sweep) for kind in INTEGERS]
+    ("name", "kind"),
+    [
+        pytest.param(name, kind, marks=() if (name, kind) == ("Linear", np.int64) else pytest.mark.sweep)
+        for name in LAYERS
+        for kind in INTEGERS
+    ],
 )
-@pytest.mark.parametrize(
-    "name", [n if n in ("Linear", "LayerNorm") else pytest.param(n, marks=pytest.mark.slow) for n in LAYERS]
-)
-def test_layers(name: str, kind: type[Any]) -> None:
+def test_each_layer(name: str, kind: type[Any]) -> None:
     torch.manual_seed(0)
     module = LAYERS[name](kind)
     assert_like_eager(module, lambda x: module(x).square().sum())

@@ -31,9 +31,18 @@ LABELS: dict[str, Tensor] = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+# Each problem, and each model.
+CASES = {("BERT", "regression"): pytest.mark.slow, ("GPT-2", "multi_label_classification"): pytest.mark.slow}
+CASES |= {("BERT", "single_label_classification"): ()}
+
+
 @pytest.mark.parametrize(
-    "problem", [problem if "single" in problem else pytest.param(problem, marks=pytest.mark.slow) for problem in LABELS]
+    ("name", "problem"),
+    [
+        pytest.param(name, problem, marks=CASES.get((name, problem), pytest.mark.sweep))
+        for name in MODELS
+        for problem in LABELS
+    ],
 )
 def test_one_graph(name: str, problem: str) -> None:
     make_config, make_model, sizes = MODELS[name]

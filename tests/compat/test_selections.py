@@ -98,7 +98,18 @@ def compare(module: Module, place: str, is_fused: bool) -> Any:
     return engine
 
 
-@pytest.mark.parametrize("name", mostly_slow([*SELECTIONS], 3))
+# Each operator, with and without a gradient, and each place of a mask.
+REPRESENTATIVES = ("mask", "mask_of_columns", "two_masks", "mask_of_lengths", "masked_select", "nonzero_as_tuple")
+REPRESENTATIVES += ("argwhere", "repeat_interleave", "unique_of_all", "unique_consecutive", "bincount")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *mostly_slow(REPRESENTATIVES, 3),
+        *(pytest.param(name, marks=pytest.mark.sweep) for name in sorted(SELECTIONS.keys() - set(REPRESENTATIVES))),
+    ],
+)
 def test_one_graph(name: str) -> None:
     with canary("_wrap_fx_proxy of torch._dynamo", "selections", "selections by values of inputs end the graph"):
         engine = compare(Module(SELECTIONS[name]), "inside", is_fused=True)

@@ -194,11 +194,17 @@ DISTRIBUTIONS: dict[str, tuple[dict[str, Any], torch.Tensor]] = {
     "VonMises": ({"loc": tensor([0.0]), "concentration": tensor([1.0])}, tensor([0.3])),
     "Weibull": ({"scale": tensor([1.0]), "concentration": tensor([2.0])}, tensor([0.5])),
 }
-FAST = "Normal"
+# One of each kind of parameters, and of values: numbers, counts, classes, simplexes, matrices, bounds.
+REPRESENTATIVES = ["Normal", "Bernoulli", "Beta", "Binomial", "Categorical", "LKJCholesky", "LogNormal", "Multinomial"]
+REPRESENTATIVES += ["MultivariateNormal", "Poisson", "RelaxedOneHotCategorical", "Uniform", "VonMises"]
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == FAST else pytest.mark.slow) for name in DISTRIBUTIONS]
+    "name",
+    [
+        *mostly_slow(REPRESENTATIVES, len(REPRESENTATIVES)),
+        *(pytest.param(name, marks=pytest.mark.sweep) for name in sorted(DISTRIBUTIONS.keys() - set(REPRESENTATIVES))),
+    ],
 )
 def test_validation_of_distributions(name: str) -> None:
     kind = getattr(distributions, name)

@@ -144,7 +144,7 @@ class Recurrent(LightningModule):
 
 
 def texts_of_one_length(size: int, step: int) -> Batch:
-    ids = torch.randint(3, WORDS, (size, 4), generator=torch.Generator().manual_seed(step))
+    ids = torch.randint(3, WORDS, (size, 2), generator=torch.Generator().manual_seed(step))
     return {"input_ids": ids, "labels": ids[:, 0] % LABELS}
 
 

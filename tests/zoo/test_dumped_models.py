@@ -32,7 +32,6 @@ with numpy.load(given) as arrays:
 numpy.savez(taken, *results)
 assert "lit_ort" not in sys.modules and "torch" not in sys.modules
 """
-NATIVE = ("BERT", "GPT-2")
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
@@ -74,8 +73,14 @@ def run_elsewhere(python: str, path: Path, inputs: dict[str, torch.Tensor]) -> l
         return [torch.from_numpy(arrays[name]) for name in arrays.files]
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize(
+    ("name", "dropout"),
+    [
+        ("BERT", 0.3),
+        ("GPT-2", 0.0),
+        *(pytest.param(*case, marks=pytest.mark.sweep) for case in (("BERT", 0.0), ("GPT-2", 0.3))),
+    ],
+)
 def test_a_dumped_step_runs_in_any_onnxruntime(
     name: str, dropout: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
