@@ -30,7 +30,8 @@ session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]
 with numpy.load(given) as arrays:
     results = session.run(None, {value.name: arrays[value.name] for value in session.get_inputs()})
 numpy.savez(taken, *results)
-assert "lit_ort" not in sys.modules and "torch" not in sys.modules
+# The training build of onnxruntime imports torch itself.
+assert "lit_ort" not in sys.modules
 """
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
