@@ -33,6 +33,11 @@ NAMES = {
 }
 
 
+def only(tested: str) -> list[Any]:
+    """The tasks as parameters of a test, all but one of them in the sweep."""
+    return [pytest.param(name, marks=() if name == tested else pytest.mark.sweep) for name in CASES]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(CASES))
 def test_loss_and_every_gradient_of_the_first_step(name: str) -> None:
@@ -42,8 +47,13 @@ def test_loss_and_every_gradient_of_the_first_step(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(CASES))
-@pytest.mark.parametrize("kind", ["training_step", "validation_step"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, "training_step") for name in CASES),
+        *(pytest.param(*one.values, "validation_step", marks=one.marks) for one in only("bert_finetune")),
+    ],
+)
 def test_a_step_is_one_graph_with_all_its_figures(name: str, kind: str) -> None:
     task, batch = task_and_batch(name)
     engine = backend()
@@ -58,7 +68,7 @@ def test_a_step_is_one_graph_with_all_its_figures(name: str, kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", only("gpt2"))
 def test_weights_after_ten_optimizer_steps(name: str) -> None:
     task, _ = task_and_batch(name)
     twin = copy.deepcopy(task)
@@ -82,7 +92,7 @@ def adamw(module: LightningModule) -> torch.optim.Optimizer:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", only("gpt2"))
 def test_dropout_differs_between_steps_and_repeats_with_the_seed(name: str) -> None:
     task, batch = task_and_batch(name, dropout=0.3)
     compiled = torch.compile(step, backend=backend())
