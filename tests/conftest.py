@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from lit_ort._compat import torch_blas
 from lit_ort.backend.backend import ORTBackend
 from lit_ort.backend.recorder import EventRecorder
 from lit_ort.errors import DEFECT
@@ -113,3 +114,12 @@ def pytest_collection_finish() -> None:
     """Keeps what was imported out of garbage collections, of which Dynamo runs one at every compilation."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(params=[True, False], ids=["OpenMP", "own threads"])
+def uses_openmp(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Sessions on the threads of OpenMP, and on their own."""
+    if request.param and torch_blas.matmul_functions() is None:
+        pytest.skip("this build of torch has no MKL")
+    monkeypatch.setattr(torch_blas, "is_mkl_fast", lambda: request.param)
+    return request.param

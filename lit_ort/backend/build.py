@@ -225,8 +225,9 @@ class _Build:
 
     def _lowered(self, position: int, phase: PhaseGraph, sources: SymbolSources) -> Lowered:
         self._dump.graph(_label(position), phase.module)
-        allows_native = self._engine.native is not None
-        return lower(phase, sources, self._name, self._engine.keeps_order, self._device, allows_native)
+        native, keeps_order = self._engine.native, self._engine.keeps_order
+        uses_openmp = native is not None and native.uses_openmp
+        return lower(phase, sources, self._name, keeps_order, self._device, native is not None, uses_openmp)
 
     def _readable(
         self,
@@ -247,7 +248,7 @@ class _Build:
         gradients = [f"{inputs[owner]}.grad" for owner in owners]
         names |= zip(phase.outputs, [*results, *gradients], strict=False)
         symbols = {str(symbol): f"{inputs[k]}.shape[{axis}]" for symbol, (k, axis) in sources.items()}
-        return readable(lowered.model, graph.module.graph, phase.nodes, names, symbols)
+        return readable(lowered.model, graph.module.graph, phase, names, symbols)
 
     def _signature(
         self,

@@ -1,14 +1,14 @@
-"""The function by which ONNX Runtime calls a region: `KernelComputeV2` of a custom operator, as machine code.
+"""The function by which ONNX Runtime calls a region or a matmul of MKL: `KernelComputeV2`, as machine code.
 
-It reads the addresses of the inputs, asks for the outputs, and computes the blocks on ONNX Runtime's intra-op threads.
-No Python runs. Source: OrtCustomOp and OrtKernelContext of onnxruntime_c_api.h.
+It reads the addresses of the inputs, asks for the outputs, and computes the blocks on ONNX Runtime's intra-op threads
+or on OpenMP's. No Python runs. Source: OrtCustomOp and OrtKernelContext of onnxruntime_c_api.h.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
-import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,14 +21,15 @@ from lit_ort.kernels.kernel_arguments import (
 )
 from lit_ort.kernels.kernel_calls import BoundKernel
 from lit_ort.kernels.machine_code import Cpu, MachineCode
-from lit_ort.kernels.thread_pool import BLOCKS
+from lit_ort.kernels.thread_pool import BLOCKS, DENORMALS, OpenMP, calls_of
 from lit_ort.regions.element_types import MEMORY_DTYPES
 from lit_ort.regions.interpret_region import interpret
 from lit_ort.regions.placed_region import PlacedRegion
 
-# The words of a call: the numbers of inputs and outputs, the address of the region's arguments, and that of the first
-# tensor's word in it; then the rank and the address of the sizes of each output.
-_INPUTS, _OUTPUTS, _ARGUMENTS, _TENSORS, _SHAPES = range(5)
+# The words of a call: the numbers of inputs and outputs, the address of the arguments, and that of the first tensor's
+# word in it; the address of a function that computes all blocks, or 0 for ONNX Runtime's threads; then the rank and the
+# address of the sizes of each output.
+_INPUTS, _OUTPUTS, _ARGUMENTS, _TENSORS, _RUN, _SHAPES = range(6)
 # The words of a value's type: its bytes, the address of its sizes, its rank and its element type.
 TYPE_WORDS = 4
 
@@ -45,14 +46,10 @@ class ContextFunctions:
     get_data: int
     parallel_for: int
     failed: int
-    run: int
 
 
 class OperatorEntry:
     """The machine code of native sessions.
-
-    A run treats denormal numbers as zero, since matmuls take ten times as long with them. Regions and torch nodes keep
-    them.
 
     Args:
         cpu: what to make code for.
@@ -63,51 +60,86 @@ class OperatorEntry:
         bind: the address of `OrtStatus* bind(memory, count, values, addresses, bound, types)`, which makes the values
             whose addresses differ from those `bound` anew, none for an address of 0; all are arrays of words, `types`
             one of `TYPE_WORDS` for each value.
-        run: the address of a function like OrtApi's `Run`.
     """
 
     def __init__(self, cpu: Cpu, functions: ContextFunctions) -> None:
-        calls = {name: f"inttoptr (i64 {address} to ptr)" for name, address in vars(functions).items()}
-        self._code = MachineCode(_state() + BLOCKS + _TEXT.format(**calls), cpu)
-        self.address, self.bind, self.run = map(self._code.address, ("compute", "bind", "run"))
+        self._code = MachineCode(BLOCKS + _TEXT.format(**calls_of(functions)), cpu)
+        self.address, self.bind = map(self._code.address, ("compute", "bind"))
 
 
-def with_denormals(cpu: Cpu, function: int) -> tuple[int, MachineCode]:
-    """The address and the code of a `KernelComputeV2` that keeps denormals and calls another one."""
-    code = MachineCode(_state() + _WITH_DENORMALS.format(function=f"inttoptr (i64 {function} to ptr)"), cpu)
-    return code.address("compute"), code
+def without_denormals(cpu: Cpu, openmp: OpenMP | None, run: int) -> tuple[int, MachineCode]:
+    """The address and the code of a function like OrtApi's `Run` that treats denormal numbers as zero.
+
+    Matmuls take ten times as long with them, and MKL's two hundred times. Regions and torch nodes keep them.
+
+    Args:
+        cpu: what to make code for.
+        openmp: the threads on which the session runs; None for threads of its own, which ONNX Runtime sets.
+        run: the address of `Run`.
+    """
+    return _around(_RUN_WITHOUT_DENORMALS, "run", cpu, openmp, run)
 
 
-def _state() -> str:
-    return _X86_STATE if platform.machine().lower() in ("x86_64", "amd64") else _NO_STATE
+def with_denormals(cpu: Cpu, openmp: OpenMP | None, compute: int) -> tuple[int, MachineCode]:
+    """The address and the code of a `KernelComputeV2` that keeps denormals and calls another one, at this address."""
+    return _around(_COMPUTE_WITH_DENORMALS, "compute", cpu, openmp, compute)
 
 
-class RegionCallWords:
+def _around(text: str, name: str, cpu: Cpu, openmp: OpenMP | None, function: int) -> tuple[int, MachineCode]:
+    call = text.format(function=f"inttoptr (i64 {function} to ptr)")
+    code = MachineCode(DENORMALS + _states(openmp) + call, cpu)
+    return code.address(name), code
+
+
+def _states(openmp: OpenMP | None) -> str:
+    """Functions that set the state of all threads of a run, and what reads memory for the states before."""
+    if openmp is None:
+        return _STATES + _ONE_THREAD
+    return _STATES + _TEAM.format(**calls_of(openmp))
+
+
+class CallWords:
+    """The words of calls with certain sizes.
+
+    Args:
+        inputs: the number of inputs.
+        shapes: of the outputs.
+        arguments: the address of the kernel's arguments.
+        tensors: the address of the first tensor's word in it.
+        run: the address of a function that computes all blocks; 0 computes them on ONNX Runtime's threads.
+
+    Attributes:
+        address: of the words.
+    """
+
+    def __init__(self, inputs: int, shapes: Sequence[Sequence[int]], arguments: int, tensors: int, run: int) -> None:
+        sizes = [size for shape in shapes for size in shape]
+        self._sizes = (ctypes.c_int64 * max(1, len(sizes)))(*sizes)
+        address = ctypes.addressof(self._sizes)
+        ranks = []
+        for shape in shapes:
+            ranks += [len(shape), address]
+            address += WORD * len(shape)
+        head = [inputs, len(shapes), arguments, tensors, run]
+        self._words = (ctypes.c_int64 * (_SHAPES + len(ranks)))(*head, *ranks)
+        self.address = ctypes.addressof(self._words)
+
+
+class RegionCallWords(CallWords):
     """The words of a region's calls with certain sizes.
 
     Args:
         kernel: the region with its arguments.
         placed: the same with the layouts of its tensors.
         module: the name of the module that the region comes from, for messages; empty if unknown.
-
-    Attributes:
-        address: of the words.
+        uses_openmp: whether OpenMP's threads compute it.
     """
 
-    def __init__(self, kernel: BoundKernel, placed: PlacedRegion[int], module: str) -> None:
-        shapes = placed.outputs
+    def __init__(self, kernel: BoundKernel, placed: PlacedRegion[int], module: str, uses_openmp: bool = False) -> None:
         self._kernel, self._placed, self._module = kernel, placed, module
-        sizes = [size for shape in shapes for size in shape]
-        self._sizes = (ctypes.c_int64 * max(1, len(sizes)))(*sizes)
-        address, position = ctypes.addressof(self._sizes), 0
-        ranks = []
-        for shape in shapes:
-            ranks += [len(shape), address + WORD * position]
-            position += len(shape)
-        region = kernel.kernel.region
-        head = [len(region.inputs), len(region.outputs), kernel.address, kernel.address + kernel.position]
-        self._words = (ctypes.c_int64 * (_SHAPES + len(ranks)))(*head, *ranks)
-        self.address = ctypes.addressof(self._words)
+        run = kernel.kernel.runner.address if uses_openmp else 0
+        inputs = len(kernel.kernel.region.inputs)
+        super().__init__(inputs, placed.outputs, kernel.address, kernel.address + kernel.position, run)
 
     def failure(self) -> str:
         """Why the call that has just failed did so; its tensors must still be there."""
@@ -135,56 +167,92 @@ def _tensor_at(address: int, dtype: torch.dtype, count: int) -> torch.Tensor:
     return torch.frombuffer((ctypes.c_char * (count * dtype.itemsize)).from_address(address), dtype=dtype)
 
 
-# The state of vector instructions (MXCSR of Intel's manual, volume 1, 10.2.3): with denormals as zero, both as operands
-# and as results, or without. Both functions return the state before.
-_X86_STATE = """
-declare void @llvm.x86.sse.stmxcsr(ptr)
-declare void @llvm.x86.sse.ldmxcsr(ptr)
-define internal i32 @set_state(i32 %clear, i32 %set) {
-  %box = alloca i32
-  call void @llvm.x86.sse.stmxcsr(ptr %box)
-  %old = load i32, ptr %box
-  %kept = and i32 %old, %clear
-  %new = or i32 %kept, %set
-  store i32 %new, ptr %box
-  call void @llvm.x86.sse.ldmxcsr(ptr %box)
-  ret i32 %old
+# Each sets the state of the calling thread, whose number it finds itself, and stores or reads the one before.
+_STATES = """
+define internal ptr @slot(ptr %saved) {
+  %thread = call i64 @thread()
+  %at = getelementptr i32, ptr %saved, i64 %thread
+  ret ptr %at
 }
-define internal i32 @without_denormals() {
-  %old = call i32 @set_state(i32 -1, i32 32832)
-  ret i32 %old
+define internal void @clear_state(ptr %saved) {
+  %at = call ptr @slot(ptr %saved)
+  %old = call i32 @without_denormals()
+  store i32 %old, ptr %at
+  ret void
 }
-define internal i32 @with_denormals() {
-  %old = call i32 @set_state(i32 -32833, i32 0)
-  ret i32 %old
+define internal void @keep_state(ptr %saved) {
+  %at = call ptr @slot(ptr %saved)
+  %old = call i32 @with_denormals()
+  store i32 %old, ptr %at
+  ret void
 }
-define internal void @restore(i32 %old) {
-  %ignored = call i32 @set_state(i32 0, i32 %old)
+define internal void @restore_state(ptr %saved) {
+  %at = call ptr @slot(ptr %saved)
+  %old = load i32, ptr %at
+  call void @restore(i32 %old)
   ret void
 }
 """
-_NO_STATE = """
-define internal i32 @without_denormals() { ret i32 0 }
-define internal i32 @with_denormals() { ret i32 0 }
-define internal void @restore(i32 %old) { ret void }
+_ONE_THREAD = """
+define internal i64 @threads() { ret i64 1 }
+define internal i64 @thread() { ret i64 0 }
+define internal void @on_all(ptr %function, ptr %saved, i64 %threads) {
+  call void %function(ptr %saved)
+  ret void
+}
 """
-_WITH_DENORMALS = """
+_TEAM = """
+define internal i64 @threads() {{
+  %most = call i32 {most_threads}()
+  %inside = call i32 {is_parallel}()
+  %nested = icmp ne i32 %inside, 0
+  %threads32 = select i1 %nested, i32 1, i32 %most
+  %threads = sext i32 %threads32 to i64
+  ret i64 %threads
+}}
+define internal i64 @thread() {{
+  %inside = call i32 {is_parallel}()
+  %number = call i32 {thread}()
+  %nested = icmp ne i32 %inside, 0
+  %thread32 = select i1 %nested, i32 %number, i32 0
+  %thread = sext i32 %thread32 to i64
+  ret i64 %thread
+}}
+define internal void @on_all(ptr %function, ptr %saved, i64 %threads) {{
+  %several = icmp sgt i64 %threads, 1
+  br i1 %several, label %together, label %alone
+together:
+  %threads32 = trunc i64 %threads to i32
+  call void {parallel}(ptr %function, ptr %saved, i32 %threads32, i32 0)
+  ret void
+alone:
+  call void %function(ptr %saved)
+  ret void
+}}
+"""
+_RUN_WITHOUT_DENORMALS = """
+define ptr @run(ptr %session, ptr %options, ptr %names, ptr %inputs, i64 %count, ptr %outputs, i64 %number,
+    ptr %out) {{
+  %threads = call i64 @threads()
+  %saved = alloca i32, i64 %threads
+  call void @on_all(ptr @clear_state, ptr %saved, i64 %threads)
+  %status = call ptr {function}(ptr %session, ptr %options, ptr %names, ptr %inputs, i64 %count, ptr %outputs,
+    i64 %number, ptr %out)
+  call void @on_all(ptr @restore_state, ptr %saved, i64 %threads)
+  ret ptr %status
+}}
+"""
+_COMPUTE_WITH_DENORMALS = """
 define ptr @compute(ptr %node, ptr %context) {{
-  %old = call i32 @with_denormals()
+  %threads = call i64 @threads()
+  %saved = alloca i32, i64 %threads
+  call void @on_all(ptr @keep_state, ptr %saved, i64 %threads)
   %status = call ptr {function}(ptr %node, ptr %context)
-  call void @restore(i32 %old)
+  call void @on_all(ptr @restore_state, ptr %saved, i64 %threads)
   ret ptr %status
 }}
 """
 _TEXT = f"""
-define ptr @run(ptr %session, ptr %options, ptr %names, ptr %inputs, i64 %count, ptr %outputs, i64 %number,
-    ptr %out) {{{{
-  %old = call i32 @without_denormals()
-  %status = call ptr {{run}}(ptr %session, ptr %options, ptr %names, ptr %inputs, i64 %count, ptr %outputs, i64 %number,
-    ptr %out)
-  call void @restore(i32 %old)
-  ret ptr %status
-}}}}
 define ptr @bind(ptr %memory, i64 %count, ptr %values, ptr %addresses, ptr %bound, ptr %types) {{{{
 entry:
   br label %next
@@ -295,6 +363,14 @@ output_stored:
   %j_next = add i64 %j, 1
   br label %output
 start:
+  %run_word = call i64 @word(ptr %words, i64 {_RUN})
+  %has_run = icmp ne i64 %run_word, 0
+  br i1 %has_run, label %openmp, label %session
+openmp:
+  %run = inttoptr i64 %run_word to ptr
+  call void %run(ptr %arguments)
+  br label %flags
+session:
   %count = call i64 @count(ptr %arguments)
   %several = icmp sgt i64 %count, 1
   br i1 %several, label %together, label %alone
@@ -309,10 +385,12 @@ check:
   %old = call i32 @with_denormals()
   call void @finish(ptr %arguments)
   call void @restore(i32 %old)
+  br label %flags
+flags:
   %division = call i64 @word(ptr %arguments, i64 {DIVISION_BY_ZERO})
   %index = call i64 @word(ptr %arguments, i64 {BAD_INDEX})
-  %flags = or i64 %division, %index
-  %wrong = icmp ne i64 %flags, 0
+  %both = or i64 %division, %index
+  %wrong = icmp ne i64 %both, 0
   br i1 %wrong, label %report, label %good
 report:
   %division_at = getelementptr i64, ptr %arguments, i64 {DIVISION_BY_ZERO}

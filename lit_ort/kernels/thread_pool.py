@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-import torch
-
+from lit_ort._compat.torch_blas import torch_library
 from lit_ort.kernels.kernel_arguments import BLOCK_FUNCTION, COLUMN_BLOCKS, FINISH_FUNCTION, ROW_BLOCKS
 from lit_ort.kernels.machine_code import Cpu, MachineCode
 
@@ -28,7 +27,7 @@ class OpenMP:
 
 def find_openmp() -> OpenMP | None:
     """The OpenMP library of torch; None if torch has none of this interface, so that kernels run on one thread."""
-    library = _torch_library()
+    library = torch_library()
     if library is None:
         return None
     try:
@@ -38,16 +37,10 @@ def find_openmp() -> OpenMP | None:
     return OpenMP(*(address or 0 for address in addresses))
 
 
-def _torch_library() -> ctypes.CDLL | None:
-    """Torch's library. A symbol is also looked for in those that it needs, so it is of the OpenMP that torch calls."""
-    path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    return ctypes.CDLL(str(path)) if path.exists() else None
-
-
 def pause_of_openmp() -> Callable[[int], int] | None:
     """The function that ends the idle threads of the calling thread's OpenMP pool, which otherwise spin; None if there
     is none. The next parallel region of torch starts them again. Source: omp_pause_resource_all of OpenMP 5.0."""
-    library = _torch_library()
+    library = torch_library()
     function = None if library is None else getattr(library, "omp_pause_resource_all", None)
     if function is not None:
         function.argtypes, function.restype = [ctypes.c_int], ctypes.c_int
@@ -63,22 +56,63 @@ class Runner:
     """
 
     def __init__(self, cpu: Cpu, openmp: OpenMP | None) -> None:
-        self._code = MachineCode(_SERIAL if openmp is None else _PARALLEL.format(**_calls(openmp)), cpu)
+        self._code = MachineCode(_SERIAL if openmp is None else _PARALLEL.format(**calls_of(openmp)), cpu)
         self.address = self._code.address("run")
         self.run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.address)
 
 
-def _calls(openmp: OpenMP) -> dict[str, str]:
-    return {name: f"inttoptr (i64 {address} to ptr)" for name, address in vars(openmp).items()}
+def calls_of(functions: object) -> dict[str, str]:
+    """The words with which a module of LLVM calls functions, whose addresses are an object's attributes."""
+    return {name: f"inttoptr (i64 {address} to ptr)" for name, address in vars(functions).items()}
 
 
-# Functions of a block of arguments: a word of it, the number of its blocks, some of them, and what follows them.
-BLOCKS = f"""
-define internal i64 @word(ptr %args, i64 %position) alwaysinline {{
+# The state of vector instructions (MXCSR of Intel's manual, volume 1, 10.2.3): with denormals as zero, both as operands
+# and as results, or without. Both functions return the state before.
+_X86_STATE = """
+declare void @llvm.x86.sse.stmxcsr(ptr)
+declare void @llvm.x86.sse.ldmxcsr(ptr)
+define internal i32 @set_state(i32 %clear, i32 %set) {
+  %box = alloca i32
+  call void @llvm.x86.sse.stmxcsr(ptr %box)
+  %old = load i32, ptr %box
+  %kept = and i32 %old, %clear
+  %new = or i32 %kept, %set
+  store i32 %new, ptr %box
+  call void @llvm.x86.sse.ldmxcsr(ptr %box)
+  ret i32 %old
+}
+define internal i32 @without_denormals() {
+  %old = call i32 @set_state(i32 -1, i32 32832)
+  ret i32 %old
+}
+define internal i32 @with_denormals() {
+  %old = call i32 @set_state(i32 -32833, i32 0)
+  ret i32 %old
+}
+define internal void @restore(i32 %old) {
+  %ignored = call i32 @set_state(i32 0, i32 %old)
+  ret void
+}
+"""
+_NO_STATE = """
+define internal i32 @without_denormals() { ret i32 0 }
+define internal i32 @with_denormals() { ret i32 0 }
+define internal void @restore(i32 %old) { ret void }
+"""
+DENORMALS = _X86_STATE if platform.machine().lower() in ("x86_64", "amd64") else _NO_STATE
+# A word of a block of arguments.
+WORD_FUNCTION = """
+define internal i64 @word(ptr %args, i64 %position) alwaysinline {
   %at = getelementptr i64, ptr %args, i64 %position
   %value = load i64, ptr %at
   ret i64 %value
-}}
+}
+"""
+# Functions of a block of arguments: a word of it, the number of its blocks, some of them, and what follows them.
+BLOCKS = (
+    WORD_FUNCTION
+    + DENORMALS
+    + f"""
 define internal i64 @count(ptr %args) {{
   %rows = call i64 @word(ptr %args, i64 {ROW_BLOCKS})
   %columns = call i64 @word(ptr %args, i64 {COLUMN_BLOCKS})
@@ -88,6 +122,7 @@ define internal i64 @count(ptr %args) {{
 define internal void @some(ptr %args, i64 %low, i64 %high) {{
   %address = call i64 @word(ptr %args, i64 {BLOCK_FUNCTION})
   %block = inttoptr i64 %address to ptr
+  %state = call i32 @with_denormals()
   br label %head
 head:
   %number = phi i64 [ %low, %0 ], [ %next, %body ]
@@ -98,6 +133,7 @@ body:
   %next = add i64 %number, 1
   br label %head
 done:
+  call void @restore(i32 %state)
   ret void
 }}
 define internal void @finish(ptr %args) {{
@@ -112,6 +148,7 @@ done:
   ret void
 }}
 """
+)
 _SERIAL = (
     BLOCKS
     + """

@@ -11,6 +11,7 @@ from torch import fx
 
 from lit_ort.lower.model import ModelBuilder
 from lit_ort.runtime.elements import ELEMENTS
+from lit_ort.runtime.program import MatmulNode
 
 _NUMPY = {
     torch.float32: np.float32,
@@ -30,6 +31,8 @@ class Emitter:
         builder: the model that receives the nodes.
         name_of: returns the ONNX value of an FX node.
         vector_of: returns the ONNX vector of symbolic sizes.
+        matmul_of: adds a matmul of MKL, whose sizes can be symbolic, and returns its position; None if matmuls are ONNX
+            Runtime's.
     """
 
     def __init__(
@@ -38,9 +41,15 @@ class Emitter:
         builder: ModelBuilder,
         name_of: Callable[[fx.Node], str],
         vector_of: Callable[[Sequence[Any]], str],
+        matmul_of: Callable[[MatmulNode], int] | None = None,
     ) -> None:
         self.node, self._builder = node, builder
-        self._name_of, self._vector_of = name_of, vector_of
+        self._name_of, self._vector_of, self._matmul_of = name_of, vector_of, matmul_of
+
+    @property
+    def uses_openmp(self) -> bool:
+        """Whether matmuls are MKL's, on the threads of OpenMP."""
+        return self._matmul_of is not None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -80,3 +89,22 @@ class Emitter:
     def op(self, operator: str, *inputs: str, **attributes: Any) -> str:
         """Adds a node with one output and returns the output's name."""
         return self._builder.node(operator, inputs, self.node.name, **attributes)
+
+    def matmul(
+        self, left: tuple[str, bool], right: tuple[str, bool], inner: Any, added: tuple[str, bool] | None = None
+    ) -> str:
+        """Adds a matmul of MKL and returns its output's name.
+
+        Args:
+            left, right: the name of each factor, and whether it is stored as its transpose.
+            inner: the number of columns of the left factor.
+            added: the name of what is added to the product, and whether it has rows of its own.
+        """
+        assert self._matmul_of is not None
+        shape = self.node.meta["val"].shape
+        sizes = [*(shape[:-2] or [1]), *shape[-2:], inner]
+        has_rows = None if added is None else added[1]
+        index = self._matmul_of(MatmulNode(self.dtype, tuple(sizes), (left[1], right[1]), has_rows, len(shape) == 3))
+        inputs = [left[0], right[0], *([] if added is None else [added[0]])]
+        fixed = [size if isinstance(size, int) else None for size in shape]
+        return self._builder.matmul(index, inputs, (self.dtype, fixed), self.node.name)

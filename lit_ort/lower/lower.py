@@ -35,10 +35,23 @@ from lit_ort.lower.torch_nodes import NodeBuilder, base_of, form_of
 from lit_ort.lower.work import is_for_one_thread
 from lit_ort.ops.hand_over import hand_over
 from lit_ort.ops.region_operator import REGION
-from lit_ort.passes.owners import memory_owner
+from lit_ort.passes.owners import memory_owner, overwritten
 from lit_ort.passes.streams import STREAM
 from lit_ort.runtime.elements import ELEMENTS
-from lit_ort.runtime.program import AS_IS, AS_REAL, Phase, RegionNode, ResultType, Source, Statement, TorchNode
+from lit_ort.runtime.program import (
+    AS_IS,
+    AS_REAL,
+    CALLER,
+    OPENMP,
+    SESSION,
+    MatmulNode,
+    Phase,
+    RegionNode,
+    ResultType,
+    Source,
+    Statement,
+    TorchNode,
+)
 from lit_ort.runtime.words import SLOT
 
 
@@ -57,6 +70,7 @@ def lower(
     keeps_order: bool,
     device: torch.device = CPU,
     allows_native: bool = False,
+    uses_openmp: bool = False,
 ) -> Lowered:
     """Lowers a phase to an ONNX model.
 
@@ -68,13 +82,14 @@ def lower(
         device: the device of the phase. ONNX Runtime's kernels are for the CPU; on other devices, all operators are in
             torch nodes.
         allows_native: whether the engine has native sessions.
+        uses_openmp: whether they run on the threads of OpenMP, with MKL's matmuls.
 
     Raises:
         ConvertError: a constant has a dtype that sessions don't support or is not on the CPU, or an operator has an
             argument that torch nodes don't support.
     """
-    is_native = allows_native and is_cpu(device) and obstacle(graph.module.graph) is None
-    lowering = _Lowering(graph.module, sources, device, is_native)
+    is_native = allows_native and is_cpu(device) and obstacle(graph.module.graph, uses_openmp) is None
+    lowering = _Lowering(graph.module, sources, device, is_native, uses_openmp)
     for node in graph.module.graph.nodes:
         lowering.visit(node)
     return lowering.finish(name, keeps_order)
@@ -83,12 +98,21 @@ def lower(
 class _Lowering:
     """The state of lowering one phase."""
 
-    def __init__(self, module: fx.GraphModule, sources: SymbolSources, device: torch.device, is_native: bool) -> None:
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        sources: SymbolSources,
+        device: torch.device,
+        is_native: bool,
+        uses_openmp: bool,
+    ) -> None:
         self._module, self._sources, self._device = module, sources, device
         self._builder = ModelBuilder()
         self._is_native = is_native
+        self._uses_openmp = is_native and uses_openmp
         self._by_onnx = onnx_nodes(module.graph) if is_cpu(device) and not is_native else frozenset()
         self._regions: list[RegionNode] = []
+        self._matmuls: list[MatmulNode] = []
         self._inputs: list[tuple[str, Source]] = []
         self._names: dict[fx.Node, str] = {}
         # Booleans from torch nodes, which are uint8 until an ONNX node needs them as booleans.
@@ -149,10 +173,16 @@ class _Lowering:
             tuple(AS_IS for _ in results),
             tuple(self._terms),
             regions=tuple(self._regions),
+            matmuls=tuple(self._matmuls),
             results=tuple(results),
-            on_one_thread=is_for_one_thread(self._module.graph),
+            pool=self._pool(),
         )
         return Lowered(phase, model)
+
+    def _pool(self) -> str:
+        if self._uses_openmp:
+            return OPENMP
+        return CALLER if is_for_one_thread(self._module.graph) else SESSION
 
     # Inputs
 
@@ -210,7 +240,12 @@ class _Lowering:
         return native_lowering_of(node) if self._is_native else lowering_of(node)
 
     def _emitter(self, node: fx.Node) -> Emitter:
-        return Emitter(node, self._builder, self._name_of, self._vector_of)
+        matmul_of = self._matmul_of if self._uses_openmp else None
+        return Emitter(node, self._builder, self._name_of, self._vector_of, matmul_of)
+
+    def _matmul_of(self, node: MatmulNode) -> int:
+        self._matmuls.append(dataclasses.replace(node, sizes=terms_of(node.sizes, self._sources)))
+        return len(self._matmuls) - 1
 
     def _name_of(self, node: fx.Node) -> str:
         """The name of a value as an input of an ONNX node; booleans are cast from uint8 if necessary."""
@@ -244,6 +279,7 @@ class _Lowering:
             return
         outputs = [value for node in builder.computed for value in _values(node) if self._is_needed(value, builder)]
         index = len(self._nodes)
+        is_in_place = self._is_native and _put_written_first(builder, outputs)
         node = builder.close(outputs)
         if not outputs and not any(statement.results == 0 for statement in node.statements):
             return
@@ -253,7 +289,7 @@ class _Lowering:
         self._nodes.append(node)
         types = [self._output_type(value) for value in outputs]
         label = next(iter(builder.computed)).name
-        names = self._builder.torch_node(index, inputs, types, label)
+        names = self._builder.torch_node(index, inputs, types, label, is_in_place)
         for value, name in zip(outputs, names, strict=True):
             self._names[value] = name
             if value.meta["val"].dtype == torch.bool:
@@ -340,6 +376,23 @@ class _Lowering:
                 remedy="Exclude this code from the step with torch.compiler.disable.",
                 operator=str(node.target),
             )
+
+
+def _put_written_first(builder: NodeBuilder, outputs: list[fx.Node]) -> bool:
+    """Puts an input that a node writes into, and the output with its memory, before all others; False if there is none.
+
+    A node has one such pair: others are copied.
+    """
+    for output in outputs:
+        written = overwritten(output)
+        while written is not None and written not in builder.inputs:
+            written = overwritten(written)
+        if written is not None and written.op == "call_function":
+            for values, first in ((builder.inputs, written), (outputs, output)):
+                values.remove(first)
+                values.insert(0, first)
+            return True
+    return False
 
 
 def _fixed(shape: Sequence[Any]) -> list[int | None]:

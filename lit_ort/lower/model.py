@@ -12,7 +12,15 @@ import torch
 from onnx import helper, numpy_helper
 
 from lit_ort.runtime.elements import ELEMENTS
-from lit_ort.runtime.engines.engine import DOMAIN, OPERATOR, POSITION, REGION_DOMAIN, REGION_OPERATOR
+from lit_ort.runtime.engines.engine import (
+    DOMAIN,
+    IN_PLACE_OPERATOR,
+    KERNEL_DOMAIN,
+    MATMUL_OPERATOR,
+    OPERATOR,
+    POSITION,
+    REGION_OPERATOR,
+)
 
 OPSET, IR_VERSION = 18, 9
 # The name prefix of nodes that only fix the order of others.
@@ -52,11 +60,22 @@ class ModelBuilder:
         names = [self._unique(name) for _ in outputs]
         self._values += zip(names, outputs, strict=True)
         title, position = f"region_{names[0]}", {POSITION: str(index)}
-        node = helper.make_node(REGION_OPERATOR, list(inputs), names, name=title, domain=REGION_DOMAIN, **position)
+        node = helper.make_node(REGION_OPERATOR, list(inputs), names, name=title, domain=KERNEL_DOMAIN, **position)
         self._nodes.append(node)
         return names
 
-    def torch_node(self, index: int, inputs: Sequence[str], outputs: Sequence[TensorType], name: str) -> list[str]:
+    def matmul(self, index: int, inputs: Sequence[str], output: TensorType, name: str) -> str:
+        """Adds a matmul of MKL and returns the name of its output; the arguments are those of `torch_node`."""
+        result = self._unique(name)
+        self._values.append((result, output))
+        title, position = f"matmul_{result}", {POSITION: str(index)}
+        node = helper.make_node(MATMUL_OPERATOR, list(inputs), [result], name=title, domain=KERNEL_DOMAIN, **position)
+        self._nodes.append(node)
+        return result
+
+    def torch_node(
+        self, index: int, inputs: Sequence[str], outputs: Sequence[TensorType], name: str, is_in_place: bool = False
+    ) -> list[str]:
         """Adds a torch node and returns the names of its outputs.
 
         Args:
@@ -64,11 +83,13 @@ class ModelBuilder:
             inputs: the names of its inputs.
             outputs: the types of its outputs, which ONNX can't infer.
             name: a prefix for the names of its outputs.
+            is_in_place: whether the first output has the memory of the first input.
         """
         names = [self._unique(name) for _ in outputs]
         self._values += zip(names, outputs, strict=True)
         attributes = {"operator": "lit_ort::node", POSITION: str(index)}
-        node = helper.make_node(OPERATOR, list(inputs), names, name=f"torch_{names[0]}", domain=DOMAIN, **attributes)
+        operator = IN_PLACE_OPERATOR if is_in_place else OPERATOR
+        node = helper.make_node(operator, list(inputs), names, name=f"torch_{names[0]}", domain=DOMAIN, **attributes)
         self._nodes.append(node)
         return names
 

@@ -1,6 +1,7 @@
-"""The operators of native sessions besides regions: matmuls by ONNX Runtime's kernels, and the views that they read.
+"""The operators of native sessions besides regions: matmuls, and the views that they read.
 
-A native session calls no Python, except for torch nodes of other operators, of which it can have a few.
+Matmuls are ONNX Runtime's kernels, or MKL's where the session runs on the threads of OpenMP. A native session calls no
+Python, except for torch nodes of other operators.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch_fx import first_argument, is_element, is_size, is_view
-from lit_ort._compat.torch_sizes import memory_order
+from lit_ort._compat.torch_sizes import hint_of, memory_order
 from lit_ort.lower.emitter import Emitter
 from lit_ort.lower.operators import ANY, LOWERINGS, Lowering, lowering_of
 from lit_ort.ops.hand_over import hand_over
@@ -33,14 +34,15 @@ _LAST = 2**63 - 1
 _FLOATS = frozenset({torch.float32, torch.float64})
 
 
-def obstacle(graph: fx.Graph) -> str | None:
+def obstacle(graph: fx.Graph, uses_openmp: bool = False) -> str | None:
     """What keeps a phase from being a native session; None if it can be one.
 
-    Operators that have no form there are in torch nodes. There may be a few of them, of few elements: torch computes
-    larger ones on threads of its own, and they would wait for ONNX Runtime's.
+    Operators that have no form there are in torch nodes. If the session runs on threads of its own, there may be a few
+    of them, of few elements: torch computes larger ones on OpenMP's threads, and they would wait for the session's.
 
     Args:
         graph: the phase.
+        uses_openmp: whether the session runs on OpenMP's threads.
     """
     native, by_torch = list[fx.Node](), list[fx.Node]()
     for node in graph.nodes:
@@ -52,20 +54,23 @@ def obstacle(graph: fx.Graph) -> str | None:
             return f"a value of {node.name} in another layout than ONNX Runtime's"
         is_native = node.target is REGION or native_lowering_of(node) is not None
         (native if is_native else by_torch).append(node)
-    large = next((node for node in by_torch if not _is_small(node)), None)
+    unfit = next((node for node in by_torch if not _has_form(node)), None)
+    if unfit is not None:
+        return f"{unfit.target}, which returns nothing, or values of a size that only its run determines"
+    large = None if uses_openmp else next((node for node in by_torch if not is_small(node)), None)
     if large is not None:
-        return f"{large.target} of more than {MOST_ELEMENTS} elements, or of a size that only its run determines"
+        return f"{large.target} of more than {MOST_ELEMENTS} elements"
     if len(native) < FEWEST_OPERATORS + OPERATORS_OF_SWITCH * _switches(graph, by_torch):
         return f"{len(native)} regions and matmuls, too few to outweigh the calls of a session and of torch from it"
     return None
 
 
-def _is_small(node: fx.Node) -> bool:
-    """Whether torch computes an operator on one thread and returns some values."""
+def _has_form(node: fx.Node) -> bool:
+    """Whether an operator can be in a torch node of a native session."""
     # A node of an assertion alone would have no output.
     if node.target is hand_over or not tensors_of(node):
         return False
-    return is_small(node)
+    return all(hint_of(value.numel()) is not None for value in tensors_of(node))
 
 
 def _switches(graph: fx.Graph, by_torch: Sequence[fx.Node]) -> int:
@@ -139,6 +144,8 @@ def _matmul(e: Emitter) -> str:
 
 
 def _product(e: Emitter, left: fx.Node, right: fx.Node) -> str:
+    if e.uses_openmp:
+        return e.matmul(_factor(e, left), _factor(e, right), left.meta["val"].shape[-1])
     if e.dtype == torch.float32:
         (first, first_transposed), (second, second_transposed) = _factor(e, left), _factor(e, right)
         transposed = {"transA": int(first_transposed), "transB": int(second_transposed)}
@@ -149,6 +156,8 @@ def _product(e: Emitter, left: fx.Node, right: fx.Node) -> str:
 
 
 def _matmul_2d(e: Emitter) -> str:
+    if e.uses_openmp:
+        return _matmul(e)
     return _gemm(e, e.argument(0, "self"), e.argument(1, "mat2"))
 
 
@@ -159,8 +168,15 @@ def _gemm(e: Emitter, left: fx.Node, right: fx.Node, *added: str) -> str:
 
 
 def _added_matmul_2d(e: Emitter) -> str:
-    added = e.value(e.argument(0, "self"))
-    return _gemm(e, e.argument(1, "mat1"), e.argument(2, "mat2"), added)
+    node, left, right = e.argument(0, "self"), e.argument(1, "mat1"), e.argument(2, "mat2")
+    added = e.value(node)
+    if not e.uses_openmp:
+        return _gemm(e, left, right, added)
+    shape, result = node.meta["val"].shape, e.node.meta["val"].shape
+    if not shape or (shape[-1] == 1 and result[-1] != 1):
+        added, shape = e.op("Expand", added, e.sizes(result)), result
+    has_rows = len(shape) == 2 and shape[0] != 1
+    return e.matmul(_factor(e, left), _factor(e, right), left.meta["val"].shape[-1], (added, has_rows))
 
 
 def _added_matmul(e: Emitter) -> str:

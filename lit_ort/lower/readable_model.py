@@ -25,18 +25,20 @@ from lit_ort.lower.torch_node_function import torch_node_function
 from lit_ort.ops.region_operator import REGION
 from lit_ort.regions.placed_region import PlacedRegion, SizeArgument, from_json
 from lit_ort.regions.symbolic_size import Number, number_of, numbers_of
-from lit_ort.runtime.engines.engine import DOMAIN, OPERATOR, POSITION, REGION_DOMAIN, REGION_OPERATOR
-from lit_ort.runtime.program import TorchNode
+from lit_ort.runtime.engines.engine import DOMAIN, KERNEL_DOMAIN, MATMUL_OPERATOR, POSITION, REGION_OPERATOR
+from lit_ort.runtime.program import MatmulNode, Phase, TorchNode
 
 
 def readable(
     model: onnx.ModelProto,
     graph: fx.Graph,
-    torch_nodes: Sequence[TorchNode],
+    phase: Phase,
     names: Mapping[str, str],
     symbols: Mapping[str, str],
 ) -> onnx.ModelProto:
     """The model with a function in place of each region, and of each torch node that has one.
+
+    Matmuls of MKL are standard operators.
 
     A function whose sizes only a run tells has them as its last input, which is an input of the model; its text says
     which.
@@ -44,7 +46,7 @@ def readable(
     Args:
         model: of a native session.
         graph: the phase.
-        torch_nodes: its torch nodes.
+        phase: what it was lowered to.
         names: of inputs and outputs of the model for readers, by their own names.
         symbols: what the symbols of sizes are.
     """
@@ -53,13 +55,14 @@ def readable(
     modules = {node.name: _place_of(node) for node in graph.nodes}
     regions = iter([node for node in graph.nodes if node.target is REGION])
     taken = collections.Counter[str]()
-    nodes = [node for node in result.graph.node if not node.name.startswith(LEAF)]
+    given = [node for node in result.graph.node if not node.name.startswith(LEAF)]
+    nodes = [standard for node in given for standard in _standard(node, phase.matmuls)]
     for node in nodes:
         place = modules.get(node.output[0].rpartition(".")[0], "")
-        if (node.domain, node.op_type) == (REGION_DOMAIN, REGION_OPERATOR):
+        if (node.domain, node.op_type) == (KERNEL_DOMAIN, REGION_OPERATOR):
             _call_function(result, node, next(regions), _unique(place or "step", taken), symbols)
-        elif (node.domain, node.op_type) == (DOMAIN, OPERATOR):
-            _call_torch_node(result, node, torch_nodes, _unique(f"{place}.torch".lstrip("."), taken))
+        elif node.domain == DOMAIN:
+            _call_torch_node(result, node, phase.nodes, _unique(f"{place}.torch".lstrip("."), taken))
         else:
             node.name = _unique(f"{place}.{node.op_type}".lstrip("."), taken)
         for values in (node.input, node.output):
@@ -75,6 +78,31 @@ def readable(
     for value in (*result.graph.input, *result.graph.output):
         value.name = names.get(value.name, value.name)
     return result
+
+
+def _standard(node: onnx.NodeProto, matmuls: Sequence[MatmulNode]) -> list[onnx.NodeProto]:
+    """The node, or standard operators that compute its matmul."""
+    if (node.domain, node.op_type) != (KERNEL_DOMAIN, MATMUL_OPERATOR):
+        return [node]
+    matmul, (left, right, *_) = matmuls[_position(node)], node.input
+    if not matmul.is_batch:
+        left_form, right_form = map(int, matmul.transposed)
+        return [helper.make_node("Gemm", list(node.input), list(node.output), transA=left_form, transB=right_form)]
+    transposes = [
+        helper.make_node("Transpose", [name], [f"{node.output[0]}.{side}"], perm=[0, 2, 1])
+        for name, side, is_transposed in zip((left, right), ("left", "right"), matmul.transposed, strict=True)
+        if is_transposed
+    ]
+    outputs = iter([one.output[0] for one in transposes])
+    factors = [
+        next(outputs) if is_transposed else name
+        for name, is_transposed in zip((left, right), matmul.transposed, strict=True)
+    ]
+    return [*transposes, helper.make_node("MatMul", factors, list(node.output))]
+
+
+def _position(node: onnx.NodeProto) -> int:
+    return int(next(attribute.s for attribute in node.attribute if attribute.name == POSITION))
 
 
 def _place_of(node: fx.Node) -> str:
@@ -105,8 +133,7 @@ def _call_function(
 
 
 def _call_torch_node(model: onnx.ModelProto, node: onnx.NodeProto, torch_nodes: Sequence[TorchNode], name: str) -> None:
-    position = next(attribute.s for attribute in node.attribute if attribute.name == POSITION)
-    function = torch_node_function(torch_nodes[int(position)], name)
+    function = torch_node_function(torch_nodes[_position(node)], name)
     node.name = name
     if function is not None:
         model.functions.append(function)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from lit_ort._compat import torch_blas
 from lit_ort._compat.torch_fx import (
     example_of,
     fake_mode_of,
@@ -31,7 +32,7 @@ from lit_ort.regions.element_types import MEMORY_DTYPES
 from lit_ort.regions.form_regions import RegionCall, Schedule, form_regions
 from lit_ort.regions.graph_values import LibraryCall
 from lit_ort.regions.placed_region import PlacedRegion, SizeArgument, TensorLayout, to_json
-from lit_ort.regions.region_cost import is_faster
+from lit_ort.regions.region_cost import is_faster, reduces_strided
 from lit_ort.regions.strided_views import contiguous_strides
 from lit_ort.regions.symbolic_size import Number, Size, number_of, numbers_of, traced
 from lit_ort.regions.value_expressions import Read, Value, is_all
@@ -76,9 +77,12 @@ class _Rewriter:
         self._copies: dict[fx.Node, fx.Node] = {}
         self._values: dict[Value, fx.Node] = {}
         self._sizes: dict[Size, fx.Node] = {}
-        # A call of torch for an operator that is faster alone would end a native session.
-        calls = [step.node for step in schedule.steps if isinstance(step, LibraryCall)]
-        self._declines = not all(node.target in MATMULS or is_view(node) or is_small(node) for node in calls)
+        calls = [step.node for step in schedule.steps if isinstance(step, LibraryCall) and not is_view(step.node)]
+        # Native sessions on the threads of OpenMP have torch nodes of any size, but no values in other layouts.
+        is_plain = all(tensor.is_contiguous() for node in calls for tensor in tensors_of(node))
+        self._uses_openmp = is_plain and torch_blas.is_mkl_fast()
+        # A call of torch for an operator that is faster alone would end another native session.
+        self._declines = not all(node.target in MATMULS or is_small(node) for node in calls)
         known = schedule.values.known
         # The node whose elements are those of a value, in their order.
         self._nodes: dict[Value, fx.Node] = {}
@@ -105,9 +109,11 @@ class _Rewriter:
         return self._new
 
     def _is_declined(self, step: RegionCall) -> bool:
-        if not self._declines or any(value not in self._nodes for value in step.outputs):
+        if any(value not in self._nodes for value in step.outputs):
             return False
-        return not is_faster(step.region, step.run)
+        if self._uses_openmp:
+            return reduces_strided(step.region, step.run)
+        return self._declines and not is_faster(step.region, step.run)
 
     def _size(self, number: Number) -> Any:
         if not isinstance(number, Size):

@@ -28,12 +28,22 @@ def is_faster(region: Region, run: RegionRun[Number]) -> bool:
     applied = [
         node for node in region.nodes if isinstance(node, Apply) and not node.operator.startswith(("cast", "round_to"))
     ]
-    reduces = bool(region.columns) or any(isinstance(node, Reduce) for node in region.nodes)
-    if len(applied) == 1 and not reduces:
+    if len(applied) == 1 and not _reduces(region):
         (only,) = applied
         alone = _FASTER_ALONE_IN_FLOAT64 if only.dtype == "float64" else _FASTER_ALONE
         return only.operator not in alone
-    return not (reduces and any(_is_strided(region, node) for node in region.loads))
+    return not reduces_strided(region, run)
+
+
+def reduces_strided(region: Region, run: RegionRun[Number]) -> bool:
+    """Whether a region of many points reduces what is not adjacent in memory, for which torch's kernels are faster."""
+    if product(run.sizes) < _SMALL or not _reduces(region):
+        return False
+    return any(_is_strided(region, node) for node in region.loads)
+
+
+def _reduces(region: Region) -> bool:
+    return bool(region.columns) or any(isinstance(node, Reduce) for node in region.nodes)
 
 
 def _is_strided(region: Region, load: Load) -> bool:

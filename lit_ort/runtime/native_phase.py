@@ -11,7 +11,7 @@ from lit_ort.errors import KernelError, SessionError
 from lit_ort.regions.placed_region import from_json
 from lit_ort.runtime.engines.engine import Engine, LocationOf
 from lit_ort.runtime.nodes import NodeFunction, RunState
-from lit_ort.runtime.program import Phase
+from lit_ort.runtime.program import CALLER, OPENMP, Phase
 from lit_ort.runtime.region_calls import kernels
 from lit_ort.runtime.sizes import Shapes, inputs_in, values_of
 
@@ -56,12 +56,24 @@ class NativePhase:
         modules = [region.module for region in phase.regions]
         regions = [NativeRegion(*parts) for parts in zip(placed, made, modules, strict=True)]
         numbers = [*(region.sizes for region in phase.regions), *(result.shape for result in phase.results)]
+        numbers += [matmul.sizes for matmul in phase.matmuls]
         self._sized_inputs = inputs_in(term for terms in numbers for term in terms)
         names = [name for name, _ in phase.inputs]
+        uses_openmp = phase.pool == OPENMP
+        if uses_openmp and not native.uses_openmp:
+            raise SessionError("this build of torch has no matmuls of MKL", remedy=_COMPILE_AGAIN)
         model = NativeModel(
-            phase.model, nodes, location_of, names, phase.outputs, regions=regions, has_sizes=bool(self._sized_inputs)
+            phase.model,
+            nodes,
+            location_of,
+            names,
+            phase.outputs,
+            regions=regions,
+            matmuls=phase.matmuls,
+            has_sizes=bool(self._sized_inputs),
+            uses_openmp=uses_openmp,
         )
-        self._phase, self._session = phase, native.session(model, 1 if phase.on_one_thread else threads)
+        self._phase, self._session = phase, native.session(model, 1 if phase.pool == CALLER else threads)
         self._shapes: dict[tuple[Sequence[int], ...], RunShapes] = {}
 
     def run(self, tensors: Sequence[torch.Tensor], shapes: Shapes, state: RunState) -> list[torch.Tensor]:
@@ -85,5 +97,6 @@ class NativePhase:
         results = self._phase.results
         return RunShapes(
             tuple(numbers(region.sizes) for region in self._phase.regions),
+            tuple(numbers(matmul.sizes) for matmul in self._phase.matmuls),
             tuple((result.dtype, numbers(result.shape), numbers(result.computed_shape)) for result in results),
         )

@@ -29,11 +29,20 @@ class RunState:
         pool: memory for results on the CPU, and for ONNX Runtime's own requests.
         sizes: the values of the phase's size terms.
         seed: the seed of the run's random streams.
+        outputs: returns the memory of an output of the node that runs, by its position, shape and dtype; None if
+            results become outputs wherever they are.
     """
 
     pool: BufferPool
     sizes: Sequence[int] = ()
     seed: int = 0
+    outputs: Callable[[int, Sequence[int], torch.dtype], torch.Tensor] | None = None
+
+    def output(self, position: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Memory for a result that is an output."""
+        if self.outputs is None:
+            return self.pool.empty(*shape, dtype=dtype)
+        return self.outputs(position, shape, dtype)
 
 
 NodeFunction = Callable[..., Sequence[torch.Tensor]]
@@ -54,7 +63,8 @@ def bind(
         device: the device of the node's operators; the project's own kernels are used on the CPU only.
         regions: the functions of its regions, by their text.
     """
-    source = _Source(len(node.inputs), device, regions or {})
+    positions = {slot: k for k, slot in enumerate(node.outputs) if not node.forms[k] and node.outputs.count(slot) == 1}
+    source = _Source(len(node.inputs), positions, device, regions or {})
     for position, form in enumerate(node.inputs):
         source.convert_input(position, form)
     last_uses = _last_uses(node)
@@ -81,8 +91,14 @@ class _Source:
     Each statement is one line, so that the line number of an error identifies the statement.
     """
 
-    def __init__(self, inputs: int, device: torch.device, regions: Mapping[str, Callable[..., Any]]) -> None:
-        self._device, self._regions = device, regions
+    def __init__(
+        self,
+        inputs: int,
+        outputs: Mapping[int, int],
+        device: torch.device,
+        regions: Mapping[str, Callable[..., Any]],
+    ) -> None:
+        self._outputs, self._device, self._regions = outputs, device, regions
         self._names: dict[str, Any] = {"from_ort": from_ort, "to_ort": to_ort}
         arguments = ", ".join(f"v{k}" for k in range(inputs))
         self._lines = [f"def node(state{', ' if inputs else ''}{arguments}):"]
@@ -93,7 +109,7 @@ class _Source:
             self._add(f"v{position} = from_ort(v{position}, {self._name_of(form)})")
 
     def statement(self, statement: Statement, hooks: Hooks) -> None:
-        call = self._call(statement, hooks)
+        call = self._call(statement, hooks, self._outputs.get(self._slots))
         slots = [f"v{self._slots + k}" for k in range(statement.results)]
         self._slots += statement.results
         is_list = len(slots) > 1 or (statement.target not in hooks and returns_list(overload_of(statement.target)))
@@ -115,7 +131,7 @@ class _Source:
     def _add(self, line: str) -> None:
         self._lines.append(f"    {line}")
 
-    def _call(self, statement: Statement, hooks: Hooks) -> str:
+    def _call(self, statement: Statement, hooks: Hooks, output: int | None) -> str:
         args = [self._word(word) for word in statement.args]
         args += [f"{name}={self._word(word)}" for name, word in statement.kwargs.items() if name.isidentifier()]
         hook = hooks.get(statement.target)
@@ -134,7 +150,10 @@ class _Source:
             return f"{self._name_of(kernel)}({', '.join(['state.pool', *args])})"
         if statement.out is not None:
             shape = ", ".join(self._word(word) for word in statement.shape)
-            memory = f"state.pool.empty({shape + ', ' if shape else ''}dtype={self._name_of(statement.dtype)})"
+            dtype = self._name_of(statement.dtype)
+            memory = f"state.pool.empty({shape + ', ' if shape else ''}dtype={dtype})"
+            if output is not None:
+                memory = f"state.output({output}, [{shape}], {dtype})"
             out = overload_of(f"{statement.target.rpartition('.')[0]}.{statement.out}")
             function = CALLS_INTO_MEMORY.get(statement.target, out)
             return f"{self._name_of(function)}({', '.join([*args, f'{memory_argument(out)}={memory}'])})"

@@ -16,6 +16,8 @@ from lit_ort._compat.devices import CPU
 FUSED, SPLIT, FORWARD, EAGER = "fused", "split", "forward", "eager"
 # The form of a value: how ONNX Runtime represents a torch value whose dtype the two don't share.
 AS_IS, AS_BYTES, AS_REAL = "", "bytes", "real"
+# The threads of a native session.
+OPENMP, SESSION, CALLER = "openmp", "session", "caller"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +98,26 @@ class RegionNode:
 
 
 @dataclasses.dataclass(frozen=True)
+class MatmulNode:
+    """One node of an ONNX graph that is a matmul of MKL.
+
+    Args:
+        dtype: of all values.
+        sizes: the matrices in a batch, and rows, columns and inner size of each, as numbers or terms of
+            `lit_ort.runtime.sizes`.
+        transposed: whether the left and the right factor are stored as their transposes.
+        added: None, or whether the value that is added to the product has rows of its own; otherwise it is one row.
+        is_batch: whether the result has a dimension for the matrices of a batch.
+    """
+
+    dtype: torch.dtype
+    sizes: tuple[Any, ...]
+    transposed: tuple[bool, bool]
+    added: bool | None = None
+    is_batch: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class ResultType:
     """The type of an output of a native session, whose memory the caller allocates.
 
@@ -118,8 +140,10 @@ class Phase:
         model: the serialized model; empty if the phase is one torch node of few operators, which needs no session.
         nodes: its torch nodes; a node's `overload_name` is its position in this tuple.
         regions: its region nodes, likewise, if the session is native.
+        matmuls: its matmuls of MKL, likewise, if the session is native and runs on OpenMP's threads.
         results: the types of the outputs, if the session is native: if Python is called by torch nodes alone.
-        on_one_thread: whether other threads would be awake too late to save time; for native sessions.
+        pool: the threads on which a native session runs: `OPENMP`, which torch's operators use too, `SESSION`, its own
+            threads, or `CALLER`, where others would be awake too late to save time.
         inputs: the name and the source of each input.
         outputs: the names of the outputs, in order.
         forms: the form of each output.
@@ -135,8 +159,9 @@ class Phase:
     terms: tuple[Any, ...] = ()
     device: str = str(CPU)
     regions: tuple[RegionNode, ...] = ()
+    matmuls: tuple[MatmulNode, ...] = ()
     results: tuple[ResultType, ...] = ()
-    on_one_thread: bool = False
+    pool: str = SESSION
 
     @property
     def is_native(self) -> bool:

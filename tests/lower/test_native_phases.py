@@ -24,6 +24,9 @@ def any_number_of_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_operators, "OPERATORS_OF_SWITCH", 0)
 
 
+pytestmark = pytest.mark.usefixtures("uses_openmp")
+
+
 def assert_native(engine: ORTBackend) -> None:
     for graph in engine.compile_log.graphs:
         assert graph.is_native, str(graph)
@@ -137,13 +140,13 @@ def loss(module: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(module(x), labels)
 
 
-def test_a_fused_step() -> None:
+def test_a_fused_step(uses_openmp: bool) -> None:
     module, labels = mlp().eval(), torch.tensor([0, 2, 1, 1])
     engine = assert_same_step(module, loss, torch.randn(4, 6), labels)
     assert_native(engine)
     (graph,) = engine.compile_log.graphs
     assert graph.kind == "fused"
-    assert set(graph.operators_after) == {"Region", "Gemm"}
+    assert set(graph.operators_after) == {"Region", "Matmul" if uses_openmp else "Gemm"}
     assert sum(graph.regions.values()) == graph.operators_after["Region"]
 
 
@@ -212,10 +215,33 @@ def test_other_operators_are_in_torch_nodes(name: str, monkeypatch: pytest.Monke
     assert is_mixed == (name != "a view that ONNX has no form for")
 
 
-def test_large_operators_of_torch_have_sessions_of_their_own_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_operators_of_torch_are_beside_matmuls_on_the_same_threads(
+    monkeypatch: pytest.MonkeyPatch, uses_openmp: bool
+) -> None:
     monkeypatch.setattr(fuse_regions, "MOST_ELEMENTS", 15)
     engine = assert_same(MIXED["two results"], draw(4, 4), draw(4, 4))
-    assert "aten.mm.default" in engine.compile_log.graphs[0].torch_operators
+    assert ("aten.mm.default" in engine.compile_log.graphs[0].torch_operators) != uses_openmp
+
+
+def test_what_is_added_to_matmuls_of_any_size() -> None:
+    engine = backend()
+    function = lambda a, b, x, y: (torch.addmm(a, x, y).exp(), torch.addmm(b, x, y).exp())  # noqa: E731
+    compiled = torch.compile(function, backend=engine, dynamic=True)
+    for rows in (3, 7, 4, 0):
+        given = torch.randn(rows, 5), torch.randn(1, 5), torch.randn(rows, 4), torch.randn(4, 5)
+        torch.testing.assert_close(compiled(*given), function(*given))
+
+
+def test_torch_nodes_write_into_the_memory_of_sessions() -> None:
+    large = 400  # above SMALL_BYTES, so that results are computed in place
+
+    def step(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        z = (x @ y).tanh().cumsum(0)
+        words = torch.cat([z, z.cumsum(1)]) @ y
+        return words.tanh(), F.embedding(torch.arange(3), z.tanh()) @ y
+
+    assert_same(step, draw(large, 8), draw(8, 8))
+    assert_same(step, *((0.1 * draw(large, large)).detach().requires_grad_() for _ in range(2)))
 
 
 def test_torch_nodes_draw_as_in_other_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,10 +314,10 @@ def test_inputs_of_other_layouts() -> None:
 
 
 @pytest.mark.parametrize(("width", "threads"), [(16, 1), (512, torch.get_num_threads())])
-def test_threads_of_small_phases(monkeypatch: pytest.MonkeyPatch, width: int, threads: int) -> None:
+def test_threads_of_small_phases(monkeypatch: pytest.MonkeyPatch, uses_openmp: bool, width: int, threads: int) -> None:
     given = list[int]()
     create = NativeEngine.session
     monkeypatch.setattr(NativeEngine, "session", lambda self, model, n: given.append(n) or create(self, model, n))
     layer = nn.Linear(width, width)
     assert_native(assert_same_step(layer, lambda layer, x: layer(x).relu().sum(), torch.randn(128, width)))
-    assert given == [threads]
+    assert given == [torch.get_num_threads() if uses_openmp else threads]

@@ -7,20 +7,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lit_ort._compat import torch_blas
 from lit_ort.fusions import pipeline as fusions
 from lit_ort.lower.native_operators import NATIVE_OPERATORS
 from lit_ort.lower.operators import LOWERINGS
 from lit_ort.passes import pipeline as passes
+from lit_ort.runtime.engines.engine import IN_PLACE_OPERATOR, OPERATOR
 from lit_ort.runtime.report import GraphReport
 from tests.operators import known
 
+TORCH_OPERATORS = (OPERATOR, IN_PLACE_OPERATOR)
 PATH = Path(__file__).parents[2] / "docs" / "support.md"
 _HEAD = """# What runs where
 
 The gradients of a graph are torch's: AOTAutograd traces forward and backward into one graph of ATen operators, so every
 operator that torch can differentiate is supported. A graph of matmuls in float32 or float64, views and what regions can
-compute is a *native* session: ONNX Runtime runs it with its own matmuls, with compiled regions as custom operators, and
-without a call of Python. In every other graph, each operator runs
+compute is a *native* session: ONNX Runtime runs it without a call of Python, with compiled regions as custom operators.
+Its matmuls are ONNX Runtime's, on its threads, or, on Intel's CPUs, where they are faster, MKL's in custom operators,
+on the threads of OpenMP that torch's operators use. There, a native session can also call torch for operators of any
+size; on threads of its own, for small ones alone. In every other graph, each operator runs
 
 1. as a kernel of ONNX Runtime: the operators of the lowering table below, for the dtypes of the table, if enough of
    them follow each other to outweigh the cost of passing values between torch and ONNX Runtime;
@@ -65,9 +70,10 @@ _MODELS = """
 
 Each model is tested at a small size with random weights: the relative errors of loss, gradients and buffers compared
 with eager are at most 1e-4, and dropout masks differ at each step. A step is one graph, except for models whose code
-reads values of tensors.
+reads values of tensors. The numbers are those of operators of ONNX Runtime, with regions and matmuls of MKL, and of
+operators of torch, in sessions on their own threads and on OpenMP's.
 
-| model | graphs of a step | operators of ONNX Runtime | operators of torch |
+| model | graphs of a step | own threads: ONNX Runtime, torch | OpenMP: ONNX Runtime, torch |
 |---|---|---|---|
 """
 
@@ -85,12 +91,25 @@ def operators() -> str:
     return "\n".join(f"- {title}: {', '.join(f'`{name}`' for name in names)}" for title, names in parts.items())
 
 
-def row(name: str, graphs: tuple[GraphReport, ...]) -> str:
-    """The row of a model."""
+def row(name: str, own: str, openmp: str) -> str:
+    """The row of a model: its name and the cells of both kinds of threads."""
+    kinds, numbers = own.split(" | ")
+    return f"| {name} | {kinds} | {numbers} | {openmp.split(' | ')[1]} |"
+
+
+def cells(graphs: tuple[GraphReport, ...]) -> str:
+    """The graphs of a model's step, and their operators by who computes them."""
     kinds = f"one {graphs[0].kind} graph" if len(graphs) == 1 else f"{len(graphs)} graphs"
-    onnx_count = sum(count for graph in graphs for name, count in graph.operators_after.items() if name != "ATen")
+    onnx_count = sum(n for graph in graphs for name, n in graph.operators_after.items() if name not in TORCH_OPERATORS)
     torch_count = sum(count for graph in graphs for count in graph.torch_operators.values())
-    return f"| {name} | {kinds} | {onnx_count} | {torch_count} |"
+    return f"{kinds} | {onnx_count}, {torch_count}"
+
+
+def is_on_the_page(name: str, graphs: tuple[GraphReport, ...]) -> bool:
+    """Whether the page has the numbers of a model's step for this CPU."""
+    line = next(line for line in PATH.read_text().splitlines() if line.startswith(f"| {name} |"))
+    _, _, kinds, own, openmp, _ = (cell.strip() for cell in line.split("|"))
+    return f"{kinds} | {openmp if torch_blas.is_mkl_fast() else own}" == cells(graphs)
 
 
 def main() -> None:
@@ -103,9 +122,13 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = []
     for name, case in CASES.items():
-        # Otherwise Dynamo treats the batches of different models as one batch with dynamic sizes.
-        torch._dynamo.reset()
-        rows.append(row(name, compare_steps(case, steps=1).graphs))
+        found = []
+        for is_fast in (False, True):
+            torch_blas.is_mkl_fast = lambda is_fast=is_fast: is_fast
+            # Otherwise Dynamo treats the batches of different models as one batch with dynamic sizes.
+            torch._dynamo.reset()
+            found.append(cells(compare_steps(case, steps=1).graphs))
+        rows.append(row(name, *found))
     PATH.write_text(f"{_HEAD}{operators()}{_OPERATORS}{known.page()}{_MODELS}{chr(10).join(rows)}\n")
 
 

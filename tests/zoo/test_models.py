@@ -41,7 +41,7 @@ def test_same_as_eager(name: str) -> None:
     assert CASES[name].breaks or kinds == ["fused"]
     worst, where = outcome.worst
     assert worst <= CASES[name].tolerance, where
-    assert report.row(name, outcome.graphs) in report.PATH.read_text(), "run python -m tests.zoo.report"
+    assert report.is_on_the_page(name, outcome.graphs), "run python -m tests.zoo.report"
 
 
 def test_the_support_page_lists_operators_fusions_and_passes() -> None:

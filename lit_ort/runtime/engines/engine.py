@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 
 # A torch node in a model: its domain, its operator, and the attribute with its position among the model's torch nodes.
 DOMAIN, OPERATOR, POSITION = "org.pytorch.aten", "ATen", "overload_name"
-# A compiled region in a model: its domain and operator; the attribute with its position is the same.
-REGION_DOMAIN, REGION_OPERATOR = "lit_ort", "Region"
+# A torch node of a native session whose first output has the memory of its first input.
+IN_PLACE_OPERATOR = "ATenInPlace"
+# A compiled region and a matmul of MKL in a model: their domain and operators; the attribute with the position among
+# those of one kind is the same.
+KERNEL_DOMAIN, REGION_OPERATOR, MATMUL_OPERATOR = "lit_ort", "Region", "Matmul"
 # The domain of the operators that ONNX Runtime adds to the standard.
 MICROSOFT = "com.microsoft"
 # A model of one Identity node.

@@ -1,4 +1,7 @@
-"""Sessions of matmuls by ONNX Runtime's kernels and compiled regions as a custom operator, which call no Python.
+"""Sessions of matmuls and compiled regions, which call no Python but for torch nodes.
+
+Matmuls are ONNX Runtime's kernels, on its threads, or MKL's in a custom operator, on the threads of OpenMP that torch's
+operators use too. Regions are a custom operator.
 
 They are created and run through the C interface, in both builds in the same way.
 """
@@ -19,18 +22,31 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from lit_ort._compat import torch_blas
 from lit_ort.errors import EngineError, SessionError
+from lit_ort.kernels.kernel_arguments import WORD
 from lit_ort.kernels.kernel_calls import Kernel
-from lit_ort.kernels.operator_entry import TYPE_WORDS, ContextFunctions, OperatorEntry, RegionCallWords, with_denormals
-from lit_ort.kernels.thread_pool import pause_of_openmp
+from lit_ort.kernels.machine_code import MachineCode
+from lit_ort.kernels.matmul_calls import Matmul, MatmulCallWords, MatmulCode
+from lit_ort.kernels.operator_entry import (
+    TYPE_WORDS,
+    CallWords,
+    ContextFunctions,
+    OperatorEntry,
+    RegionCallWords,
+    with_denormals,
+    without_denormals,
+)
+from lit_ort.kernels.thread_pool import OpenMP, find_openmp, pause_of_openmp
 from lit_ort.regions.placed_region import SizedRegion, with_sizes
 from lit_ort.runtime.buffers import SMALL_BYTES
 from lit_ort.runtime.elements import ELEMENTS
 from lit_ort.runtime.engines.engine import (
     CHECK_THE_BATCH,
     FOR_A_REPORT,
+    KERNEL_DOMAIN,
+    MATMUL_OPERATOR,
     POSITION,
-    REGION_DOMAIN,
     REGION_OPERATOR,
     SMALLEST_MODEL,
     Model,
@@ -39,6 +55,7 @@ from lit_ort.runtime.engines.serving import Serving
 from lit_ort.runtime.engines.stock.library import Library
 from lit_ort.runtime.engines.stock.operator import CreateKernel, TorchOperator, attribute_of, variadic_operator
 from lit_ort.runtime.nodes import RunState
+from lit_ort.runtime.program import MatmulNode
 from lit_ort.runtime.region_calls import kernels
 
 # Errors are raised, not logged.
@@ -75,15 +92,19 @@ class NativeRegion(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class NativeModel(Model):
-    """A model whose matmuls and regions call no Python; it can have a few torch nodes, which do.
+    """A model whose matmuls and regions call no Python; it can have torch nodes, which do.
 
     Args:
         regions: its regions; a node's attribute is its position among these.
+        matmuls: its matmuls of MKL, likewise; the sizes of each are given at a run.
         has_sizes: whether sizes change from run to run.
+        uses_openmp: whether OpenMP's threads compute regions and matmuls.
     """
 
     regions: Sequence[NativeRegion] = ()
+    matmuls: Sequence[MatmulNode] = ()
     has_sizes: bool = False
+    uses_openmp: bool = False
 
 
 class RunShapes(NamedTuple):
@@ -91,10 +112,12 @@ class RunShapes(NamedTuple):
 
     Args:
         regions: the sizes that each region takes.
+        matmuls: those of each matmul.
         outputs: the shape of each output, and the shape in which the session computes it.
     """
 
     regions: tuple[tuple[int, ...], ...]
+    matmuls: tuple[tuple[int, ...], ...]
     outputs: tuple[tuple[torch.dtype, tuple[int, ...], tuple[int, ...]], ...]
 
 
@@ -111,17 +134,30 @@ class NativeEngine:
         self._library, self._environment, self._shares_arena = library, environment, shares_arena
         # Kernels are created on the thread that creates their session.
         self._creation = _Creation()
-        self._create, self._failed = CreateKernel(self._create_kernel), _Failed(self._status_of_failure)
+        self._create = CreateKernel(functools.partial(self._create_kernel, False))
+        self._create_of_matmul = CreateKernel(functools.partial(self._create_kernel, True))
+        self._failed = _Failed(self._status_of_failure)
         # By their addresses: the words of calls.
         self._calls: WeakValueDictionary[int, RegionCallWords] = WeakValueDictionary()
-        self._entry = self._entry_of_regions()
-        self._region = variadic_operator(REGION_OPERATOR, self._create, self._entry.address)
-        self._domain = library.new("CreateCustomOpDomain", REGION_DOMAIN.encode())
-        library.call("CustomOpDomain_Add", self._domain, byref(self._region))
-        self._operator = TorchOperator(library, None, functools.partial(with_denormals, kernels().cpu))
+        self._openmp = find_openmp()
+        self._matmuls = _code_of_matmuls(self._openmp)
+        self._entry = self._entry_of_kernels()
+        self._kernels = [
+            variadic_operator(name, function, self._entry.address)
+            for name, function in ((REGION_OPERATOR, self._create), (MATMUL_OPERATOR, self._create_of_matmul))
+        ]
+        self._domain = library.new("CreateCustomOpDomain", KERNEL_DOMAIN.encode())
+        for kernel in self._kernels:
+            library.call("CustomOpDomain_Add", self._domain, byref(kernel))
         bind = functools.partial(_Bind(self._entry.bind), library.new("CreateCpuMemoryInfo", 0, 0))
-        self._process = _Process(library, bind, _Run(self._entry.run), pause_of_openmp(), self._operator, self._calls)
+        self._process = _Process(library, bind, self._calls, self._matmuls)
+        self._pools: dict[bool, _Pool] = {}
         self._start_process()
+
+    @property
+    def uses_openmp(self) -> bool:
+        """Whether sessions can run on OpenMP's threads, and are faster there, as MKL's matmuls are."""
+        return self._matmuls is not None and torch_blas.is_mkl_fast()
 
     def session(self, model: NativeModel, threads: int) -> NativeSession:
         """Creates a session.
@@ -133,25 +169,35 @@ class NativeEngine:
         Raises:
             SessionError: ONNX Runtime rejects the model.
         """
-        library = self._library
-        slots = (c_int64 * max(1, len(model.regions)))()
+        library, pool = self._library, self._pool(model.uses_openmp)
+        slots = (c_int64 * (1 + len(model.regions) + len(model.matmuls)))()
         options = library.new("CreateSessionOptions")
         torch_nodes: list[int] = []
         try:
-            self._set(options, model, threads)
-            self._creation.slots = ctypes.addressof(slots)
-            with self._operator.creating(model.inputs, model.device) as torch_nodes:
+            self._set(options, model, pool, threads)
+            self._creation.slots, self._creation.regions = ctypes.addressof(slots), len(model.regions)
+            with pool.operator.creating(model.inputs, model.device) as torch_nodes:
                 session = library.new("CreateSessionFromArray", self._environment, model.data, len(model.data), options)
         except EngineError as error:
-            self._operator.drop(torch_nodes)
+            pool.operator.drop(torch_nodes)
             raise SessionError(f"ONNX Runtime rejects the model: {str(error).strip()}", remedy=FOR_A_REPORT) from error
         finally:
             library.release("ReleaseSessionOptions", options)
-        return NativeSession(self._process, _Resources(self._process, session, slots, torch_nodes), model)
+        resources = _Resources(self._process, pool, session, slots, torch_nodes)
+        return NativeSession(self._process, pool, resources, model)
 
-    def _set(self, options: int, model: NativeModel, threads: int) -> None:
+    def _pool(self, uses_openmp: bool) -> _Pool:
+        """How sessions run on OpenMP's threads, or on their own."""
+        if uses_openmp not in self._pools:
+            cpu, openmp = kernels().cpu, self._openmp if uses_openmp else None
+            run, code = without_denormals(cpu, openmp, self._library.address("Run"))
+            operator = TorchOperator(self._library, None, functools.partial(with_denormals, cpu, openmp))
+            self._pools[uses_openmp] = _Pool(_Run(run), code, operator, None if uses_openmp else pause_of_openmp())
+        return self._pools[uses_openmp]
+
+    def _set(self, options: int, model: NativeModel, pool: _Pool, threads: int) -> None:
         library = self._library
-        library.call("SetIntraOpNumThreads", options, threads)
+        library.call("SetIntraOpNumThreads", options, 1 if model.uses_openmp else threads)
         library.call("SetSessionGraphOptimizationLevel", options, _NO_OPTIMIZATION)
         library.call("SetSessionLogSeverityLevel", options, _FATAL_ONLY)
         if model.has_sizes:
@@ -160,15 +206,16 @@ class NativeEngine:
         # Threads spin during a run and not after it, when torch's threads compute; not at all beside torch nodes, whose
         # threads they would keep from the cores.
         entries = {"session.intra_op.allow_spinning": str(int(not model.nodes)), "session.force_spinning_stop": "1"}
-        entries |= {"session.use_env_allocators": str(int(self._shares_arena)), "session.set_denormal_as_zero": "1"}
+        entries |= {"session.use_env_allocators": str(int(self._shares_arena))}
+        entries |= {"session.set_denormal_as_zero": "1"}
         for key, value in entries.items():
             library.call("AddSessionConfigEntry", options, key.encode(), value.encode())
         if model.nodes:
-            library.call("AddCustomOpDomain", options, self._operator.domain)
-        if model.regions:
+            library.call("AddCustomOpDomain", options, pool.operator.domain)
+        if model.regions or model.matmuls:
             library.call("AddCustomOpDomain", options, self._domain)
 
-    def _entry_of_regions(self) -> OperatorEntry:
+    def _entry_of_kernels(self) -> OperatorEntry:
         address, failed = self._library.address, ctypes.cast(self._failed, c_void_p).value
         assert failed is not None
         functions = ContextFunctions(
@@ -179,7 +226,6 @@ class NativeEngine:
             release_value=address("ReleaseValue"),
             parallel_for=address("KernelContext_ParallelFor"),
             failed=failed,
-            run=address("Run"),
         )
         return OperatorEntry(kernels().cpu, functions)
 
@@ -198,19 +244,26 @@ class NativeEngine:
         except Exception as error:
             return self._library.failed(f"a compiled region failed ({type(error).__name__}: {error})")
 
-    def _create_kernel(self, this: int, table: int, info: int, kernel: Any) -> int | None:
+    def _create_kernel(self, is_matmul: bool, this: int, table: int, info: int, kernel: Any) -> int | None:
         try:
-            kernel[0] = self._creation.slots + 8 * int(attribute_of(self._library, info, POSITION))
+            position = int(attribute_of(self._library, info, POSITION)) + is_matmul * self._creation.regions
+            kernel[0] = self._creation.slots + WORD * position
             return None
         # No error may be raised into C; the status makes the session's creation fail.
         except Exception as error:
             return self._library.failed(f"{type(error).__name__}: {error}")
 
 
+def _code_of_matmuls(openmp: OpenMP | None) -> MatmulCode | None:
+    functions = torch_blas.matmul_functions()
+    return None if functions is None or openmp is None else MatmulCode(functions, kernels().cpu, openmp)
+
+
 class _Creation(threading.local):
-    """The memory of the kernels of the session that is created on this thread."""
+    """The words of the kernels of the session that is created on this thread: its regions', then its matmuls'."""
 
     slots = 0
+    regions = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,18 +273,31 @@ class _Process:
     Args:
         library: ONNX Runtime's functions.
         bind: `OperatorEntry.bind` for memory of the CPU.
-        run: a function like OrtApi's `Run`.
-        pause: ends the idle threads of OpenMP, or None.
-        operator: the operator of torch nodes.
         calls: the words of regions' calls, by their addresses.
+        matmuls: the code of MKL's matmuls, or None.
     """
 
     library: Library
     bind: Callable[..., int | None]
-    run: Callable[..., int | None]
-    pause: Callable[[int], int] | None
-    operator: TorchOperator
     calls: MutableMapping[int, RegionCallWords]
+    matmuls: MatmulCode | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pool:
+    """How sessions run that have the same threads.
+
+    Args:
+        run: a function like OrtApi's `Run`.
+        code: of this function.
+        operator: the operator of torch nodes.
+        pause: ends the idle threads of OpenMP, if they are not the session's; None if nothing does.
+    """
+
+    run: Callable[..., int | None]
+    code: MachineCode
+    operator: TorchOperator
+    pause: Callable[[int], int] | None
 
 
 @dataclasses.dataclass
@@ -240,13 +306,15 @@ class _Resources:
 
     Args:
         process: what sessions have in common.
+        pool: how it runs.
         session: the OrtSession.
-        slots: a word for each region: the address of the words of its call.
+        slots: a word for each region, then for each matmul: the address of the words of its call.
         torch_nodes: the numbers of the kernels of its torch nodes.
         values: its inputs and outputs.
     """
 
     process: _Process
+    pool: _Pool
     session: int
     slots: Any
     torch_nodes: Sequence[int]
@@ -254,7 +322,7 @@ class _Resources:
 
     def __call__(self) -> None:
         self.process.library.release("ReleaseSession", self.session)
-        self.process.operator.drop(self.torch_nodes)
+        self.pool.operator.drop(self.torch_nodes)
         for values in self.values:
             values.release()
 
@@ -264,17 +332,18 @@ class NativeSession:
 
     Args:
         process: what sessions have in common.
+        pool: how it runs.
         resources: the session in C.
         model: the model.
     """
 
-    def __init__(self, process: _Process, resources: _Resources, model: NativeModel) -> None:
+    def __init__(self, process: _Process, pool: _Pool, resources: _Resources, model: NativeModel) -> None:
         self._process, self._slots, self._model = process, resources.slots, model
         self._regions = model.regions
         self._lock = threading.Lock()
         self._shapes: RunShapes | None = None
         self._words = functools.lru_cache(_MOST_SIZES)(self._words_for)
-        self._bound: list[RegionCallWords] = []
+        self._bound: list[CallWords] = []
         self._inputs, self._outputs = (_Values(process, len(n)) for n in (model.inputs, model.outputs))
         # Memory for an output of few bytes; None for one that the session allocates when it is computed.
         self._makers: list[Callable[[], torch.Tensor] | None] = []
@@ -284,8 +353,8 @@ class NativeSession:
             for names, values in zip(self._names, (self._inputs, self._outputs), strict=True)
         )
         names, values, count = of_outputs
-        self._run = functools.partial(process.run, resources.session, None, *of_inputs, names, count, values)
-        self._pause, self._seconds = process.pause, 0.0
+        self._run = functools.partial(pool.run, resources.session, None, *of_inputs, names, count, values)
+        self._operator, self._pause, self._seconds = pool.operator, pool.pause, 0.0
         resources.values = self._inputs, self._outputs
         weakref.finalize(self, resources)
 
@@ -312,7 +381,7 @@ class NativeSession:
             results = [make() if make is not None else None for make in self._makers]
             self._outputs.set(results)
             if self._model.nodes:
-                with Serving(self._model, state), self._process.operator.running(given):
+                with Serving(self._model, state), self._operator.running(given):
                     self._call()
             else:
                 self._call()
@@ -338,20 +407,31 @@ class NativeSession:
             raise SessionError(f"a run failed: {message}", remedy=CHECK_THE_BATCH) from error
 
     def _bind(self, shapes: RunShapes, inputs: Sequence[torch.Tensor]) -> None:
-        words = self._words(shapes.regions)
+        words = self._words(shapes.regions, shapes.matmuls)
         self._slots[: len(words)] = [one.address for one in words]
         self._bound, self._shapes = words, shapes
         self._makers = [_maker(shape, dtype) for dtype, shape, _ in shapes.outputs]
         self._inputs.begin([(tensor.dtype, tensor.shape) for tensor in inputs])
         self._outputs.begin([(dtype, computed) for dtype, _, computed in shapes.outputs])
 
-    def _words_for(self, sizes: tuple[tuple[int, ...], ...]) -> list[RegionCallWords]:
-        words = []
-        for region, numbers in zip(self._regions, sizes, strict=True):
+    def _words_for(self, regions: tuple[tuple[int, ...], ...], matmuls: tuple[tuple[int, ...], ...]) -> list[CallWords]:
+        words = list[RegionCallWords]()
+        for region, numbers in zip(self._regions, regions, strict=True):
             placed = with_sizes(region.placed, numbers)
-            words.append(RegionCallWords(region.kernel.bind(placed.run), placed, region.module))
+            kernel = region.kernel.bind(placed.run)
+            words.append(RegionCallWords(kernel, placed, region.module, self._model.uses_openmp))
         self._process.calls.update((one.address, one) for one in words)
-        return words
+        words_of = functools.partial(_words_of, self._process.matmuls)
+        return [*words, *map(words_of, self._model.matmuls, matmuls)]
+
+
+def _words_of(code: MatmulCode | None, node: MatmulNode, sizes: tuple[int, ...]) -> CallWords:
+    """The words of a matmul's calls."""
+    assert code is not None
+    count, rows, columns, inner = sizes
+    matmul = Matmul(node.dtype, count, rows, columns, inner, node.transposed, node.added)
+    shape = (count, rows, columns) if node.is_batch else (rows, columns)
+    return MatmulCallWords(code, matmul, shape)
 
 
 class _Values:

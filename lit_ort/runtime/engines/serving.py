@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -76,11 +77,24 @@ def current_state() -> RunState | None:
     return _current.state
 
 
-def results_of(position: int, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
-    """Runs a node and returns its results; None after a failure, which `Serving` raises."""
+def results_of(
+    position: int,
+    tensors: Sequence[torch.Tensor],
+    outputs: Callable[[int, Sequence[int], torch.dtype], torch.Tensor] | None = None,
+) -> Sequence[torch.Tensor] | None:
+    """Runs a node and returns its results; None after a failure, which `Serving` raises.
+
+    Args:
+        position: of the node.
+        tensors: its inputs.
+        outputs: the memory of its outputs, as in `RunState`.
+    """
     if _current.failure is None:
+        state = _current.state
         try:
-            return _current.nodes[position](_current.state, *tensors)
+            if outputs is not None and state is not None:
+                state = dataclasses.replace(state, outputs=outputs)
+            return _current.nodes[position](state, *tensors)
         except BaseException as error:  # noqa: B036 - nothing may be raised into C
             fail(position, error)
     return None

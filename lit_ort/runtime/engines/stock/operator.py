@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import itertools
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -15,8 +17,9 @@ import torch
 
 from lit_ort._compat.devices import is_cpu
 from lit_ort.errors import EngineError
+from lit_ort.runtime.buffers import SMALL_BYTES
 from lit_ort.runtime.elements import DTYPES
-from lit_ort.runtime.engines.engine import DOMAIN, OPERATOR, POSITION
+from lit_ort.runtime.engines.engine import DOMAIN, IN_PLACE_OPERATOR, OPERATOR, POSITION
 from lit_ort.runtime.engines.serving import fail, results_of
 from lit_ort.runtime.engines.stock.library import Library
 from lit_ort.runtime.engines.stock.memory import TorchMemory
@@ -27,6 +30,8 @@ _PROVIDER = b"CPUExecutionProvider"
 _VERSION = 18
 _UNDEFINED, _VARIADIC = 0, 2
 
+_Aliases = ctypes.CFUNCTYPE(c_size_t, POINTER(c_uint64), POINTER(c_uint64))
+_Release = ctypes.CFUNCTYPE(None, c_void_p, c_void_p)
 _NameOf = ctypes.CFUNCTYPE(c_void_p, c_void_p)
 _Indexed = ctypes.CFUNCTYPE(c_int, c_void_p, c_size_t)
 _Count = ctypes.CFUNCTYPE(c_size_t, c_void_p)
@@ -66,13 +71,14 @@ class CustomOperator(ctypes.Structure):
     ]
 
 
-def variadic_operator(name: str, create: Any, compute: int) -> CustomOperator:
+def variadic_operator(name: str, create: Any, compute: int, is_in_place: bool = False) -> CustomOperator:
     """An operator of any number of tensors of any types; the struct keeps its functions alive.
 
     Args:
         name: its name.
         create: its callback `CreateKernelV2`.
         compute: the address of its function `KernelComputeV2`.
+        is_in_place: whether the first output has the memory of the first input.
     """
     names = ctypes.create_string_buffer(name.encode()), ctypes.create_string_buffer(_PROVIDER)
     title, provider = map(ctypes.addressof, names)
@@ -97,7 +103,19 @@ def variadic_operator(name: str, create: Any, compute: int) -> CustomOperator:
         KernelComputeV2=compute,
     )
     operator.names = names
+    if is_in_place:
+        position = c_int(0)
+        address = ctypes.addressof(position)
+        functions = _Aliases(functools.partial(_write_aliases, address)), _Release(lambda inputs, outputs: None)
+        operator.GetAliasMap, operator.ReleaseAliasMap = (ctypes.cast(one, c_void_p).value for one in functions)
+        operator.aliases = position, functions
     return operator
+
+
+def _write_aliases(address: int, inputs: Any, outputs: Any) -> int:
+    """Says that the first input and the first output share memory; returns the number of such pairs."""
+    inputs[0] = outputs[0] = address
+    return 1
 
 
 class TorchOperator:
@@ -129,9 +147,14 @@ class TorchOperator:
         if around is not None:
             address, self._code = around(address)
         # Sessions call its functions as long as they exist.
-        self._struct = variadic_operator(OPERATOR, CreateKernel(self._create), address)
+        create = CreateKernel(self._create)
+        self._structs = (
+            variadic_operator(OPERATOR, create, address),
+            variadic_operator(IN_PLACE_OPERATOR, create, address, is_in_place=True),
+        )
         self.domain = library.new("CreateCustomOpDomain", DOMAIN.encode())
-        library.call("CustomOpDomain_Add", self.domain, byref(self._struct))
+        for struct in self._structs:
+            library.call("CustomOpDomain_Add", self.domain, byref(struct))
 
     @contextmanager
     def creating(self, inputs: Sequence[str], device: torch.device) -> Iterator[list[int]]:
@@ -250,7 +273,8 @@ class _Kernel:
                     else self._value_tensor(context, k, source.window)
                     for k, source in enumerate(self._inputs)
                 ]
-            results = results_of(self._position, tensors)
+            outputs = functools.partial(self._output_memory, context) if self._memory is None else None
+            results = results_of(self._position, tensors, outputs)
             if results is None:
                 return self._library.failed("a torch node failed")
             del tensors
@@ -278,6 +302,21 @@ class _Kernel:
             window.set_device(self._memory.device_at(window.address_of_data()))
         return window.tensor(self._rank.value)
 
+    def _output_memory(self, context: int, k: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """The memory of the node's output `k`."""
+        with self._lock:
+            self._allocate(context, k, shape)
+            size = math.prod(shape) * dtype.itemsize
+            memory = (ctypes.c_uint8 * size).from_address(self._data.value)
+        return torch.frombuffer(memory, dtype=dtype).view(shape) if size else torch.empty(shape, dtype=dtype)
+
+    def _allocate(self, context: int, k: int, shape: Sequence[int]) -> None:
+        """Reads the address of the node's output `k`, for which ONNX Runtime then has memory."""
+        sizes = (c_int64 * max(len(shape), 1))(*shape)
+        library, raw = self._library, self._library.raw
+        library.check(raw["KernelContext_GetOutput"](context, k, sizes, len(shape), byref(self._value)))
+        library.check(raw["GetTensorMutableData"](self._value.value, byref(self._data)))
+
     def _write_output(self, context: int, k: int, result: torch.Tensor, dtype: torch.dtype) -> None:
         """Makes a result the node's output `k`; copies it if its memory can't become the output's."""
         if result.dtype != dtype:
@@ -285,11 +324,8 @@ class _Kernel:
                 f"output {k} of a torch node is {result.dtype}, but the model declares {dtype}. Please report it, with "
                 "the files of dump_dir."
             )
-        shape = (c_int64 * max(result.dim(), 1))(*result.shape)
-        library, raw = self._library, self._library.raw
         with nullcontext() if self._memory is None else self._memory.offering(result) as offered:
-            library.check(raw["KernelContext_GetOutput"](context, k, shape, result.dim(), byref(self._value)))
-        library.check(raw["GetTensorMutableData"](self._value.value, byref(self._data)))
+            self._allocate(context, k, result.shape)
         if not result.numel() or self._data.value == (result if offered is None else offered).data_ptr():
             return
         if not is_cpu(result.device):
@@ -297,8 +333,12 @@ class _Kernel:
                 f"output {k} of a torch node is on {result.device}, but ONNX Runtime allocated CPU memory for it. "
                 "Please report it, with the files of dump_dir."
             )
-        source = result.contiguous()
-        ctypes.memmove(self._data.value, source.data_ptr(), source.nbytes)
+        if result.nbytes < SMALL_BYTES:
+            source = result.contiguous()
+            ctypes.memmove(self._data.value, source.data_ptr(), source.nbytes)
+        else:
+            memory = (ctypes.c_uint8 * result.nbytes).from_address(self._data.value)
+            torch.frombuffer(memory, dtype=dtype).view(result.shape).copy_(result)
 
 
 def read_shape(library: Library, value: int, element: c_int, sizes: Any, rank: c_uint64) -> None:
