@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 import threading
 from collections.abc import Iterable, Mapping
@@ -69,7 +70,6 @@ class KernelCache:
 
     def __init__(self, cpu: Cpu | None = None) -> None:
         self.cpu = cpu or host_cpu()
-        self._runner: Runner | None = None
         self._kernels: WeakValueDictionary[str, Kernel] = WeakValueDictionary()
         self._lock = threading.Lock()
         # Functions that kernels call, with their code.
@@ -77,6 +77,11 @@ class KernelCache:
 
     def __len__(self) -> int:
         return len(self._kernels)
+
+    @functools.cached_property
+    def runner(self) -> Runner:
+        """Computes the blocks of all kernels."""
+        return Runner(self.cpu, find_openmp())
 
     def kernel(self, region: Region) -> Kernel:
         """The kernel of a region."""
@@ -94,8 +99,6 @@ class KernelCache:
         return [made[region.key] for region in given]
 
     def _compile(self, regions: dict[str, Region]) -> dict[str, Kernel]:
-        if self._runner is None:
-            self._runner = Runner(self.cpu, find_openmp())
         text = Text()
         for region in regions.values():
             write_region(text, region, self.cpu.vector_bytes)
@@ -103,7 +106,7 @@ class KernelCache:
         made = {}
         for key, region in regions.items():
             finish = code.address(f"finish.{key}") if region.columns else 0
-            made[key] = Kernel(region, code.address(f"block.{key}"), finish, code, self._runner)
+            made[key] = Kernel(region, code.address(f"block.{key}"), finish, code, self.runner)
         return made
 
     def _symbols(self, library: Mapping[str, Text]) -> dict[str, int]:

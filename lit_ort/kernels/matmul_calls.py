@@ -18,7 +18,7 @@ from lit_ort._compat.torch_blas import MatmulFunctions
 from lit_ort.kernels.kernel_arguments import BLOCK_FUNCTION, COLUMN_BLOCKS, FINISH_FUNCTION, ROW_BLOCKS, WORD
 from lit_ort.kernels.machine_code import Cpu, MachineCode
 from lit_ort.kernels.operator_entry import CallWords
-from lit_ort.kernels.thread_pool import WORD_FUNCTION, OpenMP, Runner, calls_of
+from lit_ort.kernels.thread_pool import DENORMALS, WORD_FUNCTION, Runner, calls_of
 
 # Positions of the words of arguments behind those of all kernels. The left and the right factor, what is added, if
 # anything is, and the result are the last words.
@@ -69,7 +69,7 @@ class MatmulCallWords(CallWords):
 
     def __init__(self, code: MatmulCode, matmul: Matmul, shape: Sequence[int]) -> None:
         self._arguments = MatmulArguments(code, matmul)
-        super().__init__(matmul.tensors, [shape], self._arguments.address, self._arguments.tensors, code.run)
+        super().__init__(matmul.tensors, [shape], self._arguments.address, self._arguments.tensors, code.runner.address)
 
 
 class MatmulCode:
@@ -78,17 +78,13 @@ class MatmulCode:
     Args:
         functions: MKL's.
         cpu: what to make code for.
-        openmp: the threads that write what is added.
-
-    Attributes:
-        run: the address of a function that computes a matmul with these arguments.
+        runner: computes a matmul with its arguments.
     """
 
-    def __init__(self, functions: Mapping[torch.dtype, MatmulFunctions], cpu: Cpu, openmp: OpenMP) -> None:
+    def __init__(self, functions: Mapping[torch.dtype, MatmulFunctions], cpu: Cpu, runner: Runner) -> None:
         texts = [_MATMUL.format(name=_name(dtype), **calls_of(one)) for dtype, one in functions.items()]
-        self._code = MachineCode("\n".join((WORD_FUNCTION, _FILL, *texts)), cpu)
-        self._runner = Runner(cpu, openmp)
-        self.fill, self.run = self._code.address("fill"), self._runner.address
+        self._code = MachineCode("\n".join((WORD_FUNCTION, DENORMALS, _FILL, *texts)), cpu)
+        self.runner, self.fill = runner, self._code.address("fill")
         self.matmuls = {dtype: self._code.address(f"matmul.{_name(dtype)}") for dtype in functions}
 
 
@@ -240,10 +236,12 @@ define void @matmul.{{name}}(ptr %args) {{{{
   %out = call ptr @result(ptr %args)
   %count = load i64, ptr %count_at
   %single = icmp eq i64 %count, 1
+  %state = call i32 @without_denormals()
   br i1 %single, label %one, label %many
 one:
   call void {{gemm}}({_SIZES}, ptr %right, ptr %right_row, ptr %left, ptr %left_row, ptr %beta, ptr %out,
     ptr %result_row)
+  call void @restore(i32 %state)
   ret void
 many:
   %rights = call ptr @addresses(ptr %args, ptr %right, i64 {_RIGHT_BYTES}, i64 {_RIGHT_ADDRESSES})
@@ -251,6 +249,7 @@ many:
   %outs = call ptr @addresses(ptr %args, ptr %out, i64 {_RESULT_BYTES}, i64 {_RESULT_ADDRESSES})
   call void {{gemm_batch}}({_SIZES}, ptr %rights, ptr %right_row, ptr %lefts, ptr %left_row, ptr %beta, ptr %outs,
     ptr %result_row, ptr %groups, ptr %count_at)
+  call void @restore(i32 %state)
   ret void
 }}}}
 """

@@ -142,7 +142,9 @@ define internal void @finish(ptr %args) {{
   br i1 %has, label %call, label %done
 call:
   %function = inttoptr i64 %address to ptr
+  %state = call i32 @with_denormals()
   call void %function(ptr %args)
+  call void @restore(i32 %state)
   br label %done
 done:
   ret void

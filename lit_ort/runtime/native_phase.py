@@ -61,7 +61,7 @@ class NativePhase:
         names = [name for name, _ in phase.inputs]
         uses_openmp = phase.pool == OPENMP
         if uses_openmp and not native.uses_openmp:
-            raise SessionError("this build of torch has no matmuls of MKL", remedy=_COMPILE_AGAIN)
+            raise SessionError("matmuls of MKL are not used on this CPU", remedy=_COMPILE_AGAIN)
         model = NativeModel(
             phase.model,
             nodes,

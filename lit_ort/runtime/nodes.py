@@ -21,9 +21,9 @@ from lit_ort.runtime.random import seeded
 from lit_ort.runtime.words import SIZE, SLOT, constant_of, is_constant
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class RunState:
-    """The state of one run, which its torch nodes receive.
+    """The state of one run, which its torch nodes receive, one after the other.
 
     Args:
         pool: memory for results on the CPU, and for ONNX Runtime's own requests.

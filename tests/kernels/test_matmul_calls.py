@@ -22,14 +22,13 @@ SIZES = [(1, 1, 1, 1), (1, 3, 5, 7), (1, 128, 256, 64), (4, 3, 5, 7), (8, 64, 64
 def code() -> MatmulCode:
     assert FUNCTIONS is not None
     assert OPENMP is not None
-    return MatmulCode(FUNCTIONS, host_cpu(), OPENMP)
+    return MatmulCode(FUNCTIONS, host_cpu(), Runner(host_cpu(), OPENMP))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_a_matmul(code: MatmulCode, sizes: tuple[int, int, int, int], dtype: torch.dtype) -> None:
     count, rows, columns, inner = sizes
-    runner = Runner(host_cpu(), OPENMP)
     for is_left, is_right in itertools.product((False, True), repeat=2):
         transposed = is_left, is_right
         for added in (None, False, True) if count == 1 else (None,):
@@ -42,5 +41,5 @@ def test_a_matmul(code: MatmulCode, sizes: tuple[int, int, int, int], dtype: tor
             arguments = MatmulArguments(code, Matmul(dtype, count, rows, columns, inner, transposed, added))
             words = (ctypes.c_int64 * (len(memory) + 1)).from_address(arguments.tensors)
             words[:] = [tensor.data_ptr() for tensor in (*memory, result)]
-            runner.run(arguments.address)
+            code.runner.run(arguments.address)
             torch.testing.assert_close(result, left @ right + (0 if added is None else memory[-1]))

@@ -241,6 +241,9 @@ def test_denormals_are_kept_by_regions_and_around_a_run() -> None:
     assert engine.compile_log.graphs[0].is_native
     assert halves[0, 0].item() == before != 0
     assert torch.equal(squares, torch.eye(4))
+    # Sums over rows end after the blocks.
+    sums, _, _ = native(lambda x, y: (x.sum(0), y @ y, (y @ y).exp()))[0](tiny, torch.eye(4))
+    assert torch.equal(sums, tiny.sum(0))
     assert (tiny * 0.5)[0, 0].item() == before
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch_aot import region_of
+from lit_ort._compat.torch_blas import is_mkl_fast
 from lit_ort._compat.torch_fx import inputs_of
 from lit_ort._compat.torch_ops import OpOverload, qualified_name
 from lit_ort.capture.numbers import NumberedGraph, size_symbols
@@ -84,7 +85,8 @@ class _Obstacle(Exception):
 
 def _settings(request: Request) -> list[str]:
     """The settings besides the graph that the program depends on."""
-    modes = (request.gradients, request.autocast, torch.are_deterministic_algorithms_enabled())
+    # Where MKL is fast, native sessions are others.
+    modes = (request.gradients, request.autocast, torch.are_deterministic_algorithms_enabled(), is_mkl_fast())
     return [str(setting) for setting in (torch.get_default_dtype(), torch.get_default_device(), *modes)]
 
 

@@ -37,7 +37,7 @@ from lit_ort.kernels.operator_entry import (
     with_denormals,
     without_denormals,
 )
-from lit_ort.kernels.thread_pool import OpenMP, find_openmp, pause_of_openmp
+from lit_ort.kernels.thread_pool import find_openmp, pause_of_openmp
 from lit_ort.regions.placed_region import SizedRegion, with_sizes
 from lit_ort.runtime.buffers import SMALL_BYTES
 from lit_ort.runtime.elements import ELEMENTS
@@ -139,8 +139,6 @@ class NativeEngine:
         self._failed = _Failed(self._status_of_failure)
         # By their addresses: the words of calls.
         self._calls: WeakValueDictionary[int, RegionCallWords] = WeakValueDictionary()
-        self._openmp = find_openmp()
-        self._matmuls = _code_of_matmuls(self._openmp)
         self._entry = self._entry_of_kernels()
         self._kernels = [
             variadic_operator(name, function, self._entry.address)
@@ -150,14 +148,14 @@ class NativeEngine:
         for kernel in self._kernels:
             library.call("CustomOpDomain_Add", self._domain, byref(kernel))
         bind = functools.partial(_Bind(self._entry.bind), library.new("CreateCpuMemoryInfo", 0, 0))
-        self._process = _Process(library, bind, self._calls, self._matmuls)
+        self._process = _Process(library, bind, self._calls)
         self._pools: dict[bool, _Pool] = {}
         self._start_process()
 
     @property
     def uses_openmp(self) -> bool:
         """Whether sessions can run on OpenMP's threads, and are faster there, as MKL's matmuls are."""
-        return self._matmuls is not None and torch_blas.is_mkl_fast()
+        return torch_blas.is_mkl_fast() and None not in (torch_blas.matmul_functions(), find_openmp())
 
     def session(self, model: NativeModel, threads: int) -> NativeSession:
         """Creates a session.
@@ -189,10 +187,16 @@ class NativeEngine:
     def _pool(self, uses_openmp: bool) -> _Pool:
         """How sessions run on OpenMP's threads, or on their own."""
         if uses_openmp not in self._pools:
-            cpu, openmp = kernels().cpu, self._openmp if uses_openmp else None
+            cpu, openmp = kernels().cpu, find_openmp() if uses_openmp else None
+            functions = torch_blas.matmul_functions() if uses_openmp else None
             run, code = without_denormals(cpu, openmp, self._library.address("Run"))
-            operator = TorchOperator(self._library, None, functools.partial(with_denormals, cpu, openmp))
-            self._pools[uses_openmp] = _Pool(_Run(run), code, operator, None if uses_openmp else pause_of_openmp())
+            self._pools[uses_openmp] = _Pool(
+                _Run(run),
+                code,
+                TorchOperator(self._library, None, functools.partial(with_denormals, cpu, openmp)),
+                None if uses_openmp else pause_of_openmp(),
+                None if functions is None else MatmulCode(functions, cpu, kernels().runner),
+            )
         return self._pools[uses_openmp]
 
     def _set(self, options: int, model: NativeModel, pool: _Pool, threads: int) -> None:
@@ -206,8 +210,7 @@ class NativeEngine:
         # Threads spin during a run and not after it, when torch's threads compute; not at all beside torch nodes, whose
         # threads they would keep from the cores.
         entries = {"session.intra_op.allow_spinning": str(int(not model.nodes)), "session.force_spinning_stop": "1"}
-        entries |= {"session.use_env_allocators": str(int(self._shares_arena))}
-        entries |= {"session.set_denormal_as_zero": "1"}
+        entries |= {"session.use_env_allocators": str(int(self._shares_arena)), "session.set_denormal_as_zero": "1"}
         for key, value in entries.items():
             library.call("AddSessionConfigEntry", options, key.encode(), value.encode())
         if model.nodes:
@@ -254,11 +257,6 @@ class NativeEngine:
             return self._library.failed(f"{type(error).__name__}: {error}")
 
 
-def _code_of_matmuls(openmp: OpenMP | None) -> MatmulCode | None:
-    functions = torch_blas.matmul_functions()
-    return None if functions is None or openmp is None else MatmulCode(functions, kernels().cpu, openmp)
-
-
 class _Creation(threading.local):
     """The words of the kernels of the session that is created on this thread: its regions', then its matmuls'."""
 
@@ -274,13 +272,11 @@ class _Process:
         library: ONNX Runtime's functions.
         bind: `OperatorEntry.bind` for memory of the CPU.
         calls: the words of regions' calls, by their addresses.
-        matmuls: the code of MKL's matmuls, or None.
     """
 
     library: Library
     bind: Callable[..., int | None]
     calls: MutableMapping[int, RegionCallWords]
-    matmuls: MatmulCode | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,12 +288,14 @@ class _Pool:
         code: of this function.
         operator: the operator of torch nodes.
         pause: ends the idle threads of OpenMP, if they are not the session's; None if nothing does.
+        matmuls: the code of MKL's matmuls; None for sessions on threads of their own.
     """
 
     run: Callable[..., int | None]
     code: MachineCode
     operator: TorchOperator
     pause: Callable[[int], int] | None
+    matmuls: MatmulCode | None
 
 
 @dataclasses.dataclass
@@ -354,7 +352,7 @@ class NativeSession:
         )
         names, values, count = of_outputs
         self._run = functools.partial(pool.run, resources.session, None, *of_inputs, names, count, values)
-        self._operator, self._pause, self._seconds = pool.operator, pool.pause, 0.0
+        self._pool, self._pause, self._seconds = pool, pool.pause, 0.0
         resources.values = self._inputs, self._outputs
         weakref.finalize(self, resources)
 
@@ -381,7 +379,7 @@ class NativeSession:
             results = [make() if make is not None else None for make in self._makers]
             self._outputs.set(results)
             if self._model.nodes:
-                with Serving(self._model, state), self._operator.running(given):
+                with Serving(self._model, state), self._pool.operator.running(given):
                     self._call()
             else:
                 self._call()
@@ -421,7 +419,7 @@ class NativeSession:
             kernel = region.kernel.bind(placed.run)
             words.append(RegionCallWords(kernel, placed, region.module, self._model.uses_openmp))
         self._process.calls.update((one.address, one) for one in words)
-        words_of = functools.partial(_words_of, self._process.matmuls)
+        words_of = functools.partial(_words_of, self._pool.matmuls)
         return [*words, *map(words_of, self._model.matmuls, matmuls)]
 
 

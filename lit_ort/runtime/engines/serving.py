@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -92,8 +91,8 @@ def results_of(
     if _current.failure is None:
         state = _current.state
         try:
-            if outputs is not None and state is not None:
-                state = dataclasses.replace(state, outputs=outputs)
+            if state is not None:
+                state.outputs = outputs
             return _current.nodes[position](state, *tensors)
         except BaseException as error:  # noqa: B036 - nothing may be raised into C
             fail(position, error)
