@@ -43,8 +43,9 @@ def packed_places(lengths: Tensor, enforce_sorted: bool) -> Tensor:
     Raises:
         RuntimeError: a length is not positive, or lengths that should be sorted are not.
     """
-    order = torch.arange(len(lengths)) if enforce_sorted else None
-    if order is None:
+    if enforce_sorted:
+        order = torch.arange(len(lengths))
+    else:
         lengths, order = torch.sort(lengths, descending=True)
     places = torch.arange(int(lengths.max()))[:, None] * len(lengths) + order
     return torch._VF._pack_padded_sequence(places, lengths, False)[0]
@@ -69,7 +70,8 @@ def padded_places(batch_sizes: Tensor, order: Tensor | None) -> Tensor:
 
 def padded_lengths(batch_sizes: Tensor, order: Tensor | None) -> Tensor:
     """The lengths in the order of the padded batch."""
-    lengths = (torch.arange(int(batch_sizes[0]))[:, None] < batch_sizes).sum(1)
+    # Sorted lengths are to batch sizes as these are to them.
+    lengths = packed_batch_sizes(batch_sizes)
     return lengths if order is None else torch.empty_like(lengths).index_copy(0, order, lengths)
 
 
@@ -187,16 +189,12 @@ def _packed(tx: Any) -> _Packed:
 
 def _input(tx: Any, node: fx.Node) -> Any:
     """What a node computes, as an input whose size can change; None if it depends on more than inputs."""
-    proxy = as_input(tx, node, _itself)
+    proxy = as_input(tx, node)
     return None if proxy is None else variable_of(tx, proxy)
 
 
 def _arguments(node: fx.Node) -> tuple[Any, ...]:
     return node.args
-
-
-def _itself(value: Any) -> Any:
-    return value
 
 
 def _of_places(tx: Any, node: fx.Node) -> Any:
@@ -296,6 +294,6 @@ SELECTIONS: Mapping[Any, Callable[[Any, fx.Node], Any]] = MappingProxyType(
 )
 for _function in (packed_places, packed_batch_sizes, packed_order, padded_places, padded_lengths, packed_rows):
     torch._dynamo.allow_in_graph(_function)
-for _function in (packed_places, packed_batch_sizes, padded_places, padded_lengths, packed_rows, _as_tensor, _itself):
+for _function in (packed_places, packed_batch_sizes, padded_places, padded_lengths, packed_rows, _as_tensor):
     # Dynamo would compile it where it is called before a graph.
     skip_code(_function.__code__)

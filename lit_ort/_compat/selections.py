@@ -103,7 +103,16 @@ def keep_selections(is_enabled: Callable[[], bool], others: Mapping[Any, Select]
         is_enabled: whether selections are part of the trace at hand.
         others: by what a node calls, functions that return the result of a node as a variable, or None.
     """
-    for function in (_indices_of, _flat_indices_of, _Once.guarded, _Once.taken, _state, _version, _Part.__call__):
+    for function in (
+        _indices_of,
+        _flat_indices_of,
+        _identity,
+        _Once.guarded,
+        _Once.taken,
+        _state,
+        _version,
+        _Part.__call__,
+    ):
         # Dynamo would compile it where it is called before a graph.
         skip_code(function.__code__)
     wrap: Any = builder._wrap_fx_proxy
@@ -321,7 +330,9 @@ def variable_of(tx: Any, proxy: Any) -> Any:
     return builder.wrap_fx_proxy_cls(TensorVariable, tx, proxy, example_value=_example(proxy.node))
 
 
-def as_input(tx: Any, node: fx.Node, kind: Callable[[Any], Any], changing: Sequence[int] = (0,)) -> fx.Proxy | None:
+def as_input(
+    tx: Any, node: fx.Node, kind: Callable[[Any], Any] = _identity, changing: Sequence[int] = (0,)
+) -> fx.Proxy | None:
     """`kind` of a node's value as an input; None if it depends on more than inputs.
 
     Dimensions that are not in `changing` have the same size for all values.
