@@ -197,16 +197,20 @@ class NodeBuilder:
         return None
 
     def _memory(self, node: fx.Node) -> dict[str, Any]:
-        """The out= overload of an operator with a large result, as fields of its statement."""
+        """The large result of an operator that can compute it in given memory, as fields of its statement."""
         value, target = node.meta.get("val"), node.target
         assert isinstance(target, OpOverload)
-        if target in OPERATORS or not isinstance(value, torch.Tensor) or not _is_large(value):
+        if not isinstance(value, torch.Tensor) or not _is_large(value):
             return {}
-        out = out_overload(target)
-        if out is None or not (is_pointwise(target) or target in _INTO_MEMORY):
+        operator, out = OPERATORS.get(target), None
+        if operator is None:
+            out = out_overload(target)
+            if out is None or not (is_pointwise(target) or target in _INTO_MEMORY):
+                return {}
+        elif operator.writes_into is not None:
             return {}
         shape = tuple(word_for(size, self._word) for size in value.shape)
-        return {"out": overload_name(out), "shape": shape, "dtype": value.dtype}
+        return {"out": None if out is None else overload_name(out), "shape": shape, "dtype": value.dtype}
 
     def _as_traced(self, node: fx.Node) -> _Slot:
         """Appends a copy of a value, if it hasn't the strides that AOTAutograd traced it with.

@@ -44,6 +44,29 @@ class RunState:
             return self.pool.empty(*shape, dtype=dtype)
         return self.outputs(position, shape, dtype)
 
+    def memory_of(self, position: int, shape: Sequence[int], dtype: torch.dtype) -> Memory:
+        """Memory for an operator of this project whose result is an output."""
+        return self.pool if self.outputs is None else _OutputMemory(self, position, tuple(shape), dtype)
+
+
+class _OutputMemory:
+    """The pool, whose first allocation of an output's shape and dtype is that output.
+
+    If the operator returns something else, its result is copied into the output, as any other.
+    """
+
+    __slots__ = ("_dtype", "_position", "_shape", "_state")
+
+    def __init__(self, state: RunState, position: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self._state, self._position, self._dtype = state, position, dtype
+        self._shape: tuple[int, ...] | None = shape
+
+    def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        if shape != self._shape or dtype != self._dtype:
+            return self._state.pool.empty(*shape, dtype=dtype)
+        self._shape = None
+        return self._state.output(self._position, shape, dtype)
+
 
 NodeFunction = Callable[..., Sequence[torch.Tensor]]
 # The file name of a node's source in tracebacks.
@@ -142,18 +165,20 @@ class _Source:
             return f"{self._name_of(self._regions[text])}(state.pool, {self._word(tensors)}, {self._word(sizes)})"
         target = overload_of(statement.target)
         operator = OPERATORS.get(target) if is_cpu(self._device) else None
+        shape = ", ".join(self._word(word) for word in statement.shape)
+        dtype = self._name_of(statement.dtype)
+        place = f"{output}, [{shape}], {dtype}"
         if statement.stream is not None:
             function = functools.partial(_call_with_seed, target, statement.stream, self._device)
             return f"{self._name_of(function)}({', '.join(['state', *args])})"
         if operator is not None:
             kernel = operator.kernel if operator.supports is None else functools.partial(_kernel_or_torch, operator)
-            return f"{self._name_of(kernel)}({', '.join(['state.pool', *args])})"
+            memory = "state.pool" if statement.dtype is None or output is None else f"state.memory_of({place})"
+            return f"{self._name_of(kernel)}({', '.join([memory, *args])})"
         if statement.out is not None:
-            shape = ", ".join(self._word(word) for word in statement.shape)
-            dtype = self._name_of(statement.dtype)
             memory = f"state.pool.empty({shape + ', ' if shape else ''}dtype={dtype})"
             if output is not None:
-                memory = f"state.output({output}, [{shape}], {dtype})"
+                memory = f"state.output({place})"
             out = overload_of(f"{statement.target.rpartition('.')[0]}.{statement.out}")
             function = CALLS_INTO_MEMORY.get(statement.target, out)
             return f"{self._name_of(function)}({', '.join([*args, f'{memory_argument(out)}={memory}'])})"

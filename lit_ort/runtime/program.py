@@ -28,7 +28,7 @@ class Statement:
         target: the operator, such as `aten.mm.default`.
         args, kwargs: its arguments, encoded as in `lit_ort.runtime.words`.
         results: the number of values that it defines.
-        out: the overload that writes into preallocated memory, or None.
+        out: the overload that writes into preallocated memory, or None. The project's own operators need none.
         shape, dtype: of the result, if it is written into preallocated memory.
         stream: the random stream of the run that it draws from, or None.
         module: the name of the module that it comes from, for error messages; empty if unknown.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import psutil
 import pytest
@@ -14,6 +15,10 @@ from torch import Tensor, nn
 
 from lit_ort import ORTBackend, ORTOptions
 from lit_ort.errors import SessionError
+from lit_ort.runtime.buffers import BufferPool
+from lit_ort.runtime.nodes import RunState, bind
+from lit_ort.runtime.program import AS_IS, Statement, TorchNode
+from lit_ort.runtime.words import SLOT
 from tests.compare import backend, compiled
 
 
@@ -189,3 +194,32 @@ def test_a_recurrent_layer_of_torch() -> None:
         x, engine = torch.randn(2, 5, 3), backend()
         actual = torch.compile(lambda x: layer(x)[0].square().sum(), backend=engine)(x)
     torch.testing.assert_close(actual, layer(x)[0].square().sum())
+
+
+SLOT_0, SLOT_1 = {SLOT: 0}, {SLOT: 1}
+# Targets, arguments, and the shape of the result of two matrices of 4 x 3 and 3 x 5.
+INTO_OUTPUTS = {
+    "a matmul": ("aten.mm.default", (SLOT_0, SLOT_1), (4, 5)),
+    "slices": ("lit_ort.add_slices.default", (None, [SLOT_0], [6, 3], [0], [1], [5], [1]), (6, 3)),
+}
+
+
+@pytest.mark.parametrize("name", INTO_OUTPUTS)
+@pytest.mark.parametrize("is_shape_known", [True, False])
+def test_kernels_of_the_project_compute_in_the_memory_of_outputs(name: str, is_shape_known: bool) -> None:
+    target, args, shape = INTO_OUTPUTS[name]
+    known = {"shape": shape, "dtype": torch.float32} if is_shape_known else {}
+    node = TorchNode((AS_IS, AS_IS), (Statement(target, args, {}, **known),), (2,), (AS_IS,))
+    x, y = torch.randn(4, 3), torch.randn(3, 5)
+    output = torch.full(shape, torch.nan)
+    asked = []
+
+    def memory(*request: Any) -> Tensor:
+        asked.append(request)
+        return output
+
+    (result,) = bind(node, {})(RunState(BufferPool(), outputs=memory), x, y)
+    (expected,) = bind(node, {})(RunState(BufferPool()), x, y)
+    torch.testing.assert_close(result, expected, rtol=0, atol=0)
+    assert asked == ([(0, shape, torch.float32)] if is_shape_known else [])
+    assert (result.data_ptr() == output.data_ptr()) == is_shape_known
