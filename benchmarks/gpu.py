@@ -30,7 +30,7 @@ from benchmarks.models.case import SMALL, Model
 from lit_ort import ORTOptions
 from lit_ort._compat.torch_fx import tree_map
 from lit_ort.backend.backend import ORTBackend
-from lit_ort.backend.steps import dynamo_settings
+from lit_ort.backend.tracing_settings import dynamo_settings
 from lit_ort.options import BF16_MIXED, FLOAT32
 
 EAGER, INDUCTOR, ORT = BASELINES = ("eager", "inductor", "ort")

@@ -198,7 +198,7 @@ def alone(name: str, size: str, precision: str, baseline: str) -> None:
 
     from lit_ort import ORTOptions
     from lit_ort.benchmark.run import Measurement, gradients_in_eager
-    from lit_ort.benchmark.steps import Workload
+    from lit_ort.benchmark.training_step import Workload
 
     answers, sys.stdout = sys.stdout, sys.stderr
     transformers.logging.set_verbosity_error()

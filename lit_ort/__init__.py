@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from lit_ort.backend.backend import ORTBackend
-from lit_ort.backend.inspect import explain
-from lit_ort.backend.plan import MemoryPlan, plan_memory
+from lit_ort.backend.explanation import explain
+from lit_ort.backend.memory_plan import MemoryPlan, plan_memory
 from lit_ort.benchmark import Benchmark, benchmark
 from lit_ort.checkpoint_io import AtomicCheckpointIO
 from lit_ort.distributed.pipeline import Pipeline

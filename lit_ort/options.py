@@ -66,8 +66,8 @@ class ORTOptions:
             steps after the backward, with a warning.
         dynamic: `"auto"` compiles the first batch for its sizes, and the first batch of another size for any size of
             the dimensions that changed; `"never"` compiles every size separately.
-        disable_passes: exact names of fusions and passes to skip (`lit_ort.fusions.pipeline.names()` and
-            `lit_ort.passes.pipeline.names()` list them).
+        disable_passes: exact names of fusions and passes to skip (`lit_ort.fusions.fusion_pipeline.names()` and
+            `lit_ort.passes.pass_pipeline.names()` list them).
         dump_dir: a folder to which every stage of every graph is written: FX graphs as text, the models that run as
             ONNX, their regions as functions of standard operators. Graphs in `cache_dir` are compiled again for it.
         cache_dir: a folder that keeps compiled graphs for later runs. Choose one to which only you can write.

@@ -33,7 +33,7 @@ from torch.nn.modules import transformer
 from torch.utils._pytree import tree_flatten
 
 from lit_ort._compat.patching import removed_entry, replaced, replaced_entry
-from lit_ort._compat.recurrent import results_of, shapes_without_steps
+from lit_ort._compat.recurrent_shapes import results_of, shapes_without_steps
 
 _aten = torch.ops.aten
 # The recurrent layers that ONNX has, in the form of ATen's operators.

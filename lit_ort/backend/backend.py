@@ -18,11 +18,11 @@ from weakref import WeakValueDictionary
 import torch
 from torch import fx
 
-from lit_ort._compat.checkpoints import keep_checkpoints
+from lit_ort._compat.activation_checkpoints import keep_checkpoints
 from lit_ort._compat.devices import device_of
 from lit_ort._compat.dynamo_events import trace_in_context
 from lit_ort._compat.fabric import keep_backward_checks
-from lit_ort._compat.recurrent import shapes_without_steps
+from lit_ort._compat.recurrent_shapes import shapes_without_steps
 from lit_ort._compat.tensor_hooks import take_hooks, take_inputs
 from lit_ort._compat.torch import have_tangents, unhooked
 from lit_ort._compat.torch_dynamo import (
@@ -38,15 +38,15 @@ from lit_ort.backend.compilation import Compilation, others_as_compile_errors
 from lit_ort.backend.eager import FailedCheck, autocast_of, raise_for_failed_check, run_in_eager
 from lit_ort.backend.events import DISABLED
 from lit_ort.backend.executable import Executable, is_for, require_own_memory
+from lit_ort.backend.explanation import CompileLog
 from lit_ort.backend.forms import Forms
-from lit_ort.backend.inspect import CompileLog
 from lit_ort.backend.request import Request
-from lit_ort.backend.steps import tracing_for
+from lit_ort.backend.tracing_settings import tracing_for
 from lit_ort.backend.verify import Check
 from lit_ort.capture.attributes import attributes_as_inputs
-from lit_ort.capture.checkpoints import inline_checkpoints
 from lit_ort.capture.derivatives import refuse_derivatives
 from lit_ort.capture.dimensions import changing_dimensions
+from lit_ort.capture.inlined_checkpoints import inline_checkpoints
 from lit_ort.capture.locations import first_line
 from lit_ort.capture.numbers import separate_numbers
 from lit_ort.capture.trivial import computes
@@ -63,12 +63,12 @@ from lit_ort.options import AUTO, ORTOptions
 from lit_ort.runtime.autograd import Call, bind_program
 from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.engines.choice import engine_of
+from lit_ort.runtime.gradient_watches import inner_of, is_result, watch_of
 from lit_ort.runtime.heap import keep_freed_memory
+from lit_ort.runtime.optimizer_updates import HAND_OVER, Updates
 from lit_ort.runtime.program import EAGER, Form
 from lit_ort.runtime.report import GraphReport, Recompile, describe
 from lit_ort.runtime.session import SessionOptions
-from lit_ort.runtime.updates import HAND_OVER, Updates
-from lit_ort.runtime.watches import inner_of, is_result, watch_of
 
 # Metrics count their updates, cache results and read the values of tensors: if Dynamo traced them, nearly every call
 # would need another graph. This is at module level because torch.compile imports a backend before it traces anything.

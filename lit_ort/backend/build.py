@@ -19,19 +19,19 @@ from lit_ort._compat.devices import device_of, is_cpu
 from lit_ort._compat.torch_fx import copy_nodes, example_of, inputs_of, output_of, returned_by
 from lit_ort.backend.compilation import Compilation, others_as_compile_errors
 from lit_ort.backend.dump import Dump
-from lit_ort.backend.expectation import expected_speed
+from lit_ort.backend.slow_reason import expected_speed
 from lit_ort.capture.capture import Captured, capture
-from lit_ort.capture.checkpoints import has_checkpoints
 from lit_ort.capture.dimensions import Dimensions
+from lit_ort.capture.inlined_checkpoints import has_checkpoints
 from lit_ort.capture.layers import mark_layers
 from lit_ort.capture.names import input_names
+from lit_ort.capture.no_grad_views import untracked_views
 from lit_ort.capture.numbers import NumberedGraph
-from lit_ort.capture.recurrent import refuse_recurrent_layers
+from lit_ort.capture.recurrent_devices import refuse_recurrent_layers
 from lit_ort.capture.unnoticed import unnoticed_writes
-from lit_ort.capture.untracked import untracked_views
 from lit_ort.errors import CaptureError
-from lit_ort.fusions import pipeline as fusions
-from lit_ort.fusions.graph import FusionGraph
+from lit_ort.fusions import fusion_pipeline as fusions
+from lit_ort.fusions.fusion_graph import FusionGraph
 from lit_ort.joint.aliases import name_bases, require_distinct_elements, share_memory
 from lit_ort.joint.kinds import detach_others, loss_position
 from lit_ort.joint.outputs import Returned, normalize_outputs
@@ -46,18 +46,18 @@ from lit_ort.joint.phases import (
 )
 from lit_ort.joint.trace import trace
 from lit_ort.lower.lower import Lowered, lower
-from lit_ort.lower.memory import peak_bytes
 from lit_ort.lower.model import LEAF
+from lit_ort.lower.planned_memory import peak_bytes
 from lit_ort.lower.readable_model import readable
-from lit_ort.lower.sizes import SymbolSources, conditions_of, symbol_sources, terms_of
+from lit_ort.lower.symbolic_terms import SymbolSources, conditions_of, symbol_sources, terms_of
 from lit_ort.ops.region_operator import REGION_NAME
 from lit_ort.options import BF16_MIXED, FLOAT32, LAYERS, TRUE_PRECISIONS, ORTOptions
 from lit_ort.passes import optimizer_updates
-from lit_ort.passes import pipeline as passes
+from lit_ort.passes import pass_pipeline as passes
 from lit_ort.passes.optimizer_updates import hand_over_gradients
 from lit_ort.passes.streams import number_streams
 from lit_ort.regions.placed_region import from_json
-from lit_ort.runtime.engines.engine import Engine
+from lit_ort.runtime.engines.engine_interface import Engine
 from lit_ort.runtime.program import FORWARD, FUSED, SPLIT, TRACKED, UNNOTICED, Form, Output, Program, Signature, Source
 from lit_ort.runtime.report import GraphReport, PassReport, describe
 

@@ -9,10 +9,10 @@ import torch
 
 from lit_ort.errors import SharedMemoryError
 from lit_ort.runtime.autograd import Call
+from lit_ort.runtime.gradient_watches import watch
 from lit_ort.runtime.program import DETACHED, TRACKED, UNNOTICED, Form, Mutation, Signature
 from lit_ort.runtime.sizes import hold
 from lit_ort.runtime.views import output_value, sharing
-from lit_ort.runtime.watches import watch
 
 Tensors = Sequence[torch.Tensor]
 

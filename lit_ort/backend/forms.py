@@ -13,9 +13,9 @@ from torch.utils.hooks import RemovableHandle
 from lit_ort._compat.torch_fx import ancestors_of, inputs_of, returned_by
 from lit_ort.capture.derivatives import inner_results
 from lit_ort.runtime.autograd import NOT_REPEATABLE, Call, Entries, Run, eager_only
+from lit_ort.runtime.gradient_watches import Watch, Watches
 from lit_ort.runtime.program import EAGER, FUSED, SPLIT, Form, Signature
 from lit_ort.runtime.views import output_gradients, tracked_output
-from lit_ort.runtime.watches import Watch, Watches
 
 Tensors = Sequence[torch.Tensor]
 Gradients = Mapping[int, torch.Tensor]

@@ -14,7 +14,7 @@ from lit_ort.backend.events import (
     is_raised_by_user,
     recompile_of,
 )
-from lit_ort.backend.inspect import CompileLog
+from lit_ort.backend.explanation import CompileLog
 from lit_ort.errors import CaptureError
 from lit_ort.runtime.report import EagerFunction
 

@@ -13,7 +13,7 @@ from lit_ort._compat.torch import TorchDispatchMode
 from lit_ort._compat.torch_fx import inputs_of
 from lit_ort.backend.eager import in_float32, in_float64, run_in_eager
 from lit_ort.backend.executable import Executable
-from lit_ort.backend.inspect import CompileLog
+from lit_ort.backend.explanation import CompileLog
 from lit_ort.capture.names import readable_name
 from lit_ort.capture.numbers import NumberedGraph
 from lit_ort.errors import VerificationError

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from lit_ort._compat.torch_dynamo import fresh_inductor
 from lit_ort.backend.backend import ORTBackend
-from lit_ort.backend.inspect import explain
+from lit_ort.backend.explanation import explain
 from lit_ort.benchmark.machine import busy, machine, versions
-from lit_ort.benchmark.memory import peak_mb
+from lit_ort.benchmark.peak_memory import peak_mb
 from lit_ort.benchmark.result import BASELINES, EAGER, INDUCTOR, ORT, BaselineFigures, Benchmark
-from lit_ort.benchmark.steps import Runner, Workload, without_dropout
+from lit_ort.benchmark.training_step import Runner, Workload, without_dropout
 from lit_ort.errors import LitOrtWarning, OptionsError
 from lit_ort.options import BF16_MIXED, ORTOptions
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from lit_ort.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
-from lit_ort.callbacks.memory import MIB, peak_rss_bytes, reset_peak_rss, rss_bytes
+from lit_ort.callbacks.checkpoint_callbacks import BestCheckpoint, LastCheckpoint
 from lit_ort.callbacks.nonfinite import NonFiniteLoss
 from lit_ort.callbacks.progress import OneLineProgressBar, short_figure, short_name
+from lit_ort.callbacks.resident_memory import MIB, peak_rss_bytes, reset_peak_rss, rss_bytes
 from lit_ort.callbacks.statistics import StepStatistics, StepSummary, first_dimension
 
 __all__ = [

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_ort.callbacks.checkpoints import LastCheckpoint
+from lit_ort.callbacks.checkpoint_callbacks import LastCheckpoint
 from lit_ort.errors import LitOrtWarning, NonFiniteError, OptionsError
 from lit_ort.files import whole_file
 

@@ -13,7 +13,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from lit_ort.callbacks.memory import MIB, peak_rss_bytes, reset_peak_rss
+from lit_ort.callbacks.resident_memory import MIB, peak_rss_bytes, reset_peak_rss
 
 
 def first_dimension(batch: Any) -> int:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lit_ort.backend.backend import ORTBackend
-from lit_ort.backend.inspect import explain
+from lit_ort.backend.explanation import explain
 from lit_ort.benchmark.result import ORT
-from lit_ort.benchmark.steps import Runner, Workload
+from lit_ort.benchmark.training_step import Runner, Workload
 from lit_ort.commands.target import module_and_batch, one_line_errors, parser_for
 from lit_ort.options import BF16_MIXED, FLOAT32, ORTOptions
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from lit_ort.commands.target import module_and_batch, one_line_errors, parser_for
 from lit_ort.export.call import FORWARD, STEPS
-from lit_ort.export.export import OPSET, export
-from lit_ort.export.forms import BFLOAT16, FLOAT16, INT8
+from lit_ort.export.form_names import BFLOAT16, FLOAT16, INT8
+from lit_ort.export.module_export import OPSET, export
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lit_ort.commands.target import module_and_batch, one_line_errors, parser_for
-from lit_ort.export.training import ADAMW, export_training
+from lit_ort.export.training_export import ADAMW, export_training
 
 
 def main(arguments: Sequence[str]) -> None:

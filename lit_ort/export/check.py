@@ -13,9 +13,9 @@ from torch import Tensor
 
 from lit_ort.errors import ExportError
 from lit_ort.export.call import Call
-from lit_ort.export.graph import dynamic_dimensions
+from lit_ort.export.export_result import Checked
+from lit_ort.export.exported_graph import dynamic_dimensions
 from lit_ort.export.process import run_python
-from lit_ort.export.result import Checked
 
 FIX_SIZE = "Fix that size: dynamic=False, or name the dimensions that change"
 # With onnxruntime and NumPy only: the model must run without torch and lit_ort.

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from lit_ort.errors import ExportError
 from lit_ort.export.check import FIX_SIZE, error_of, resized, run_cases
-from lit_ort.export.graph import dynamic_dimensions
-from lit_ort.export.result import Checked
+from lit_ort.export.export_result import Checked
+from lit_ort.export.exported_graph import dynamic_dimensions
 from lit_ort.export.seeded_random import SeededRandom
 from lit_ort.export.step_function import LOSS, Step, prediction_names
 from lit_ort.export.step_optimizers import STEP, Optimizer, Tensors

@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from lit_ort.errors import ExportError
-from lit_ort.export.forms import BFLOAT16, FLOAT16
+from lit_ort.export.form_names import BFLOAT16, FLOAT16
 from lit_ort.export.process import run_python
 
 _TYPES = {

@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 from lit_ort._compat.torch_export import kept_operators, prepare_for_onnx, program_of, trace_of
 from lit_ort.export.call import Call
 from lit_ort.export.decompositions import decompositions, onnx_forms
-from lit_ort.export.graph import Converted, Dimensions, exported_program, model_of, onnx_program
+from lit_ort.export.exported_graph import Converted, Dimensions, exported_program, model_of, onnx_program
 from lit_ort.export.step_function import NEXT, StepFunction
 
 # The first with BitwiseXor, and with ScatterElements that reduces; the exporter writes it without conversion.

@@ -17,10 +17,10 @@ from torch import nn
 from lit_ort.errors import ExportError
 from lit_ort.export.call import Call
 from lit_ort.export.check import FIX_SIZE, check
-from lit_ort.export.forms import INT8
-from lit_ort.export.graph import dynamic_dimensions
+from lit_ort.export.export_result import Checked, Exported
+from lit_ort.export.exported_graph import dynamic_dimensions
+from lit_ort.export.form_names import INT8
 from lit_ort.export.reduced import halve, quantize
-from lit_ort.export.result import Checked, Exported
 from lit_ort.version import __version__
 
 # Protocol buffers are limited to 2 GiB; larger weights are stored in a separate file.

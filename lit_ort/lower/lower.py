@@ -29,14 +29,15 @@ from lit_ort.lower.engines import onnx_nodes
 from lit_ort.lower.model import ModelBuilder
 from lit_ort.lower.native_operators import memory_base, memory_of_inputs, native_lowering_of, obstacle
 from lit_ort.lower.operators import Lowering, lowering_of
-from lit_ort.lower.sizes import SymbolSources, term_of, terms_of
 from lit_ort.lower.small_phases import without_session
+from lit_ort.lower.symbolic_terms import SymbolSources, term_of, terms_of
 from lit_ort.lower.torch_nodes import NodeBuilder, base_of, form_of
 from lit_ort.lower.work import is_for_one_thread
 from lit_ort.ops.hand_over import hand_over
 from lit_ort.ops.region_operator import REGION
 from lit_ort.passes.owners import memory_owner, overwritten
 from lit_ort.passes.streams import STREAM
+from lit_ort.runtime.argument_codec import SLOT
 from lit_ort.runtime.elements import ELEMENTS
 from lit_ort.runtime.program import (
     AS_IS,
@@ -52,7 +53,6 @@ from lit_ort.runtime.program import (
     Statement,
     TorchNode,
 )
-from lit_ort.runtime.words import SLOT
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from onnx import helper, numpy_helper
 
 from lit_ort.runtime.elements import ELEMENTS
-from lit_ort.runtime.engines.engine import (
+from lit_ort.runtime.engines.engine_interface import (
     DOMAIN,
     IN_PLACE_OPERATOR,
     KERNEL_DOMAIN,

@@ -22,7 +22,7 @@ from lit_ort.ops.region_operator import REGION
 from lit_ort.passes.fuse_regions import MOST_ELEMENTS, is_small, tensors_of
 from lit_ort.regions.placed_region import has_strides
 from lit_ort.runtime.elements import ELEMENTS
-from lit_ort.runtime.engines.engine import MICROSOFT
+from lit_ort.runtime.engines.engine_interface import MICROSOFT
 
 aten = torch.ops.aten
 _PERMUTES = frozenset({aten.permute.default, aten.transpose.int, aten.t.default})

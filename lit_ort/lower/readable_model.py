@@ -25,7 +25,7 @@ from lit_ort.lower.torch_node_function import torch_node_function
 from lit_ort.ops.region_operator import REGION
 from lit_ort.regions.placed_region import PlacedRegion, SizeArgument, from_json
 from lit_ort.regions.symbolic_size import Number, number_of, numbers_of
-from lit_ort.runtime.engines.engine import DOMAIN, KERNEL_DOMAIN, MATMUL_OPERATOR, POSITION, REGION_OPERATOR
+from lit_ort.runtime.engines.engine_interface import DOMAIN, KERNEL_DOMAIN, MATMUL_OPERATOR, POSITION, REGION_OPERATOR
 from lit_ort.runtime.program import MatmulNode, Phase, TorchNode
 
 

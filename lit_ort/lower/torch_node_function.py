@@ -12,8 +12,8 @@ from typing import Any
 import onnx
 
 from lit_ort.lower.onnx_values import FunctionNodes
+from lit_ort.runtime.argument_codec import SLOT, is_constant
 from lit_ort.runtime.program import AS_BYTES, AS_IS, TorchNode
-from lit_ort.runtime.words import SLOT, is_constant
 
 
 def torch_node_function(node: TorchNode, name: str) -> onnx.FunctionProto | None:
@@ -59,7 +59,7 @@ def _index(nodes: FunctionNodes, values: Sequence[str], bools: set[int], x: Any,
     return nodes.op("GatherND", values[int(x[SLOT])], nodes.op("Concat", *columns, axis=-1))
 
 
-# From the values of slots, the slots with booleans, and the arguments as `lit_ort.runtime.words` has them.
+# From the values of slots, the slots with booleans, and the arguments as `lit_ort.runtime.argument_codec` has them.
 _FORMS: Mapping[str, Callable[..., str | None]] = MappingProxyType(
     {"aten.reshape.default": _reshape, "aten.index.Tensor": _index}
 )

@@ -28,9 +28,9 @@ from lit_ort._compat.torch_ops import (
 from lit_ort._compat.torch_sizes import memory_order
 from lit_ort.errors import ConvertError
 from lit_ort.ops import OPERATORS
+from lit_ort.runtime.argument_codec import SIZE, SLOT, word_for
 from lit_ort.runtime.buffers import SMALL_BYTES
 from lit_ort.runtime.program import AS_BYTES, AS_IS, AS_REAL, Statement, TorchNode
-from lit_ort.runtime.words import SIZE, SLOT, word_for
 
 aten = torch.ops.aten
 # Operators whose out= overload computes directly into the given memory, besides those that torch tags as pointwise.

@@ -1,1 +1,1 @@
-"""Passes over the joint graph, one transformation in each file; `lit_ort.passes.pipeline` has their order."""
+"""Passes over the joint graph, one transformation in each file; `lit_ort.passes.pass_pipeline` has their order."""

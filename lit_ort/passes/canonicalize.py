@@ -18,7 +18,7 @@ from torch import fx
 from lit_ort._compat.torch_aot import is_of_backward
 from lit_ort._compat.torch_fx import arguments_of, strides_of
 from lit_ort._compat.torch_ops import BY_STRIDES
-from lit_ort.runtime.words import exact
+from lit_ort.runtime.argument_codec import exact
 
 aten = torch.ops.aten
 _VIEWS = frozenset({aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default})

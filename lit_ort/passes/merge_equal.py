@@ -17,7 +17,7 @@ from lit_ort._compat.torch_aot import is_marked
 from lit_ort._compat.torch_fx import tree_flatten
 from lit_ort._compat.torch_ops import OpOverload, draws, is_mutable
 from lit_ort.ops.writes import IN_PLACE
-from lit_ort.runtime.words import exact
+from lit_ort.runtime.argument_codec import exact
 
 aten = torch.ops.aten
 

@@ -13,12 +13,12 @@ import torch
 from lit_ort._compat.tensor_hooks import take_node_hooks
 from lit_ort._compat.torch import apply_of, batch_of, keeps_graph, untraced, versions_of
 from lit_ort.errors import SessionError
+from lit_ort.runtime.gradient_watches import Watches, watches_of
+from lit_ort.runtime.optimizer_updates import Updates, is_consumed
 from lit_ort.runtime.program import FORWARD, FUSED, Program, Signature
 from lit_ort.runtime.random import draw_seed
 from lit_ort.runtime.session import RunInputs, Session, SessionOptions
-from lit_ort.runtime.updates import Updates, is_consumed
 from lit_ort.runtime.views import lost_gradient
-from lit_ort.runtime.watches import Watches, watches_of
 
 Tensors = Sequence[torch.Tensor]
 Gradients = Sequence[torch.Tensor | None]

@@ -9,7 +9,7 @@ import torch
 
 from lit_ort.errors import KernelError, SessionError
 from lit_ort.regions.placed_region import from_json
-from lit_ort.runtime.engines.engine import Engine, LocationOf
+from lit_ort.runtime.engines.engine_interface import Engine, LocationOf
 from lit_ort.runtime.nodes import NodeFunction, RunState
 from lit_ort.runtime.program import CALLER, OPENMP, Phase
 from lit_ort.runtime.region_calls import kernels

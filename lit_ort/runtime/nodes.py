@@ -14,11 +14,11 @@ from lit_ort._compat.torch_ops import OpOverload, memory_argument, returns_list
 from lit_ort.ops import OPERATORS
 from lit_ort.ops.operator import Memory, Operator
 from lit_ort.ops.region_operator import REGION_NAME
+from lit_ort.runtime.argument_codec import SIZE, SLOT, constant_of, is_constant
 from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.calls import CALLS, CALLS_INTO_MEMORY
 from lit_ort.runtime.program import AS_BYTES, AS_REAL, Statement, TorchNode
 from lit_ort.runtime.random import seeded
-from lit_ort.runtime.words import SIZE, SLOT, constant_of, is_constant
 
 
 @dataclasses.dataclass(eq=False)

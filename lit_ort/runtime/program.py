@@ -26,7 +26,7 @@ class Statement:
 
     Args:
         target: the operator, such as `aten.mm.default`.
-        args, kwargs: its arguments, encoded as in `lit_ort.runtime.words`.
+        args, kwargs: its arguments, encoded as in `lit_ort.runtime.argument_codec`.
         results: the number of values that it defines.
         out: the overload that writes into preallocated memory, or None. The project's own operators need none.
         shape, dtype: of the result, if it is written into preallocated memory.

@@ -11,7 +11,7 @@ import torch
 from lit_ort.errors import KernelError, SessionError
 from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.clock import Clock
-from lit_ort.runtime.engines.engine import Engine, Model
+from lit_ort.runtime.engines.engine_interface import Engine, Model
 from lit_ort.runtime.engines.no_session import NoSession
 from lit_ort.runtime.native_phase import NativePhase
 from lit_ort.runtime.nodes import Hooks, NodeFunction, RunState, bind, failed_statement, from_ort, to_ort

@@ -9,7 +9,7 @@ from typing import Any
 from lit_ort._compat.imports import when_imported
 from lit_ort.strategies.compiled import CompiledStrategy
 from lit_ort.strategies.ddp import ORTDDPStrategy
-from lit_ort.strategies.pipeline import ORTPipelineStrategy
+from lit_ort.strategies.pipeline_strategy import ORTPipelineStrategy
 from lit_ort.strategies.single import ORTStrategy
 from lit_ort.strategies.tensor import ORTTensorStrategy
 from lit_ort.strategies.zero1 import ORTZero1Strategy

@@ -28,7 +28,7 @@ from lit_ort._compat.torch_optim import note_step
 from lit_ort.backend.backend import ORTBackend
 from lit_ort.backend.eager import autocast_for
 from lit_ort.backend.events import DISABLED
-from lit_ort.backend.inspect import CompileLog
+from lit_ort.backend.explanation import CompileLog
 from lit_ort.checkpoint_io import AtomicCheckpointIO
 from lit_ort.errors import LitOrtWarning, OptionsError, UnsupportedError
 from lit_ort.options import AUTO, BF16_MIXED, FLOAT32, NEVER, TRUE_PRECISIONS, ORTOptions, require_bool
@@ -36,12 +36,12 @@ from lit_ort.runtime.fused_form import fused_form
 from lit_ort.runtime.random import draw_from
 from lit_ort.runtime.report import COMPILED, EAGER
 from lit_ort.strategies.calls_left import calls_left
+from lit_ort.strategies.compile_progress import ProgressListener
 from lit_ort.strategies.compiled_code import IDLE, CompiledCode, code_key
 from lit_ort.strategies.jit import StepChoice, operators_in
-from lit_ort.strategies.progress import ProgressListener
-from lit_ort.strategies.steps import CompiledSteps
+from lit_ort.strategies.optimizer_in_graph import clipping_of, reason_against_updates
+from lit_ort.strategies.step_methods import CompiledSteps
 from lit_ort.strategies.summary import FitSummary, show
-from lit_ort.strategies.updates import clipping_of, reason_against_updates
 
 # The mixins precede a strategy of either package in the bases of a strategy.
 _Base: Any = object

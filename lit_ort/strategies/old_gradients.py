@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lit_ort.backend.inspect import CompileLog
+from lit_ort.backend.explanation import CompileLog
 
 
 class OldGradients:

@@ -11,7 +11,7 @@ from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 from lit_ort.checkpoint_io import AtomicCheckpoints
 from lit_ort.strategies import register_in_pytorch_lightning
 from lit_ort.strategies.ddp import DDPMixin
-from lit_ort.strategies.pipeline import PipelineMixin
+from lit_ort.strategies.pipeline_strategy import PipelineMixin
 from lit_ort.strategies.processes import Unwrapped
 from lit_ort.strategies.single import SingleDeviceMixin
 from lit_ort.strategies.tensor import TensorMixin

@@ -10,9 +10,9 @@ from time import perf_counter
 from typing import Any
 
 from lit_ort._compat.lightning import own_class_of, package_of
-from lit_ort.backend.inspect import CompileLog, Explanation
+from lit_ort.backend.explanation import CompileLog, Explanation
 from lit_ort.callbacks import MIB, StepStatistics, peak_rss_bytes, rss_bytes
-from lit_ort.strategies.progress import above_bars
+from lit_ort.strategies.compile_progress import above_bars
 
 # Batches behind the median: those at the end of a long fit.
 WINDOW = 10_000

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch._dynamo.exc import InternalTorchDynamoError
 
 from lit_ort._compat import torch_blas
-from lit_ort.backend.inspect import explain
+from lit_ort.backend.explanation import explain
 from lit_ort.errors import CompileError, LitOrtWarning, OptionsError, SessionError
 from lit_ort.runtime.session import RunInputs, Session
 from tests.backend.classifier import Classifier, classes

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from lit_ort_tasks.transformer_lm import TransformerLM
 from torch import Tensor, nn
 
-from lit_ort.backend.inspect import explain
+from lit_ort.backend.explanation import explain
 from lit_ort.errors import LitOrtWarning, OptionsError, VerificationError
 from lit_ort.options import ORTOptions
 from tests.backend.wrong import scale_outputs

@@ -14,8 +14,8 @@ from torch import Tensor
 from lit_ort._compat.dynamo_events import Function, Obstacle
 from lit_ort.backend.backend import ORTBackend
 from lit_ort.backend.events import DISABLED, eager_function_of, graph_break_of, place_of, recompile_of
-from lit_ort.backend.inspect import explain
-from lit_ort.backend.steps import dynamo_settings
+from lit_ort.backend.explanation import explain
+from lit_ort.backend.tracing_settings import dynamo_settings
 from lit_ort.errors import LitOrtWarning
 from tests.compare import backend
 

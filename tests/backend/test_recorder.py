@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lit_ort._compat import container_writes
 from lit_ort.backend.backend import ORTBackend
-from lit_ort.backend.inspect import explain
+from lit_ort.backend.explanation import explain
 from lit_ort.errors import DEFECT, CaptureError, LitOrtWarning, OptionsError
 from lit_ort.options import ORTOptions
 from tests.compare import assert_same_step, backend

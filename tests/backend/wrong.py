@@ -9,12 +9,12 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch_fx import output_of, returned_by
-from lit_ort.passes import pipeline
+from lit_ort.passes import pass_pipeline
 
 
 def scale_outputs(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], factor: float) -> None:
     """Multiplies the outputs of one shape by a factor, in graphs that are built from now on."""
-    apply = pipeline.apply
+    apply = pass_pipeline.apply
 
     def wrong(module: fx.GraphModule, *rest: Any, **others: Any) -> Any:
         reports = apply(module, *rest, **others)
@@ -27,4 +27,4 @@ def scale_outputs(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], facto
         output.args = (tuple(values),)
         return reports
 
-    monkeypatch.setattr(pipeline, "apply", wrong)
+    monkeypatch.setattr(pass_pipeline, "apply", wrong)

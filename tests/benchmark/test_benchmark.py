@@ -14,9 +14,9 @@ import transformers
 from torch import Tensor, nn
 
 import lit_ort
-from lit_ort.benchmark import BaselineFigures, Benchmark, memory
+from lit_ort.benchmark import BaselineFigures, Benchmark, peak_memory
 from lit_ort.benchmark.run import largest_error
-from lit_ort.benchmark.steps import Workload, optimizer_of, without_dropout
+from lit_ort.benchmark.training_step import Workload, optimizer_of, without_dropout
 from lit_ort.commands import benchmark as command
 from lit_ort.errors import OptionsError
 from tests.lightning_models import Net, loader, trainer
@@ -201,7 +201,7 @@ def test_the_peak_memory_is_that_of_the_call() -> None:
     def run() -> None:
         torch.ones(100 * 2**20, dtype=torch.uint8)
 
-    peak = memory.peak_mb(run)
+    peak = peak_memory.peak_mb(run)
     assert peak is not None
     assert 90 < peak < 150
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 from lit_ort import ORTOptions
 from lit_ort.backend import build
 from lit_ort.backend.backend import ORTBackend
-from lit_ort.backend.steps import dynamo_settings
+from lit_ort.backend.tracing_settings import dynamo_settings
 from lit_ort.errors import CaptureError, OptionsError
 from lit_ort.runtime.sizes import hold
 from tests.compare import TOLERANCE, backend, gradients, relative_error

@@ -16,8 +16,8 @@ from torch import nn
 from torch._dynamo.testing import CompileCounter
 from torch.utils.checkpoint import checkpoint
 
-from lit_ort.backend.inspect import CompileLog
-from lit_ort.backend.steps import dynamo_settings
+from lit_ort.backend.explanation import CompileLog
+from lit_ort.backend.tracing_settings import dynamo_settings
 from tests.compat.canary import canary
 
 STEPS = 12

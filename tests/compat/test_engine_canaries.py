@@ -562,7 +562,7 @@ def test_checkpoint_node() -> None:
         return torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False).sum()
 
     with canary("higher_order.tag_activation_checkpoint", AOT, effect):
-        from lit_ort.capture.checkpoints import CHECKPOINT
+        from lit_ort.capture.inlined_checkpoints import CHECKPOINT
 
         assert CHECKPOINT in targets(dynamo_graph(function, torch.ones(2, requires_grad=True)))
 
@@ -623,7 +623,7 @@ def test_environment() -> None:
     with canary("memory layout of PyInferenceSession", ORT, effect) as ort:
         import onnxruntime
 
-        from lit_ort.runtime.engines.engine import SMALLEST_MODEL
+        from lit_ort.runtime.engines.engine_interface import SMALLEST_MODEL
 
         sessions = [onnxruntime.InferenceSession(SMALLEST_MODEL) for _ in range(3)]
         first, second = ort.environment_of(sessions[:2]), ort.environment_of(sessions[1:])

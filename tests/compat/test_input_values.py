@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, distributions, nn, tensor
 from torch._dynamo.exc import Unsupported
 
-from lit_ort.backend.steps import dynamo_settings
+from lit_ort.backend.tracing_settings import dynamo_settings
 from tests.compare import backend, mostly_slow
 from tests.compat.canary import canary
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 from torchmetrics import MetricCollection, classification
 from torchmetrics.functional.classification import multiclass_accuracy
 
-from lit_ort.backend.steps import LogRecorder, dynamo_settings, in_place_of
+from lit_ort.backend.tracing_settings import LogRecorder, dynamo_settings, in_place_of
 from tests.compare import backend, mostly_slow
 from tests.compat.canary import canary
 

@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from lit_ort.backend.steps import dynamo_settings
+from lit_ort.backend.tracing_settings import dynamo_settings
 from tests.compare import backend
 from tests.compat.canary import canary
 

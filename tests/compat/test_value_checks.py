@@ -16,7 +16,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from lit_ort.backend.steps import dynamo_settings
+from lit_ort.backend.tracing_settings import dynamo_settings
 from tests.compare import backend, mostly_slow
 from tests.compat.canary import canary
 

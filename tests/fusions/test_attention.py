@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_ort.fusions import attention
+from lit_ort.fusions import fuse_attention
 from tests.compare import assert_same_step, backend, relative_error
 from tests.passes.reports import report_of
 
@@ -69,8 +69,8 @@ def grouped(m: Any, x: Tensor) -> Tensor:
 @pytest.fixture
 def many_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """All attention counts as attention to many keys."""
-    monkeypatch.setattr(attention, "MOST_KEYS", 0)
-    monkeypatch.setattr(attention, "MOST_KEYS_WITH_DROPOUT", 0)
+    monkeypatch.setattr(fuse_attention, "MOST_KEYS", 0)
+    monkeypatch.setattr(fuse_attention, "MOST_KEYS_WITH_DROPOUT", 0)
 
 
 @pytest.mark.usefixtures("many_keys")

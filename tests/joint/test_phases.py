@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from lit_ort._compat.torch_fx import is_view, returned_by
-from lit_ort.capture.checkpoints import has_checkpoints
+from lit_ort.capture.inlined_checkpoints import has_checkpoints
 from lit_ort.joint.phases import SOURCE, one_phase, saved_inputs, two_phases
-from lit_ort.lower.memory import peak_bytes
+from lit_ort.lower.planned_memory import peak_bytes
 from tests.joint.traced import Function, count, joint_of, run, tensors
 
 aten = torch.ops.aten

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from lit_ort._compat import torch_fx
 from lit_ort.capture.capture import Captured, capture
-from lit_ort.capture.checkpoints import inline_checkpoints
+from lit_ort.capture.inlined_checkpoints import inline_checkpoints
 from lit_ort.capture.numbers import separate_numbers
 from lit_ort.joint.outputs import Returned, normalize_outputs
 from lit_ort.joint.phases import SOURCE, PhaseGraph

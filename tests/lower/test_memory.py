@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lit_ort.lower.memory import peak_bytes
+from lit_ort.lower.planned_memory import peak_bytes
 from lit_ort.ops import OPERATORS
 from lit_ort.ops.hand_over import hand_over
 from lit_ort.passes.owners import memory_owner

@@ -26,7 +26,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from lit_ort.backend.steps import dynamo_settings
+from lit_ort.backend.tracing_settings import dynamo_settings
 from tests.compare import backend
 
 SAMPLES = 2

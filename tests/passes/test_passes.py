@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lit_ort.fusions import pipeline as fusions
-from lit_ort.passes import pipeline as passes
+from lit_ort.fusions import fusion_pipeline as fusions
+from lit_ort.passes import pass_pipeline as passes
 from tests.compare import assert_same_call, assert_same_step, backend
 from tests.passes.reports import report_of
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from lit_ort.backend.steps import dynamo_settings
+from lit_ort.backend.tracing_settings import dynamo_settings
 from tests.compare import backend
 from tests.programs.program import Program, draw_program
 from tests.steps.case import Values, assert_alike, values_of

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lit_ort import ORTStrategy
 from lit_ort._compat.devices import CPU, device_of, generator_of
-from lit_ort.backend.steps import dynamo_settings
+from lit_ort.backend.tracing_settings import dynamo_settings
 from lit_ort.errors import CompileError, LitOrtWarning, UnsupportedError
 from lit_ort.options import AUTO, STOCK
 from lit_ort.runtime.engines.choice import engine_of
@@ -30,8 +30,12 @@ from tests.zoo import text_models
 from tests.zoo.run import compare_steps
 
 MODULES_WITH_IS_CPU = (
-    *("lit_ort.lower.lower", "lit_ort.lower.torch_nodes", "lit_ort.passes.pipeline", "lit_ort.backend.build"),
-    *("lit_ort.runtime.nodes", "lit_ort.runtime.engines.stock.memory", "lit_ort.runtime.engines.stock.operator"),
+    *("lit_ort.lower.lower", "lit_ort.lower.torch_nodes", "lit_ort.passes.pass_pipeline", "lit_ort.backend.build"),
+    *(
+        "lit_ort.runtime.nodes",
+        "lit_ort.runtime.engines.stock.torch_allocator",
+        "lit_ort.runtime.engines.stock.torch_node_operator",
+    ),
 )
 needs_stock = pytest.mark.skipif(engine_of(AUTO).name != STOCK, reason="the training build runs on the CPU only")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

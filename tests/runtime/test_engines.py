@@ -26,7 +26,7 @@ from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.elements import ELEMENTS
 from lit_ort.runtime.engines import choice
 from lit_ort.runtime.engines.choice import engine_of
-from lit_ort.runtime.engines.engine import Model
+from lit_ort.runtime.engines.engine_interface import Model
 from lit_ort.runtime.nodes import RunState
 from tests.scripts import run_code
 

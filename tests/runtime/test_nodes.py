@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from lit_ort import ORTBackend, ORTOptions
 from lit_ort.errors import SessionError
+from lit_ort.runtime.argument_codec import SLOT
 from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.nodes import RunState, bind
 from lit_ort.runtime.program import AS_IS, Statement, TorchNode
-from lit_ort.runtime.words import SLOT
 from tests.compare import backend, compiled
 
 

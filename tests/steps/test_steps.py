@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 
-from lit_ort.backend.steps import dynamo_settings
+from lit_ort.backend.tracing_settings import dynamo_settings
 from lit_ort.errors import LitOrtWarning
 from tests.compare import backend, mostly_slow
 from tests.steps import (  # noqa: F401 - these modules register their cases

@@ -21,7 +21,7 @@ from torch.ao.quantization import (
 from torch.nn.utils import parametrizations
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from lit_ort.backend.steps import dynamo_settings
+from lit_ort.backend.tracing_settings import dynamo_settings
 from tests.compare import backend
 from tests.steps.case import Net
 

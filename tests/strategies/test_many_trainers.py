@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import lit_ort
-from lit_ort.backend import steps
+from lit_ort.backend import tracing_settings
 from lit_ort.backend.backend import ORTBackend
 from lit_ort.strategies.compiled_code import IDLE, MOST_IDLE
 from tests.lightning_models import Net, loader, trainer
@@ -134,7 +134,7 @@ def test_few_wait_for_a_strategy() -> None:
 
 @pytest.mark.parametrize("kind", [Net, Broken])
 def test_each_compiles_its_steps(kind: type[Net], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "RECOMPILE_LIMIT", LIMIT)
+    monkeypatch.setattr(tracing_settings, "RECOMPILE_LIMIT", LIMIT)
     torch.compiler.reset()
     kinds = []
     for _ in range(LIMIT + 2):

@@ -14,9 +14,9 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 
 from lit_ort._compat.lightning import describe_bar
-from lit_ort.backend import watch
+from lit_ort.backend import compile_timer
 from lit_ort.callbacks import OneLineProgressBar
-from lit_ort.strategies.progress import ProgressListener, above_bars
+from lit_ort.strategies.compile_progress import ProgressListener, above_bars
 from tests.lightning_models import Net, loader, trainer
 
 TEXT = "compiling training_step"
@@ -83,7 +83,7 @@ def test_a_long_compilation_is_shown(
     bar: type[Any] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With a bar, the bar shows the seconds and one line follows; without a bar, there is one line."""
-    monkeypatch.setattr(watch, "SECONDS", 0.02)
+    monkeypatch.setattr(compile_timer, "SECONDS", 0.02)
     texts: list[str] = []
 
     def describe(progress_bar: Any, stage: str, text: str) -> Callable[[], None] | None:
@@ -92,7 +92,7 @@ def test_a_long_compilation_is_shown(
             texts.append(text)
         return restore
 
-    monkeypatch.setattr("lit_ort.strategies.progress.describe_bar", describe)
+    monkeypatch.setattr("lit_ort.strategies.compile_progress.describe_bar", describe)
     callbacks: list[Callback] = [] if bar is None else [bar()]
     with caplog.at_level(logging.INFO, "lightning.pytorch"):
         trainer("ort", tmp_path, max_steps=3, callbacks=callbacks, enable_progress_bar=bar is not None).fit(

@@ -32,6 +32,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lit_ort
 from lit_ort._compat.lightning import is_compiled
+from lit_ort.backend import tracing_settings
 from lit_ort.errors import CaptureError, LitOrtWarning, OptionsError, UnsupportedError
 from tests.compare import REASON
 from tests.lightning_models import Branching, Net, assert_same_weights, constant_loader, loader, trainer
@@ -440,9 +441,8 @@ class Restless(Net):
 
 @pytest.mark.parametrize("fallback", ["warn", "error"])
 def test_the_recompile_limit_is_reported(fallback: Literal["warn", "error"], monkeypatch: pytest.MonkeyPatch) -> None:
-    from lit_ort.backend import steps
 
-    monkeypatch.setattr(steps, "RECOMPILE_LIMIT", 3)
+    monkeypatch.setattr(tracing_settings, "RECOMPILE_LIMIT", 3)
     strategy = lit_ort.ORTStrategy(fallback=fallback)
     if fallback == "error":
         with pytest.raises(lit_ort.CaptureError, match="compiled 3 times"):

@@ -8,11 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from lit_ort._compat import torch_blas
-from lit_ort.fusions import pipeline as fusions
+from lit_ort.fusions import fusion_pipeline as fusions
 from lit_ort.lower.native_operators import NATIVE_OPERATORS
 from lit_ort.lower.operators import LOWERINGS
-from lit_ort.passes import pipeline as passes
-from lit_ort.runtime.engines.engine import IN_PLACE_OPERATOR, OPERATOR
+from lit_ort.passes import pass_pipeline as passes
+from lit_ort.runtime.engines.engine_interface import IN_PLACE_OPERATOR, OPERATOR
 from lit_ort.runtime.report import GraphReport
 from tests.operators import known
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_ort.backend.steps import dynamo_settings
+from lit_ort.backend.tracing_settings import dynamo_settings
 from lit_ort.errors import LitOrtWarning
 from lit_ort.runtime.report import GraphReport
 from tests.compare import backend, gradients

@@ -14,7 +14,7 @@ import onnx
 import pytest
 import torch
 
-from lit_ort.backend.steps import dynamo_settings
+from lit_ort.backend.tracing_settings import dynamo_settings
 from lit_ort.runtime.native_phase import NativePhase
 from tests.compare import backend
 from tests.zoo.cases import Case

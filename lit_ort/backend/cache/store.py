@@ -25,7 +25,7 @@ from lit_ort.backend.compilation import Compilation
 from lit_ort.errors import LitOrtWarning
 from lit_ort.files import read_regular, remove_unfinished, whole_file
 from lit_ort.options import ORTOptions
-from lit_ort.runtime.engines.engine import Engine
+from lit_ort.runtime.engines.engine_interface import Engine
 from lit_ort.runtime.region_calls import why_no_kernels
 
 SUFFIX = ".ortgraph"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from lit_ort.errors import EngineError, OptionsError
 from lit_ort.options import AUTO, ENGINES, STOCK, TRAINING
-from lit_ort.runtime.engines.engine import Engine
-from lit_ort.runtime.engines.stock.engine import StockEngine
+from lit_ort.runtime.engines.engine_interface import Engine
 from lit_ort.runtime.engines.stock.library import library_in
+from lit_ort.runtime.engines.stock.stock_engine import StockEngine
 
 # Distributions that install the module onnxruntime.
 _TRAINING_BUILDS = ("onnxruntime-training-cpu", "onnxruntime-training")
@@ -56,7 +56,7 @@ def installed_kind() -> str:
 def _engine(kind: str, version: str, folder: Path) -> Engine:
     if kind == TRAINING:
         # This import loads ONNX Runtime.
-        from lit_ort.runtime.engines.training import TrainingEngine
+        from lit_ort.runtime.engines.training_engine import TrainingEngine
 
         return TrainingEngine(version)
     path = library_in(folder)

@@ -41,7 +41,7 @@ from lit_ort.kernels.thread_pool import find_openmp, pause_of_openmp
 from lit_ort.regions.placed_region import SizedRegion, with_sizes
 from lit_ort.runtime.buffers import SMALL_BYTES
 from lit_ort.runtime.elements import ELEMENTS
-from lit_ort.runtime.engines.engine import (
+from lit_ort.runtime.engines.engine_interface import (
     CHECK_THE_BATCH,
     FOR_A_REPORT,
     KERNEL_DOMAIN,
@@ -51,9 +51,14 @@ from lit_ort.runtime.engines.engine import (
     SMALLEST_MODEL,
     Model,
 )
-from lit_ort.runtime.engines.serving import Serving
+from lit_ort.runtime.engines.node_callbacks import Serving
 from lit_ort.runtime.engines.stock.library import Library
-from lit_ort.runtime.engines.stock.operator import CreateKernel, TorchOperator, attribute_of, variadic_operator
+from lit_ort.runtime.engines.stock.torch_node_operator import (
+    CreateKernel,
+    TorchOperator,
+    attribute_of,
+    variadic_operator,
+)
 from lit_ort.runtime.nodes import RunState
 from lit_ort.runtime.program import MatmulNode
 from lit_ort.runtime.region_calls import kernels

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from lit_ort.runtime.engines.engine import Model
-from lit_ort.runtime.engines.serving import Serving, results_of
+from lit_ort.runtime.engines.engine_interface import Model
+from lit_ort.runtime.engines.node_callbacks import Serving, results_of
 from lit_ort.runtime.nodes import RunState
 
 

@@ -23,7 +23,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from lit_ort import ORTOptions, explain, export_training, plan_memory
-from lit_ort.backend.inspect import CompileLog
+from lit_ort.backend.explanation import CompileLog
 from lit_ort.callbacks import MIB, LastCheckpoint, StepStatistics, short_figure
 from lit_ort.errors import LitOrtError, NonFiniteError
 from lit_ort.files import whole_file

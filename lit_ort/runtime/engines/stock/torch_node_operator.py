@@ -19,11 +19,11 @@ from lit_ort._compat.devices import is_cpu
 from lit_ort.errors import EngineError
 from lit_ort.runtime.buffers import SMALL_BYTES
 from lit_ort.runtime.elements import DTYPES
-from lit_ort.runtime.engines.engine import DOMAIN, IN_PLACE_OPERATOR, OPERATOR, POSITION
-from lit_ort.runtime.engines.serving import fail, results_of
+from lit_ort.runtime.engines.engine_interface import DOMAIN, IN_PLACE_OPERATOR, OPERATOR, POSITION
+from lit_ort.runtime.engines.node_callbacks import fail, results_of
+from lit_ort.runtime.engines.stock.dlpack_views import MOST_DIMENSIONS, Window, Windows
 from lit_ort.runtime.engines.stock.library import Library
-from lit_ort.runtime.engines.stock.memory import TorchMemory
-from lit_ort.runtime.engines.stock.windows import MOST_DIMENSIONS, Window, Windows
+from lit_ort.runtime.engines.stock.torch_allocator import TorchMemory
 
 _PROVIDER = b"CPUExecutionProvider"
 # The version of the struct below; its fields are unchanged since onnxruntime 1.18.

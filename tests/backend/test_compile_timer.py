@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from lit_ort.backend import watch
-from lit_ort.backend.inspect import CompileLog
-from lit_ort.backend.watch import CompileWatch
+from lit_ort.backend import compile_timer
+from lit_ort.backend.compile_timer import CompileWatch
+from lit_ort.backend.explanation import CompileLog
 from tests.compare import backend
 
 
@@ -39,7 +39,7 @@ class Reports:
 
 @pytest.fixture
 def reports(monkeypatch: pytest.MonkeyPatch) -> Reports:
-    monkeypatch.setattr(watch, "SECONDS", 0.1)
+    monkeypatch.setattr(compile_timer, "SECONDS", 0.1)
     return Reports()
 
 
@@ -86,7 +86,7 @@ def test_short_compilations_and_runs_are_not_reported(reports: Reports) -> None:
 
 
 def test_dynamo_and_the_backend_count(reports: Reports, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "SECONDS", 0.001)
+    monkeypatch.setattr(compile_timer, "SECONDS", 0.001)
     engine = backend()
     own = engine.compile_log.watch
     own.listener = reports
@@ -124,7 +124,7 @@ def test_an_error_ends_a_compilation_too(reports: Reports) -> None:
 
 
 def test_one_line_is_logged_by_default(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(watch, "SECONDS", 0.05)
+    monkeypatch.setattr(compile_timer, "SECONDS", 0.05)
     own = CompileWatch()
     with caplog.at_level(logging.INFO, "lit_ort"), own.step("validation_step"), own.compiling("graph"):
         time.sleep(0.2)

@@ -10,8 +10,8 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from lit_ort._compat.dynamo_events import trace_again
+from lit_ort.backend.compile_timer import CompileWatch
 from lit_ort.backend.page import page
-from lit_ort.backend.watch import CompileWatch
 from lit_ort.runtime.clock import Clock
 from lit_ort.runtime.report import Choice, EagerFunction, GraphBreak, GraphReport, Recompile
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from lit_ort.backend import expectation
-from lit_ort.backend.expectation import ALL_BY_TORCH
+from lit_ort.backend import slow_reason
+from lit_ort.backend.slow_reason import ALL_BY_TORCH
 from lit_ort.ops.product import Gain
 from tests.compare import backend
 
@@ -22,7 +22,7 @@ ROWS, WIDTH = 64, 512
 @pytest.fixture(autouse=True)
 def gain(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulates a CPU on which every library computes products equally fast."""
-    monkeypatch.setattr(expectation, "onednn_gain", lambda: getattr(request, "param", Gain.NONE))
+    monkeypatch.setattr(slow_reason, "onednn_gain", lambda: getattr(request, "param", Gain.NONE))
 
 
 def speed_of(step: Callable[[nn.Module, Tensor], Tensor], module: nn.Module, x: Tensor) -> str | None:

@@ -21,7 +21,7 @@ from torch import fx
 from lit_ort._compat.torch_fx import arguments_of, first_argument
 from lit_ort._compat.torch_ops import OpOverload
 from lit_ort._compat.torch_sizes import hint_of
-from lit_ort.fusions.graph import FusionGraph
+from lit_ort.fusions.fusion_graph import FusionGraph
 from lit_ort.runtime.report import PassReport
 
 aten = torch.ops.aten

@@ -10,7 +10,7 @@ import torch
 
 from lit_ort._compat.torch import set_grad_enabled
 from lit_ort.errors import SessionError
-from lit_ort.runtime.engines.engine import CHECK_THE_BATCH, LocationOf, Model
+from lit_ort.runtime.engines.engine_interface import CHECK_THE_BATCH, LocationOf, Model
 from lit_ort.runtime.nodes import NodeFunction, RunState
 
 

@@ -14,10 +14,10 @@ from torch import fx
 from lit_ort._compat.devices import CPU, is_cpu
 from lit_ort.errors import OptionsError
 from lit_ort.passes.canonicalize import canonicalize
+from lit_ort.passes.channels_last import order_channels
 from lit_ort.passes.embedding_gradient import fuse_embedding_gradients
 from lit_ort.passes.fuse_regions import fuse_regions
 from lit_ort.passes.in_place_writes import write_in_place
-from lit_ort.passes.memory_format import order_channels
 from lit_ort.passes.merge_equal import merge_equal
 from lit_ort.passes.slice_gradients import join_slice_gradients
 from lit_ort.passes.slice_reads import look_past_writes

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from torch import fx
 
-from lit_ort.fusions import pipeline as fusions
+from lit_ort.fusions import fusion_pipeline as fusions
 from lit_ort.lower.work import flop_of
 from lit_ort.ops.product import Gain, onednn_gain
 from lit_ort.runtime.report import PassReport

@@ -17,8 +17,8 @@ import torch
 from lit_ort._compat.lightning import checks_logged_values_at_once, is_from_lightning
 from lit_ort._compat.repeated_logs import RepeatedLogs
 from lit_ort.backend.events import DISABLED
-from lit_ort.backend.inspect import CompileLog
-from lit_ort.backend.steps import LogRecorder, dynamo_settings, in_place_of
+from lit_ort.backend.explanation import CompileLog
+from lit_ort.backend.tracing_settings import LogRecorder, dynamo_settings, in_place_of
 from lit_ort.errors import warn_at
 from lit_ort.runtime.random import draw_seed, seeded
 from lit_ort.runtime.report import COMPILED

@@ -16,7 +16,7 @@ from lit_ort._compat.lightning import is_lightning_module, package_of, trainer_o
 from lit_ort._compat.torch_fx import tree_leaves
 from lit_ort.backend.backend import ORTBackend
 from lit_ort.backend.eager import autocast_for
-from lit_ort.backend.steps import LogRecorder, dynamo_settings, in_place_of
+from lit_ort.backend.tracing_settings import LogRecorder, dynamo_settings, in_place_of
 from lit_ort.benchmark.result import INDUCTOR, ORT
 from lit_ort.errors import OptionsError
 from lit_ort.options import BF16_MIXED, FLOAT32

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from lit_ort.errors import ExportError
-from lit_ort.export.result import MIB, Checked, inputs_as_text
+from lit_ort.export.export_result import MIB, Checked, inputs_as_text
 
 ADAMW = "adamw"
 TOLERANCE = 1e-4

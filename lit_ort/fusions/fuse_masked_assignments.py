@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch_fx import arguments_of
-from lit_ort.fusions.graph import FusionGraph
+from lit_ort.fusions.fusion_graph import FusionGraph
 from lit_ort.runtime.report import PassReport
 
 aten = torch.ops.aten

@@ -12,8 +12,8 @@ from torch import fx
 
 from lit_ort._compat.torch_fx import tree_leaves, tree_map
 from lit_ort.backend.eager import autocast_for
-from lit_ort.backend.steps import LogRecorder, dynamo_settings, in_place_of
-from lit_ort.capture.checkpoints import inline_checkpoints
+from lit_ort.backend.tracing_settings import LogRecorder, dynamo_settings, in_place_of
+from lit_ort.capture.inlined_checkpoints import inline_checkpoints
 from lit_ort.capture.numbers import separate_numbers
 from lit_ort.errors import OptionsError
 from lit_ort.options import ORTOptions

@@ -27,7 +27,7 @@ from torch import fx
 from lit_ort._compat.devices import is_cpu
 from lit_ort._compat.torch_fx import arguments_of
 from lit_ort._compat.torch_sizes import hint_of, memory_order
-from lit_ort.fusions.graph import FusionGraph
+from lit_ort.fusions.fusion_graph import FusionGraph
 from lit_ort.runtime.report import PassReport
 
 aten = torch.ops.aten

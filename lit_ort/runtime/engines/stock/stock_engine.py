@@ -17,12 +17,12 @@ import torch
 from lit_ort._compat.devices import CPU
 from lit_ort.errors import EngineError, SessionError
 from lit_ort.runtime.elements import DTYPES, ELEMENTS
-from lit_ort.runtime.engines.engine import CHECK_THE_BATCH, FOR_A_REPORT, Model
-from lit_ort.runtime.engines.serving import Serving
+from lit_ort.runtime.engines.engine_interface import CHECK_THE_BATCH, FOR_A_REPORT, Model
+from lit_ort.runtime.engines.node_callbacks import Serving
+from lit_ort.runtime.engines.stock.dlpack_views import MOST_DIMENSIONS
 from lit_ort.runtime.engines.stock.library import Library, base_in
-from lit_ort.runtime.engines.stock.memory import TorchMemory
-from lit_ort.runtime.engines.stock.operator import TorchOperator, read_shape
-from lit_ort.runtime.engines.stock.windows import MOST_DIMENSIONS
+from lit_ort.runtime.engines.stock.torch_allocator import TorchMemory
+from lit_ort.runtime.engines.stock.torch_node_operator import TorchOperator, read_shape
 from lit_ort.runtime.nodes import RunState
 from lit_ort.runtime.region_calls import why_no_kernels
 

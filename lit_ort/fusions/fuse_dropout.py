@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from lit_ort.fusions.graph import FusionGraph
+from lit_ort.fusions.fusion_graph import FusionGraph
 from lit_ort.runtime.report import PassReport
 
 aten = torch.ops.aten

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, TypeGuard
 
 from lit_ort._compat.lightning import beside_bars, describe_bar, package_of
-from lit_ort.backend.watch import LogListener
+from lit_ort.backend.compile_timer import LogListener
 
 _STAGES = {"training_step": "train", "validation_step": "val", "test_step": "test", "predict_step": "predict"}
 

@@ -19,8 +19,8 @@ from lit_ort._compat.onnxruntime import CPU, ORT_ERRORS, C, environment_of, run_
 from lit_ort._compat.torch import from_dlpack, to_dlpack
 from lit_ort.errors import SessionError
 from lit_ort.runtime.engines import training_interface
-from lit_ort.runtime.engines.engine import CHECK_THE_BATCH, FOR_A_REPORT, SMALLEST_MODEL, Model
-from lit_ort.runtime.engines.serving import Serving, results_of
+from lit_ort.runtime.engines.engine_interface import CHECK_THE_BATCH, FOR_A_REPORT, SMALLEST_MODEL, Model
+from lit_ort.runtime.engines.node_callbacks import Serving, results_of
 from lit_ort.runtime.engines.stock.library import Library
 from lit_ort.runtime.nodes import RunState
 from lit_ort.runtime.region_calls import why_no_kernels

@@ -15,9 +15,9 @@ import torch
 
 from lit_ort._compat.dynamo_events import listening, traced_in
 from lit_ort._compat.metric_calls import MetricResult, takes_results
-from lit_ort._compat.recurrent import shapes_without_steps
+from lit_ort._compat.recurrent_shapes import shapes_without_steps
 from lit_ort._compat.torch_dynamo import step_settings, trace_corrections, tracing_settings
-from lit_ort.backend.inspect import CompileLog
+from lit_ort.backend.explanation import CompileLog
 from lit_ort.backend.recorder import EventRecorder
 from lit_ort.errors import warn_at
 

@@ -8,8 +8,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 
-from lit_ort.fusions import attention, dropout, gelu, linear_cross_entropy, masked_assignments, recurrent_layers
-from lit_ort.fusions.graph import FusionGraph
+from lit_ort.fusions import (
+    fuse_attention,
+    fuse_dropout,
+    fuse_gelu,
+    fuse_linear_cross_entropy,
+    fuse_masked_assignments,
+    fuse_recurrent_layers,
+)
+from lit_ort.fusions.fusion_graph import FusionGraph
 from lit_ort.runtime.report import PassReport
 
 # Rewrites a graph in place. The report has the number of rewrites and the reasons for declined matches.
@@ -32,12 +39,12 @@ class Fusion:
 
 
 FUSIONS: tuple[Fusion, ...] = (
-    Fusion(recurrent_layers.NAME, recurrent_layers.separate_recurrent_layers, required=True),
-    Fusion(masked_assignments.NAME, masked_assignments.write_masked_assignments),
-    Fusion(linear_cross_entropy.NAME, linear_cross_entropy.fuse_linear_cross_entropy),
-    Fusion(attention.NAME, attention.fuse_attention),
-    Fusion(dropout.NAME, dropout.fuse_dropout),
-    Fusion(gelu.NAME, gelu.fuse_gelu),
+    Fusion(fuse_recurrent_layers.NAME, fuse_recurrent_layers.separate_recurrent_layers, required=True),
+    Fusion(fuse_masked_assignments.NAME, fuse_masked_assignments.write_masked_assignments),
+    Fusion(fuse_linear_cross_entropy.NAME, fuse_linear_cross_entropy.fuse_linear_cross_entropy),
+    Fusion(fuse_attention.NAME, fuse_attention.fuse_attention),
+    Fusion(fuse_dropout.NAME, fuse_dropout.fuse_dropout),
+    Fusion(fuse_gelu.NAME, fuse_gelu.fuse_gelu),
 )
 
 

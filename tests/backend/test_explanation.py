@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 import torch
 
-from lit_ort.backend.inspect import CompileLog, Explanation, explain
+from lit_ort.backend.explanation import CompileLog, Explanation, explain
 from lit_ort.runtime.clock import Clock
 from lit_ort.runtime.report import EagerFunction, GraphBreak, GraphReport, Recompile
 from tests.compare import backend

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.optim import Optimizer
 
 from lit_ort._compat.lightning import plain_optimizer
-from lit_ort.backend.steps import dynamo_settings
+from lit_ort.backend.tracing_settings import dynamo_settings
 from lit_ort.distributed import merged_state
 from lit_ort.distributed.clipping import with_shared_norm
 from lit_ort.distributed.pipeline import Pipeline, Placement, placed, require_schedule

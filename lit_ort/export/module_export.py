@@ -12,9 +12,9 @@ from torch import nn
 
 from lit_ort.errors import ExportError
 from lit_ort.export.call import FORWARD, call_of, evaluating
-from lit_ort.export.forms import BFLOAT16, FLOAT16, INT8
+from lit_ort.export.export_result import Exported
+from lit_ort.export.form_names import BFLOAT16, FLOAT16, INT8
 from lit_ort.export.last_fit import batch_of_last_fit
-from lit_ort.export.result import Exported
 
 # The default tolerance of each form: rounding of float32, of weights with 11 and 8 bits, and of products in 8 bits.
 TOLERANCES = {None: 1e-4, FLOAT16: 1e-2, BFLOAT16: 5e-2, INT8: 0.1}
@@ -65,7 +65,7 @@ def export(
             the module's. No file is written then.
     """
     # These imports load onnx, which training doesn't need.
-    from lit_ort.export.graph import model_of
+    from lit_ort.export.exported_graph import model_of
     from lit_ort.export.write import describe, write
 
     form = _form_of(half, quantize)

@@ -22,7 +22,7 @@ import torch
 from lit_ort._compat.devices import CPU, is_cpu
 from lit_ort._compat.torch import owners_of_memory
 from lit_ort.runtime.buffers import BufferPool
-from lit_ort.runtime.engines.serving import current_state
+from lit_ort.runtime.engines.node_callbacks import current_state
 from lit_ort.runtime.engines.stock.library import Library
 
 # ONNX Runtime rounds its requests up, and uses only the value's bytes of the memory.
