@@ -16,7 +16,7 @@ from lit_ort.runtime.engines.choice import engine_of
 from tests.compat.canary import canary
 
 TORCH, OPS, FX, SIZES, AOT = "torch", "torch_ops", "torch_fx", "torch_sizes", "torch_aot"
-ORT, RECURRENT, INTERPOLATION = "onnxruntime", "recurrent", "interpolation"
+ORT, RECURRENT, INTERPOLATION = "onnxruntime", "recurrent_shapes", "interpolation"
 aten = torch.ops.aten
 
 
