@@ -101,8 +101,15 @@ def expected_output(page: str) -> list[str]:
 # Code
 
 
+# Fine-tunes and exports a whole task, for more than a minute.
+LONGEST = "docs/deploy.md"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if programs(page)])
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.sweep] * (page == LONGEST)) for page in PAGES if programs(page)],
+)
 def test_code_runs(page: str, tmp_path: Path) -> None:
     (tmp_path / "readers_own.py").write_text(READERS_OWN.get(page, ""))
     output = ""

@@ -53,7 +53,7 @@ def _mark_of(process: psutil.Process) -> str | None:
         pytest.param(
             cause,
             launcher,
-            marks=[] if launcher == "lightning" and cause in ("dies", "hangs") else [pytest.mark.sweep],
+            marks=[] if launcher == "lightning" and cause == "dies" else [pytest.mark.sweep],
         )
         for cause, launcher in itertools.product(CAUSES, LAUNCHERS)
         if launcher == "lightning" or cause in ("raises", "dies")

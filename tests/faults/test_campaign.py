@@ -21,7 +21,7 @@ def test_every_kind_of_fault_is_drawn_reproducibly() -> None:
     assert faults == [drawn_fault(random.Random(seed)) for seed in range(300)]
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_runs_with_faults_complete_correctly() -> None:
     options = ["--strategies", "ort", "--tasks", "gpt2", "--runs", "1", "--seed", "500", "--faults", "2"]
     command = [sys.executable, "-m", "benchmarks.faults", *options]

@@ -185,12 +185,12 @@ def test_metrics(name: str) -> None:
     assert_same_as_eager(WithMetric, name)
 
 
-# Every fifth one, since most metrics have a binary, a multiclass and a multilabel form.
+# Every tenth one, since most metrics have a binary, a multiclass and a multilabel form.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
-        name if k % 5 == 0 else pytest.param(name, marks=pytest.mark.sweep)
+        name if k % 10 == 0 else pytest.param(name, marks=pytest.mark.sweep)
         for k, name in enumerate([*CLASSIFICATION, *REGRESSION])
     ],
 )

@@ -187,7 +187,7 @@ cases = st.one_of(unary(), binary(), reduction(), normalization(), product(), mo
 
 @pytest.mark.slow
 @settings(
-    max_examples=25,
+    max_examples=15,
     deadline=None,
     derandomize=True,
     database=None,

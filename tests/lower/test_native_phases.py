@@ -15,7 +15,7 @@ from lit_ort.backend.backend import ORTBackend
 from lit_ort.lower import native_operators
 from lit_ort.passes import fuse_regions
 from lit_ort.runtime.engines.native_sessions import NativeEngine
-from tests.compare import assert_same_step, backend, relative_error
+from tests.compare import assert_same_step, backend, mostly_swept, relative_error
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +88,7 @@ MATMULS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", mostly_swept([torch.float32, torch.float64], 2), ids=str)
 @pytest.mark.parametrize("name", MATMULS)
 def test_matmuls(name: str, dtype: torch.dtype) -> None:
     function, shapes = MATMULS[name]

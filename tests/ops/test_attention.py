@@ -13,7 +13,7 @@ from torch.nn import functional
 from lit_ort.ops import OPERATORS
 from lit_ort.ops.attention_scores import CHUNK_ELEMENTS, blocks_of_seen, groups_of, mask_of, piece_elements
 from lit_ort.ops.masks import OFF
-from tests.compare import mostly_slow
+from tests.compare import mostly_slow, mostly_swept
 from tests.ops.helpers import MeasuringMemory, RecordingMemory, closeness, relative_error, seed_of
 
 attention, attention_backward = torch.ops.lit_ort.attention, torch.ops.lit_ort.attention_backward
@@ -200,7 +200,7 @@ def test_pieces_cover_all_queries_within_the_promised_size(shape: tuple[int, int
 @pytest.mark.parametrize(
     "name", mostly_slow(["plain", "permuted", "causal", "rows", "added", "values of another width"], 5)
 )
-@pytest.mark.parametrize("p", [0.0, 0.4])
+@pytest.mark.parametrize("p", mostly_swept([0.4, 0.0], 2))
 def test_opcheck(name: str, p: float, dtype: torch.dtype) -> None:
     case = dataclasses.replace(CASES[name], p=p)
     leaves = [t.requires_grad_() for t in case.inputs(dtype)]

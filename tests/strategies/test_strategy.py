@@ -579,7 +579,7 @@ SLOW_PLACES = ("after it", "late", "outside", "on_before_backward", "on_after_ba
 
 
 @pytest.mark.filterwarnings("ignore:optimizer_in_graph=True. the optimizer steps after the backward")
-@pytest.mark.parametrize("in_graph", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("in_graph", [False, pytest.param(True, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize(
     "place",
     [
