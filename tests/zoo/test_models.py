@@ -19,7 +19,7 @@ WITHOUT_DROPOUT = {"ConvNeXt", "Mamba"}
 QUICK = ("BERT", "ResNet", "LSTM", "graph network")
 # Models whose steps are those of others, but for a few operators.
 LIKE_OTHERS = ("ELECTRA", "Gemma 2", "Mistral", "Mixtral", "Qwen2", "RoBERTa", "bidirectional RNN")
-LIKE_OTHERS += ("ALBERT", "BART", "DistilBERT", "Mixtral, experts in turn", "GPT-NeoX", "OPT", "Qwen3", "bidirectional GRU", "RNN")
+LIKE_OTHERS += ("ALBERT", "BART", "DistilBERT", "GPT-NeoX", "OPT", "Qwen3", "bidirectional GRU", "RNN")
 
 QUICK_GROUP = "activations"
 
