@@ -95,7 +95,7 @@ def returns_alias(target: object) -> bool:
     return isinstance(target, OpOverload) and any(r.alias_info is not None for r in target._schema.returns)
 
 
-def is_of_tensors(target: OpOverload) -> bool:
+def is_safe_in_cache(target: OpOverload) -> bool:
     """Whether an operator belongs to torch, torchvision or lit_ort, and accesses nothing but tensors.
 
     An operator with a string argument that does not select a method of computation can access the file that the string

@@ -305,7 +305,7 @@ class _Build:
             name=self._name,
             kind=program.kind,
             inputs=len(self._tensors),
-            wants_gradient=sum(position is not None for position in signature.gradients),
+            gradient_count=sum(position is not None for position in signature.gradients),
             shapes=_data_shapes(signature, self._tensors, self._changing),
             operators_before=before,
             operators_after=dict(after.most_common()),

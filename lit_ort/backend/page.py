@@ -34,7 +34,7 @@ def _cells(graph: GraphReport) -> tuple[str, ...]:
         graph.name,
         graph.kind,
         str(graph.inputs),
-        str(graph.wants_gradient),
+        str(graph.gradient_count),
         graph.precision,
         "" if is_eager else f"{graph.peak_bytes / 1e6:.0f} MB",
         f"{graph.seconds:.1f} s",

@@ -30,7 +30,7 @@ from lit_ort.errors import ConvertError
 from lit_ort.ops import OPERATORS
 from lit_ort.runtime.argument_codec import SIZE, SLOT, word_for
 from lit_ort.runtime.buffers import SMALL_BYTES
-from lit_ort.runtime.program import AS_BYTES, AS_IS, AS_REAL, Statement, TorchNode
+from lit_ort.runtime.program import AS_BYTES, AS_IS, AS_REAL, Allocated, Statement, TorchNode
 
 aten = torch.ops.aten
 # Operators whose out= overload computes directly into the given memory, besides those that torch tags as pointwise.
@@ -137,6 +137,7 @@ class NodeBuilder:
             args = self._arguments(node)
             kwargs = {name: word_for(argument, self._word) for name, argument in node.kwargs.items()}
             memory = self._memory(node) if stream is None else {}
+            allocated = self._allocated(node) if stream is None else ()
         except TypeError as error:
             raise ConvertError(
                 str(error), remedy="Run this operation outside of the step.", operator=str(node.target)
@@ -146,7 +147,14 @@ class NodeBuilder:
         results = len(value) if isinstance(value, (tuple, list)) else result_count(node.target)
         slots = self._new_slots(results)
         statement = Statement(
-            str(node.target), args, kwargs, results, stream=stream, module=module_name(node), **memory
+            str(node.target),
+            args,
+            kwargs,
+            results,
+            allocated=allocated,
+            stream=stream,
+            module=module_name(node),
+            **memory,
         )
         self._statements.append((statement, slots))
         if isinstance(value, torch.Tensor):
@@ -197,20 +205,30 @@ class NodeBuilder:
         return None
 
     def _memory(self, node: fx.Node) -> dict[str, Any]:
-        """The large result of an operator that can compute it in given memory, as fields of its statement."""
+        """The out= overload of an operator with a large result, as fields of its statement."""
         value, target = node.meta.get("val"), node.target
         assert isinstance(target, OpOverload)
         if not isinstance(value, torch.Tensor) or not _is_large(value):
             return {}
-        operator, out = OPERATORS.get(target), None
-        if operator is None:
-            out = out_overload(target)
-            if out is None or not (is_pointwise(target) or target in _INTO_MEMORY):
-                return {}
-        elif operator.writes_into is not None:
+        out = None if target in OPERATORS else out_overload(target)
+        if out is None or not (is_pointwise(target) or target in _INTO_MEMORY):
             return {}
-        shape = tuple(word_for(size, self._word) for size in value.shape)
-        return {"out": None if out is None else overload_name(out), "shape": shape, "dtype": value.dtype}
+        return {"out": overload_name(out), "shape": self._shape(value), "dtype": value.dtype}
+
+    def _allocated(self, node: fx.Node) -> tuple[Allocated, ...]:
+        """The large results of an operator of this project."""
+        value, operator = node.meta.get("val"), OPERATORS.get(node.target)
+        if operator is None or operator.writes_into is not None:
+            return ()
+        values = value if isinstance(value, (tuple, list)) else (value,)
+        return tuple(
+            Allocated(k, self._shape(one), one.dtype)
+            for k, one in enumerate(values)
+            if isinstance(one, torch.Tensor) and _is_large(one)
+        )
+
+    def _shape(self, value: torch.Tensor) -> tuple[Any, ...]:
+        return tuple(word_for(size, self._word) for size in value.shape)
 
     def _as_traced(self, node: fx.Node) -> _Slot:
         """Appends a copy of a value, if it hasn't the strides that AOTAutograd traced it with.

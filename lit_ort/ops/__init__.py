@@ -20,7 +20,7 @@ from lit_ort.ops import (
     writes,
     zeros,
 )
-from lit_ort.ops.operator import Memory, Operator, TorchMemory, cast
+from lit_ort.ops.operator import Allocator, Operator, TorchAllocator, cast
 
 _ALL: tuple[Operator, ...] = (
     *attention.OPERATORS,
@@ -44,4 +44,4 @@ def operator_of(target: object) -> Operator | None:
     return OPERATORS.get(target) if isinstance(target, OpOverload) else None
 
 
-__all__ = ["OPERATORS", "Memory", "Operator", "TorchMemory", "cast", "operator_of"]
+__all__ = ["OPERATORS", "Allocator", "Operator", "TorchAllocator", "cast", "operator_of"]

@@ -22,15 +22,15 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from lit_ort.ops.attention_scores import Block, Group, Mask, group_heads, groups_of, mask_of, piece_elements
-from lit_ort.ops.masks import Draws, scale_of, share_to_drop, smallest_kept
-from lit_ort.ops.operator import NAMESPACE, Memory, Operator, accumulation_dtype, define
+from lit_ort.ops.masks import Draws, drop_probability, scale_of, smallest_kept
+from lit_ort.ops.operator import NAMESPACE, Allocator, Operator, accumulation_dtype, define
 
 aten = torch.ops.aten
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def attention(
-    memory: Memory,
+    allocator: Allocator,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -44,7 +44,7 @@ def attention(
     """Computes dropout(softmax(q @ k.T * scale + mask)) @ v.
 
     Args:
-        memory: allocates the result and the workspace.
+        allocator: allocates the result and the workspace.
         q: float[batch, heads, length, width]. k: float[batch, heads, keys, width].
         v: float[batch, heads, keys, value width].
         mask: bool (True for keys that are attended to) or float (added to the scores), broadcastable to [batch, heads,
@@ -62,11 +62,11 @@ def attention(
     Raises:
         ValueError: p is not between 0 and 1.
     """
-    share = share_to_drop(seed, p)
-    result = _empty(memory, q, v.shape[3])
+    share = drop_probability(seed, p)
+    result = _empty(allocator, q, v.shape[3])
     if share == 0 and mask is None and _flash_is_faster(q, v):
         return result.copy_(aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)[0])
-    pieces = _Pieces(memory, q, k, mask, causal, scale, pieces=1 + (share > 0))
+    pieces = _Pieces(allocator, q, k, mask, causal, scale, pieces=1 + (share > 0))
     dropout = _Dropout(share, seed, stream)
     for group in pieces.groups():
         keys, values = group.of(k), group.of(v)
@@ -74,13 +74,13 @@ def attention(
             weights = pieces.weights(group, block, group.of(q, block.queries), keys)
             if share > 0:
                 weights.mul_(dropout.draw(pieces.like(weights, 1)))
-            part = _product(memory, pieces.rounded(weights), values[:, : block.keys], dropout.scale)
+            part = _product(allocator, pieces.rounded(weights), values[:, : block.keys], dropout.scale)
             group.put(result, part, block.queries)
     return result
 
 
 def attention_backward(
-    memory: Memory,
+    allocator: Allocator,
     grad: torch.Tensor,
     q: torch.Tensor,
     k: torch.Tensor,
@@ -93,15 +93,15 @@ def attention_backward(
     stream: int,
 ) -> Gradients:
     """The gradients of q, k and v in their dtypes, from the gradient of the result and the arguments of `attention`."""
-    share = share_to_drop(seed, p)
-    of_q, of_k, of_v = (_empty(memory, tensor, tensor.shape[3]) for tensor in (q, k, v))
+    share = drop_probability(seed, p)
+    of_q, of_k, of_v = (_empty(allocator, tensor, tensor.shape[3]) for tensor in (q, k, v))
     if not q.shape[2]:
         return of_q, of_k.zero_(), of_v.zero_()
-    pieces = _Pieces(memory, q, k, mask, causal, scale, pieces=2 + (share > 0))
+    pieces = _Pieces(allocator, q, k, mask, causal, scale, pieces=2 + (share > 0))
     dropout = _Dropout(share, seed, stream)
     for group in pieces.groups():
         keys, values = group.of(k), group.of(v)
-        key_sum, value_sum = (_Sum(memory, tensor, len(group.blocks) > 1) for tensor in (keys, values))
+        key_sum, value_sum = (_Sum(allocator, tensor, len(group.blocks) > 1) for tensor in (keys, values))
         for block in group.blocks:
             of_result, queries = group.of(grad, block.queries), group.of(q, block.queries)
             weights = pieces.weights(group, block, queries, keys)
@@ -112,11 +112,11 @@ def attention_backward(
                 dropout_mask = dropout.draw(pieces.like(weights, 2))
                 of_weights.mul_(dropout_mask)
                 dropped = dropout_mask.mul_(weights)
-            value_sum.add(_product(memory, pieces.rounded(dropped).mT, of_result, dropout.scale))
+            value_sum.add(_product(allocator, pieces.rounded(dropped).mT, of_result, dropout.scale))
             aten._softmax_backward_data.out(of_weights, weights, -1, weights.dtype, grad_input=of_weights)
             of_scores = pieces.rounded(of_weights)
-            group.put(of_q, _product(memory, of_scores, keys[:, : block.keys], scale), block.queries)
-            key_sum.add(_product(memory, of_scores.mT, queries, scale))
+            group.put(of_q, _product(allocator, of_scores, keys[:, : block.keys], scale), block.queries)
+            key_sum.add(_product(allocator, of_scores.mT, queries, scale))
         group.put(of_k, key_sum.total)
         group.put(of_v, value_sum.total)
     return of_q, of_k, of_v
@@ -131,7 +131,7 @@ class _Pieces:
 
     def __init__(
         self,
-        memory: Memory,
+        allocator: Allocator,
         q: torch.Tensor,
         k: torch.Tensor,
         mask: torch.Tensor | None,
@@ -144,8 +144,8 @@ class _Pieces:
         self.mask: Mask | None = mask_of(mask, causal, q.shape[2], k.shape[2], exact)
         self._sizes = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
         elements = piece_elements(*self._sizes)
-        self._exact = [memory.empty(elements, dtype=exact) for _ in range(pieces)]
-        self._narrow = None if q.dtype == exact else memory.empty(elements, dtype=q.dtype)
+        self._exact = [allocator.empty(elements, dtype=exact) for _ in range(pieces)]
+        self._narrow = None if q.dtype == exact else allocator.empty(elements, dtype=q.dtype)
 
     def groups(self) -> Iterator[Group]:
         return groups_of(*self._sizes, self.mask)
@@ -196,28 +196,28 @@ class _Sum:
     """The gradient of the keys or values of some heads, summed over blocks of queries that read the first keys.
 
     Args:
-        memory: allocates the sum.
+        allocator: allocates the sum.
         tensor: float[rows * heads, keys, width], the keys or values.
         several: whether there are several blocks; their sum is in float32, or in float64 for float64.
     """
 
-    def __init__(self, memory: Memory, tensor: torch.Tensor, several: bool) -> None:
+    def __init__(self, allocator: Allocator, tensor: torch.Tensor, several: bool) -> None:
         dtype = accumulation_dtype(tensor.dtype) if several else tensor.dtype
-        self.total = memory.empty(*tensor.shape, dtype=dtype).zero_()
+        self.total = allocator.empty(*tensor.shape, dtype=dtype).zero_()
 
     def add(self, part: torch.Tensor) -> None:
         self.total[:, : part.shape[1]].add_(part)
 
 
-def _product(memory: Memory, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
-    out = memory.empty(len(a), a.shape[1], b.shape[2], dtype=a.dtype)
+def _product(allocator: Allocator, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
+    out = allocator.empty(len(a), a.shape[1], b.shape[2], dtype=a.dtype)
     return torch.baddbmm(out, a, b, beta=0, alpha=scale, out=out)
 
 
-def _empty(memory: Memory, tensor: torch.Tensor, width: int) -> torch.Tensor:
+def _empty(allocator: Allocator, tensor: torch.Tensor, width: int) -> torch.Tensor:
     """An uninitialized tensor [batch, heads, length, width] with the memory layout [batch, length, heads, width]."""
     batch, heads, length, _ = tensor.shape
-    return memory.empty(batch, length, heads, width, dtype=tensor.dtype).transpose(1, 2)
+    return allocator.empty(batch, length, heads, width, dtype=tensor.dtype).transpose(1, 2)
 
 
 def _flash_is_faster(q: torch.Tensor, v: torch.Tensor) -> bool:

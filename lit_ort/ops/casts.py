@@ -6,16 +6,16 @@ from typing import Any
 
 import torch
 
-from lit_ort.ops.operator import Memory, Operator
+from lit_ort.ops.operator import Allocator, Operator
 
 aten = torch.ops.aten
 
 
-def _kernel(memory: Memory, x: torch.Tensor, dtype: torch.dtype | None = None, **kwargs: Any) -> torch.Tensor:
+def _kernel(allocator: Allocator, x: torch.Tensor, dtype: torch.dtype | None = None, **kwargs: Any) -> torch.Tensor:
     if not x.is_contiguous():
         # Torch's operator keeps the memory format of the input.
         return aten._to_copy.default(x, dtype=dtype, **kwargs)
-    return memory.empty(*x.shape, dtype=dtype or x.dtype).copy_(x)
+    return allocator.empty(*x.shape, dtype=dtype or x.dtype).copy_(x)
 
 
 OPERATORS = (Operator(aten._to_copy.default, _kernel),)

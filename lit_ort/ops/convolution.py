@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from lit_ort._compat.torch_sizes import hint_of
-from lit_ort.ops.operator import Memory, Operator
+from lit_ort.ops.operator import Allocator, Operator
 
 aten = torch.ops.aten
 Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
@@ -25,7 +25,7 @@ MOST_PIXELS, LEAST_WEIGHT = 64, 2**20
 
 
 def convolution_backward(
-    memory: Memory,
+    allocator: Allocator,
     grad_output: torch.Tensor,
     input: torch.Tensor,
     weight: torch.Tensor,
@@ -41,7 +41,7 @@ def convolution_backward(
     """The gradients of a convolution's images, weight and bias, or None for those that `output_mask` excludes.
 
     Args:
-        memory: allocates the weight's gradient.
+        allocator: allocates the weight's gradient.
         grad_output: float32[batch, outputs, height, width]. input: float32[batch, channels, ...].
         weight: float32[outputs, channels, ...].
     """
@@ -56,7 +56,7 @@ def convolution_backward(
         of_input = aten.col2im(patches, size, kernel, dilation, padding, stride)
     if output_mask[1]:
         patches = aten.im2col(input, kernel, dilation, padding, stride).transpose(0, 1).reshape(matrix.shape[1], -1)
-        out = memory.empty(*matrix.shape, dtype=weight.dtype)
+        out = allocator.empty(*matrix.shape, dtype=weight.dtype)
         of_weight = torch.mm(grad, patches.t(), out=out).view(weight.shape)
     if output_mask[2]:
         of_bias = grad.sum(1)

@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 
-from lit_ort.ops.masks import CHUNK_ELEMENTS, draw_mask, scale_of, share_to_drop
-from lit_ort.ops.operator import NAMESPACE, Memory, Operator, define
+from lit_ort.ops.masks import CHUNK_ELEMENTS, draw_mask, drop_probability, scale_of
+from lit_ort.ops.operator import NAMESPACE, Allocator, Operator, define
 
 
 def dropout(
-    memory: Memory, x: torch.Tensor, seed: torch.Tensor, p: float, stream: int
+    allocator: Allocator, x: torch.Tensor, seed: torch.Tensor, p: float, stream: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sets elements to zero with probability `p`, and scales the others so that the expected value is unchanged.
 
     Args:
-        memory: allocates the results.
+        allocator: allocates the results.
         x: float[...].
         seed: int64[], the seed of the step; -1 disables dropout.
         p: dropout probability, from 0 to 1, rounded to 16 bits.
@@ -31,22 +31,22 @@ def dropout(
     Raises:
         ValueError: p is not between 0 and 1.
     """
-    share = share_to_drop(seed, p)
-    mask = memory.empty(*x.shape, dtype=torch.bool)
+    share = drop_probability(seed, p)
+    mask = allocator.empty(*x.shape, dtype=torch.bool)
     draw_mask(mask.view(-1), share, int(seed), stream)
-    return _masked(memory, x, mask, share), mask
+    return _masked(allocator, x, mask, share), mask
 
 
 def dropout_backward(
-    memory: Memory, grad: torch.Tensor, mask: torch.Tensor, seed: torch.Tensor, p: float
+    allocator: Allocator, grad: torch.Tensor, mask: torch.Tensor, seed: torch.Tensor, p: float
 ) -> torch.Tensor:
     """The gradient of x, float[...], from the gradient of the result and from the mask, the seed and p."""
-    return _masked(memory, grad, mask, share_to_drop(seed, p))
+    return _masked(allocator, grad, mask, drop_probability(seed, p))
 
 
-def _masked(memory: Memory, data: torch.Tensor, mask: torch.Tensor, share: float) -> torch.Tensor:
+def _masked(allocator: Allocator, data: torch.Tensor, mask: torch.Tensor, share: float) -> torch.Tensor:
     # A product of two dtypes would allocate a copy of the mask.
-    result = memory.empty(*data.shape, dtype=data.dtype).copy_(mask).mul_(data)
+    result = allocator.empty(*data.shape, dtype=data.dtype).copy_(mask).mul_(data)
     scale = scale_of(share)
     return result if scale == 1.0 else result.mul_(scale)
 

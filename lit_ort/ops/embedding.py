@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import torch
 
-from lit_ort.ops.operator import Memory, Operator, TorchMemory, define
+from lit_ort.ops.operator import Allocator, Operator, TorchAllocator, define
 
 
-def embedding(memory: Memory, weight: torch.Tensor, indices: torch.Tensor, *_: object) -> torch.Tensor:
+def embedding(allocator: Allocator, weight: torch.Tensor, indices: torch.Tensor, *_: object) -> torch.Tensor:
     """The same as `aten.embedding`, with an error that contains the index.
 
     Args:
-        memory: allocates the result.
+        allocator: allocates the result.
         weight: float[rows, width]. indices: int64[...] or int32[...].
 
     Returns:
@@ -26,7 +26,7 @@ def embedding(memory: Memory, weight: torch.Tensor, indices: torch.Tensor, *_: o
         IndexError: an index is negative or not smaller than the number of rows.
     """
     flat = indices.reshape(-1)
-    rows = memory.empty(len(flat), weight.shape[1], dtype=weight.dtype)
+    rows = allocator.empty(len(flat), weight.shape[1], dtype=weight.dtype)
     try:
         torch.index_select(weight, 0, flat, out=rows)
     except (IndexError, RuntimeError) as error:
@@ -41,12 +41,12 @@ def embedding(memory: Memory, weight: torch.Tensor, indices: torch.Tensor, *_: o
 
 
 def embedding_gradient(
-    memory: Memory, grad: torch.Tensor, indices: torch.Tensor, rows: int, padding_idx: int
+    allocator: Allocator, grad: torch.Tensor, indices: torch.Tensor, rows: int, padding_idx: int
 ) -> torch.Tensor:
     """The gradient of an embedding table.
 
     Args:
-        memory: allocates the result.
+        allocator: allocates the result.
         grad: float[..., width]. indices: int64[...] or int32[...].
         rows: the number of rows of the table.
         padding_idx: the row without a gradient, or a negative number.
@@ -57,12 +57,12 @@ def embedding_gradient(
     Raises:
         RuntimeError: an index is out of range.
     """
-    table = memory.empty(rows, grad.shape[-1], dtype=grad.dtype).zero_()
-    return embedding_gradient_onto(memory, table, grad, indices, padding_idx)
+    table = allocator.empty(rows, grad.shape[-1], dtype=grad.dtype).zero_()
+    return embedding_gradient_onto(allocator, table, grad, indices, padding_idx)
 
 
 def embedding_gradient_onto(
-    memory: Memory, table: torch.Tensor, grad: torch.Tensor, indices: torch.Tensor, padding_idx: int
+    allocator: Allocator, table: torch.Tensor, grad: torch.Tensor, indices: torch.Tensor, padding_idx: int
 ) -> torch.Tensor:
     """Adds the gradient of an embedding table to `table`, float[rows, width], in place, and returns it."""
     flat, values = indices.reshape(-1), grad.reshape(-1, table.shape[1])
@@ -80,7 +80,7 @@ def _fake(grad: torch.Tensor, indices: torch.Tensor, rows: int, padding_idx: int
 def _onto(table: torch.Tensor, grad: torch.Tensor, indices: torch.Tensor, padding_idx: int) -> torch.Tensor:
     """The functional form of `embedding_gradient_onto`."""
     copy = table.clone(memory_format=torch.contiguous_format)
-    return embedding_gradient_onto(TorchMemory(), copy, grad, indices, padding_idx)
+    return embedding_gradient_onto(TorchAllocator(), copy, grad, indices, padding_idx)
 
 
 def _fake_onto(table: torch.Tensor, grad: torch.Tensor, indices: torch.Tensor, padding_idx: int) -> torch.Tensor:

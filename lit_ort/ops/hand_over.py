@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import torch
 
-from lit_ort.ops.operator import Memory, define
+from lit_ort.ops.operator import Allocator, define
 
 
-def _kernel(memory: Memory, gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+def _kernel(allocator: Allocator, gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     return gradient.clone()
 
 

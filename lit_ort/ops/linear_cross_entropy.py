@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from lit_ort.ops.operator import NAMESPACE, Memory, Operator, accumulation_dtype, cast, define
+from lit_ort.ops.operator import NAMESPACE, Allocator, Operator, accumulation_dtype, cast, define
 from lit_ort.ops.product import product, workspace_bytes
 from lit_ort.ops.row_losses import compute_logits, losses_of, subtract_one
 
@@ -25,7 +25,7 @@ Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def linear_cross_entropy(
-    memory: Memory,
+    allocator: Allocator,
     hidden: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -39,7 +39,7 @@ def linear_cross_entropy(
     """Computes cross_entropy(hidden @ weight.T + bias, labels) and its gradients.
 
     Args:
-        memory: allocates the gradients and the workspace.
+        allocator: allocates the gradients and the workspace.
         hidden: float[N, H]. weight: float[C, H]. bias, class_weight: float[C]. labels: int64[N].
         ignore_index: the label of rows that are ignored.
         mean: whether the loss is the mean over rows, weighted by class, instead of the sum.
@@ -59,12 +59,12 @@ def linear_cross_entropy(
     counted = labels != ignore_index
     _require_classes(labels, counted, classes=len(weight))
     rows = None if bool(counted.all()) else counted.nonzero().squeeze(1)
-    factors = _Factors(cast(memory, _selected(hidden, rows), products), cast(memory, weight, products), bias)
+    factors = _Factors(cast(allocator, _selected(hidden, rows), products), cast(allocator, weight, products), bias)
     labels = _selected(labels, rows)
     share = _share(labels, class_weight, exact)
     total = share.sum() if mean else torch.ones((), dtype=exact)
-    gradients = _Gradients(memory, factors, wanted, of_hidden=hidden.dtype)
-    losses = _compute(memory, factors, labels, share / total, gradients if any(wanted) else None)
+    gradients = _Gradients(allocator, factors, wanted, of_hidden=hidden.dtype)
+    losses = _compute(allocator, factors, labels, share / total, gradients if any(wanted) else None)
     loss = torch.dot(losses, share) / total
     results = gradients.results(hidden, weight, bias, rows)
     return (loss.to(torch.float32 if low_precision else hidden.dtype), *results)
@@ -88,21 +88,21 @@ class _Gradients:
     """The gradients while they are accumulated over chunks; those that are not wanted are empty.
 
     Args:
-        memory: allocates the gradients.
+        allocator: allocates the gradients.
         factors: the factors of the layer.
         wanted: flags for the gradients of hidden, weight and bias.
         of_hidden: the dtype of hidden's gradient; sums over chunks are in float32, or in float64 for float64.
     """
 
-    def __init__(self, memory: Memory, factors: _Factors, wanted: Sequence[bool], of_hidden: torch.dtype) -> None:
-        self._memory, self._factors, self._wanted = memory, factors, wanted
+    def __init__(self, allocator: Allocator, factors: _Factors, wanted: Sequence[bool], of_hidden: torch.dtype) -> None:
+        self._allocator, self._factors, self._wanted = allocator, factors, wanted
         self._started = False
         rows, width = factors.hidden.shape
         classes = len(factors.weight)
         sums = accumulation_dtype(factors.weight.dtype)
-        self._of_hidden = memory.empty(rows if wanted[0] else 0, width, dtype=of_hidden)
-        self._of_weight = memory.empty(classes if wanted[1] else 0, width, dtype=sums)
-        self._of_bias = memory.empty(classes if wanted[2] else 0, dtype=sums)
+        self._of_hidden = allocator.empty(rows if wanted[0] else 0, width, dtype=of_hidden)
+        self._of_weight = allocator.empty(classes if wanted[1] else 0, width, dtype=sums)
+        self._of_bias = allocator.empty(classes if wanted[2] else 0, dtype=sums)
 
     def add(self, chunk: slice, difference: torch.Tensor, scale: torch.Tensor) -> None:
         """Adds the gradients of one chunk.
@@ -126,11 +126,11 @@ class _Gradients:
                 gradient.zero_()
         of_hidden = self._of_hidden
         if rows is not None and self._wanted[0]:
-            of_hidden = self._memory.empty(*hidden.shape, dtype=hidden.dtype).zero_().index_copy_(0, rows, of_hidden)
+            of_hidden = self._allocator.empty(*hidden.shape, dtype=hidden.dtype).zero_().index_copy_(0, rows, of_hidden)
         dtypes = (hidden.dtype, weight.dtype, hidden.dtype if bias is None else bias.dtype)
         gradients = (of_hidden, self._of_weight, self._of_bias)
         first, second, third = (
-            cast(self._memory, gradient, dtype) if is_wanted else torch.empty(0, dtype=dtype)
+            cast(self._allocator, gradient, dtype) if is_wanted else torch.empty(0, dtype=dtype)
             for gradient, dtype, is_wanted in zip(gradients, dtypes, self._wanted, strict=True)
         )
         return first, second, third
@@ -150,11 +150,11 @@ class _Gradients:
         of_hidden, of_weight, of_bias = self._wanted
         dtype = difference.dtype
         if of_hidden:
-            of_rows = self._memory.empty(len(difference), self._of_hidden.shape[1], dtype=dtype)
+            of_rows = self._allocator.empty(len(difference), self._of_hidden.shape[1], dtype=dtype)
             torch.mm(difference, self._factors.weight, out=of_rows)
             torch.mul(of_rows, scale[:, None], out=self._of_hidden[chunk])
         if of_weight:
-            out = self._memory.empty(*self._of_weight.shape, dtype=dtype)
+            out = self._allocator.empty(*self._of_weight.shape, dtype=dtype)
             scaled = (self._factors.hidden[chunk] * scale[:, None]).to(dtype)
             self._accumulate(self._of_weight, torch.mm(difference.t(), scaled, out=out))
         if of_bias:
@@ -166,18 +166,18 @@ class _Gradients:
     def _accumulate(self, total: torch.Tensor, part: torch.Tensor) -> None:
         if self._started:
             # A cast and a sum of one dtype take half the time of a sum of two dtypes.
-            total.add_(cast(self._memory, part, total.dtype))
+            total.add_(cast(self._allocator, part, total.dtype))
         else:
             total.copy_(part)
 
 
 def _compute(
-    memory: Memory, factors: _Factors, labels: torch.Tensor, scale: torch.Tensor, gradients: _Gradients | None
+    allocator: Allocator, factors: _Factors, labels: torch.Tensor, scale: torch.Tensor, gradients: _Gradients | None
 ) -> torch.Tensor:
     """Computes each row's loss, float[rows], and adds to the gradients.
 
     Args:
-        memory: allocates the logits.
+        allocator: allocates the logits.
         factors: the factors of the layer.
         labels: int64[rows].
         scale: float[rows], the factor of each row in the loss.
@@ -186,7 +186,7 @@ def _compute(
     classes, dtype = len(factors.weight), factors.weight.dtype
     losses = torch.empty_like(scale)
     chunks = _chunks(len(labels), classes, dtype.itemsize)
-    logits = memory.empty(chunks[0].stop if chunks else 0, classes, dtype=dtype)
+    logits = allocator.empty(chunks[0].stop if chunks else 0, classes, dtype=dtype)
     for chunk in chunks:
         probabilities = factors.logits(chunk, out=logits[: chunk.stop - chunk.start])
         torch.softmax(probabilities, 1, out=probabilities)

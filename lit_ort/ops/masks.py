@@ -32,7 +32,7 @@ class Draws:
         return torch.from_numpy(numbers.view(np.int16))[:count]
 
 
-def share_to_drop(seed: torch.Tensor | None, p: float) -> float:
+def drop_probability(seed: torch.Tensor | None, p: float) -> float:
     """The dropout probability `p`, or 0 if the seed, int64[], is `OFF` or None.
 
     Raises:

@@ -4,37 +4,49 @@ from __future__ import annotations
 
 import torch
 
-from lit_ort.ops.operator import Memory, Operator
+from lit_ort.ops.operator import Allocator, Operator
 from lit_ort.ops.product import product, workspace_bytes
 
 aten = torch.ops.aten
 
 
-def mm(memory: Memory, self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
+def mm(allocator: Allocator, self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
     """self @ mat2. self: [M, K], mat2: [K, N]. Returns [M, N], contiguous."""
-    return product(self, mat2, memory.empty(len(self), mat2.shape[1], dtype=self.dtype))
+    return product(self, mat2, allocator.empty(len(self), mat2.shape[1], dtype=self.dtype))
 
 
 def addmm(
-    memory: Memory, self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: float = 1, alpha: float = 1
+    allocator: Allocator,
+    self: torch.Tensor,
+    mat1: torch.Tensor,
+    mat2: torch.Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
 ) -> torch.Tensor:
     """beta * self + alpha * mat1 @ mat2. mat1: [M, K], mat2: [K, N]; self is broadcast to [M, N]."""
-    out = memory.empty(len(mat1), mat2.shape[1], dtype=mat1.dtype)
+    out = allocator.empty(len(mat1), mat2.shape[1], dtype=mat1.dtype)
     if beta == 1 and alpha == 1:
         return product(mat1, mat2, out, self)
     return torch.addmm(self, mat1, mat2, beta=beta, alpha=alpha, out=out)
 
 
-def bmm(memory: Memory, self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
+def bmm(allocator: Allocator, self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
     """self @ mat2 for batches of matrices. self: [B, M, K], mat2: [B, K, N]. Returns [B, M, N]."""
-    return torch.bmm(self, mat2, out=memory.empty(*self.shape[:2], mat2.shape[2], dtype=self.dtype))
+    return torch.bmm(self, mat2, out=allocator.empty(*self.shape[:2], mat2.shape[2], dtype=self.dtype))
 
 
 def baddbmm(
-    memory: Memory, self: torch.Tensor, batch1: torch.Tensor, batch2: torch.Tensor, *, beta: float = 1, alpha: float = 1
+    allocator: Allocator,
+    self: torch.Tensor,
+    batch1: torch.Tensor,
+    batch2: torch.Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
 ) -> torch.Tensor:
     """beta * self + alpha * batch1 @ batch2. batch1: [B, M, K], batch2: [B, K, N]; self is broadcast to [B, M, N]."""
-    out = memory.empty(*batch1.shape[:2], batch2.shape[2], dtype=batch1.dtype)
+    out = allocator.empty(*batch1.shape[:2], batch2.shape[2], dtype=batch1.dtype)
     return torch.baddbmm(self, batch1, batch2, beta=beta, alpha=alpha, out=out)
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from lit_ort.ops.operator import Memory, Operator, define
+from lit_ort.ops.operator import Allocator, Operator, define
 
 
-def in_memory_format(memory: Memory, x: torch.Tensor, channels_last: bool) -> torch.Tensor:
+def in_memory_format(allocator: Allocator, x: torch.Tensor, channels_last: bool) -> torch.Tensor:
     """Converts a tensor to `torch.channels_last` or `torch.contiguous_format`; returns x itself if it has this format.
 
     Args:
-        memory: allocates the result.
+        allocator: allocates the result.
         x: float[batch, channels, height, width] for channels last, otherwise float[...].
         channels_last: the format.
     """
@@ -19,9 +19,9 @@ def in_memory_format(memory: Memory, x: torch.Tensor, channels_last: bool) -> to
     if x.is_contiguous(memory_format=memory_format):
         return x
     if not channels_last:
-        return memory.empty(*x.shape, dtype=x.dtype).copy_(x)
+        return allocator.empty(*x.shape, dtype=x.dtype).copy_(x)
     batch, channels, height, width = x.shape
-    return memory.empty(batch, height, width, channels, dtype=x.dtype).permute(0, 3, 1, 2).copy_(x)
+    return allocator.empty(batch, height, width, channels, dtype=x.dtype).permute(0, 3, 1, 2).copy_(x)
 
 
 def _format(channels_last: bool) -> torch.memory_format:

@@ -15,7 +15,7 @@ from lit_ort._compat.torch_ops import OpOverload
 NAMESPACE = "lit_ort"
 
 
-class Memory(Protocol):
+class Allocator(Protocol):
     """Allocates the results and the workspace of a kernel."""
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -23,7 +23,7 @@ class Memory(Protocol):
         ...
 
 
-class TorchMemory:
+class TorchAllocator:
     """Torch's allocator, for operators that run in eager."""
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -37,7 +37,7 @@ class Operator:
     Args:
         target: `torch.ops.lit_ort.<name>.default`, or an aten overload.
         kernel: called as `kernel(memory, *args, **kwargs)` with the arguments of the target's schema. Returns the same
-            results as the target; large ones are allocated from `memory`.
+            results as the target; large ones are allocated from `allocator`.
         workspace_bytes: returns the memory that the kernel needs besides its results, from its arguments, which can be
             fake tensors.
         recomputable: whether the operator is cheap and pure enough to be recomputed in the backward.
@@ -53,9 +53,9 @@ class Operator:
     supports: Callable[..., bool] | None = None
 
 
-def cast(memory: Memory, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def cast(allocator: Allocator, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Cast a tensor to a dtype; the tensor itself if it already has this dtype."""
-    return tensor if tensor.dtype == dtype else memory.empty(*tensor.shape, dtype=dtype).copy_(tensor)
+    return tensor if tensor.dtype == dtype else allocator.empty(*tensor.shape, dtype=dtype).copy_(tensor)
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -80,6 +80,6 @@ def define(
     name, _, signature = schema.partition("(")
     qualified = f"{NAMESPACE}::{name}"
     torch.library.define(qualified, f"({signature}")
-    torch.library.impl(qualified, CPU.type, eager or functools.partial(kernel, TorchMemory()))
+    torch.library.impl(qualified, CPU.type, eager or functools.partial(kernel, TorchAllocator()))
     torch.library.register_fake(qualified, fake)
     return getattr(torch.ops.lit_ort, name).default

@@ -22,7 +22,7 @@ from torch.utils.flop_counter import register_flop_formula
 from lit_ort.errors import KernelError
 from lit_ort.kernels.recurrent_arguments import CELLS, DTYPES, Cell, Layer, LayerGradients, PackedSteps
 from lit_ort.ops import recurrent_steps
-from lit_ort.ops.operator import NAMESPACE, Memory, Operator, define
+from lit_ort.ops.operator import NAMESPACE, Allocator, Operator, define
 from lit_ort.ops.product import product
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def _loops() -> RecurrentLoops | None:
 
 
 def recurrent_layer(
-    memory: Memory,
+    allocator: Allocator,
     x: torch.Tensor,
     state: torch.Tensor,
     cell: torch.Tensor | None,
@@ -59,7 +59,7 @@ def recurrent_layer(
     """Computes one layer over all time steps.
 
     Args:
-        memory: allocates the results and the workspace.
+        allocator: allocates the results and the workspace.
         x: float[length, batch, width]; the length is at least 1. With `batch_sizes`, float[rows, width], the data of a
             packed sequence.
         state: float[1, batch, hidden], the state before the first step.
@@ -77,8 +77,8 @@ def recurrent_layer(
     """
     kind = CELLS[mode]
     batch, hidden = state.shape[1:]
-    output = memory.empty(*x.shape[:-1], hidden, dtype=x.dtype)
-    saved = memory.empty(*_saved_shape(x, kind, hidden), dtype=x.dtype)
+    output = allocator.empty(*x.shape[:-1], hidden, dtype=x.dtype)
+    saved = allocator.empty(*_saved_shape(x, kind, hidden), dtype=x.dtype)
     products = (saved if kind.saved else output).flatten(0, -2)[:, : kind.gates * hidden]
     product(x.reshape(-1, x.shape[-1]), input_weight.t(), out=products)
     input_bias, state_bias = (None if bias is None else bias.contiguous() for bias in (input_bias, state_bias))
@@ -89,9 +89,9 @@ def recurrent_layer(
     if loops is None:
         recurrent_steps.forward(layer)
     else:
-        loops.forward(layer, memory.empty(loops.packed_elements(mode, hidden, x.dtype), dtype=x.dtype))
-    last = memory.empty(1, batch, hidden, dtype=x.dtype).copy_(_last(layer, output))
-    last_cell = memory.empty(0 if cell is None else 1, batch, hidden, dtype=x.dtype)
+        loops.forward(layer, allocator.empty(loops.packed_elements(mode, hidden, x.dtype), dtype=x.dtype))
+    last = allocator.empty(1, batch, hidden, dtype=x.dtype).copy_(_last(layer, output))
+    last_cell = allocator.empty(0 if cell is None else 1, batch, hidden, dtype=x.dtype)
     if cell is not None:
         last_cell.copy_(_last(layer, saved[..., 4 * hidden :]))
     return output, last, last_cell, saved
@@ -130,7 +130,7 @@ def _last(layer: Layer, steps: torch.Tensor) -> torch.Tensor:
 
 
 def recurrent_layer_backward(
-    memory: Memory,
+    allocator: Allocator,
     grad: torch.Tensor | None,
     grad_last: torch.Tensor | None,
     grad_last_cell: torch.Tensor | None,
@@ -150,9 +150,9 @@ def recurrent_layer_backward(
     biases, from those of the output, the last state and the last state of an LSTM's cell; None is zeros."""
     kind = CELLS[mode]
     batch, hidden = state.shape[1:]
-    gates = memory.empty(*x.shape[:-1], kind.gradients * hidden, dtype=x.dtype)
-    of_state = _copied(grad_last, memory.empty(1, batch, hidden, dtype=x.dtype))
-    of_cell = _copied(grad_last_cell, memory.empty(0 if cell is None else 1, batch, hidden, dtype=x.dtype))
+    gates = allocator.empty(*x.shape[:-1], kind.gradients * hidden, dtype=x.dtype)
+    of_state = _copied(grad_last, allocator.empty(1, batch, hidden, dtype=x.dtype))
+    of_cell = _copied(grad_last_cell, allocator.empty(0 if cell is None else 1, batch, hidden, dtype=x.dtype))
     of_output = output.new_zeros(hidden).expand(output.shape) if grad is None else _by_rows(grad)
     weight, states = state_weight.contiguous(), (_by_rows(state[0]), None if cell is None else _by_rows(cell[0]))
     packed = _packed_steps(x, state, batch_sizes)
@@ -162,15 +162,15 @@ def recurrent_layer_backward(
     if loops is None:
         recurrent_steps.backward(layer, gradients)
     else:
-        loops.backward(layer, gradients, memory.empty(loops.packed_elements(mode, hidden, x.dtype), dtype=x.dtype))
+        loops.backward(layer, gradients, allocator.empty(loops.packed_elements(mode, hidden, x.dtype), dtype=x.dtype))
     of_inputs = gates.flatten(0, -2)[:, -kind.gates * hidden :]
-    of_x = memory.empty(*(x.shape if wants_x else (0,)), dtype=x.dtype)
+    of_x = allocator.empty(*(x.shape if wants_x else (0,)), dtype=x.dtype)
     if wants_x:
         product(of_inputs, input_weight, out=of_x.view(-1, x.shape[-1]))
-    of_input_weight = memory.empty(*input_weight.shape, dtype=x.dtype)
+    of_input_weight = allocator.empty(*input_weight.shape, dtype=x.dtype)
     product(of_inputs.t(), x.reshape(-1, x.shape[-1]), out=of_input_weight)
-    of_state_weight = memory.empty(*state_weight.shape, dtype=x.dtype)
-    of_input_bias, of_state_bias = (memory.empty(len(state_weight), dtype=x.dtype) for _ in range(2))
+    of_state_weight = allocator.empty(*state_weight.shape, dtype=x.dtype)
+    of_input_bias, of_state_bias = (allocator.empty(len(state_weight), dtype=x.dtype) for _ in range(2))
     sums = gates.flatten(0, -2).sum(0)
     of_input_bias.copy_(sums[-kind.gates * hidden :])
     for rows, columns in _in_order(kind.turned, kind.gates, hidden):
@@ -288,7 +288,7 @@ def _onednn_kernel(target: Callable[..., Any]) -> Callable[..., Any]:
     oneDNN needs contiguous arguments, and saves tensors for its backward only if gradients are enabled.
     """
 
-    def kernel(memory: Memory, *args: Any) -> Any:
+    def kernel(allocator: Allocator, *args: Any) -> Any:
         contiguous = [value.detach().contiguous() if isinstance(value, torch.Tensor) else value for value in args]
         # Sessions run without gradients.
         with torch.enable_grad():

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from lit_ort.ops.operator import Memory, Operator, define
+from lit_ort.ops.operator import Allocator, Operator, define
 
 aten = torch.ops.aten
 
 
 def add_slices(
-    memory: Memory,
+    allocator: Allocator,
     base: torch.Tensor | None,
     parts: Sequence[torch.Tensor],
     sizes: Sequence[int],
@@ -29,7 +29,7 @@ def add_slices(
     """Adds parts to slices of a tensor.
 
     Args:
-        memory: allocates the result.
+        allocator: allocates the result.
         base: float[sizes]; None for zeros.
         parts: the k-th part has the shape of `aten.slice(base, dims[k], starts[k], ends[k], steps[k])`.
         sizes: the shape of the result.
@@ -38,9 +38,9 @@ def add_slices(
     Returns:
         float[sizes], contiguous.
     """
-    out = memory.empty(*sizes, dtype=parts[0].dtype)
+    out = allocator.empty(*sizes, dtype=parts[0].dtype)
     if base is not None:
-        return add_slices_onto(memory, out.copy_(base), parts, sizes, dims, starts, ends, steps)
+        return add_slices_onto(allocator, out.copy_(base), parts, sizes, dims, starts, ends, steps)
     views = [aten.slice.Tensor(out, *bounds) for bounds in zip(dims, starts, ends, steps, strict=True)]
     ranges = _ranges(sizes, dims, starts, ends, steps)
     if not _cover(ranges, sizes, dims):
@@ -52,7 +52,7 @@ def add_slices(
 
 
 def add_slices_onto(
-    memory: Memory,
+    allocator: Allocator,
     base: torch.Tensor,
     parts: Sequence[torch.Tensor],
     sizes: Sequence[int],

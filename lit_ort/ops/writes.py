@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lit_ort._compat.torch_ops import OpOverload, in_place_overload, signature_of
-from lit_ort.ops.operator import Memory, Operator, define
+from lit_ort.ops.operator import Allocator, Operator, define
 from lit_ort.ops.slices import ADD_SLICES, add_slices_onto
 
 aten = torch.ops.aten
@@ -35,16 +35,18 @@ WHOLE = (
 )
 
 
-def _into_view(view: OpOverload, memory: Memory, self: torch.Tensor, src: torch.Tensor, *bounds: Any) -> torch.Tensor:
+def _into_view(
+    view: OpOverload, allocator: Allocator, self: torch.Tensor, src: torch.Tensor, *bounds: Any
+) -> torch.Tensor:
     view(self, *bounds).copy_(src)
     return self
 
 
-def _at_indices(write: OpOverload, memory: Memory, self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+def _at_indices(write: OpOverload, allocator: Allocator, self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return write(self, *args, **kwargs)
 
 
-def written(memory: Memory, self: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+def written(allocator: Allocator, self: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
     """A value after a write into a part of its memory, which is `part`."""
     return self
 

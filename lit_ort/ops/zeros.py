@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from lit_ort.ops.operator import Memory, Operator
+from lit_ort.ops.operator import Allocator, Operator
 
 
-def zeros(memory: Memory, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
+def zeros(allocator: Allocator, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
     """A tensor of zeros, float32 by default."""
-    return memory.empty(*size, dtype=dtype or torch.float32).zero_()
+    return allocator.empty(*size, dtype=dtype or torch.float32).zero_()
 
 
 OPERATORS = (Operator(torch.ops.aten._efficientzerotensor.default, zeros),)

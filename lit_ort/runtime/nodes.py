@@ -12,7 +12,7 @@ import torch
 from lit_ort._compat.devices import CPU, is_cpu
 from lit_ort._compat.torch_ops import OpOverload, memory_argument, returns_list
 from lit_ort.ops import OPERATORS
-from lit_ort.ops.operator import Memory, Operator
+from lit_ort.ops.operator import Allocator, Operator
 from lit_ort.ops.region_operator import REGION_NAME
 from lit_ort.runtime.argument_codec import SIZE, SLOT, constant_of, is_constant
 from lit_ort.runtime.buffers import BufferPool
@@ -44,28 +44,32 @@ class RunState:
             return self.pool.empty(*shape, dtype=dtype)
         return self.outputs(position, shape, dtype)
 
-    def memory_of(self, position: int, shape: Sequence[int], dtype: torch.dtype) -> Memory:
-        """Memory for an operator of this project whose result is an output."""
-        return self.pool if self.outputs is None else _OutputMemory(self, position, tuple(shape), dtype)
+    def allocator_of(self, *outputs: tuple[int, tuple[int, ...], torch.dtype]) -> Allocator:
+        """Memory for an operator of this project.
+
+        Args:
+            outputs: positions, shapes and dtypes of the outputs that are its results.
+        """
+        return self.pool if self.outputs is None else _OutputAllocator(self, outputs)
 
 
-class _OutputMemory:
+class _OutputAllocator:
     """The pool, whose first allocation of an output's shape and dtype is that output.
 
     If the operator returns something else, its result is copied into the output, as any other.
     """
 
-    __slots__ = ("_dtype", "_position", "_shape", "_state")
+    __slots__ = ("_outputs", "_state")
 
-    def __init__(self, state: RunState, position: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        self._state, self._position, self._dtype = state, position, dtype
-        self._shape: tuple[int, ...] | None = shape
+    def __init__(self, state: RunState, outputs: Sequence[tuple[int, tuple[int, ...], torch.dtype]]) -> None:
+        self._state, self._outputs = state, list(outputs)
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        if shape != self._shape or dtype != self._dtype:
-            return self._state.pool.empty(*shape, dtype=dtype)
-        self._shape = None
-        return self._state.output(self._position, shape, dtype)
+        for k, (position, *of_output) in enumerate(self._outputs):
+            if of_output == [shape, dtype]:
+                del self._outputs[k]
+                return self._state.output(position, shape, dtype)
+        return self._state.pool.empty(*shape, dtype=dtype)
 
 
 NodeFunction = Callable[..., Sequence[torch.Tensor]]
@@ -132,7 +136,8 @@ class _Source:
             self._add(f"v{position} = from_ort(v{position}, {self._name_of(form)})")
 
     def statement(self, statement: Statement, hooks: Hooks) -> None:
-        call = self._call(statement, hooks, self._outputs.get(self._slots))
+        outputs = [self._outputs.get(self._slots + k) for k in range(statement.results)]
+        call = self._call(statement, hooks, outputs)
         slots = [f"v{self._slots + k}" for k in range(statement.results)]
         self._slots += statement.results
         is_list = len(slots) > 1 or (statement.target not in hooks and returns_list(overload_of(statement.target)))
@@ -154,7 +159,7 @@ class _Source:
     def _add(self, line: str) -> None:
         self._lines.append(f"    {line}")
 
-    def _call(self, statement: Statement, hooks: Hooks, output: int | None) -> str:
+    def _call(self, statement: Statement, hooks: Hooks, outputs: Sequence[int | None]) -> str:
         args = [self._word(word) for word in statement.args]
         args += [f"{name}={self._word(word)}" for name, word in statement.kwargs.items() if name.isidentifier()]
         hook = hooks.get(statement.target)
@@ -165,24 +170,30 @@ class _Source:
             return f"{self._name_of(self._regions[text])}(state.pool, {self._word(tensors)}, {self._word(sizes)})"
         target = overload_of(statement.target)
         operator = OPERATORS.get(target) if is_cpu(self._device) else None
-        shape = ", ".join(self._word(word) for word in statement.shape)
-        dtype = self._name_of(statement.dtype)
-        place = f"{output}, [{shape}], {dtype}"
         if statement.stream is not None:
             function = functools.partial(_call_with_seed, target, statement.stream, self._device)
             return f"{self._name_of(function)}({', '.join(['state', *args])})"
         if operator is not None:
             kernel = operator.kernel if operator.supports is None else functools.partial(_kernel_or_torch, operator)
-            memory = "state.pool" if statement.dtype is None or output is None else f"state.memory_of({place})"
-            return f"{self._name_of(kernel)}({', '.join([memory, *args])})"
+            given = [
+                f"({position}, ({self._sizes(one.shape)}), {self._name_of(one.dtype)})"
+                for one in statement.allocated
+                if (position := outputs[one.position]) is not None
+            ]
+            allocator = f"state.allocator_of({', '.join(given)})" if given else "state.pool"
+            return f"{self._name_of(kernel)}({', '.join([allocator, *args])})"
         if statement.out is not None:
-            memory = f"state.pool.empty({shape + ', ' if shape else ''}dtype={dtype})"
+            (output,), shape, dtype = outputs, self._sizes(statement.shape), self._name_of(statement.dtype)
+            memory = f"state.pool.empty({shape}dtype={dtype})"
             if output is not None:
-                memory = f"state.output({place})"
+                memory = f"state.output({output}, [{shape}], {dtype})"
             out = overload_of(f"{statement.target.rpartition('.')[0]}.{statement.out}")
             function = CALLS_INTO_MEMORY.get(statement.target, out)
             return f"{self._name_of(function)}({', '.join([*args, f'{memory_argument(out)}={memory}'])})"
         return f"{self._name_of(CALLS.get(statement.target, target))}({', '.join(args)})"
+
+    def _sizes(self, words: Sequence[Any]) -> str:
+        return "".join(f"{self._word(word)}, " for word in words)
 
     def _word(self, word: Any) -> str:
         if is_constant(word):
@@ -241,7 +252,7 @@ def _slots_of(word: Any) -> list[int]:
     return []
 
 
-def _kernel_or_torch(operator: Operator, memory: Memory, *args: Any, **kwargs: Any) -> Any:
+def _kernel_or_torch(operator: Operator, memory: Allocator, *args: Any, **kwargs: Any) -> Any:
     """Calls lit_ort's kernel if it supports the arguments, and torch's operator otherwise."""
     if operator.supports is not None and operator.supports(*args, **kwargs):
         return operator.kernel(memory, *args, **kwargs)

@@ -21,6 +21,20 @@ OPENMP, SESSION, CALLER = "openmp", "session", "caller"
 
 
 @dataclasses.dataclass(frozen=True)
+class Allocated:
+    """A large result of an operator of this project, which allocates it.
+
+    Args:
+        position: of the result among the operator's.
+        shape, dtype: of the result; sizes are encoded as arguments are.
+    """
+
+    position: int
+    shape: tuple[Any, ...]
+    dtype: torch.dtype
+
+
+@dataclasses.dataclass(frozen=True)
 class Statement:
     """One torch operator of a torch node.
 
@@ -28,8 +42,9 @@ class Statement:
         target: the operator, such as `aten.mm.default`.
         args, kwargs: its arguments, encoded as in `lit_ort.runtime.argument_codec`.
         results: the number of values that it defines.
-        out: the overload that writes into preallocated memory, or None. The project's own operators need none.
+        out: the overload that writes into preallocated memory, or None.
         shape, dtype: of the result, if it is written into preallocated memory.
+        allocated: the large results of an operator of this project.
         stream: the random stream of the run that it draws from, or None.
         module: the name of the module that it comes from, for error messages; empty if unknown.
     """
@@ -41,6 +56,7 @@ class Statement:
     out: str | None = None
     shape: tuple[Any, ...] = ()
     dtype: torch.dtype | None = None
+    allocated: tuple[Allocated, ...] = ()
     stream: int | None = None
     module: str = ""
 

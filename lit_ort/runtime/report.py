@@ -31,7 +31,7 @@ class GraphReport:
         name: the graph's name: the step's name with a number, such as `training_step_0`.
         kind: `fused`, `split`, `forward` or `eager`.
         inputs: the number of tensor inputs.
-        wants_gradient: the number of inputs that receive gradients.
+        gradient_count: the number of inputs that receive gradients.
         shapes: name, dtype and shape of the inputs that are not parameters or buffers.
         operators_before: operator counts of the captured graph, which is the forward only.
         operators_after: operator counts of the ONNX models that run.
@@ -56,7 +56,7 @@ class GraphReport:
     name: str
     kind: str
     inputs: int
-    wants_gradient: int
+    gradient_count: int
     shapes: tuple[str, ...]
     operators_before: dict[str, int]
     operators_after: dict[str, int]
@@ -80,7 +80,7 @@ class GraphReport:
     @property
     def head(self) -> str:
         """The report in one line."""
-        counts = f"{self.inputs} inputs, {self.wants_gradient} gradients"
+        counts = f"{self.inputs} inputs, {self.gradient_count} gradients"
         reused = ", used again" if self.is_reused else ""
         return f"{self.name}: {self.kind}, {counts}, {self.precision}, {self.seconds:.1f} s{reused}"
 

@@ -7,7 +7,7 @@ import weakref
 import torch
 
 
-class RecordingMemory:
+class RecordingAllocator:
     """Records the tensors that it has allocated."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ def seed_of(number: int) -> torch.Tensor:
     return torch.tensor(number, dtype=torch.int64)
 
 
-class MeasuringMemory:
+class MeasuringAllocator:
     """Measures the largest number of bytes in use at the same time."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from lit_ort.ops import OPERATORS
 from lit_ort.ops.attention_scores import CHUNK_ELEMENTS, blocks_of_seen, groups_of, mask_of, piece_elements
 from lit_ort.ops.masks import OFF
 from tests.compare import mostly_slow, mostly_swept
-from tests.ops.helpers import MeasuringMemory, RecordingMemory, closeness, relative_error, seed_of
+from tests.ops.helpers import MeasuringAllocator, RecordingAllocator, closeness, relative_error, seed_of
 
 attention, attention_backward = torch.ops.lit_ort.attention, torch.ops.lit_ort.attention_backward
 SCALE = 0.5
@@ -212,11 +212,11 @@ def test_opcheck(name: str, p: float, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", ["plain", "causal", "rows"])
 @pytest.mark.parametrize("p", [0.0, 0.4])
 def test_results_lie_in_the_given_memory(name: str, p: float) -> None:
-    case, memory = dataclasses.replace(CASES[name], p=p), RecordingMemory()
-    result = OPERATORS[attention.default].kernel(memory, *case.inputs(), *case.constants())
-    gradients = OPERATORS[attention_backward.default].kernel(memory, case.grad(), *case.inputs(), *case.constants())
+    case, allocator = dataclasses.replace(CASES[name], p=p), RecordingAllocator()
+    result = OPERATORS[attention.default].kernel(allocator, *case.inputs(), *case.constants())
+    gradients = OPERATORS[attention_backward.default].kernel(allocator, case.grad(), *case.inputs(), *case.constants())
     for actual, expected in zip((result, *gradients), case.results(), strict=True):
-        assert memory.contains(actual)
+        assert allocator.contains(actual)
         torch.testing.assert_close(actual, expected)
 
 
@@ -248,10 +248,10 @@ def test_needs_no_more_than_the_declared_workspace(shape: tuple[int, ...], kind:
     constants = (mask, seed_of(1), 0.1, kind == "causal", SCALE, 0)
     q, k, v = (torch.randn(shape).to(dtype) for _ in range(3))
     for target, arguments, results in ((attention, (q, k, v), 1), (attention_backward, (q, q, k, v), 3)):
-        operator, memory = OPERATORS[target.default], MeasuringMemory()
-        outputs = operator.kernel(memory, *arguments, *constants)
+        operator, allocator = OPERATORS[target.default], MeasuringAllocator()
+        outputs = operator.kernel(allocator, *arguments, *constants)
         assert operator.workspace_bytes is not None
         workspace = operator.workspace_bytes(*arguments, *constants)
-        assert memory.peak - results * q.numel() * dtype.itemsize <= workspace
+        assert allocator.peak - results * q.numel() * dtype.itemsize <= workspace
         assert workspace < 20 * 2**20
         del outputs

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_ort.ops import OPERATORS, convolution
-from tests.ops.helpers import RecordingMemory
+from tests.ops.helpers import RecordingAllocator
 
 aten = torch.ops.aten
 in_memory_format = torch.ops.lit_ort.in_memory_format.default
@@ -37,7 +37,7 @@ def test_gradients_match_torch(
     args = arguments(images, (16, 8, kernel, kernel), stride, padding, dilation, mask)
     if last:
         args = (*(tensor.contiguous(memory_format=torch.channels_last) for tensor in args[:2]), *args[2:])
-    gradients = OPERATOR.kernel(RecordingMemory(), *args)
+    gradients = OPERATOR.kernel(RecordingAllocator(), *args)
     for is_wanted, actual, expected in zip(mask, gradients, aten.convolution_backward(*args), strict=True):
         if is_wanted:
             torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
@@ -63,10 +63,10 @@ def test_memory_formats(last: bool) -> None:
     memory_format = torch.channels_last if last else torch.contiguous_format
     x = torch.randn(2, 3, 4, 5)
     for images in (x, x.contiguous(memory_format=torch.channels_last), x[:, :2], x.mT):
-        memory = RecordingMemory()
-        actual = OPERATORS[in_memory_format].kernel(memory, images, last)
+        allocator = RecordingAllocator()
+        actual = OPERATORS[in_memory_format].kernel(allocator, images, last)
         assert torch.equal(actual, images)
         assert actual.is_contiguous(memory_format=memory_format)
         is_unchanged = images.is_contiguous(memory_format=memory_format)
-        assert actual is images if is_unchanged else memory.contains(actual)
+        assert actual is images if is_unchanged else allocator.contains(actual)
         torch.library.opcheck(in_memory_format, (images, last))

@@ -7,7 +7,7 @@ import torch
 
 from lit_ort.ops import OPERATORS
 from lit_ort.ops.masks import OFF, draw_mask, scale_of
-from tests.ops.helpers import RecordingMemory, seed_of
+from tests.ops.helpers import RecordingAllocator, seed_of
 
 dropout, dropout_backward = torch.ops.lit_ort.dropout, torch.ops.lit_ort.dropout_backward
 
@@ -106,10 +106,10 @@ def test_permuted_arguments() -> None:
 
 
 def test_results_use_the_given_memory() -> None:
-    memory, x = RecordingMemory(), torch.randn(40, 50)
-    result, mask = OPERATORS[dropout.default].kernel(memory, x, seed_of(3), 0.4, stream=1)
-    gradient = OPERATORS[dropout_backward.default].kernel(memory, x, mask, seed_of(3), 0.4)
-    assert all(memory.contains(tensor) for tensor in (result, mask, gradient))
+    allocator, x = RecordingAllocator(), torch.randn(40, 50)
+    result, mask = OPERATORS[dropout.default].kernel(allocator, x, seed_of(3), 0.4, stream=1)
+    gradient = OPERATORS[dropout_backward.default].kernel(allocator, x, mask, seed_of(3), 0.4)
+    assert all(allocator.contains(tensor) for tensor in (result, mask, gradient))
     expected = dropout(x, seed_of(3), 0.4, 1)
     assert torch.equal(result, expected[0])
     assert torch.equal(mask, expected[1])

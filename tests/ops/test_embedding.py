@@ -10,7 +10,7 @@ import torch
 from lit_ort.errors import SessionError
 from lit_ort.ops import OPERATORS
 from tests.compare import backend
-from tests.ops.helpers import RecordingMemory
+from tests.ops.helpers import RecordingAllocator
 
 gradient_of, gradient_onto = torch.ops.lit_ort.embedding_gradient, torch.ops.lit_ort.embedding_gradient_onto
 
@@ -20,10 +20,10 @@ gradient_of, gradient_onto = torch.ops.lit_ort.embedding_gradient, torch.ops.lit
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_lookup_matches_torch(dtype: torch.dtype, indices: torch.dtype, shape: tuple[int, ...]) -> None:
     weight, index = torch.randn(20, 6, dtype=dtype), torch.randint(20, shape, dtype=indices)
-    memory = RecordingMemory()
-    actual = OPERATORS[torch.ops.aten.embedding.default].kernel(memory, weight, index, -1, False, False)
+    allocator = RecordingAllocator()
+    actual = OPERATORS[torch.ops.aten.embedding.default].kernel(allocator, weight, index, -1, False, False)
     assert torch.equal(actual, torch.embedding(weight, index))
-    assert memory.contains(actual)
+    assert allocator.contains(actual)
 
 
 @pytest.mark.parametrize("index", [-1, -100, 20, 2**40])
@@ -71,15 +71,15 @@ def test_the_kernel_adds_in_place() -> None:
     table, indices, grad = torch.randn(20, 6), torch.randint(20, (5, 3)), torch.randn(5, 3, 6)
     expected = gradient_onto(table, grad, indices, -1)
     assert operator.writes_into == 0
-    actual = operator.kernel(RecordingMemory(), table, grad, indices, -1)
+    actual = operator.kernel(RecordingAllocator(), table, grad, indices, -1)
     assert actual.data_ptr() == table.data_ptr()
     torch.testing.assert_close(actual, expected)
 
 
 def test_results_use_the_given_memory() -> None:
-    memory = RecordingMemory()
-    result = OPERATORS[gradient_of.default].kernel(memory, torch.randn(5, 6), torch.randint(20, (5,)), 20, -1)
-    assert memory.contains(result)
+    allocator = RecordingAllocator()
+    result = OPERATORS[gradient_of.default].kernel(allocator, torch.randn(5, 6), torch.randint(20, (5,)), 20, -1)
+    assert allocator.contains(result)
 
 
 def test_the_gradient_of_an_index_out_of_range_raises() -> None:

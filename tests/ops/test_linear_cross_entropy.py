@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from lit_ort.ops import OPERATORS
 from lit_ort.ops.linear_cross_entropy import chunk_rows
-from tests.ops.helpers import MeasuringMemory, RecordingMemory, closeness, relative_error
+from tests.ops.helpers import MeasuringAllocator, RecordingAllocator, closeness, relative_error
 
 operator = torch.ops.lit_ort.linear_cross_entropy
 ALL = (True, True, True)
@@ -205,9 +205,9 @@ def test_opcheck_with_frozen_inputs() -> None:
 @pytest.mark.parametrize("ignored", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("options", [Options(), Options(low_precision=True)])
 def test_results_use_the_given_memory(options: Options, ignored: float) -> None:
-    case, memory = Case(ignored), RecordingMemory()
-    results = OPERATORS[operator.default].kernel(memory, *case.arguments(options))
-    assert all(memory.contains(gradient) for gradient in results[1:])
+    case, allocator = Case(ignored), RecordingAllocator()
+    results = OPERATORS[operator.default].kernel(allocator, *case.arguments(options))
+    assert all(allocator.contains(gradient) for gradient in results[1:])
     for actual, expected in zip(results, case.results(options), strict=True):
         torch.testing.assert_close(actual, expected, equal_nan=True)
 
@@ -223,11 +223,11 @@ def test_chunks_are_few_and_even(rows: int, sizes: list[int], monkeypatch: pytes
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("low_precision", [False, True])
 def test_needs_no_more_than_the_declared_workspace(low_precision: bool, dtype: torch.dtype) -> None:
-    entry, memory = OPERATORS[operator.default], MeasuringMemory()
+    entry, allocator = OPERATORS[operator.default], MeasuringAllocator()
     arguments = Case(dtype=dtype).arguments(Options(low_precision=low_precision))
-    results = entry.kernel(memory, *arguments)
+    results = entry.kernel(allocator, *arguments)
     assert entry.workspace_bytes is not None
     workspace = entry.workspace_bytes(*arguments)
-    assert memory.peak - sum(result.numel() * result.element_size() for result in results) <= workspace
+    assert allocator.peak - sum(result.numel() * result.element_size() for result in results) <= workspace
     # Less than the logits of two chunks.
     assert workspace < 2 * 110 * CLASSES * 4 + 6 * 4 * (ROWS + CLASSES) * WIDTH

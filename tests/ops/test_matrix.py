@@ -11,7 +11,7 @@ from torch import Tensor
 from lit_ort.ops import OPERATORS
 from lit_ort.ops import product as module
 from lit_ort.ops.product import Gain, Method, method_of, product
-from tests.ops.helpers import RecordingMemory
+from tests.ops.helpers import RecordingAllocator
 
 aten = torch.ops.aten
 ROWS, INNER, COLUMNS = 300, 512, 700
@@ -114,9 +114,9 @@ def test_with_a_little_gain_onednn_computes_wide_gradients_of_weights(gain: Gain
 
 
 def kernel_and_torch(target: torch._ops.OpOverload, *args: object, **kwargs: object) -> tuple[Tensor, Tensor, bool]:
-    memory = RecordingMemory()
-    result = OPERATORS[target].kernel(memory, *args, **kwargs)
-    return result, target(*args, **kwargs), memory.contains(result)
+    allocator = RecordingAllocator()
+    result = OPERATORS[target].kernel(allocator, *args, **kwargs)
+    return result, target(*args, **kwargs), allocator.contains(result)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

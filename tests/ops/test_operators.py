@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from lit_ort.ops import OPERATORS
-from tests.ops.helpers import RecordingMemory
+from tests.ops.helpers import RecordingAllocator
 
 aten = torch.ops.aten
 
 
 def assert_matches_torch(target: torch._ops.OpOverload, *args: Any, in_memory: bool = True, **kwargs: Any) -> None:
-    memory = RecordingMemory()
-    results, expected = OPERATORS[target].kernel(memory, *args, **kwargs), target(*args, **kwargs)
+    allocator = RecordingAllocator()
+    results, expected = OPERATORS[target].kernel(allocator, *args, **kwargs), target(*args, **kwargs)
     pairs = ((results, expected),) if isinstance(results, torch.Tensor) else zip(results, expected, strict=True)
     for actual, reference in pairs:
-        assert memory.contains(actual) == in_memory
+        assert allocator.contains(actual) == in_memory
         assert (actual.dtype, actual.stride()) == (reference.dtype, reference.stride())
         assert torch.equal(actual, reference)
 
@@ -29,7 +29,7 @@ def assert_matches_torch(target: torch._ops.OpOverload, *args: Any, in_memory: b
 def test_zeros_have_memory(dtype: torch.dtype) -> None:
     assert aten._efficientzerotensor((2, 3), dtype=dtype).data_ptr() == 0
     assert_matches_torch(aten._efficientzerotensor.default, (2, 3), dtype=dtype)
-    result = OPERATORS[aten._efficientzerotensor.default].kernel(RecordingMemory(), (2, 3), dtype=dtype)
+    result = OPERATORS[aten._efficientzerotensor.default].kernel(RecordingAllocator(), (2, 3), dtype=dtype)
     assert result.data_ptr() != 0
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lit_ort.ops import OPERATORS, recurrent
-from tests.ops.helpers import RecordingMemory
+from tests.ops.helpers import RecordingAllocator
 
 layer_of = torch.ops.lit_ort.recurrent_layer
 gradients_of = torch.ops.lit_ort.recurrent_layer_backward
@@ -137,15 +137,15 @@ def test_gradcheck_and_opcheck(mode: str) -> None:
 @pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("mode", MODES)
 def test_results_use_the_given_memory(mode: str) -> None:
-    memory = RecordingMemory()
+    allocator = RecordingAllocator()
     args = detached(arguments(twin(mode, True), mode, False))
-    results = OPERATORS[layer_of.default].kernel(memory, *args)
-    assert all(memory.contains(result) for result in results)
+    results = OPERATORS[layer_of.default].kernel(allocator, *args)
+    assert all(allocator.contains(result) for result in results)
     output, *last, saved = results
     backward = OPERATORS[gradients_of.default]
     grads = [torch.randn_like(value) for value in (output, *last)]
-    gradients = backward.kernel(memory, *grads, *args[:5], output, saved, mode, False, True)
-    assert all(memory.contains(gradient) for gradient in gradients)
+    gradients = backward.kernel(allocator, *grads, *args[:5], output, saved, mode, False, True)
+    assert all(allocator.contains(gradient) for gradient in gradients)
     assert not any(gradient.isnan().any() for gradient in gradients)
 
 

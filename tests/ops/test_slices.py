@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lit_ort.ops import OPERATORS
-from tests.ops.helpers import RecordingMemory
+from tests.ops.helpers import RecordingAllocator
 
 add_slices = torch.ops.lit_ort.add_slices
 LAST = 2**63 - 1
@@ -46,12 +46,12 @@ def test_matches_torch(case: str, dtype: torch.dtype, with_base: bool) -> None:
     expected = torch.zeros(4, 6, dtype=dtype) if base is None else base.clone()
     for part, bounds in zip(parts, CASES[case], strict=True):
         expected = expected + torch.ops.aten.slice_backward(part, [4, 6], *bounds)
-    memory = RecordingMemory()
+    allocator = RecordingAllocator()
     arguments = (base, parts, [4, 6], *bounds_of(case))
-    actual = OPERATORS[add_slices.default].kernel(memory, *arguments)
+    actual = OPERATORS[add_slices.default].kernel(allocator, *arguments)
     assert torch.equal(actual, expected)
     assert torch.equal(add_slices(*arguments), expected)
-    assert memory.contains(actual)
+    assert allocator.contains(actual)
     assert base is None or torch.equal(base, before)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from lit_ort.ops import OPERATORS
 from lit_ort.ops.writes import IN_PLACE, WRITTEN
-from tests.ops.helpers import RecordingMemory
+from tests.ops.helpers import RecordingAllocator
 
 ROWS, COLUMNS = torch.tensor([0, 2]), torch.tensor([[0, 1], [2, 0]])
 MASK = torch.tensor([[True, False, True]] * 4)
@@ -54,7 +54,7 @@ def test_writes_what_the_functional_operator_returns(target: Any) -> None:
     expected, copied = target(value.clone(), *arguments, **named), IN_PLACE[target](value, *arguments, **named)
     assert torch.equal(copied, expected)
     operator = OPERATORS[IN_PLACE[target]]
-    result = operator.kernel(RecordingMemory(), value, *arguments, **named)
+    result = operator.kernel(RecordingAllocator(), value, *arguments, **named)
     assert result.data_ptr() == value.data_ptr()
     assert operator.writes_into == 0
     assert torch.equal(result, expected)
@@ -62,7 +62,7 @@ def test_writes_what_the_functional_operator_returns(target: Any) -> None:
 
 def test_a_value_after_a_write_into_a_part_of_it() -> None:
     value = torch.randn(4, 3)
-    assert OPERATORS[WRITTEN].kernel(RecordingMemory(), value, value[0].zero_()) is value
+    assert OPERATORS[WRITTEN].kernel(RecordingAllocator(), value, value[0].zero_()) is value
     torch.library.opcheck(WRITTEN, (torch.randn(4, 3), torch.randn(3)))
 
 

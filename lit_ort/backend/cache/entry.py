@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from lit_ort._compat.torch_ops import is_of_tensors
+from lit_ort._compat.torch_ops import is_safe_in_cache
 from lit_ort.backend.compilation import Compilation
 from lit_ort.runtime.nodes import overload_of
 from lit_ort.runtime.program import Phase, Program
@@ -96,7 +96,7 @@ def _unknown_operator(program: Program) -> str | None:
         TypeError: a name that is not an operator's.
     """
     targets = (s.target for phase in _phases(program) for node in phase.nodes for s in node.statements)
-    return next((target for target in targets if not is_of_tensors(overload_of(target))), None)
+    return next((target for target in targets if not is_safe_in_cache(overload_of(target))), None)
 
 
 def _without_models(program: Program) -> Program:

@@ -190,7 +190,7 @@ def planned_mib(trainer: Trainer) -> float | None:
     """The planned memory of the largest training graph of a run through ONNX Runtime; None for other runs."""
     if not _is_through_onnx_runtime(trainer):
         return None
-    planned = [graph.peak_bytes for graph in explain(trainer).graphs if graph.wants_gradient and not graph.fallback]
+    planned = [graph.peak_bytes for graph in explain(trainer).graphs if graph.gradient_count and not graph.fallback]
     return max(planned) / MIB if planned else None
 
 

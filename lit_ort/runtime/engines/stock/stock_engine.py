@@ -21,7 +21,7 @@ from lit_ort.runtime.engines.engine_interface import CHECK_THE_BATCH, FOR_A_REPO
 from lit_ort.runtime.engines.node_callbacks import Serving
 from lit_ort.runtime.engines.stock.dlpack_views import MOST_DIMENSIONS
 from lit_ort.runtime.engines.stock.library import Library, base_in
-from lit_ort.runtime.engines.stock.torch_allocator import TorchMemory
+from lit_ort.runtime.engines.stock.torch_allocator import SessionAllocator
 from lit_ort.runtime.engines.stock.torch_node_operator import TorchOperator, read_shape
 from lit_ort.runtime.nodes import RunState
 from lit_ort.runtime.region_calls import why_no_kernels
@@ -50,8 +50,8 @@ class StockEngine:
         self.version = version
         self._library = Library(base_in(path))
         self._environment = self._library.new("CreateEnv", _ERRORS_ONLY, b"lit_ort")
-        self._memory = TorchMemory(self._library, self._environment)
-        self._operator = TorchOperator(self._library, self._memory)
+        self._allocator = SessionAllocator(self._library, self._environment)
+        self._operator = TorchOperator(self._library, self._allocator)
 
     @property
     def native(self) -> NativeEngine | None:
@@ -80,7 +80,7 @@ class StockEngine:
         finally:
             self._library.release("ReleaseSessionOptions", options)
         resources = _Resources(self._library, session, self._operator, kernels)
-        return _Session(self._library, self._memory, self._operator, resources, model)
+        return _Session(self._library, self._allocator, self._operator, resources, model)
 
     def _options(self, threads: int, allow_spinning: bool) -> int:
         library = self._library
@@ -115,22 +115,22 @@ class _Session:
     def __init__(
         self,
         library: Library,
-        memory: TorchMemory,
+        allocator: SessionAllocator,
         operator: TorchOperator,
         resources: _Resources,
         model: Model,
     ) -> None:
-        self._library, self._memory, self._operator = library, memory, operator
+        self._library, self._allocator, self._operator = library, allocator, operator
         self._session = resources.session
         self._model = model
         self._input_names, self._output_names = _strings(model.inputs), _strings(model.outputs)
-        self._feeds = resources.feeds = [_Feed(library, memory.info) for _ in model.inputs]
+        self._feeds = resources.feeds = [_Feed(library, allocator.info) for _ in model.inputs]
         self._lock = threading.Lock()
         weakref.finalize(self, resources)
 
     def run(self, tensors: Sequence[torch.Tensor], state: RunState) -> list[torch.Tensor]:
         is_locked = self._lock.acquire(blocking=False)
-        feeds = self._feeds if is_locked else [_Feed(self._library, self._memory.info) for _ in tensors]
+        feeds = self._feeds if is_locked else [_Feed(self._library, self._allocator.info) for _ in tensors]
         try:
             return self._run(feeds, tensors, state)
         finally:
@@ -170,7 +170,7 @@ class _Session:
         address = c_uint64()
         library.call("GetTensorMutableData", value, byref(address))
         shape, dtype = self._type_of(value)
-        memory = self._memory.tensor_at(address.value, state)
+        memory = self._allocator.tensor_at(address.value, state)
         if memory is None:
             # The memory belongs to an input or to a constant of the session.
             tensor = torch.empty(shape, dtype=dtype)

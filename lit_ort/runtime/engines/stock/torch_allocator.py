@@ -42,7 +42,7 @@ class _Allocator(ctypes.Structure):
     ]
 
 
-class TorchMemory:
+class SessionAllocator:
     """The allocator of all sessions of the process that have the setting `session.use_env_allocators`.
 
     Args:

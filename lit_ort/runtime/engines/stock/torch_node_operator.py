@@ -23,7 +23,7 @@ from lit_ort.runtime.engines.engine_interface import DOMAIN, IN_PLACE_OPERATOR, 
 from lit_ort.runtime.engines.node_callbacks import fail, results_of
 from lit_ort.runtime.engines.stock.dlpack_views import MOST_DIMENSIONS, Window, Windows
 from lit_ort.runtime.engines.stock.library import Library
-from lit_ort.runtime.engines.stock.torch_allocator import TorchMemory
+from lit_ort.runtime.engines.stock.torch_allocator import SessionAllocator
 
 _PROVIDER = b"CPUExecutionProvider"
 # The version of the struct below; its fields are unchanged since onnxruntime 1.18.
@@ -123,7 +123,7 @@ class TorchOperator:
 
     Args:
         library: ONNX Runtime's library.
-        memory: the memory of results; None if sessions allocate it, so that results are copied.
+        allocator: the memory of results; None if sessions allocate it, so that results are copied.
         around: returns the address of a function that calls another one, and what keeps it alive; None for none.
 
     Attributes:
@@ -133,10 +133,10 @@ class TorchOperator:
     def __init__(
         self,
         library: Library,
-        memory: TorchMemory | None,
+        allocator: SessionAllocator | None,
         around: Callable[[int], tuple[int, object]] | None = None,
     ) -> None:
-        self._library, self._memory, self._windows = library, memory, Windows()
+        self._library, self._allocator, self._windows = library, allocator, Windows()
         self._kernels: dict[int, _Kernel] = {}
         self._numbers = itertools.count(1)
         # Both are thread-local: kernels are created and run on the thread that creates or runs their session.
@@ -189,7 +189,7 @@ class TorchOperator:
             kernel_inputs = _inputs(self._library, info, self._session.inputs, self._windows)
             creation = self._session
             self._kernels[number] = _Kernel(
-                info, self._library, self._memory, kernel_inputs, self._windows, creation.on_cpu
+                info, self._library, self._allocator, kernel_inputs, self._windows, creation.on_cpu
             )
             self._session.numbers.append(number)
             kernel[0] = number
@@ -236,13 +236,13 @@ class _Kernel:
         self,
         info: int,
         library: Library,
-        memory: TorchMemory | None,
+        allocator: SessionAllocator | None,
         inputs: Sequence[_Input],
         windows: Windows,
         on_cpu: bool,
     ) -> None:
         self._on_cpu = on_cpu
-        self._library, self._memory, self._inputs, self._windows = library, memory, inputs, windows
+        self._library, self._allocator, self._inputs, self._windows = library, allocator, inputs, windows
         self._position = int(attribute_of(library, info, POSITION))
         self._outputs = [
             DTYPES[_element(library, info, "KernelInfo_GetOutputTypeInfo", k)]
@@ -273,7 +273,7 @@ class _Kernel:
                     else self._value_tensor(context, k, source.window)
                     for k, source in enumerate(self._inputs)
                 ]
-            outputs = functools.partial(self._output_memory, context) if self._memory is None else None
+            outputs = functools.partial(self._output_memory, context) if self._allocator is None else None
             results = results_of(self._position, tensors, outputs)
             if results is None:
                 return self._library.failed("a torch node failed")
@@ -298,8 +298,8 @@ class _Kernel:
         else:
             window.set_shape(self._sizes)
             read_shape(library, value, self._element, self._sizes, self._rank)
-        if not self._on_cpu and self._memory is not None:
-            window.set_device(self._memory.device_at(window.address_of_data()))
+        if not self._on_cpu and self._allocator is not None:
+            window.set_device(self._allocator.device_at(window.address_of_data()))
         return window.tensor(self._rank.value)
 
     def _output_memory(self, context: int, k: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -324,7 +324,7 @@ class _Kernel:
                 f"output {k} of a torch node is {result.dtype}, but the model declares {dtype}. Please report it, with "
                 "the files of dump_dir."
             )
-        with nullcontext() if self._memory is None else self._memory.offering(result) as offered:
+        with nullcontext() if self._allocator is None else self._allocator.offering(result) as offered:
             self._allocate(context, k, result.shape)
         if not result.numel() or self._data.value == (result if offered is None else offered).data_ptr():
             return
