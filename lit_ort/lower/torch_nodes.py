@@ -217,7 +217,8 @@ class NodeBuilder:
 
     def _allocated(self, node: fx.Node) -> tuple[Allocated, ...]:
         """The large results of an operator of this project."""
-        value, operator = node.meta.get("val"), OPERATORS.get(node.target)
+        value, target = node.meta.get("val"), node.target
+        operator = OPERATORS.get(target) if isinstance(target, OpOverload) else None
         if operator is None or operator.writes_into is not None:
             return ()
         values = value if isinstance(value, (tuple, list)) else (value,)

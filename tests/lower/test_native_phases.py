@@ -321,3 +321,14 @@ def test_threads_of_small_phases(monkeypatch: pytest.MonkeyPatch, uses_openmp: b
     layer = nn.Linear(width, width)
     assert_native(assert_same_step(layer, lambda layer, x: layer(x).relu().sum(), torch.randn(128, width)))
     assert given == [torch.get_num_threads() if uses_openmp else threads]
+
+
+def test_results_that_nothing_reads_may_be_empty(uses_openmp: bool) -> None:
+    """A loss over classes without a bias has an empty gradient of the bias; the phase around it is native."""
+    module = nn.Sequential(nn.Linear(16, 24), nn.Tanh(), nn.Linear(24, 16), nn.Tanh(), nn.Linear(16, 3000, bias=False))
+    x, labels = torch.randn(700, 16), torch.randint(3000, (700,))
+    engine = assert_same_step(module, lambda module, x: F.cross_entropy(module(x), labels), x)
+    (graph,) = engine.compile_log.graphs
+    assert "lit_ort.linear_cross_entropy.default" in graph.torch_operators
+    # Beside an operator of many elements, only the threads of OpenMP are a native session's.
+    assert ("aten.mm.default" in graph.torch_operators or "aten.addmm.default" in graph.torch_operators) != uses_openmp
