@@ -16,7 +16,7 @@ from transformers import BertConfig, BertForPreTraining, GPT2Config, GPT2LMHeadM
 
 from lit_ort import ORTBackend, ORTOptions
 from lit_ort.runtime.buffers import BufferPool
-from lit_ort.runtime.optimizer_updates import Clipping, Updates
+from lit_ort.runtime.parameter_updates import Clipping, Updates
 
 CLIP = 0.5
 LEARNING_RATE = 1e-3

@@ -65,7 +65,7 @@ from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.engines.choice import engine_of
 from lit_ort.runtime.gradient_watches import inner_of, is_result, watch_of
 from lit_ort.runtime.heap import keep_freed_memory
-from lit_ort.runtime.optimizer_updates import HAND_OVER, Updates
+from lit_ort.runtime.parameter_updates import HAND_OVER, Updates
 from lit_ort.runtime.program import EAGER, Form
 from lit_ort.runtime.report import GraphReport, Recompile, describe
 from lit_ort.runtime.session import SessionOptions

@@ -14,7 +14,7 @@ from lit_ort._compat.tensor_hooks import take_node_hooks
 from lit_ort._compat.torch import apply_of, batch_of, keeps_graph, untraced, versions_of
 from lit_ort.errors import SessionError
 from lit_ort.runtime.gradient_watches import Watches, watches_of
-from lit_ort.runtime.optimizer_updates import Updates, is_consumed
+from lit_ort.runtime.parameter_updates import Updates, is_consumed
 from lit_ort.runtime.program import FORWARD, FUSED, Program, Signature
 from lit_ort.runtime.random import draw_seed
 from lit_ort.runtime.session import RunInputs, Session, SessionOptions

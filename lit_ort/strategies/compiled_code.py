@@ -20,7 +20,7 @@ from lit_ort.backend.backend import ORTBackend
 from lit_ort.backend.explanation import CompileLog, Records
 from lit_ort.options import ORTOptions
 from lit_ort.runtime.buffers import BufferPool
-from lit_ort.runtime.optimizer_updates import Updates
+from lit_ort.runtime.parameter_updates import Updates
 from lit_ort.strategies.old_gradients import OldGradients
 
 # How many wait for a strategy at most: with them, sessions and Dynamo's code stay in memory.

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from lit_ort._compat.lightning import is_from_lightning, own_class_of
 from lit_ort._compat.torch_optim import has_gradient_hooks, has_step_hooks
 from lit_ort.backend.explanation import CompileLog
-from lit_ort.runtime.optimizer_updates import Clipping, is_by_parameter
+from lit_ort.runtime.parameter_updates import Clipping, is_by_parameter
 
 # Hooks in which user code can read gradients or change the optimizer's step.
 _MODULE_HOOKS = (

@@ -16,7 +16,7 @@ from lit_ort.options import ORTOptions
 from lit_ort.passes.optimizer_updates import NAME, hand_over_gradients
 from lit_ort.passes.owners import memory_owner
 from lit_ort.runtime.buffers import BufferPool
-from lit_ort.runtime.optimizer_updates import Clipping, Updates
+from lit_ort.runtime.parameter_updates import Clipping, Updates
 from tests.joint.traced import Function, joint_of
 from tests.passes.reports import report_of
 

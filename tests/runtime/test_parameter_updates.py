@@ -19,7 +19,7 @@ import lit_ort
 from lit_ort.errors import LitOrtWarning, OptionsError, SessionError, UnsupportedError
 from lit_ort.options import ORTOptions
 from lit_ort.runtime.buffers import BufferPool
-from lit_ort.runtime.optimizer_updates import Clipping, Updates, step_alone
+from lit_ort.runtime.parameter_updates import Clipping, Updates, step_alone
 from tests.lightning_models import Net, loader, trainer
 
 pytestmark = pytest.mark.filterwarnings(
@@ -102,10 +102,10 @@ def test_same_as_torch_over_50_steps(
     expected = fit(lit_ort.ORTStrategy(fallback="error"), seeded(lambda: Optimized(optimizer)), **clipping)
     steps = []
     monkeypatch.setattr(
-        "lit_ort.runtime.optimizer_updates.step_alone", lambda *args: steps.append(1) or step_alone(*args)
+        "lit_ort.runtime.parameter_updates.step_alone", lambda *args: steps.append(1) or step_alone(*args)
     )
     module = seeded(lambda: Optimized(optimizer))
-    monkeypatch.setattr("lit_ort.runtime.optimizer_updates._BATCH_BYTES", batch_bytes)
+    monkeypatch.setattr("lit_ort.runtime.parameter_updates._BATCH_BYTES", batch_bytes)
     runner = fit(strategy(), module, **clipping)
     assert runner.global_step == 50
     # The first run returns its gradients; if the clipping needs all at once, torch's own step uses them.
