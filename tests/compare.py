@@ -87,11 +87,6 @@ def assert_same_call(
         torch.testing.assert_close(own.grad, other.grad, rtol=1e-4, atol=1e-6)
 
 
-def mostly_swept(cases: Iterable[Any], step: int) -> list[Any]:
-    """Cases as parameters of a test, of which all but every `step`-th one are in the sweep."""
-    return [case if k % step == 0 else pytest.param(case, marks=pytest.mark.sweep) for k, case in enumerate(cases)]
-
-
-def mostly_slow(names: Iterable[str], step: int) -> list[Any]:
-    """Names as parameters of a test, of which all but every `step`-th one are slow."""
-    return [pytest.param(name, marks=() if k % step == 0 else pytest.mark.slow) for k, name in enumerate(names)]
+def mostly(mark: pytest.MarkDecorator, cases: Iterable[Any], step: int) -> list[Any]:
+    """Cases as parameters of a test, of which all but every `step`-th one have the mark, such as `pytest.mark.slow`."""
+    return [case if k % step == 0 else pytest.param(case, marks=mark) for k, case in enumerate(cases)]

@@ -30,7 +30,7 @@ from lit_ort.errors import ConvertError
 from lit_ort.ops import OPERATORS
 from lit_ort.runtime.argument_codec import SIZE, SLOT, word_for
 from lit_ort.runtime.buffers import SMALL_BYTES
-from lit_ort.runtime.program import AS_BYTES, AS_IS, AS_REAL, Allocated, Statement, TorchNode
+from lit_ort.runtime.program import AS_BYTES, AS_IS, AS_REAL, LargeResult, Statement, TorchNode
 
 aten = torch.ops.aten
 # Operators whose out= overload computes directly into the given memory, besides those that torch tags as pointwise.
@@ -136,8 +136,8 @@ class NodeBuilder:
         try:
             args = self._arguments(node)
             kwargs = {name: word_for(argument, self._word) for name, argument in node.kwargs.items()}
-            memory = self._memory(node) if stream is None else {}
-            allocated = self._allocated(node) if stream is None else ()
+            out = _large_out(node) if stream is None else None
+            large = self._large_results(node) if stream is None and (out or _allocates(node)) else ()
         except TypeError as error:
             raise ConvertError(
                 str(error), remedy="Run this operation outside of the step.", operator=str(node.target)
@@ -151,10 +151,10 @@ class NodeBuilder:
             args,
             kwargs,
             results,
-            allocated=allocated,
+            out=out,
+            large=large,
             stream=stream,
             module=module_name(node),
-            **memory,
         )
         self._statements.append((statement, slots))
         if isinstance(value, torch.Tensor):
@@ -204,32 +204,13 @@ class NodeBuilder:
             raise TypeError("an argument is a boolean computed from sizes, which torch nodes don't support")
         return None
 
-    def _memory(self, node: fx.Node) -> dict[str, Any]:
-        """The out= overload of an operator with a large result, as fields of its statement."""
-        value, target = node.meta.get("val"), node.target
-        assert isinstance(target, OpOverload)
-        if not isinstance(value, torch.Tensor) or not _is_large(value):
-            return {}
-        out = None if target in OPERATORS else out_overload(target)
-        if out is None or not (is_pointwise(target) or target in _INTO_MEMORY):
-            return {}
-        return {"out": overload_name(out), "shape": self._shape(value), "dtype": value.dtype}
-
-    def _allocated(self, node: fx.Node) -> tuple[Allocated, ...]:
-        """The large results of an operator of this project."""
-        value, target = node.meta.get("val"), node.target
-        operator = OPERATORS.get(target) if isinstance(target, OpOverload) else None
-        if operator is None or operator.writes_into is not None:
-            return ()
-        values = value if isinstance(value, (tuple, list)) else (value,)
+    def _large_results(self, node: fx.Node) -> tuple[LargeResult, ...]:
+        value = node.meta.get("val")
         return tuple(
-            Allocated(k, self._shape(one), one.dtype)
-            for k, one in enumerate(values)
+            LargeResult(k, tuple(word_for(size, self._word) for size in one.shape), one.dtype)
+            for k, one in enumerate(value if isinstance(value, (tuple, list)) else (value,))
             if isinstance(one, torch.Tensor) and _is_large(one)
         )
-
-    def _shape(self, value: torch.Tensor) -> tuple[Any, ...]:
-        return tuple(word_for(size, self._word) for size in value.shape)
 
     def _as_traced(self, node: fx.Node) -> _Slot:
         """Appends a copy of a value, if it hasn't the strides that AOTAutograd traced it with.
@@ -281,6 +262,22 @@ def _image_order(images: torch.Tensor) -> list[int]:
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(images.dim())
     is_last = last is not None and not images.is_contiguous() and images.is_contiguous(memory_format=last)
     return [0, *order[2:], 1] if is_last else order
+
+
+def _large_out(node: fx.Node) -> str | None:
+    """The name of the out= overload of an operator with a large result; None if its result is allocated."""
+    value, target = node.meta.get("val"), node.target
+    assert isinstance(target, OpOverload)
+    if target in OPERATORS or not isinstance(value, torch.Tensor) or not _is_large(value):
+        return None
+    out = out_overload(target)
+    return None if out is None or not (is_pointwise(target) or target in _INTO_MEMORY) else overload_name(out)
+
+
+def _allocates(node: fx.Node) -> bool:
+    """Whether an operator is this project's, and allocates its results."""
+    operator = OPERATORS.get(node.target) if isinstance(node.target, OpOverload) else None
+    return operator is not None and operator.writes_into is None
 
 
 def _is_large(value: torch.Tensor) -> bool:

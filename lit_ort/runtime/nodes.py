@@ -177,13 +177,14 @@ class _Source:
             kernel = operator.kernel if operator.supports is None else functools.partial(_kernel_or_torch, operator)
             given = [
                 f"({position}, ({self._sizes(one.shape)}), {self._name_of(one.dtype)})"
-                for one in statement.allocated
+                for one in statement.large
                 if (position := outputs[one.position]) is not None
             ]
             allocator = f"state.allocator_of({', '.join(given)})" if given else "state.pool"
             return f"{self._name_of(kernel)}({', '.join([allocator, *args])})"
         if statement.out is not None:
-            (output,), shape, dtype = outputs, self._sizes(statement.shape), self._name_of(statement.dtype)
+            (output,), (large,) = outputs, statement.large
+            shape, dtype = self._sizes(large.shape), self._name_of(large.dtype)
             memory = f"state.pool.empty({shape}dtype={dtype})"
             if output is not None:
                 memory = f"state.output({output}, [{shape}], {dtype})"

@@ -21,8 +21,8 @@ OPENMP, SESSION, CALLER = "openmp", "session", "caller"
 
 
 @dataclasses.dataclass(frozen=True)
-class Allocated:
-    """A large result of an operator of this project, which allocates it.
+class LargeResult:
+    """A large result of an operator that computes it in given memory.
 
     Args:
         position: of the result among the operator's.
@@ -42,9 +42,8 @@ class Statement:
         target: the operator, such as `aten.mm.default`.
         args, kwargs: its arguments, encoded as in `lit_ort.runtime.argument_codec`.
         results: the number of values that it defines.
-        out: the overload that writes into preallocated memory, or None.
-        shape, dtype: of the result, if it is written into preallocated memory.
-        allocated: the large results of an operator of this project.
+        out: the overload that writes its one large result into given memory, or None.
+        large: the large results of this overload, or of an operator of this project, which allocates them.
         stream: the random stream of the run that it draws from, or None.
         module: the name of the module that it comes from, for error messages; empty if unknown.
     """
@@ -54,9 +53,7 @@ class Statement:
     kwargs: dict[str, Any]
     results: int = 1
     out: str | None = None
-    shape: tuple[Any, ...] = ()
-    dtype: torch.dtype | None = None
-    allocated: tuple[Allocated, ...] = ()
+    large: tuple[LargeResult, ...] = ()
     stream: int | None = None
     module: str = ""
 

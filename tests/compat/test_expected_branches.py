@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_ort.backend.tracing_settings import dynamo_settings
-from tests.compare import backend, mostly_slow
+from tests.compare import backend, mostly
 from tests.compat.canary import canary
 
 BATCHES = [torch.rand(3, 4), torch.full((3, 4), torch.nan), torch.rand(3, 4) * 2, torch.full((3, 4), torch.inf)]
@@ -78,7 +78,7 @@ def call(step: Any, module: Module, name: str, x: Tensor) -> tuple[Any, ...]:
     return result, list(module.calls), written
 
 
-@pytest.mark.parametrize("name", mostly_slow(STEPS, 2))
+@pytest.mark.parametrize("name", mostly(pytest.mark.slow, STEPS, 2))
 def test_eagers_results(name: str) -> None:
     effect = "steps that look at values for safety have more graphs"
     with canary("InstructionTranslatorBase.jump", "expected_branches", effect):

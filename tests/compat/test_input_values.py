@@ -11,7 +11,7 @@ from torch import Tensor, distributions, nn, tensor
 from torch._dynamo.exc import Unsupported
 
 from lit_ort.backend.tracing_settings import dynamo_settings
-from tests.compare import backend, mostly_slow
+from tests.compare import backend, mostly
 from tests.compat.canary import canary
 
 
@@ -92,7 +92,7 @@ def run(name: str, batches: Sequence[Any], module: Module | None = None) -> Any:
     return engine
 
 
-@pytest.mark.parametrize("name", mostly_slow(STEPS, 4))
+@pytest.mark.parametrize("name", mostly(pytest.mark.slow, STEPS, 4))
 def test_no_graph_break(name: str) -> None:
     with canary("TensorVariable.method_item", "input_values", "a step that reads values of its inputs has more graphs"):
         torch.compiler.reset()

@@ -17,7 +17,7 @@ from torchmetrics import MetricCollection, classification
 from torchmetrics.functional.classification import multiclass_accuracy
 
 from lit_ort.backend.tracing_settings import LogRecorder, dynamo_settings, in_place_of
-from tests.compare import backend, mostly_slow
+from tests.compare import backend, mostly
 from tests.compat.canary import canary
 
 CLASSES = 4
@@ -169,7 +169,7 @@ ALONE = {"call", "logged", "all that go on", *(name for name in ONE_GRAPH if "re
 @pytest.mark.parametrize(
     "name",
     [
-        *mostly_slow(sorted(ALONE), 4),
+        *mostly(pytest.mark.slow, sorted(ALONE), 4),
         *(pytest.param(name, marks=pytest.mark.sweep) for name in sorted(STEPS.keys() - ALONE)),
     ],
 )

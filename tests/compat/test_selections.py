@@ -11,7 +11,7 @@ from torch import Tensor, nn, tensor
 from torch.utils._pytree import tree_leaves
 
 from lit_ort._compat.selections import _Once
-from tests.compare import backend, mostly_slow
+from tests.compare import backend, mostly
 from tests.compat.canary import canary
 
 Select = Callable[[Tensor, Tensor, Tensor], Any]
@@ -106,7 +106,7 @@ REPRESENTATIVES += ("argwhere", "repeat_interleave", "unique_of_all", "unique_co
 @pytest.mark.parametrize(
     "name",
     [
-        *mostly_slow(REPRESENTATIVES, 3),
+        *mostly(pytest.mark.slow, REPRESENTATIVES, 3),
         *(pytest.param(name, marks=pytest.mark.sweep) for name in sorted(SELECTIONS.keys() - set(REPRESENTATIVES))),
     ],
 )

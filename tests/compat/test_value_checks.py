@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from lit_ort.backend.tracing_settings import dynamo_settings
-from tests.compare import backend, mostly_slow
+from tests.compare import backend, mostly
 from tests.compat.canary import canary
 
 # Statements of a step in which `loss` is a scalar that is not finite for the second batch, `x` float[4, 3].
@@ -143,7 +143,7 @@ def graphs_of(name: str, statements: str, engine: Any) -> int:
     return len(engine.compile_log.breaks)
 
 
-@pytest.mark.parametrize("name", mostly_slow(ONE_GRAPH | MORE_GRAPHS, 6))
+@pytest.mark.parametrize("name", mostly(pytest.mark.slow, ONE_GRAPH | MORE_GRAPHS, 6))
 def test_exceptions_and_graphs(name: str) -> None:
     effect = "a step that raises for values of tensors has several graphs"
     with canary("generic_jump of torch._dynamo.symbolic_convert", "value_checks", effect):
@@ -202,7 +202,7 @@ REPRESENTATIVES += ["MultivariateNormal", "Poisson", "RelaxedOneHotCategorical",
 @pytest.mark.parametrize(
     "name",
     [
-        *mostly_slow(REPRESENTATIVES, len(REPRESENTATIVES)),
+        *mostly(pytest.mark.slow, REPRESENTATIVES, len(REPRESENTATIVES)),
         *(pytest.param(name, marks=pytest.mark.sweep) for name in sorted(DISTRIBUTIONS.keys() - set(REPRESENTATIVES))),
     ],
 )

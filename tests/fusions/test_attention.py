@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lit_ort.fusions import fuse_attention
-from tests.compare import assert_same_step, backend, mostly_swept, relative_error
+from tests.compare import assert_same_step, backend, mostly, relative_error
 from tests.passes.reports import report_of
 
 NAME, TARGET = "attention", "lit_ort.attention.default"
@@ -170,7 +170,7 @@ SHAPES = {
 @pytest.mark.parametrize("dropout", [0.0, 1e-9])
 @pytest.mark.parametrize("kind", ["none", "causal", "bool", "float", "gradient"])
 @pytest.mark.parametrize("shapes", SHAPES)
-@pytest.mark.parametrize("dtype", mostly_swept([torch.float32, torch.float64], 2))
+@pytest.mark.parametrize("dtype", mostly(pytest.mark.sweep, [torch.float32, torch.float64], 2))
 def test_few_keys(dtype: torch.dtype, shapes: str, kind: str, dropout: float) -> None:
     if shapes == "without heads" and kind in ("bool", "gradient"):
         pytest.skip("these masks have four dimensions")

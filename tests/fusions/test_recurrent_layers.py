@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lit_ort.backend.tracing_settings import dynamo_settings
 from lit_ort.errors import CaptureError
-from tests.compare import backend, mostly_swept
+from tests.compare import backend, mostly
 
 KINDS = [nn.LSTM, nn.GRU, nn.RNN]
 
@@ -50,7 +50,7 @@ def test_no_other_dropout(kind: Any, layers: int, probability: float, training: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch_first", [False, True])
-@pytest.mark.parametrize("bias", mostly_swept([True, False], 2))
+@pytest.mark.parametrize("bias", mostly(pytest.mark.sweep, [True, False], 2))
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_same_results_and_gradients_as_eager(kind: Any, bidirectional: bool, bias: bool, batch_first: bool) -> None:

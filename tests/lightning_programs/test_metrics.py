@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import Metric, MetricCollection, classification, regression
 
 from lit_ort import LitOrtWarning, ORTStrategy, explain
+from tests.compare import mostly
 from tests.lightning_models import trainer
 
 pytestmark = [
@@ -187,13 +188,7 @@ def test_metrics(name: str) -> None:
 
 # Every tenth one, since most metrics have a binary, a multiclass and a multilabel form.
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if k % 10 == 0 else pytest.param(name, marks=pytest.mark.sweep)
-        for k, name in enumerate([*CLASSIFICATION, *REGRESSION])
-    ],
-)
+@pytest.mark.parametrize("name", mostly(pytest.mark.sweep, [*CLASSIFICATION, *REGRESSION], 10))
 def test_all_metrics(name: str) -> None:
     assert_same_as_eager(WithMetric, name)
 

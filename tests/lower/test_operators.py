@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lit_ort.errors import CompileError
-from tests.compare import backend, compiled, mostly_swept
+from tests.compare import backend, compiled, mostly
 
 Function = Callable[[Tensor, Tensor], Tensor]
 INDEX = torch.tensor([[0, 2], [1, 1], [2, 0]])
@@ -103,7 +103,7 @@ def weighted(value: Tensor) -> Tensor:
 
 
 # One in twelve operators of torch's database is compared too, with its samples.
-@pytest.mark.parametrize("operator", mostly_swept(CASES, 4))
+@pytest.mark.parametrize("operator", mostly(pytest.mark.sweep, CASES, 4))
 def test_gradients_match_eager(operator: str) -> None:
     def results(a: Tensor, b: Tensor) -> list[Tensor]:
         return [weighted(function(a, b)) for function in CASES[operator]]

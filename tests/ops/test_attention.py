@@ -13,7 +13,7 @@ from torch.nn import functional
 from lit_ort.ops import OPERATORS
 from lit_ort.ops.attention_scores import CHUNK_ELEMENTS, blocks_of_seen, groups_of, mask_of, piece_elements
 from lit_ort.ops.masks import OFF
-from tests.compare import mostly_slow, mostly_swept
+from tests.compare import mostly
 from tests.ops.helpers import MeasuringAllocator, RecordingAllocator, closeness, relative_error, seed_of
 
 attention, attention_backward = torch.ops.lit_ort.attention, torch.ops.lit_ort.attention_backward
@@ -198,9 +198,9 @@ def test_pieces_cover_all_queries_within_the_promised_size(shape: tuple[int, int
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    "name", mostly_slow(["plain", "permuted", "causal", "rows", "added", "values of another width"], 5)
+    "name", mostly(pytest.mark.slow, ["plain", "permuted", "causal", "rows", "added", "values of another width"], 5)
 )
-@pytest.mark.parametrize("p", mostly_swept([0.4, 0.0], 2))
+@pytest.mark.parametrize("p", mostly(pytest.mark.sweep, [0.4, 0.0], 2))
 def test_opcheck(name: str, p: float, dtype: torch.dtype) -> None:
     case = dataclasses.replace(CASES[name], p=p)
     leaves = [t.requires_grad_() for t in case.inputs(dtype)]

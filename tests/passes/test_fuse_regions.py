@@ -17,7 +17,7 @@ from lit_ort.backend.backend import ORTBackend
 from lit_ort.errors import KernelError, SessionError
 from lit_ort.passes.fuse_regions import NAME
 from lit_ort.runtime import region_calls
-from tests.compare import backend, mostly_slow
+from tests.compare import backend, mostly
 from tests.passes.reports import report_of
 
 REGION = "lit_ort.region.default"
@@ -172,7 +172,7 @@ MORE_REGIONS = {"half of the rows": 1, "a norm": 1}
 
 
 @pytest.mark.parametrize(
-    "name", mostly_slow((name for name in STEPS if not name.startswith(("strides", "two outputs"))), 5)
+    "name", mostly(pytest.mark.slow, (name for name in STEPS if not name.startswith(("strides", "two outputs"))), 5)
 )
 def test_a_step_of_changing_sizes_has_the_same_regions(name: str) -> None:
     torch.compiler.reset()

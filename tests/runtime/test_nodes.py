@@ -18,7 +18,7 @@ from lit_ort.errors import SessionError
 from lit_ort.runtime.argument_codec import SLOT
 from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.nodes import RunState, bind
-from lit_ort.runtime.program import AS_IS, Allocated, Statement, TorchNode
+from lit_ort.runtime.program import AS_IS, LargeResult, Statement, TorchNode
 from tests.compare import backend, compiled
 
 
@@ -208,8 +208,8 @@ INTO_OUTPUTS = {
 @pytest.mark.parametrize("is_shape_known", [True, False])
 def test_kernels_of_the_project_compute_in_the_memory_of_outputs(name: str, is_shape_known: bool) -> None:
     target, args, shape = INTO_OUTPUTS[name]
-    known = (Allocated(0, shape, torch.float32),) if is_shape_known else ()
-    node = TorchNode((AS_IS, AS_IS), (Statement(target, args, {}, allocated=known),), (2,), (AS_IS,))
+    known = (LargeResult(0, shape, torch.float32),) if is_shape_known else ()
+    node = TorchNode((AS_IS, AS_IS), (Statement(target, args, {}, large=known),), (2,), (AS_IS,))
     x, y = torch.randn(4, 3), torch.randn(3, 5)
     output = torch.full(shape, torch.nan)
     asked = []

@@ -10,7 +10,7 @@ import torch
 
 from lit_ort.backend.tracing_settings import dynamo_settings
 from lit_ort.errors import LitOrtWarning
-from tests.compare import backend, mostly_slow
+from tests.compare import backend, mostly
 from tests.steps import (  # noqa: F401 - these modules register their cases
     aliases,
     in_place,
@@ -29,7 +29,7 @@ def create_case(name: str) -> Case:
     return CASES[name]()
 
 
-@pytest.mark.parametrize("name", mostly_slow(CASES, 3))
+@pytest.mark.parametrize("name", mostly(pytest.mark.slow, CASES, 3))
 def test_same_as_eager(name: str) -> None:
     case, twin = create_case(name), create_case(name)
     engine = backend(fallback="warn")

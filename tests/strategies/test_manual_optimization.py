@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import lit_ort
-from tests.compare import mostly_slow
+from tests.compare import mostly
 
 START = "opt = self.optimizers()\nloss = self.loss(batch)\nopt.zero_grad()\nself.manual_backward(loss)\n"
 STEPS: dict[str, str] = {
@@ -91,7 +91,7 @@ def fit(module: Manual, strategy: Any) -> dict[str, Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", mostly_slow(STEPS, 12))
+@pytest.mark.parametrize("name", mostly(pytest.mark.slow, STEPS, 12))
 def test_a_manual_step(name: str) -> None:
     strategy = lit_ort.ORTStrategy()
     actual, expected = fit(with_step(STEPS[name]), strategy), fit(with_step(STEPS[name]), "auto")

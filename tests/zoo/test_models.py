@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.compare import mostly
 from tests.operators import known
 from tests.zoo import image_and_sound_models, operators, plain_models, report, text_models
 from tests.zoo.run import compare_steps, losses_with_dropout
@@ -68,13 +69,7 @@ def test_losses_that_read_values_run_in_several_graphs() -> None:
 
 # All use the same dropout fusion.
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if k % 12 == 0 else pytest.param(name, marks=pytest.mark.sweep)
-        for k, name in enumerate(sorted(CASES.keys() - WITHOUT_DROPOUT))
-    ],
-)
+@pytest.mark.parametrize("name", mostly(pytest.mark.sweep, sorted(CASES.keys() - WITHOUT_DROPOUT), 12))
 def test_dropout_differs_at_every_step(name: str) -> None:
     losses = losses_with_dropout(CASES[name])
     assert all(map(math.isfinite, losses))

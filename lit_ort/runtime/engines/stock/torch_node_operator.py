@@ -8,7 +8,7 @@ import functools
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from ctypes import POINTER, byref, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any
@@ -273,11 +273,13 @@ class _Kernel:
                     else self._value_tensor(context, k, source.window)
                     for k, source in enumerate(self._inputs)
                 ]
-            outputs = functools.partial(self._output_memory, context) if self._allocator is None else None
-            results = results_of(self._position, tensors, outputs)
-            if results is None:
+            given = dict[int, int]()
+            outputs = functools.partial(self._output_memory, context, given) if self._allocator is None else None
+            found = results_of(self._position, tensors, outputs)
+            if found is None:
                 return self._library.failed("a torch node failed")
             del tensors
+            results = [_apart(result, k, given) for k, result in enumerate(found)]
             with self._lock:
                 for k, dtype in enumerate(self._outputs):
                     self._write_output(context, k, results[k], dtype)
@@ -302,10 +304,13 @@ class _Kernel:
             window.set_device(self._allocator.device_at(window.address_of_data()))
         return window.tensor(self._rank.value)
 
-    def _output_memory(self, context: int, k: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """The memory of the node's output `k`."""
+    def _output_memory(
+        self, context: int, given: dict[int, int], k: int, shape: Sequence[int], dtype: torch.dtype
+    ) -> torch.Tensor:
+        """The memory of the node's output `k`, whose address is added to `given`."""
         with self._lock:
             self._allocate(context, k, shape)
+            given[k] = self._data.value
             size = math.prod(shape) * dtype.itemsize
             memory = (ctypes.c_uint8 * size).from_address(self._data.value)
         return torch.frombuffer(memory, dtype=dtype).view(shape) if size else torch.empty(shape, dtype=dtype)
@@ -339,6 +344,16 @@ class _Kernel:
         else:
             memory = (ctypes.c_uint8 * result.nbytes).from_address(self._data.value)
             torch.frombuffer(memory, dtype=dtype).view(result.shape).copy_(result)
+
+
+def _apart(result: torch.Tensor, k: int, given: Mapping[int, int]) -> torch.Tensor:
+    """The node's result `k`, copied if it is in the memory of another output, whose result is written over it.
+
+    Args:
+        given: the addresses of outputs whose memory the node has used, by their positions.
+    """
+    others = [address for position, address in given.items() if position != k]
+    return result.clone() if others and result.untyped_storage().data_ptr() in others else result
 
 
 def read_shape(library: Library, value: int, element: c_int, sizes: Any, rank: c_uint64) -> None:
