@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -62,8 +62,9 @@ def function_of_inputs(tx: Any, node: fx.Node, kind: Callable[[Any], Any]) -> In
     nodes = _behind(node)
     if nodes is None:
         return None
+    sizes = {behind: size for behind in nodes if (size := _size_input(behind)) is not None}
     arguments = [behind.meta["grapharg"] for behind in nodes if behind.op == "placeholder"]
-    compute = _function(nodes, node, kind)
+    compute = _function(nodes, node, kind, sizes)
     try:
         value = compute(*[hint_of(argument.example) for argument in arguments])
     except (RuntimeError, IndexError, ValueError):
@@ -81,11 +82,28 @@ def _behind(node: fx.Node) -> list[fx.Node] | None:
         if current in found:
             continue
         found[current] = None
+        size = _size_input(current)
+        if size is not None:
+            waiting.append(size)
+            continue
         is_known = _is_input(current) if current.op == "placeholder" else _is_pure(current)
         if len(found) > _MOST_NODES or not is_known or not is_unchanged(current):
             return None
         waiting.extend(current.all_input_nodes)
     return [behind for behind in node.graph.nodes if behind in found]
+
+
+def _size_input(node: fx.Node) -> fx.Node | None:
+    """The input that is the same size as one that a node reads of any tensor; None if there is none."""
+    example = node.meta.get("example_value")
+    if node.op == "placeholder" or not isinstance(example, torch.SymInt):
+        return None
+    expression = example.node.expr
+    for other in node.graph.find_nodes(op="placeholder"):
+        size = other.meta.get("example_value")
+        if isinstance(size, torch.SymInt) and size.node.expr == expression and _is_input(other):
+            return other
+    return None
 
 
 def _is_input(node: fx.Node) -> bool:
@@ -126,11 +144,17 @@ def _is_pure(node: fx.Node) -> bool:
     return name.strip("_") in _PURE and (name.endswith("__") or name in _OPERATORS or name[-1:] != "_")
 
 
-def _function(nodes: Sequence[fx.Node], result: fx.Node, kind: Callable[[Any], Any]) -> Callable[..., Any]:
-    """The function of some nodes, whose arguments are the placeholders among them."""
+def _function(
+    nodes: Sequence[fx.Node], result: fx.Node, kind: Callable[[Any], Any], sizes: Mapping[fx.Node, fx.Node]
+) -> Callable[..., Any]:
+    """The function of some nodes, whose arguments are the placeholders among them; `sizes` stand for other nodes."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in nodes:
+        if node in sizes:
+            # Its input comes before: placeholders are the first nodes.
+            copies[node] = copies[sizes[node]]
+            continue
         copies[node] = graph.node_copy(node, copies.__getitem__)
         # Examples would stay in memory.
         copies[node].meta.clear()

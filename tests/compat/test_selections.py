@@ -251,3 +251,28 @@ def test_sizes_that_are_equal_by_chance() -> None:
         masks = torch.arange(4) < a, torch.arange(4) < b
         torch.testing.assert_close(compiled(x, x, *masks), x[masks[0]].sum() * x[masks[1]].sum())
     assert engine.count == 1
+
+
+@pytest.mark.parametrize("dimension", [0, 1])
+def test_sizes_of_values_that_depend_on_weights(dimension: int) -> None:
+    """A size of such a value is that of an input."""
+    torch.compiler.reset()
+    embedding = nn.Embedding(6, 3)
+
+    def step(tokens: Tensor, lengths: Tensor) -> Tensor:
+        x = embedding(tokens if dimension else tokens.t())
+        if not dimension:
+            x = x.transpose(0, 1).contiguous().transpose(0, 1)
+        mask = torch.arange(x.shape[dimension]) < lengths[:, None]
+        return (x if dimension else x.transpose(0, 1))[mask].sum()
+
+    engine = backend()
+    compiled = torch.compile(step, backend=engine)
+    for length in (5, 7, 4, 9):
+        tokens, lengths = torch.randint(6, (3, length)), tensor([length, 2, 3])
+        actual, expected = (call(tokens, lengths) for call in (compiled, step))
+        torch.testing.assert_close(actual, expected)
+        grads = [torch.autograd.grad(loss, embedding.weight) for loss in (actual, expected)]
+        torch.testing.assert_close(*grads)
+    assert not engine.compile_log.breaks
+    assert engine.count == 2
