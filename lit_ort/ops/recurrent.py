@@ -80,12 +80,15 @@ def recurrent_layer(
     output = allocator.empty(*x.shape[:-1], hidden, dtype=x.dtype)
     saved = allocator.empty(*_saved_shape(x, kind, hidden), dtype=x.dtype)
     products = (saved if kind.saved else output).flatten(0, -2)[:, : kind.gates * hidden]
-    product(x.reshape(-1, x.shape[-1]), input_weight.t(), out=products)
-    input_bias, state_bias = (None if bias is None else bias.contiguous() for bias in (input_bias, state_bias))
+    loops = _loops() if x.dtype in DTYPES else None
+    # Torch's operators would round a product and its sum with a bias separately, the loops add both biases at once.
+    added = input_bias if loops is None else None
+    product(x.reshape(-1, x.shape[-1]), input_weight.t(), products, added)
+    loop_bias = None if loops is None or input_bias is None else input_bias.contiguous()
+    state_bias = None if state_bias is None else state_bias.contiguous()
     states = _by_rows(state[0]), None if cell is None else _by_rows(cell[0])
     packed = _packed_steps(x, state, batch_sizes)
-    layer = Layer(mode, reverse, state_weight.contiguous(), input_bias, state_bias, *states, output, saved, packed)
-    loops = _loops() if x.dtype in DTYPES else None
+    layer = Layer(mode, reverse, state_weight.contiguous(), loop_bias, state_bias, *states, output, saved, packed)
     if loops is None:
         recurrent_steps.forward(layer)
     else:

@@ -9,7 +9,10 @@ from lit_ort.kernels.recurrent_arguments import CELLS, Layer, LayerGradients
 
 
 def forward(layer: Layer) -> None:
-    """Computes what a layer saves and its output, in place."""
+    """Computes what a layer saves and its output, in place.
+
+    The products with the input have their bias, in one rounding; `layer.input_bias` is not read.
+    """
     kind = CELLS[layer.mode]
     steps = _steps(layer, layer.reverse)
     for step, earlier in zip(steps, [None, *steps], strict=False):
@@ -17,9 +20,6 @@ def forward(layer: Layer) -> None:
         products = linear(state, layer.weight, layer.bias).chunk(kind.gates, 1)
         output = _rows(layer, layer.output, step)
         blocks = _rows(layer, layer.saved, step).chunk(kind.saved, 1) if kind.saved else [output]
-        if layer.input_bias is not None:
-            for block, bias in zip(blocks, layer.input_bias.chunk(kind.gates), strict=False):
-                block.add_(bias)
         if cell is not None:
             i, f, g, o = (block.add_(product) for block, product in zip(blocks, products, strict=False))
             cell = torch.mul(f.sigmoid_(), cell, out=blocks[4]).addcmul_(i.sigmoid_(), g.tanh_())
@@ -114,11 +114,11 @@ def _gru(
 
 
 def _of_sigmoid(grad: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return grad * ((1 - y) * y)
+    return torch.ops.aten.sigmoid_backward(grad, y)
 
 
 def _of_tanh(grad: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return grad * (1 - y * y)
+    return torch.ops.aten.tanh_backward(grad, y)
 
 
 def _steps(layer: Layer, reverse: bool) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from lit_ort.ops import OPERATORS, recurrent
+from tests.compare import relative_error
 from tests.ops.helpers import RecordingAllocator
 
 layer_of = torch.ops.lit_ort.recurrent_layer
@@ -239,6 +241,37 @@ def test_packed_sequences_match_torch_by_threads(mode: str, reverse: bool, monke
         module = twin(mode, True, hidden, dtype)
         lengths = sorted(torch.randint(1, 12, (37,)).tolist(), reverse=True)
         check_packed(module, packed_arguments(module, mode, reverse, lengths))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_packed_sequences_in_bfloat16_are_as_near_to_float64_as_torch(mode: str) -> None:
+    distances = []
+    for _ in range(5):
+        module = twin(mode, True, dtype=torch.bfloat16)
+        args = packed_arguments(module, mode, False, LENGTHS[4])
+        leaves = leaves_of(args[:-1])
+        exact = copy.deepcopy(module).double()
+        exact_leaves = [*(leaf.detach().double().requires_grad_() for leaf in leaves[:-4]), *exact.parameters()]
+        outputs = [
+            of_torch(exact, exact_leaves[:-4], args[-1]),
+            of_torch(module, leaves[:-4], args[-1]),
+            layer_of(*args)[0],
+        ]
+        weight = torch.randn(outputs[0].shape, dtype=torch.bfloat16)
+        sums = [(output * weight).sum() for output in outputs]
+        gradients = [torch.autograd.grad(sums[0], exact_leaves)]
+        gradients += [torch.autograd.grad(value, leaves) for value in sums[1:]]
+        wanted, *others = ([output.detach(), *found] for output, found in zip(outputs, gradients, strict=True))
+        distances.append([[relative_error(*pair) for pair in zip(other, wanted, strict=True)] for other in others])
+    of_torchs, ours = torch.tensor(distances).mean(0)
+    assert (ours <= 1.25 * of_torchs).all(), f"{ours} for {of_torchs}"
+
+
+def of_torch(module: nn.RNNBase, values: list[torch.Tensor], batch_sizes: torch.Tensor) -> torch.Tensor:
+    """The output of torch's module for the packed data, state and cell."""
+    x, *states = values
+    sequence = nn.utils.rnn.PackedSequence(x, batch_sizes)
+    return module(sequence, tuple(states) if len(states) > 1 else states[0])[0].data
 
 
 @pytest.mark.slow
