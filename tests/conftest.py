@@ -7,19 +7,18 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
-from lit_ort._compat import torch_blas
-from lit_ort.backend.backend import ORTBackend
-from lit_ort.backend.recorder import EventRecorder
-from lit_ort.errors import DEFECT
-from lit_ort.export import process
-from lit_ort.runtime.report import EagerFunction, GraphReport
-from lit_ort.strategies.compiled_code import IDLE
 from tests.scripts import run_code
+
+# torch and lit_ort are imported in functions: the process that gives tests to others needs neither, and starts them
+# seconds earlier.
+if TYPE_CHECKING:
+    from lit_ort.backend.backend import ORTBackend
+    from lit_ort.backend.recorder import EventRecorder
+    from lit_ort.runtime.report import EagerFunction, GraphReport
 
 
 def pytest_configure() -> None:
@@ -30,6 +29,8 @@ def pytest_configure() -> None:
     os.environ.setdefault("LIT_ORT_COMPILE", "always")
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if workers > 1:
+        import torch
+
         threads = max(1, torch.get_num_threads() // workers)
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
         torch.set_num_threads(threads)
@@ -44,6 +45,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def fresh_compiler() -> Iterator[None]:
+    import torch
+
+    from lit_ort.strategies.compiled_code import IDLE
+
     torch.compiler.reset()
     IDLE.clear()
     torch.manual_seed(0)
@@ -55,6 +60,10 @@ def fresh_compiler() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def no_defects(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails a test in which an error in this package is the reason for a fallback, or for compiling each size."""
+    from lit_ort.backend.backend import ORTBackend
+    from lit_ort.backend.recorder import EventRecorder
+    from lit_ort.errors import DEFECT
+
     report_graph, leave = ORTBackend._report, EventRecorder._leave
 
     def checked(backend: ORTBackend, report: GraphReport, start: float) -> None:
@@ -73,6 +82,8 @@ def no_defects(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """So small a model gains nothing from a second thread, and would wait for it on a busy machine."""
+    import torch
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -82,6 +93,8 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def every_thread() -> Iterator[None]:
     """Runs a test on as many threads as the machine has processors, as a user's process does."""
+    import torch
+
     threads = torch.get_num_threads()
     torch.set_num_threads(os.cpu_count() or 1)
     yield
@@ -91,6 +104,8 @@ def every_thread() -> Iterator[None]:
 @pytest.fixture
 def forked_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions of exports are in processes with onnxruntime imported: its training build's import takes two seconds."""
+    from lit_ort.export import process
+
     monkeypatch.setattr(process, "subprocess", SimpleNamespace(run=run_code))
 
 
@@ -119,6 +134,8 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(params=[True, False], ids=["OpenMP", "own threads"])
 def uses_openmp(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Sessions on the threads of OpenMP, and on their own."""
+    from lit_ort._compat import torch_blas
+
     if request.param and torch_blas.matmul_functions() is None:
         pytest.skip("this build of torch has no MKL")
     monkeypatch.setattr(torch_blas, "is_mkl_fast", lambda: request.param)

@@ -203,8 +203,8 @@ def graphs_of(name: str, owner: str, statements: str) -> int:
     return counter.frame_count
 
 
-# One of each owner's cases is fast, two of nine are slow.
-MARKS = {0: (), 4: pytest.mark.slow, 8: pytest.mark.slow}
+# One of nine cases is fast, one is slow.
+MARKS = {0: (), 4: pytest.mark.slow}
 CASES = [
     pytest.param(name, owner, most, id=f"{name}, {owner}", marks=MARKS.get(k % 9, pytest.mark.sweep))
     for cases, most in ((ONE_GRAPH, 1), (FEW_GRAPHS, 4), (READS, 9), (IN_BLOCKS, STEPS))

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from lit_ort.backend.backend import ORTBackend
 from lit_ort.errors import CaptureError
-from tests.compare import backend
+from tests.compare import backend, mostly
 
 Step = Callable[[Any, Tensor], Tensor]
 
@@ -134,7 +134,7 @@ def joined(steps: Sequence[Callable[[Tensor], Tensor]]) -> Callable[[Tensor], Te
     return step
 
 
-@pytest.mark.parametrize("kind", ["int64", "float32"])
+@pytest.mark.parametrize("kind", mostly(pytest.mark.sweep, ["float32", "int64"], 2))
 def test_attributes(kind: str) -> None:
     module = Net(KINDS[kind](3))
     steps = [step for name, (step, _) in STEPS.items() if name.startswith(f"{kind}: ")]

@@ -106,7 +106,7 @@ REPRESENTATIVES += ("argwhere", "repeat_interleave", "unique_of_all", "unique_co
 @pytest.mark.parametrize(
     "name",
     [
-        *mostly(pytest.mark.slow, REPRESENTATIVES, 3),
+        *mostly(pytest.mark.sweep, REPRESENTATIVES, 2),
         *(pytest.param(name, marks=pytest.mark.sweep) for name in sorted(SELECTIONS.keys() - set(REPRESENTATIVES))),
     ],
 )

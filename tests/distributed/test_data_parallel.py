@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -146,6 +146,9 @@ RUNS: dict[str, tuple[Callable[[], Any], Callable[[], LightningModule], dict[str
     "zero1 with LAMB": (sharded, WithLamb, {}),
     "zero1 with accumulation": (sharded, WithAdam, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.05}),
 }
+# Each of them is in another run too, but for float64.
+SWEEP = ("clip", "64-true", "zero1 with AdamW")
+NORMAL = [name for name in RUNS if name not in SWEEP]
 # Runs that differ from one process in eager too, so that they are compared with two ranks in eager.
 EAGER_RUNS: dict[str, tuple[dict[str, Any], Callable[[], LightningModule], int]] = {
     "a shorter last batch": ({}, Net, 76),
@@ -155,8 +158,16 @@ EAGER_RUNS: dict[str, tuple[dict[str, Any], Callable[[], LightningModule], int]]
 }
 
 
+def runs_of(names: Sequence[str]) -> dict[str, Any]:
+    return {name: fit(make(), net, **settings) for name, (make, net, settings) in RUNS.items() if name in names}
+
+
+def weights_of(names: Sequence[str]) -> dict[str, Weights]:
+    return {name: weights(runner) for name, runner in runs_of(names).items()}
+
+
 def all_runs(folder: Path) -> dict[str, Any]:
-    runs = {name: fit(make(), net, **settings) for name, (make, net, settings) in RUNS.items()}
+    runs = runs_of(NORMAL)
     results: dict[str, Any] = {name: weights(runner) for name, runner in runs.items()}
     for name, (arguments, net, rows) in EAGER_RUNS.items():
         results[name] = weights(fit(strict(**arguments), net, rows))
@@ -233,12 +244,23 @@ def assert_equal(actual: Weights, expected: Weights, tolerance: float = 1e-5) ->
         assert error <= tolerance * max(float(value.float().norm()), 1e-3), name
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", NORMAL)
 def test_weights_are_those_of_one_process(name: str, results: Results) -> None:
+    assert_like_one_process(name, results[0])
+
+
+@pytest.mark.sweep
+def test_more_runs() -> None:
+    results = run_on_ranks(weights_of, RANKS, SWEEP)
+    for name in SWEEP:
+        assert_like_one_process(name, results)
+
+
+def assert_like_one_process(name: str, results: list[dict[str, Any]]) -> None:
     _, net, settings = RUNS[name]
     expected = weights(fit("auto", net, batch=RANKS * BATCH, **settings))
     for rank in range(RANKS):
-        assert_equal(results[0][rank][name], expected)
+        assert_equal(results[rank][name], expected)
 
 
 @pytest.mark.parametrize("name", EAGER_RUNS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,9 @@ RUNS: dict[str, tuple[dict[str, Any], Callable[[], Staged], dict[str, Any]]] = {
     "64-true": ({}, Staged, {"gradient_clip_val": 0.05, "precision": "64-true"}),
     "AdamW": ({}, partial(Staged, optimizer=ADAM), {"gradient_clip_val": 0.5}),
 }
+# The resumed run has AdamW, and another one clips.
+SWEEP = ("three micro-batches", "64-true", "AdamW")
+NORMAL = [name for name in RUNS if name not in SWEEP]
 
 
 def metrics_of(runner: Any) -> dict[str, float]:
@@ -69,15 +72,21 @@ def validation_loss(runner: Any) -> float:
     return runner.validate(runner.lightning_module, loader(), verbose=False)[0]["val_loss"]
 
 
-def all_runs(folder: Path) -> dict[str, Any]:
+def results_of(names: Sequence[str]) -> dict[str, Any]:
     results: dict[str, Any] = {}
-    for name, (arguments, make, settings) in RUNS.items():
+    for name in names:
+        arguments, make, settings = RUNS[name]
         runner = fit(strict(**arguments), make(), **settings)
         module = runner.lightning_module
         results[name] = (weights(runner), module.losses, metrics_of(runner))
         results[f"in flight: {name}"] = module.pipeline.in_flight
         results[f"stages: {name}"] = sorted({name.split(".")[2] for name, _ in module.named_parameters()})
         results[f"kinds: {name}"] = {graph.kind for graph in lit_ort.explain(runner).graphs}
+    return results
+
+
+def all_runs(folder: Path) -> dict[str, Any]:
+    results = results_of(NORMAL)
     half = fit(strict(), Staged(optimizer=ADAM), max_epochs=1)
     half.save_checkpoint(folder / "pipeline.ckpt", weights_only=False)
     resumed = fit(strict(), Staged(optimizer=ADAM), ckpt_path=folder / "alone.ckpt")
@@ -137,8 +146,19 @@ def assert_equal(actual: Weights, expected: Weights, tolerance: float = 1e-5) ->
         assert float((actual[name] - value).norm()) <= tolerance * max(float(value.norm()), 1e-3), name
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", NORMAL)
 def test_losses_and_weights_are_those_of_one_process(name: str, results: list[dict[str, Any]]) -> None:
+    assert_like_one_process(name, results)
+
+
+@pytest.mark.sweep
+def test_more_runs() -> None:
+    results = run_on_ranks(results_of, 2, SWEEP)
+    for name in SWEEP:
+        assert_like_one_process(name, results)
+
+
+def assert_like_one_process(name: str, results: list[dict[str, Any]]) -> None:
     _, make, settings = RUNS[name]
     expected = fit("auto", make(), **settings)
     merged, losses, validation = results[0][name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,9 @@ RUNS: dict[str, tuple[Callable[[], LightningModule], Callable[[], Any], dict[str
     "64-true": (transformer, text, {"gradient_clip_val": 0.3, "precision": "64-true"}),
     "GPT-2": (gpt2, blocks, {"gradient_clip_val": 0.5, "limit_val_batches": 1.0}),
 }
+# GPT-2 has clipped gradients too, and clipping in float64 is the same code.
+SWEEP = ("clipping", "64-true")
+NORMAL = [name for name in RUNS if name not in SWEEP]
 
 
 def fit(strategy: Any, module: LightningModule, data: Any, **settings: Any) -> Any:
@@ -105,14 +108,19 @@ def adam(seed: int = 1) -> TransformerLM:
     return transformer(ADAM)
 
 
-def all_runs(folder: Path) -> dict[str, Any]:
+def results_of(names: Sequence[str]) -> dict[str, Any]:
     results: dict[str, Any] = {}
-    for name in RUNS:
+    for name in names:
         runner = run(strict(), name)
         log = lit_ort.explain(runner)
         kinds = {graph.kind for graph in log.graphs if graph.name.startswith("training")}
         size = sum(parameter.numel() for parameter in runner.lightning_module.parameters())
         results[name] = {"weights": weights(runner), "kinds": kinds, "size": size, "loss": validation_loss(runner)}
+    return results
+
+
+def all_runs(folder: Path) -> dict[str, Any]:
+    results = results_of(NORMAL)
     half = fit(strict(), adam(), text(), max_epochs=1)
     half.save_checkpoint(folder / "tensor.ckpt", weights_only=False)
     results["resumed"] = weights(fit(strict(), adam(seed=2), text(), ckpt_path=folder / "alone.ckpt"))
@@ -148,8 +156,20 @@ def assert_equal(actual: Weights, expected: Weights) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", NORMAL)
 def test_weights_and_losses_are_those_of_one_process(name: str, results: list[dict[str, Any]]) -> None:
+    assert_like_one_process(name, results)
+
+
+@pytest.mark.sweep
+def test_more_runs() -> None:
+    results = run_on_ranks(results_of, 2, SWEEP)
+    for name in SWEEP:
+        assert_like_one_process(name, results)
+    assert all(result[name]["kinds"] == {"fused"} for name in SWEEP for result in results)
+
+
+def assert_like_one_process(name: str, results: list[dict[str, Any]]) -> None:
     expected = run("auto", name)
     assert_equal(results[0][name]["weights"], weights(expected))
     for result in results:
@@ -159,7 +179,7 @@ def test_weights_and_losses_are_those_of_one_process(name: str, results: list[di
 @pytest.mark.slow
 def test_a_step_is_one_graph_of_a_part_of_the_model(results: list[dict[str, Any]]) -> None:
     for result in results:
-        assert all(result[name]["kinds"] == {"fused"} for name in RUNS)
+        assert all(result[name]["kinds"] == {"fused"} for name in NORMAL)
     whole = sum(parameter.numel() for parameter in transformer().parameters())
     assert whole / 2 < results[0]["transformer LM"]["size"] < 0.6 * whole
 

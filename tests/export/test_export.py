@@ -186,7 +186,14 @@ def test_a_step_that_does_not_call_the_module_leaves_no_example(tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["Llama", "BERT", "ViT", "ResNet", "LSTM", "VAE"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("BERT", "ResNet", "LSTM", "VAE"),
+        # Llama is exported with its cache below.
+        *(pytest.param(name, marks=pytest.mark.sweep) for name in ("Llama", "ViT")),
+    ],
+)
 def test_models(name: str, tmp_path: Path) -> None:
     module, batch = CASES[name].make(0.0)
     exported = lit_ort.export(module, tmp_path / "m.onnx", {k: v for k, v in batch.items() if k != "labels"})
@@ -338,7 +345,7 @@ class Recurrent(nn.Module):
     [
         {"num_layers": 2, "batch_first": True},
         {"bidirectional": True},
-        {"bias": False, "batch_first": True},
+        pytest.param({"bias": False, "batch_first": True}, marks=pytest.mark.sweep),
     ],
 )
 def test_recurrent_layers_of_any_length(kind: Any, settings: dict[str, Any], tmp_path: Path) -> None:

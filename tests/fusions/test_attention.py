@@ -167,7 +167,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("dropout", [0.0, 1e-9])
+@pytest.mark.parametrize("dropout", mostly(pytest.mark.sweep, [1e-9, 0.0], 2))
 @pytest.mark.parametrize("kind", ["none", "causal", "bool", "float", "gradient"])
 @pytest.mark.parametrize("shapes", SHAPES)
 @pytest.mark.parametrize("dtype", mostly(pytest.mark.sweep, [torch.float32, torch.float64], 2))

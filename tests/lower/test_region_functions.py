@@ -28,7 +28,14 @@ def is_common(x: torch.Tensor) -> torch.Tensor:
     return (x.abs() < 88) & ((x.abs() > 1e-20) | (x.eq(0) & ~x.signbit()))
 
 
-@pytest.mark.parametrize(("operator", "dtype"), CASES)
+# The table has the same forms for all integers.
+SHORT = (torch.int16, torch.int8)
+MARKED = [
+    pytest.param(*case.values, id=case.id, marks=[pytest.mark.sweep] * (case.values[1] in SHORT)) for case in CASES
+]
+
+
+@pytest.mark.parametrize(("operator", "dtype"), MARKED)
 def test_every_operator_of_the_table(operator: Pointwise, dtype: torch.dtype) -> None:
     x = arguments(operator, dtype)
     if operator.name in OF_COMMON_NUMBERS and dtype.is_floating_point:

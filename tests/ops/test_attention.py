@@ -137,7 +137,7 @@ def test_the_same_weights_are_dropped_in_both_directions(causal: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("pieces")
-@pytest.mark.parametrize("p", [0.0, 0.4])
+@pytest.mark.parametrize("p", mostly(pytest.mark.sweep, [0.4, 0.0], 2))
 @pytest.mark.parametrize("kind", ["plain", "mask", "causal"])
 def test_gradcheck(kind: str, p: float) -> None:
     mask = random_mask(2, 1, 3, 4) if kind == "mask" else None
@@ -198,7 +198,7 @@ def test_pieces_cover_all_queries_within_the_promised_size(shape: tuple[int, int
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    "name", mostly(pytest.mark.slow, ["plain", "permuted", "causal", "rows", "added", "values of another width"], 5)
+    "name", mostly(pytest.mark.sweep, ["plain", "permuted", "causal", "rows", "added", "values of another width"], 5)
 )
 @pytest.mark.parametrize("p", mostly(pytest.mark.sweep, [0.4, 0.0], 2))
 def test_opcheck(name: str, p: float, dtype: torch.dtype) -> None:

@@ -172,7 +172,7 @@ MORE_REGIONS = {"half of the rows": 1, "a norm": 1}
 
 
 @pytest.mark.parametrize(
-    "name", mostly(pytest.mark.slow, (name for name in STEPS if not name.startswith(("strides", "two outputs"))), 5)
+    "name", mostly(pytest.mark.sweep, (name for name in STEPS if not name.startswith(("strides", "two outputs"))), 5)
 )
 def test_a_step_of_changing_sizes_has_the_same_regions(name: str) -> None:
     torch.compiler.reset()

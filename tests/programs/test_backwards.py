@@ -144,6 +144,8 @@ def test_backward_at_some_results(plan: Plan) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.sweep) for first in range(1, 8))])
-def test_backward_at_any_results(first: int) -> None:
-    run(first, 40)
+@pytest.mark.parametrize(
+    ("first", "count"), [(0, 16), *(pytest.param(first, 40, marks=pytest.mark.sweep) for first in range(8))]
+)
+def test_backward_at_any_results(first: int, count: int) -> None:
+    run(first, count)

@@ -221,7 +221,7 @@ ROOTS: dict[str, Callable[[list[Tensor]], Tensor]] = {
 SHARED = [
     *((base_and_view, read, "all", (0, 1)) for read in READS),
     *(
-        pytest.param(*case, marks=pytest.mark.slow if case[2] == "all" else pytest.mark.sweep)
+        pytest.param(*case, marks=pytest.mark.slow if case[2:] == ("all", (1,)) else pytest.mark.sweep)
         for case in itertools.product(VIEWS, READS, ROOTS, [(1,), (0, 1)])
         if case[0] is not base_and_view or case[2:] != ("all", (0, 1))
     ),

@@ -141,7 +141,7 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float64, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("name", LARGE)
 def test_large_results_and_gradients(name: str, dtype: torch.dtype) -> None:
     """Results are in memory of the pool, with the values and strides of eager's results."""

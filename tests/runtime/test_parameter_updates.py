@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -86,19 +87,23 @@ def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor], toleranc
         assert error <= tolerance * float(value.double().norm().clamp_min(1e-3)), name
 
 
+NORMAL = {
+    ("fused adamw", 2**20, "by norm"),
+    ("fused adamw", 2**20, "by value"),
+    ("sgd", 1, "no clipping"),
+}
+ALL = itertools.product(OPTIMIZERS, (2**20, 1), CLIPPING)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("clipping", CLIPPING.values(), ids=CLIPPING)
 @pytest.mark.parametrize(
-    ("optimizer", "batch_bytes"),
-    [
-        ("fused adamw", 2**20),
-        ("sgd", 1),
-        *(pytest.param(*case, marks=pytest.mark.sweep) for case in (("adamw", 2**20), ("sgd", 2**20), ("adamw", 1))),
-    ],
+    ("optimizer", "batch_bytes", "name"),
+    [case if case in NORMAL else pytest.param(*case, marks=pytest.mark.sweep) for case in ALL],
 )
 def test_same_as_torch_over_50_steps(
-    optimizer: str, clipping: dict[str, Any], batch_bytes: int, monkeypatch: pytest.MonkeyPatch
+    optimizer: str, batch_bytes: int, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    clipping = CLIPPING[name]
     expected = fit(lit_ort.ORTStrategy(fallback="error"), seeded(lambda: Optimized(optimizer)), **clipping)
     steps = []
     monkeypatch.setattr(
@@ -110,7 +115,7 @@ def test_same_as_torch_over_50_steps(
     assert runner.global_step == 50
     # The first run returns its gradients; if the clipping needs all at once, torch's own step uses them.
     count = len(list(module.parameters()))
-    by_norm = clipping is CLIPPING["by norm"]
+    by_norm = name == "by norm"
     assert len(steps) == (49 if by_norm else count + 49 * (count if batch_bytes == 1 else 1))
     assert_same(state_of(runner), state_of(expected))
     torch.testing.assert_close(module.losses, expected.lightning_module.losses, rtol=1e-6, atol=1e-7)
@@ -166,10 +171,19 @@ class Made(Net):
 
 
 FAST = ("SGD", "SAM", "Renamed")
-SLOW = sorted({*TORCHS, *OF_OTHERS, "TwoPoints"} - set(FAST))
+# Each is the only one of its kind: whole matrices, groups, norms of weights, two points, weights of its own.
+SLOW = ("Adafactor", "AdamW", "Lamb", "LookSAM", "ScheduleFreeAdamW", "TwoPoints")
+OTHERS = sorted({*TORCHS, *OF_OTHERS} - {*FAST, *SLOW})
 
 
-@pytest.mark.parametrize("optimizer", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        *FAST,
+        *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW),
+        *(pytest.param(name, marks=pytest.mark.sweep) for name in OTHERS),
+    ],
+)
 def test_optimizers_step_as_in_eager(optimizer: str) -> None:
     # In float32, the curvatures of LBFGS are mostly rounding.
     settings: Any = {"max_epochs": 2, "precision": "64-true" if optimizer == "LBFGS" else "32-true"}

@@ -40,6 +40,9 @@ OTHERS: dict[str, Make] = {
     "loop": lambda groups: Adam(groups, 1e-2, fused=False),
     "lbfgs": lambda groups: torch.optim.LBFGS(groups[0]["params"], 1e-2),
 }
+# With several tensors as state, and with one.
+OF_CHECKPOINTS = ("adam", "nesterov")
+NOT_OF_CHECKPOINTS = [name for name in OPTIMIZERS if name not in OF_CHECKPOINTS]
 every_optimizer = pytest.mark.parametrize(
     "optimizer", [name if name == "adam" else pytest.param(name, marks=pytest.mark.slow) for name in OPTIMIZERS]
 )
@@ -113,11 +116,11 @@ def test_ten_steps_as_in_eager(optimizer: str) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"gradient_clip_val": 0.05},
+        pytest.param({"gradient_clip_val": 0.05}, marks=pytest.mark.sweep),
         {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
         {"accumulate_grad_batches": 2},
         {"detect_anomaly": True},
-        {"precision": "64-true"},
+        pytest.param({"precision": "64-true"}, marks=pytest.mark.sweep),
         {"precision": "bf16-mixed", "gradient_clip_val": 0.05},
     ],
     ids=str,
@@ -138,7 +141,9 @@ def test_a_precision_plugin_that_clips() -> None:
     assert runner.lightning_module.forms[1] == [True, True]
 
 
-@every_optimizer
+@pytest.mark.parametrize(
+    "optimizer", [*OF_CHECKPOINTS, *(pytest.param(name, marks=pytest.mark.sweep) for name in NOT_OF_CHECKPOINTS)]
+)
 def test_checkpoints_resume_in_either_form(optimizer: str, tmp_path: Path) -> None:
     whole = fit("auto", Optimized(optimizer), max_epochs=4)
     for name, before, after in (("eager", "auto", strict()), ("fused", strict(), "auto")):

@@ -91,7 +91,7 @@ def fit(module: Manual, strategy: Any) -> dict[str, Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", mostly(pytest.mark.slow, STEPS, 12))
+@pytest.mark.parametrize("name", mostly(pytest.mark.sweep, STEPS, 3))
 def test_a_manual_step(name: str) -> None:
     strategy = lit_ort.ORTStrategy()
     actual, expected = fit(with_step(STEPS[name]), strategy), fit(with_step(STEPS[name]), "auto")

@@ -16,7 +16,7 @@ from torch import Tensor
 import lit_ort
 from lit_ort.backend import tracing_settings
 from lit_ort.backend.backend import ORTBackend
-from lit_ort.strategies.compiled_code import IDLE, MOST_IDLE
+from lit_ort.strategies.compiled_code import IDLE
 from tests.lightning_models import Net, loader, trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:The '.*dataloader' does not have many workers:UserWarning")
@@ -122,14 +122,16 @@ def test_a_trainer_goes_on_with_its_own(compilations: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_few_wait_for_a_strategy() -> None:
+def test_few_wait_for_a_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 1
+    monkeypatch.setattr(IDLE, "_most", most)
     before = backends()
-    for _ in range(MOST_IDLE + 2):
+    for _ in range(most + 2):
         fitted(type("Other", (Net,), {}))
     for _ in range(3):
         gc.collect()
     # Of each, a backend for the training and one for the validation.
-    assert backends() - before <= 2 * (MOST_IDLE + 1)
+    assert backends() - before <= 2 * (most + 1)
 
 
 @pytest.mark.parametrize("kind", [Net, Broken])

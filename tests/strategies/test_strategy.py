@@ -575,7 +575,7 @@ HOOKS = (
     "on_train_epoch_end",
 )
 FAST_PLACES = ("before the graph", "outside, late")
-SLOW_PLACES = ("after it", "late", "outside", "on_before_backward", "on_after_backward", "optimizer_step")
+SLOW_PLACES = ("late", "on_before_backward", "optimizer_step")
 
 
 @pytest.mark.filterwarnings("ignore:optimizer_in_graph=True. the optimizer steps after the backward")
@@ -585,7 +585,11 @@ SLOW_PLACES = ("after it", "late", "outside", "on_before_backward", "on_after_ba
     [
         *FAST_PLACES,
         *(pytest.param(place, marks=pytest.mark.slow) for place in SLOW_PLACES),
-        *(pytest.param(place, marks=pytest.mark.sweep) for place in HOOKS if place not in SLOW_PLACES),
+        *(
+            pytest.param(place, marks=pytest.mark.sweep)
+            for place in (*PLACES, *HOOKS)
+            if place not in FAST_PLACES + SLOW_PLACES
+        ),
     ],
 )
 def test_code_reads_the_gradients_of_eager(place: str, in_graph: bool) -> None:

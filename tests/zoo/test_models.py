@@ -21,6 +21,8 @@ QUICK = ("BERT", "ResNet", "LSTM", "graph network")
 # Models whose steps are those of others, but for a few operators.
 LIKE_OTHERS = ("ELECTRA", "Gemma 2", "Mistral", "Mixtral", "Qwen2", "RoBERTa", "bidirectional RNN")
 LIKE_OTHERS += ("ALBERT", "BART", "DistilBERT", "GPT-NeoX", "OPT", "Qwen3", "bidirectional GRU", "RNN")
+# CLIP is BERT and ViT, Whisper T5 and Wav2Vec2, and ViT SegFormer and BERT; Gemma 3 has the windows of ModernBERT.
+LIKE_OTHERS += ("CLIP", "Gemma 3", "LoRA on Llama", "ViT", "Whisper")
 
 QUICK_GROUP = "activations"
 
@@ -69,7 +71,7 @@ def test_losses_that_read_values_run_in_several_graphs() -> None:
 
 # All use the same dropout fusion.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", mostly(pytest.mark.sweep, sorted(CASES.keys() - WITHOUT_DROPOUT), 12))
+@pytest.mark.parametrize("name", mostly(pytest.mark.sweep, sorted(CASES.keys() - WITHOUT_DROPOUT), 24))
 def test_dropout_differs_at_every_step(name: str) -> None:
     losses = losses_with_dropout(CASES[name])
     assert all(map(math.isfinite, losses))

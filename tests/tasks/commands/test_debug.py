@@ -52,7 +52,8 @@ def test_profiles_are_in_the_folder_of_the_run(
 def test_an_anomaly_of_a_compiled_step_is_explained(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path, strategy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(monkeypatch, tmp_path / "run", text, "debug=anomaly", f"strategy={strategy}", "trainer.max_steps=1")
+    limits = ("trainer.max_steps=1", "trainer.limit_val_batches=0", "trainer.limit_test_batches=0")
+    run(monkeypatch, tmp_path / "run", text, "debug=anomaly", f"strategy={strategy}", *limits)
     note = "a compiled step is checked as one operator; `python"
     assert (note in capsys.readouterr().out) == (strategy == "ort")
 

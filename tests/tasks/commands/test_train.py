@@ -22,6 +22,7 @@ from omegaconf import OmegaConf
 from lit_ort import LitOrtWarning, load_training_checkpoint
 from lit_ort.export.safetensors_file import read_tensors
 from tests.export.elsewhere import train_elsewhere
+from tests.scripts import run_script
 from tests.tasks.commands.small import QUIET, SMALL, TRAIN, run, start
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -274,7 +275,7 @@ def test_the_terminal_shows_progress_and_the_result_alone(tmp_path: Path, text: 
 
 @pytest.mark.slow
 def test_an_invalid_value_shows_no_traceback(tmp_path: Path) -> None:
-    code, output = terminal(*SMALL, "data.dir=absent", f"hydra.run.dir={tmp_path}/run")
-    assert code == 1
+    ended = run_script(TRAIN, [*SMALL, "data.dir=absent", f"hydra.run.dir={tmp_path}/run"], tmp_path, seconds=60)
+    assert ended.returncode == 1
     message = "error: absent: no such folder. Set data.dir to the folder with the WikiText-2 files.\n"
-    assert output == message
+    assert ended.stderr + ended.stdout == message
