@@ -106,6 +106,8 @@ class _Former:
         self.position: dict[Value | LibraryCall, int] = {}
         # The groups that read a value, if reading it again costs something.
         self.readers: dict[Value, list[_Group]] = {}
+        # Groups don't change while they are merged, so that two are tried once.
+        self.unions: dict[tuple[_Group, _Group], _Group | None] = {}
 
     def schedule(self) -> Schedule:
         steps = self._live()
@@ -179,7 +181,12 @@ class _Former:
     def _merge_into_user(self, user: _Group) -> bool:
         for need in user.needs():
             group = self.groups.get(need)
-            if isinstance(group, _Group) and (union := self._union(group, user)) is not None:
+            if not isinstance(group, _Group):
+                continue
+            if (group, user) not in self.unions:
+                self.unions[group, user] = self._union(group, user)
+            union = self.unions[group, user]
+            if union is not None and not self._waits(union.needs(), union.kinds, {id(group), id(user)}):
                 self.groups.update(dict.fromkeys(union.kinds, union))
                 return True
         return False
@@ -193,7 +200,7 @@ class _Former:
             if fit is None:
                 return None
             union.add(value, fit)
-        return None if self._waits(union.needs(), union.kinds, {id(first), id(second)}) else union
+        return union
 
     def _stored(self, group: _Group, steps: Iterable[Value | LibraryCall]) -> list[Value]:
         """The values of a group that something outside of it reads."""
