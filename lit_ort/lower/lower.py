@@ -22,6 +22,7 @@ from lit_ort._compat.torch_fx import (
     module_name,
     returned_by,
 )
+from lit_ort._compat.torch_sizes import memory_order
 from lit_ort.errors import ConvertError
 from lit_ort.joint.phases import SOURCE, PhaseGraph
 from lit_ort.lower.emitter import Emitter
@@ -37,6 +38,7 @@ from lit_ort.ops.hand_over import hand_over
 from lit_ort.ops.region_operator import REGION
 from lit_ort.passes.owners import memory_owner, overwritten
 from lit_ort.passes.streams import STREAM
+from lit_ort.regions.strided_views import inverse_order
 from lit_ort.runtime.argument_codec import SLOT
 from lit_ort.runtime.elements import ELEMENTS
 from lit_ort.runtime.program import (
@@ -115,6 +117,10 @@ class _Lowering:
         self._matmuls: list[MatmulNode] = []
         self._inputs: list[tuple[str, Source]] = []
         self._names: dict[fx.Node, str] = {}
+        # The order of memory of the dimensions of values that a native session has in this order, and their names in
+        # the order of the graph.
+        self._orders: dict[fx.Node, list[int]] = {}
+        self._in_order: dict[fx.Node, str] = {}
         # Booleans from torch nodes, which are uint8 until an ONNX node needs them as booleans.
         self._bytes: set[fx.Node] = set()
         self._nodes: list[TorchNode] = []
@@ -229,7 +235,7 @@ class _Lowering:
         _, text, sizes = node.args
         numbers = [example_of(size) if isinstance(size, fx.Node) else size for size in sizes]  # type: ignore[union-attr]
         self._regions.append(RegionNode(str(text), terms_of(numbers, self._sources), module_name(node)))
-        inputs = [self._name_of(base) for base in memory_of_inputs(node) if base is not None]
+        inputs = [self._name_in_memory(base) for base in memory_of_inputs(node) if base is not None]
         values = node.meta["val"]
         types = [(value.dtype, _fixed(value.shape)) for value in values]
         names = self._builder.region(len(self._regions) - 1, inputs, types, node.name)
@@ -248,7 +254,15 @@ class _Lowering:
         return len(self._matmuls) - 1
 
     def _name_of(self, node: fx.Node) -> str:
-        """The name of a value as an input of an ONNX node; booleans are cast from uint8 if necessary."""
+        """The name of a value as an input of an ONNX node."""
+        name = self._name_in_memory(node)
+        if node in self._orders and node not in self._in_order:
+            order = inverse_order(self._orders[node])
+            self._in_order[node] = self._builder.node("Transpose", [name], node.name, perm=order)
+        return self._in_order.get(node, name)
+
+    def _name_in_memory(self, node: fx.Node) -> str:
+        """The name of a value with its dimensions in the session's order; booleans are cast from uint8 if necessary."""
         if self._open is not None and (self._open.has(node) or self._is_pending_view(node)):
             self._close_builder()
         if node not in self._names:
@@ -270,7 +284,7 @@ class _Lowering:
 
     def _open_builder(self) -> NodeBuilder:
         if self._open is None:
-            self._open = NodeBuilder(self._size_index)
+            self._open = NodeBuilder(self._size_index, self._orders)
         return self._open
 
     def _close_builder(self) -> None:
@@ -280,6 +294,8 @@ class _Lowering:
         outputs = [value for node in builder.computed for value in _values(node) if self._is_needed(value, builder)]
         index = len(self._nodes)
         is_in_place = self._is_native and _put_written_first(builder, outputs)
+        if self._is_native:
+            self._orders.update((value, order) for value in outputs if (order := _permuted_order(value)) is not None)
         node = builder.close(outputs)
         if not outputs and not any(statement.results == 0 for statement in node.statements):
             return
@@ -355,7 +371,8 @@ class _Lowering:
 
     def _output_type(self, node: fx.Node) -> tuple[torch.dtype, list[int | None] | None]:
         """The dtype and shape of a torch node's output; a gradient that the optimizer consumes has no fixed shape."""
-        dtype, shape = self._boundary_type(node.meta["val"])
+        value = node.meta["val"]
+        dtype, shape = self._boundary_type(value.permute(self._orders[node]) if node in self._orders else value)
         self._require_type(node, dtype)
         return dtype, None if node.target is hand_over else shape
 
@@ -393,6 +410,14 @@ def _put_written_first(builder: NodeBuilder, outputs: list[fx.Node]) -> bool:
                 values.insert(0, first)
             return True
     return False
+
+
+def _permuted_order(node: fx.Node) -> list[int] | None:
+    """The order of memory of a result's dimensions, if it is another than that of the dimensions."""
+    value = node.meta["val"]
+    if is_view(node) or value.is_contiguous() or value.storage_offset() != 0:
+        return None
+    return memory_order(value)
 
 
 def _fixed(shape: Sequence[Any]) -> list[int | None]:

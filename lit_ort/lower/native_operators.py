@@ -20,7 +20,7 @@ from lit_ort.lower.operators import ANY, LOWERINGS, Lowering, lowering_of
 from lit_ort.ops.hand_over import hand_over
 from lit_ort.ops.region_operator import REGION
 from lit_ort.passes.fuse_regions import MOST_ELEMENTS, is_small, tensors_of
-from lit_ort.regions.placed_region import has_strides
+from lit_ort.regions.placed_region import strides_of_inputs
 from lit_ort.runtime.elements import ELEMENTS
 from lit_ort.runtime.engines.engine_interface import MICROSOFT
 
@@ -103,22 +103,44 @@ def memory_base(node: fx.Node) -> fx.Node:
 
 
 def memory_of_inputs(region: fx.Node) -> list[fx.Node | None]:
-    """For each input of a region, the contiguous value whose memory it reads; None if there is none."""
+    """For each input of a region, the value whose memory it reads; None if there is none."""
     tensors, text, _ = region.args
-    strided = has_strides(str(text))
+    strides = strides_of_inputs(str(text))
     assert isinstance(tensors, (list, tuple))
     nodes = [tensor for tensor in tensors if isinstance(tensor, fx.Node)]
-    return [_permuted_base(n) if is_strided else memory_base(n) for n, is_strided in zip(nodes, strided, strict=True)]
+    return [_memory_of(node, one) for node, one in zip(nodes, strides, strict=True)]
 
 
-def _permuted_base(node: fx.Node) -> fx.Node | None:
-    """The contiguous value of which a value is a view with all its elements in the order of memory."""
+def _memory_of(node: fx.Node, strides: Sequence[Any] | None) -> fx.Node | None:
+    """The value whose memory a region reads, through views of all its elements in the order of memory."""
+    base, value = whole_base(node), node.meta["val"]
+    if strides is not None:
+        return base if _has_strides(value, strides) else None
+    if base is None:
+        return memory_base(node)
+    return base if value.is_contiguous() else None
+
+
+def _has_strides(value: torch.Tensor, strides: Sequence[Any]) -> bool:
+    """Whether a value has the strides that are known before a run."""
+    sized = zip(value.shape, value.stride(), strides, strict=True)
+    return all(size == 1 or own == stride for size, own, stride in sized if isinstance(stride, int))
+
+
+def whole_base(node: fx.Node) -> fx.Node | None:
+    """The value with all the elements of a view in their order of memory; None if there is none."""
     value = node.meta["val"]
     while is_view(node) and node.target in _RESHAPES | _PERMUTES:
         node = first_argument(node)
     base = node.meta["val"]
-    is_whole = memory_order(value) is not None and value.storage_offset() == 0
-    return node if is_whole and base.is_contiguous() and base.numel() == value.numel() else None
+    # Sessions have contiguous inputs, whatever the strides of the trace.
+    if is_view(node) or (node.op != "call_function" and not base.is_contiguous()):
+        return None
+    return node if _is_dense(value) and _is_dense(base) and base.numel() == value.numel() else None
+
+
+def _is_dense(value: torch.Tensor) -> bool:
+    return memory_order(value) is not None and value.storage_offset() == 0
 
 
 def _slice(e: Emitter) -> str:

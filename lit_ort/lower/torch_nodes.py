@@ -6,7 +6,7 @@ Torch reads a transposed or reshaped value as a view without a copy, so each nod
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from lit_ort._compat.torch_ops import (
 from lit_ort._compat.torch_sizes import memory_order
 from lit_ort.errors import ConvertError
 from lit_ort.ops import OPERATORS
+from lit_ort.regions.strided_views import inverse_order
 from lit_ort.runtime.argument_codec import SIZE, SLOT, word_for
 from lit_ort.runtime.buffers import SMALL_BYTES
 from lit_ort.runtime.program import AS_BYTES, AS_IS, AS_REAL, LargeResult, Statement, TorchNode
@@ -62,11 +63,13 @@ class NodeBuilder:
 
     Args:
         size_index: returns the position of a symbolic size among the phase's terms.
+        orders: for values whose dimensions the session has in another order, this order.
     """
 
-    def __init__(self, size_index: Callable[[Any], int]) -> None:
-        self._size_index = size_index
+    def __init__(self, size_index: Callable[[Any], int], orders: Mapping[fx.Node, list[int]]) -> None:
+        self._size_index, self._orders = size_index, orders
         self._slots: dict[fx.Node, int] = {}
+        self._slots_of_inputs: dict[fx.Node, int] = {}
         self._count = 0
         self._statements: list[tuple[Statement, list[int]]] = []
         self.inputs: list[fx.Node] = []
@@ -101,7 +104,8 @@ class NodeBuilder:
 
     def close(self, outputs: list[fx.Node]) -> TorchNode:
         """Return the torch node, with these values as outputs."""
-        order = {self._slots[node]: k for k, node in enumerate(self.inputs)}
+        results = [self._in_session(node) for node in outputs]
+        order = {self._slots_of_inputs[node]: k for k, node in enumerate(self.inputs)}
         anchored = all(node.op == "get_attr" for node in self.inputs)
         if anchored:
             order[-1] = len(order)
@@ -111,7 +115,7 @@ class NodeBuilder:
         return TorchNode(
             (*(form_of(node.meta["val"].dtype) for node in self.inputs), *([AS_IS] if anchored else [])),
             tuple(statements),
-            tuple(order[self._slots[node]] for node in outputs),
+            tuple(order[slot] for slot in results),
             tuple(form_of(node.meta["val"].dtype) for node in outputs),
             anchored,
         )
@@ -128,8 +132,15 @@ class NodeBuilder:
                 self._append(node, None)
             else:
                 self.inputs.append(node)
-                self._slots[node] = self._new_slots(1)[0]
+                slot = self._slots_of_inputs[node] = self._new_slots(1)[0]
+                order = self._orders.get(node)
+                self._slots[node] = slot if order is None else self._permuted(slot, inverse_order(order))
         return self._slots[node]
+
+    def _in_session(self, node: fx.Node) -> int:
+        """The slot of an output, with its dimensions in the session's order."""
+        order = self._orders.get(node)
+        return self._slots[node] if order is None else self._permuted(self._slots[node], order)
 
     def _append(self, node: fx.Node, stream: int | None) -> None:
         assert isinstance(node.target, OpOverload)
@@ -237,11 +248,12 @@ class NodeBuilder:
         slot = self._slot(node)
         is_permuted = order != sorted(order)
         if is_permuted:
-            slot = self._call("aten.permute.default", slot, order)
+            slot = self._permuted(slot, order)
         slot = self._call("aten.contiguous.default", slot)
-        if is_permuted:
-            slot = self._call("aten.permute.default", slot, [order.index(k) for k in range(len(order))])
-        return _Slot(slot)
+        return _Slot(self._permuted(slot, inverse_order(order)) if is_permuted else slot)
+
+    def _permuted(self, slot: int, order: list[int]) -> int:
+        return self._call("aten.permute.default", slot, order)
 
     def _call(self, target: str, slot: int, *args: Any) -> int:
         (result,) = slots = self._new_slots(1)

@@ -26,16 +26,16 @@ from lit_ort._compat.torch_fx import (
     tree_leaves,
 )
 from lit_ort._compat.torch_ops import BY_STRIDES
-from lit_ort._compat.torch_sizes import hint_of, memory_order
+from lit_ort._compat.torch_sizes import hint_of, may_overlap, memory_order
 from lit_ort.ops.region_operator import REGION
 from lit_ort.regions.element_types import MEMORY_DTYPES
 from lit_ort.regions.form_regions import RegionCall, Schedule, form_regions
 from lit_ort.regions.graph_values import LibraryCall
 from lit_ort.regions.placed_region import PlacedRegion, SizeArgument, TensorLayout, to_json
 from lit_ort.regions.region_cost import is_faster, reduces_strided
-from lit_ort.regions.strided_views import contiguous_strides
+from lit_ort.regions.strided_views import StridedView, contiguous_strides, inverse_order
 from lit_ort.regions.symbolic_size import Number, Size, number_of, numbers_of, traced
-from lit_ort.regions.value_expressions import Read, Value, is_all
+from lit_ort.regions.value_expressions import Read, Value, order_of_elements
 from lit_ort.runtime.region_calls import why_no_kernels
 from lit_ort.runtime.report import PassReport
 
@@ -78,17 +78,18 @@ class _Rewriter:
         self._values: dict[Value, fx.Node] = {}
         self._sizes: dict[Size, fx.Node] = {}
         calls = [step.node for step in schedule.steps if isinstance(step, LibraryCall) and not is_view(step.node)]
-        # Native sessions on the threads of OpenMP have torch nodes of any size, but no values in other layouts.
-        is_plain = all(tensor.is_contiguous() for node in calls for tensor in tensors_of(node))
+        # Native sessions on the threads of OpenMP have torch nodes of any size, but no values with gaps.
+        is_plain = all(memory_order(tensor) is not None for node in calls for tensor in tensors_of(node))
         self._uses_openmp = is_plain and torch_blas.is_mkl_fast()
         # A call of torch for an operator that is faster alone would end another native session.
         self._declines = not all(node.target in MATMULS or is_small(node) for node in calls)
         known = schedule.values.known
-        # The node whose elements are those of a value, in their order.
-        self._nodes: dict[Value, fx.Node] = {}
+        # The node whose elements are those of a value, and the order of its dimensions in the value.
+        self._nodes: dict[Value, tuple[fx.Node, list[int]]] = {}
         for node, expression in known.items():
-            if isinstance(expression, Read) and (value := expression.value) is not None and is_all(expression):
-                self._nodes.setdefault(value, node)
+            order = order_of_elements(expression)
+            if order is not None:
+                self._nodes.setdefault(expression.value, (node, order))
         self.count = 0
 
     def rewritten(self) -> fx.Graph:
@@ -103,7 +104,9 @@ class _Rewriter:
             elif not self._is_declined(step):
                 self._region(step)
             else:
-                self._values.update({value: self._of(self._nodes[value]) for value in step.outputs})
+                for value in step.outputs:
+                    node, order = self._nodes[value]
+                    self._values[value] = self._permuted(self._of(node), order)
         output = next(node for node in reversed(self._old.nodes) if node.op == "output")
         self._new.node_copy(output, self._of)
         return self._new
@@ -131,8 +134,11 @@ class _Rewriter:
             self._copies[node] = size_node(self._new, example)
         if node not in self._copies:
             known = self._schedule.values.known.get(node)
-            if isinstance(known, Read) and known.value in self._values and is_all(known):
-                self._copies[node] = self._shaped(self._values[known.value], known.shape)
+            order = order_of_elements(known)
+            if order is not None and isinstance(known, Read) and known.value in self._values:
+                shape = tuple(known.shape[axis] for axis in order)
+                shaped = self._shaped(self._values[known.value], shape)
+                self._copies[node] = self._permuted(shaped, inverse_order(order))
             else:
                 self._copy(node)
         return self._copies[node]
@@ -140,9 +146,15 @@ class _Rewriter:
     def _shaped(self, node: fx.Node, shape: tuple[Number, ...]) -> fx.Node:
         if numbers_of(node.meta["val"].shape) == shape:
             return node
-        reshaped = self._new.call_function(aten.reshape.default, (node, list(map(self._size, shape))))
-        reshaped.meta["val"] = recomputed_example(reshaped)
-        return reshaped
+        return self._called(aten.reshape.default, node, list(map(self._size, shape)))
+
+    def _permuted(self, node: fx.Node, order: list[int]) -> fx.Node:
+        return node if order == sorted(order) else self._called(aten.permute.default, node, order)
+
+    def _called(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        node = self._new.call_function(target, args, kwargs)
+        node.meta["val"] = recomputed_example(node)
+        return node
 
     def _copy(self, node: fx.Node) -> None:
         for argument in node.all_input_nodes:
@@ -160,24 +172,28 @@ class _Rewriter:
         order = memory_order(traced)
         if order is None or strides_of(example_of(node)) == strides_of(traced):
             return node
-        for target, *args in (
-            (aten.permute.default, order),
-            (aten.clone.default,),
-            (aten.permute.default, [order.index(axis) for axis in range(len(order))]),
-        ):
-            kwargs: dict[str, Any] = {} if args else {"memory_format": torch.contiguous_format}
-            node = self._new.call_function(target, (node, *args), kwargs)
-            node.meta["val"] = recomputed_example(node)
-        return node
+        node = self._called(aten.permute.default, node, order)
+        node = self._called(aten.clone.default, node, memory_format=torch.contiguous_format)
+        return self._called(aten.permute.default, node, inverse_order(order))
 
     def _call(self, step: LibraryCall) -> None:
         self._copy(step.node)
         for user in step.node.users:
             if user.target is operator.getitem and step.results.get(user.args[1]) is not None:  # type: ignore[arg-type]
                 self._copy(user)
-                self._values[step.results[user.args[1]]] = self._copies[user]  # type: ignore[index]
+                self._keep(step.results[user.args[1]], user)  # type: ignore[index]
         if None in step.results:
-            self._values[step.results[None]] = self._copies[step.node]
+            self._keep(step.results[None], step.node)
+
+    def _keep(self, value: Value, node: fx.Node) -> None:
+        """Regions read the result of a call with the strides of the trace; operators read it as it is."""
+        copy = self._copies[node]
+        example = copy.meta.get("val")
+        if isinstance(example, torch.Tensor) and not may_overlap(example):
+            layout = StridedView(numbers_of(example.shape), numbers_of(example.stride()), 0)
+            if layout.merged() != value.view.merged():
+                copy = self._with_strides(copy, example_of(node))
+        self._values[value] = copy
 
     def _region(self, step: RegionCall) -> None:
         self.count += 1
@@ -195,7 +211,7 @@ class _Rewriter:
             shapes = [list(map(traced, value.shape)) for value in step.outputs]
             dtypes = [MEMORY_DTYPES[value.dtype] for value in step.outputs]
             node.meta["val"] = [torch.empty(shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
-        origin = next((self._nodes[value] for value in step.outputs if value in self._nodes), None)
+        origin = next((self._nodes[value][0] for value in step.outputs if value in self._nodes), None)
         if origin is not None:
             node.meta.update({name: part for name, part in origin.meta.items() if name != "val"})
         for position, value in enumerate(step.outputs):

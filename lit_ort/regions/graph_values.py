@@ -19,7 +19,7 @@ from lit_ort.regions.losses import LOSSES
 from lit_ort.regions.node_expressions import COPIES, HANDLERS, OWN_HANDLERS, shape_of, size_of_node
 from lit_ort.regions.pointwise_table import BY_OVERLOAD, CHOOSE, COMPARE, FLOAT, OPERATORS
 from lit_ort.regions.row_operators import ROW_OPERATORS
-from lit_ort.regions.strided_views import StridedView
+from lit_ort.regions.strided_views import StridedView, inverse_order
 from lit_ort.regions.symbolic_size import Number, Size, numbers_of, product
 from lit_ort.regions.value_expressions import (
     Compute,
@@ -28,8 +28,10 @@ from lit_ort.regions.value_expressions import (
     NotRegional,
     Read,
     Value,
+    channels_last,
     cost_of_expression,
     is_all,
+    order_of_elements,
     reads_of,
     viewed,
 )
@@ -88,10 +90,12 @@ def read_graph(graph: fx.Graph) -> GraphValues:
     return Reader(graph).read()
 
 
-def _is_channels_last(value: torch.Tensor) -> bool:
-    if value.is_contiguous() or value.dim() not in (4, 5):
-        return False
-    return value.is_contiguous(memory_format=torch.channels_last if value.dim() == 4 else torch.channels_last_3d)
+def _channels_last_order(value: torch.Tensor) -> list[int] | None:
+    """The order of memory of an image's dimensions if its channels are last; None otherwise."""
+    if value.dim() not in (4, 5) or value.is_contiguous():
+        return None
+    last = torch.channels_last if value.dim() == 4 else torch.channels_last_3d
+    return channels_last(value.dim()) if value.is_contiguous(memory_format=last) else None
 
 
 def _late_nodes(graph: fx.Graph) -> set[fx.Node]:
@@ -117,7 +121,7 @@ class Reader:
         self.known = self.values.known
         self.is_backward = False
         self.late = _late_nodes(graph)
-        # Elsewhere, such strides are those of any permuted value.
+        # In other graphs, strides of channels last are those of any permuted value.
         self.has_images = any(str(node.target).startswith(_OF_IMAGES) for node in graph.nodes)
 
     def read(self) -> GraphValues:
@@ -163,7 +167,7 @@ class Reader:
             return self._row_operator(node, operator_of)
         expression, value = self._expression(node), node.meta["val"]
         _require_shape(node, expression, value)
-        return self._in_memory(node, expression, name_of(value.dtype) or "")
+        return self._in_memory(node, expression, value)
 
     def _settled(self, node: fx.Node, expression: Expression) -> Expression:
         """An expression as a value of its own, unless it is cheap enough to be computed where it is used."""
@@ -182,6 +186,23 @@ class Reader:
         self.values.steps.append(value)
         return value
 
+    def order_of(self, value: Any) -> list[int] | None:
+        """The order of memory in which an operator leaves the dimensions of an image; None if it is theirs."""
+        return _channels_last_order(value) if self.has_images and isinstance(value, torch.Tensor) else None
+
+    def _stored(self, node: fx.Node, expression: Expression) -> Expression:
+        """An expression as a value with the order of memory of a node's."""
+        order = self.order_of(node.meta.get("val"))
+        if order is None:
+            return self.value(node.name, expression).read()
+        stored = self.value(node.name, viewed(expression, lambda view: view.permute(order))).read()
+        return viewed(stored, lambda view: view.permute(inverse_order(order)))
+
+    def _is_stored(self, node: fx.Node) -> bool:
+        """Whether a node's value is all elements of a value in their order of memory."""
+        order, known = self.order_of(node.meta.get("val")), self.known[node]
+        return is_all(known) or (order is not None and order_of_elements(known) == order)
+
     def as_read(self, expression: Expression, name: str) -> Read:
         if isinstance(expression, Read) and expression.value is not None and expression.mask is None:
             return expression
@@ -190,19 +211,19 @@ class Reader:
     def as_tensor(self, node: fx.Node) -> Read:
         """A node's value as one that torch's views make of a value: by the nodes of which it is a view."""
         chain = [node]
-        while not is_all(self.known[chain[-1]]) and (is_view(chain[-1]) or chain[-1].target in COPIES):
+        while not self._is_stored(chain[-1]) and (is_view(chain[-1]) or chain[-1].target in COPIES):
             base = chain[-1].args[0]
             if not isinstance(base, fx.Node) or isinstance(self.known.get(base), dict | None):
                 break
             chain.append(base)
         base = chain.pop()
-        if not is_all(self.known[base]):
+        if not self._is_stored(base):
             # What it is a view of becomes a value, so that torch makes the views of it.
-            self.known[base] = self.value(base.name, self.known[base]).read()
+            self.known[base] = self._stored(base, self.known[base])
             for view in reversed(chain):
                 self.known[view] = self._regional(view)
         elif not isinstance(known := self.known[node], Read) or known.value is not self.known[base].value:
-            self.known[node] = self.value(node.name, known).read()
+            self.known[node] = self._stored(node, known)
         return self.known[node]
 
     def _library(self, node: fx.Node) -> None:
@@ -238,13 +259,20 @@ class Reader:
         for position, (expression, part) in enumerate(zip(expressions, parts, strict=True)):
             if expression is not None and part is not None:
                 _require_shape(node, expression, part)
-                known[position] = self._in_memory(node, expression, name_of(part.dtype) or "")
+                known[position] = self._in_memory(node, expression, part)
         return known if isinstance(result, tuple | list) else known[0]
 
-    def _in_memory(self, node: fx.Node, expression: Expression, dtype: str) -> Expression:
+    def _in_memory(self, node: fx.Node, expression: Expression, value: torch.Tensor) -> Expression:
+        """An expression of a value of this dtype and order of memory."""
+        dtype, order = name_of(value.dtype) or "", self.order_of(value)
         if expression.dtype != dtype:
             expression = Compute("cast", (expression,), expression.shape, dtype)
-        return self._settled(node, expression)
+        if order is None or is_view(node):
+            return self._settled(node, expression)
+        stored = self._settled(node, viewed(expression, lambda view: view.permute(order)))
+        if node.target in COPIES and not is_all(stored):
+            stored = self.value(node.name, stored).read()
+        return viewed(stored, lambda view: view.permute(inverse_order(order)))
 
     # Expressions of nodes.
 
@@ -254,8 +282,6 @@ class Reader:
             raise NotRegional(str(node.target))
         if product(shape_of(value)) == 0 or value.device.type != "cpu":
             raise NotRegional("no elements, or another device")
-        if self.has_images and _is_channels_last(value):
-            raise NotRegional("images with channels last")
         handler = HANDLERS.get(node.target) or OWN_HANDLERS.get(str(node.target))  # type: ignore[call-overload]
         if handler is not None:
             return handler(self, node, value)
@@ -327,11 +353,16 @@ class Reader:
 
     def _reduced(self, name: str, kind: str, expression: Expression, axes: tuple[int, ...]) -> Read:
         rank = len(expression.shape)
-        if axes not in (tuple(range(rank - len(axes), rank)), tuple(range(len(axes)))):
-            # Rows are what stays.
-            order = [axis for axis in range(rank) if axis not in axes] + list(axes)
+        leading, trailing = tuple(range(len(axes))), tuple(range(rank - len(axes), rank))
+        if axes not in (trailing, leading):
+            kept = [axis for axis in range(rank) if axis not in axes]
+            # Rows are what stays, unless its elements are adjacent in memory, as channels that are last.
+            is_leading = any(
+                read.value is not None and read.view.strides[kept[-1]] == 1 for read in reads_of(expression)
+            )
+            order = [*axes, *kept] if is_leading else [*kept, *axes]
             expression = viewed(expression, lambda view: view.permute(order))
-            axes = tuple(range(rank - len(axes), rank))
+            axes = leading if is_leading else trailing
         shape = tuple(1 if axis in axes else size for axis, size in enumerate(expression.shape))
         value = Value(name, shape, expression.dtype, kind, expression, axes, self.is_backward)
         self.values.steps.append(value)

@@ -72,9 +72,9 @@ def to_json(placed: SizedRegion) -> str:
     return json.dumps(data, separators=(",", ":"), default=lambda size: {"size": size.position})
 
 
-def has_strides(text: str) -> list[bool]:
-    """For each input of the region of a text, whether it isn't contiguous."""
-    return [strides is not None for _, strides in json.loads(text)["inputs"]]
+def strides_of_inputs(text: str) -> list[list[Any] | None]:
+    """For each input of the region of a text, its strides, as numbers or sizes; None if it is contiguous."""
+    return [strides for _, strides in json.loads(text)["inputs"]]
 
 
 def from_json(text: str) -> SizedRegion:

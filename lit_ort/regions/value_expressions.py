@@ -202,3 +202,21 @@ def is_all(expression: Any) -> bool:
         return False
     own, view = expression.value.view, expression.view
     return view == own or (view.is_whole and own.is_whole and view.size == own.size)
+
+
+def channels_last(rank: int) -> list[int]:
+    """The order of memory of the dimensions of images with channels last."""
+    return [0, *range(2, rank), 1]
+
+
+def order_of_elements(expression: Any) -> list[int] | None:
+    """The order of dimensions in which an expression is all elements of a value in theirs: own, or with channels last.
+
+    None if it is in neither.
+    """
+    if is_all(expression):
+        return list(range(len(expression.shape)))
+    if isinstance(expression, Read) and len(expression.shape) in (4, 5):
+        order = channels_last(len(expression.shape))
+        return order if is_all(viewed(expression, lambda view: view.permute(order))) else None
+    return None

@@ -343,3 +343,50 @@ def test_large_results_of_one_shape_are_not_exchanged(monkeypatch: pytest.Monkey
     labels[::7] = -100
     engine = assert_same_step(module, lambda module, x: F.cross_entropy(module(x), labels), x)
     assert "lit_ort.linear_cross_entropy.default" in engine.compile_log.graphs[0].torch_operators
+
+
+# What follows a convolution whose images have channels last, in memory as in eager.
+IMAGES: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "relu": lambda y, x: y.relu(),
+    "a residual": lambda y, x: y.sigmoid() * y + x,
+    "a residual of another layout": lambda y, x: y + x.contiguous().exp(),
+    "one channel scaled": lambda y, x: y * torch.linspace(1, 2, y.shape[1])[:, None, None],
+    "one batch": lambda y, x: y.sum(0, keepdim=True).tanh() * y,
+    "rows of channels": lambda y, x: F.layer_norm(y.permute(0, 2, 3, 1), (y.shape[1],)).permute(0, 3, 1, 2) + x,
+    "softmax over channels": lambda y, x: y.softmax(1),
+    "sums over images": lambda y, x: (y.square().sum((0, 2, 3)), y.mean((2, 3))),
+    "patches": lambda y, x: F.gelu(y.flatten(2).transpose(1, 2)),
+    "parts of channels": lambda y, x: torch.cat([y.chunk(2, 1)[1].cos(), y.chunk(2, 1)[0]], 1),
+    "a corner": lambda y, x: y[:, :, 1:, :-1].exp(),
+    "a mask": lambda y, x: (y > 0, torch.where(y > x, y, 0.5)),
+    "a copy in the order of dimensions": lambda y, x: y.clone(memory_format=torch.contiguous_format) * 2,
+    "a copy with channels last": lambda y, x: x.contiguous().clone(memory_format=torch.channels_last).sin() * y,
+    "another convolution": lambda y, x: F.conv2d(y.relu() + 1, torch.ones(4, y.shape[1], 1, 1)).tanh(),
+    "a cheap argument of a convolution": lambda y, x: F.conv2d(-y, torch.ones(4, y.shape[1], 3, 3)),
+    "a pool": lambda y, x: F.max_pool2d(y.relu(), 2).exp(),
+    "all of it and its parts": lambda y, x: (y, y * 2, y.permute(0, 2, 3, 1), (y + 1).permute(0, 2, 3, 1).sum(-1)),
+    "a norm": lambda y, x: F.group_norm(y, 2).relu() * y,
+    "an image written in place": lambda y, x: (y * 2).add_(x).mul_(0.5),
+    "numbers of elements": lambda y, x: y.long().add(1).float() + y,
+}
+
+
+@pytest.mark.parametrize("is_native", [True, False], ids=["native", "torch nodes"])
+@pytest.mark.parametrize("name", mostly(pytest.mark.sweep, IMAGES, 5))
+def test_images_with_channels_last(name: str, is_native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not is_native:
+        monkeypatch.setattr(native_operators, "FEWEST_OPERATORS", 10**6)
+    torch.manual_seed(3)
+    weight = draw(6, 6, 3, 3).detach().to(memory_format=torch.channels_last).requires_grad_()
+    image = torch.randn(2, 6, 7, 5).to(memory_format=torch.channels_last).requires_grad_()
+
+    def step(image: Tensor, weight: Tensor) -> Any:
+        return IMAGES[name](F.conv2d(image, weight, padding=1), image)
+
+    assert_same(step, image, weight, tolerance=2e-5)
+
+
+def test_volumes_with_channels_last() -> None:
+    weight = draw(4, 3, 3, 3, 3).detach().to(memory_format=torch.channels_last_3d).requires_grad_()
+    image = torch.randn(2, 3, 5, 4, 6).to(memory_format=torch.channels_last_3d)
+    assert_same(lambda x, w: F.conv3d(x, w).sigmoid() * 2 + 1, image, weight)

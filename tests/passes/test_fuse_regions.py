@@ -194,7 +194,7 @@ def test_a_label_without_a_class_is_refused(label: int) -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 6, 6), (1, 3, 16, 16)])
-def test_images_with_channels_last_stay_torchs(shape: tuple[int, ...]) -> None:
+def test_images_with_channels_last(shape: tuple[int, ...]) -> None:
     module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 1), nn.Hardswish())
     assert_like_eager(lambda m, x: m(x).square().mean(), module, torch.randn(shape), backend())
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lit_ort._compat import torch_blas
 from tests.compare import mostly
 from tests.operators import known
 from tests.zoo import image_and_sound_models, operators, plain_models, report, text_models
@@ -45,6 +46,20 @@ def test_same_as_eager(name: str) -> None:
     worst, where = outcome.worst
     assert worst <= CASES[name].tolerance, where
     assert report.is_on_the_page(name, outcome.graphs), "run python -m tests.zoo.report"
+
+
+# Models whose layouts differ on the two kinds of threads, and models with operators that write in place.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["SegFormer", *(pytest.param(name, marks=pytest.mark.sweep) for name in CASES if name != "SegFormer")]
+)
+def test_same_as_eager_with_the_other_matmuls(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_fast = torch_blas.is_mkl_fast()
+    if not is_fast and torch_blas.matmul_functions() is None:
+        pytest.skip("this build of torch has no MKL")
+    monkeypatch.setattr(torch_blas, "is_mkl_fast", lambda: not is_fast)
+    worst, where = compare_steps(CASES[name], steps=1).worst
+    assert worst <= CASES[name].tolerance, where
 
 
 def test_the_support_page_lists_operators_fusions_and_passes() -> None:
