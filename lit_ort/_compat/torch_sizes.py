@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -83,6 +83,22 @@ def memory_order(value: torch.Tensor) -> list[int] | None:
         return list(range(value.dim()))
     order = sorted(range(value.dim()), key=lambda k: (-hint_of(value.stride(k)), k))
     return order if value.permute(order).is_contiguous() else None
+
+
+def inverse_order(order: Sequence[int]) -> list[int]:
+    """The permutation that undoes a permutation of dimensions."""
+    return [order.index(k) for k in range(len(order))]
+
+
+def channels_last(rank: int) -> list[int]:
+    """The order of memory of the dimensions of images with channels last."""
+    return [0, *range(2, rank), 1]
+
+
+def has_channels_last(value: torch.Tensor) -> bool:
+    """Whether a value is images or volumes whose channels are last in memory, and not contiguous."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(value.dim())
+    return last is not None and not value.is_contiguous() and value.is_contiguous(memory_format=last)
 
 
 def may_overlap(value: torch.Tensor) -> bool:

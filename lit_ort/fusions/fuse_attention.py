@@ -26,7 +26,7 @@ from torch import fx
 
 from lit_ort._compat.devices import is_cpu
 from lit_ort._compat.torch_fx import arguments_of
-from lit_ort._compat.torch_sizes import hint_of, memory_order
+from lit_ort._compat.torch_sizes import hint_of, inverse_order, memory_order
 from lit_ort.fusions.fusion_graph import FusionGraph
 from lit_ort.runtime.report import PassReport
 
@@ -146,7 +146,7 @@ class _Call:
             order = memory_order(self.node.meta["val"])
             if order is not None and order != list(range(len(order))):
                 ordered = graph.call(aten.contiguous.default, graph.call(aten.permute.default, result, order))
-                result = graph.call(aten.permute.default, ordered, [order.index(axis) for axis in range(len(order))])
+                result = graph.call(aten.permute.default, ordered, inverse_order(order))
         self.node.replace_all_uses_with(result)
         graph.graph.erase_node(self.node)
 

@@ -15,7 +15,7 @@ from torch import fx
 
 from lit_ort._compat.torch_aot import OF_BACKWARD, Description
 from lit_ort._compat.torch_fx import output_of, returned_by
-from lit_ort._compat.torch_sizes import hint_of, memory_order
+from lit_ort._compat.torch_sizes import hint_of, inverse_order, memory_order
 from lit_ort.errors import CaptureError
 from lit_ort.joint.trace import JointGraph, tangents_of
 from lit_ort.runtime.program import Mutation, Output, View
@@ -202,14 +202,13 @@ def _permuted(graph: fx.Graph, node: fx.Node, order: list[int], before: fx.Node)
 
 def _permute_tangent(graph: fx.Graph, tangent: fx.Node, order: list[int]) -> None:
     """Changes a tangent to the memory layout of its result."""
-    inverse = [order.index(k) for k in range(len(order))]
     value = tangent.meta["val"]
     first = next((node for node in graph.nodes if node in tangent.users), None)
     if first is None:
         tangent.meta["val"] = value.permute(order).contiguous()
         return
     with graph.inserting_before(first):
-        restored = graph.call_function(aten.permute.default, (tangent, inverse))
+        restored = graph.call_function(aten.permute.default, (tangent, inverse_order(order)))
     restored.meta = {**OF_BACKWARD, "val": value}
     tangent.replace_all_uses_with(restored, delete_user_cb=lambda user: user is not restored)
     tangent.meta["val"] = value.permute(order).contiguous()

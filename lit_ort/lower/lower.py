@@ -22,7 +22,7 @@ from lit_ort._compat.torch_fx import (
     module_name,
     returned_by,
 )
-from lit_ort._compat.torch_sizes import memory_order
+from lit_ort._compat.torch_sizes import inverse_order, memory_order
 from lit_ort.errors import ConvertError
 from lit_ort.joint.phases import SOURCE, PhaseGraph
 from lit_ort.lower.emitter import Emitter
@@ -38,7 +38,6 @@ from lit_ort.ops.hand_over import hand_over
 from lit_ort.ops.region_operator import REGION
 from lit_ort.passes.owners import memory_owner, overwritten
 from lit_ort.passes.streams import STREAM
-from lit_ort.regions.strided_views import inverse_order
 from lit_ort.runtime.argument_codec import SLOT
 from lit_ort.runtime.elements import ELEMENTS
 from lit_ort.runtime.program import (

@@ -113,7 +113,7 @@ def memory_of_inputs(region: fx.Node) -> list[fx.Node | None]:
 
 def _memory_of(node: fx.Node, strides: Sequence[Any] | None) -> fx.Node | None:
     """The value whose memory a region reads, through views of all its elements in the order of memory."""
-    base, value = whole_base(node), node.meta["val"]
+    base, value = _whole_base(node), node.meta["val"]
     if strides is not None:
         return base if _has_strides(value, strides) else None
     if base is None:
@@ -127,7 +127,7 @@ def _has_strides(value: torch.Tensor, strides: Sequence[Any]) -> bool:
     return all(size == 1 or own == stride for size, own, stride in sized if isinstance(stride, int))
 
 
-def whole_base(node: fx.Node) -> fx.Node | None:
+def _whole_base(node: fx.Node) -> fx.Node | None:
     """The value with all the elements of a view in their order of memory; None if there is none."""
     value = node.meta["val"]
     while is_view(node) and node.target in _RESHAPES | _PERMUTES:

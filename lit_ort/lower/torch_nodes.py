@@ -25,10 +25,9 @@ from lit_ort._compat.torch_ops import (
     overload_name,
     result_count,
 )
-from lit_ort._compat.torch_sizes import memory_order
+from lit_ort._compat.torch_sizes import channels_last, has_channels_last, inverse_order, memory_order
 from lit_ort.errors import ConvertError
 from lit_ort.ops import OPERATORS
-from lit_ort.regions.strided_views import inverse_order
 from lit_ort.runtime.argument_codec import SIZE, SLOT, word_for
 from lit_ort.runtime.buffers import SMALL_BYTES
 from lit_ort.runtime.program import AS_BYTES, AS_IS, AS_REAL, LargeResult, Statement, TorchNode
@@ -270,10 +269,7 @@ def base_of(node: fx.Node) -> fx.Node:
 
 def _image_order(images: torch.Tensor) -> list[int]:
     """The order of dimensions in memory that torch's kernels use for images: channels last if they have this format."""
-    order = list(range(images.dim()))
-    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(images.dim())
-    is_last = last is not None and not images.is_contiguous() and images.is_contiguous(memory_format=last)
-    return [0, *order[2:], 1] if is_last else order
+    return channels_last(images.dim()) if has_channels_last(images) else list(range(images.dim()))
 
 
 def _large_out(node: fx.Node) -> str | None:

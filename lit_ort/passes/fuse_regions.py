@@ -26,14 +26,14 @@ from lit_ort._compat.torch_fx import (
     tree_leaves,
 )
 from lit_ort._compat.torch_ops import BY_STRIDES
-from lit_ort._compat.torch_sizes import hint_of, may_overlap, memory_order
+from lit_ort._compat.torch_sizes import hint_of, inverse_order, may_overlap, memory_order
 from lit_ort.ops.region_operator import REGION
 from lit_ort.regions.element_types import MEMORY_DTYPES
 from lit_ort.regions.form_regions import RegionCall, Schedule, form_regions
 from lit_ort.regions.graph_values import LibraryCall
 from lit_ort.regions.placed_region import PlacedRegion, SizeArgument, TensorLayout, to_json
 from lit_ort.regions.region_cost import is_faster, reduces_strided
-from lit_ort.regions.strided_views import StridedView, contiguous_strides, inverse_order
+from lit_ort.regions.strided_views import StridedView, contiguous_strides
 from lit_ort.regions.symbolic_size import Number, Size, number_of, numbers_of, traced
 from lit_ort.regions.value_expressions import Read, Value, order_of_elements
 from lit_ort.runtime.region_calls import why_no_kernels

@@ -12,14 +12,14 @@ from torch import fx
 
 from lit_ort._compat.torch_aot import is_of_backward
 from lit_ort._compat.torch_fx import is_view
-from lit_ort._compat.torch_sizes import may_overlap
+from lit_ort._compat.torch_sizes import channels_last, has_channels_last, inverse_order, may_overlap
 from lit_ort.regions.dropout_values import DROPOUT
 from lit_ort.regions.element_types import computed_in, is_float, name_of
 from lit_ort.regions.losses import LOSSES
 from lit_ort.regions.node_expressions import COPIES, HANDLERS, OWN_HANDLERS, shape_of, size_of_node
 from lit_ort.regions.pointwise_table import BY_OVERLOAD, CHOOSE, COMPARE, FLOAT, OPERATORS
 from lit_ort.regions.row_operators import ROW_OPERATORS
-from lit_ort.regions.strided_views import StridedView, inverse_order
+from lit_ort.regions.strided_views import StridedView
 from lit_ort.regions.symbolic_size import Number, Size, numbers_of, product
 from lit_ort.regions.value_expressions import (
     Compute,
@@ -28,10 +28,10 @@ from lit_ort.regions.value_expressions import (
     NotRegional,
     Read,
     Value,
-    channels_last,
     cost_of_expression,
     is_all,
     order_of_elements,
+    permuted,
     reads_of,
     viewed,
 )
@@ -88,14 +88,6 @@ class GraphValues:
 def read_graph(graph: fx.Graph) -> GraphValues:
     """The values of a graph."""
     return Reader(graph).read()
-
-
-def _channels_last_order(value: torch.Tensor) -> list[int] | None:
-    """The order of memory of an image's dimensions if its channels are last; None otherwise."""
-    if value.dim() not in (4, 5) or value.is_contiguous():
-        return None
-    last = torch.channels_last if value.dim() == 4 else torch.channels_last_3d
-    return channels_last(value.dim()) if value.is_contiguous(memory_format=last) else None
 
 
 def _late_nodes(graph: fx.Graph) -> set[fx.Node]:
@@ -188,15 +180,16 @@ class Reader:
 
     def order_of(self, value: Any) -> list[int] | None:
         """The order of memory in which an operator leaves the dimensions of an image; None if it is theirs."""
-        return _channels_last_order(value) if self.has_images and isinstance(value, torch.Tensor) else None
+        if self.has_images and isinstance(value, torch.Tensor) and has_channels_last(value):
+            return channels_last(value.dim())
+        return None
 
     def _stored(self, node: fx.Node, expression: Expression) -> Expression:
         """An expression as a value with the order of memory of a node's."""
         order = self.order_of(node.meta.get("val"))
         if order is None:
             return self.value(node.name, expression).read()
-        stored = self.value(node.name, viewed(expression, lambda view: view.permute(order))).read()
-        return viewed(stored, lambda view: view.permute(inverse_order(order)))
+        return permuted(self.value(node.name, permuted(expression, order)).read(), inverse_order(order))
 
     def _is_stored(self, node: fx.Node) -> bool:
         """Whether a node's value is all elements of a value in their order of memory."""
@@ -269,10 +262,10 @@ class Reader:
             expression = Compute("cast", (expression,), expression.shape, dtype)
         if order is None or is_view(node):
             return self._settled(node, expression)
-        stored = self._settled(node, viewed(expression, lambda view: view.permute(order)))
+        stored = self._settled(node, permuted(expression, order))
         if node.target in COPIES and not is_all(stored):
             stored = self.value(node.name, stored).read()
-        return viewed(stored, lambda view: view.permute(inverse_order(order)))
+        return permuted(stored, inverse_order(order))
 
     # Expressions of nodes.
 
@@ -361,7 +354,7 @@ class Reader:
                 read.value is not None and read.view.strides[kept[-1]] == 1 for read in reads_of(expression)
             )
             order = [*axes, *kept] if is_leading else [*kept, *axes]
-            expression = viewed(expression, lambda view: view.permute(order))
+            expression = permuted(expression, order)
             axes = leading if is_leading else trailing
         shape = tuple(1 if axis in axes else size for axis, size in enumerate(expression.shape))
         value = Value(name, shape, expression.dtype, kind, expression, axes, self.is_backward)

@@ -113,11 +113,6 @@ class StridedView:
         return self.offset == 0 and all(stride == 1 for _, stride in self.merged()) and len(self.merged()) <= 1
 
 
-def inverse_order(order: Sequence[int]) -> list[int]:
-    """The permutation that undoes a permutation of dimensions."""
-    return [order.index(k) for k in range(len(order))]
-
-
 def cuts_of(dims: Sequence[tuple[Number, Number]]) -> set[Number]:
     """The sizes of the suffixes of axes: where the index arithmetic of these axes cuts a linear index."""
     cuts, total = set[Number](), 1

@@ -6,11 +6,12 @@ Views of an expression are views of what it reads, so that they cost nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from lit_ort._compat.torch_sizes import channels_last
 from lit_ort.regions.pointwise_table import OPERATORS
 from lit_ort.regions.strided_views import StridedView
 from lit_ort.regions.symbolic_size import Number, Size
@@ -204,9 +205,9 @@ def is_all(expression: Any) -> bool:
     return view == own or (view.is_whole and own.is_whole and view.size == own.size)
 
 
-def channels_last(rank: int) -> list[int]:
-    """The order of memory of the dimensions of images with channels last."""
-    return [0, *range(2, rank), 1]
+def permuted(expression: Expression, order: Sequence[int]) -> Expression:
+    """An expression with its dimensions in another order."""
+    return viewed(expression, lambda view: view.permute(order))
 
 
 def order_of_elements(expression: Any) -> list[int] | None:
@@ -218,5 +219,5 @@ def order_of_elements(expression: Any) -> list[int] | None:
         return list(range(len(expression.shape)))
     if isinstance(expression, Read) and len(expression.shape) in (4, 5):
         order = channels_last(len(expression.shape))
-        return order if is_all(viewed(expression, lambda view: view.permute(order))) else None
+        return order if is_all(permuted(expression, order)) else None
     return None
