@@ -21,6 +21,8 @@ _CHECKS = ("lightning.fabric.wrappers", "lightning_fabric.wrappers")
 
 # The hooks of `register_multi_grad_hook`, which wait for each other.
 _WAITING = "register_multi_grad_hook.<locals>.get_inner_hook"
+# The attribute of a node's dictionary of hooks: what takes the hooks that torch would add to it.
+_TAKER = "_lit_ort_taker"
 # Torch's words.
 _UNUSED = (
     "One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True if this is "
@@ -121,6 +123,7 @@ def take_hooks(taker_of: Callable[[torch.Tensor], Taker | None], is_result: Call
     """
     own_register: Any = torch.Tensor.register_hook
     own_retain: Any = torch.Tensor.retain_grad
+    own_of_node: Any = autograd.Function._register_hook
 
     @functools.wraps(own_register)
     def register_hook(self: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
@@ -146,8 +149,15 @@ def take_hooks(taker_of: Callable[[torch.Tensor], Taker | None], is_result: Call
             found.retains = True
         own_retain(self)
 
+    @functools.wraps(own_of_node)
+    def register_at_node(hooks: Any, hook: Callable[..., Any]) -> Any:
+        take = getattr(hooks, _TAKER, None)
+        return own_of_node(hooks, hook) if take is None else (hooks, take(hook))
+
     methods: Any = torch.Tensor
     methods.register_hook, methods.retain_grad = register_hook, retain_grad
+    function: Any = autograd.Function
+    function._register_hook = staticmethod(register_at_node)
 
 
 def _with_gradient(hook: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor | None], Any]:
@@ -157,6 +167,24 @@ def _with_gradient(hook: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tenso
 def _call_with_one(hook: Callable[..., Any], position: int, gradients: tuple[torch.Tensor | None, ...]) -> Any:
     changed = hook((gradients[position],))
     return None if changed is None else (*gradients[:position], *changed, *gradients[position + 1 :])
+
+
+def hand_over_node_hooks(node: Any, take: Callable[[Callable[..., Any]], Any], refuse: Callable[[Any], Any]) -> None:
+    """Hands over the hooks that are set on a node of autograd from now on.
+
+    Args:
+        node: of torch's own, such as that of a view.
+        take: called with each hook of `register_prehook`; returns its handle.
+        refuse: raises the error for those of `register_hook`.
+    """
+    for register, taker in ((node.register_prehook, take), (node.register_hook, refuse)):
+        handle = register(_no_change)
+        setattr(handle.hooks_dict_ref(), _TAKER, taker)
+        handle.remove()
+
+
+def _no_change(*gradients: Any) -> None:
+    pass
 
 
 def take_node_hooks(function: type[autograd.Function], position: int | None, refuse: Callable[[], NoReturn]) -> None:

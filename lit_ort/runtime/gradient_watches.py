@@ -12,11 +12,13 @@ import functools
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.autograd.graph import GradientEdge
+from torch.utils.hooks import RemovableHandle
 
+from lit_ort._compat.tensor_hooks import hand_over_node_hooks
 from lit_ort._compat.torch import backward_in_progress, is_batched, version_of
 from lit_ort.errors import SessionError
 
@@ -36,6 +38,7 @@ class Watch:
 
     Attributes:
         hooks: the hooks by the id of their handle.
+        node_hooks: those on its `grad_fn`, which are called behind the others and what `retain_grad` keeps.
         retains: whether `retain_grad` was called.
         place: in autograd's graph, which changes if the tensor is changed in place.
     """
@@ -43,6 +46,7 @@ class Watch:
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = weakref.ref(tensor)
         self.hooks: OrderedDict[int, Callable[[torch.Tensor], Any]] = OrderedDict()
+        self.node_hooks: OrderedDict[int, Callable[[tuple[torch.Tensor]], Any]] = OrderedDict()
         self.retains = False
         self.place = _place_of(tensor.grad_fn, tensor.output_nr)[1:]
 
@@ -63,7 +67,16 @@ class Watch:
         if self.retains and tensor is not None:
             kept = tensor.grad if retained is None or tensor.grad is None else tensor.grad - retained
             tensor.grad = gradient.clone() if kept is None else kept + gradient
+        for node_hook in list(self.node_hooks.values()):
+            changed = node_hook((gradient,))
+            gradient = gradient if changed is None else changed[0] if isinstance(changed, tuple) else changed
         return gradient
+
+    def take_node_hook(self, hook: Callable[[tuple[torch.Tensor]], Any]) -> RemovableHandle:
+        """Adds a hook that was set on the result's `grad_fn`, as `register_prehook` does."""
+        handle = RemovableHandle(self.node_hooks)
+        self.node_hooks[handle.id] = hook
+        return handle
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,10 +120,20 @@ def watch(
         outputs[k].grad_fn.register_prehook(functools.partial(_note, noted, k))
     node.noted, node.watches = noted, {}
     for k in positions:
-        if _place_of(outputs[k].grad_fn, outputs[k].output_nr)[0] is node:
+        function = outputs[k].grad_fn
+        if _place_of(function, outputs[k].output_nr)[0] is node:
             node.watches[k] = Watch(outputs[k])
+            if function is not node:
+                hand_over_node_hooks(function, node.watches[k].take_node_hook, _refuse_node_hook)
         else:
             setattr(outputs[k], _ALIAS, version_of(outputs[k]))
+
+
+def _refuse_node_hook(hook: Any) -> NoReturn:
+    raise SessionError(
+        "register_hook() is called on the grad_fn of a result from which a graph in ONNX Runtime computes others",
+        remedy="Set the hook on the tensor, or exclude the function with torch.compiler.disable.",
+    )
 
 
 def _note(noted: _Noted, position: int, gradients: Sequence[torch.Tensor]) -> None:
@@ -146,6 +169,7 @@ class Inner:
         node, watch = self._node, copy.copy(self.watch)
         # Behind the others, as autograd keeps what they leave.
         watch.hooks = OrderedDict([*watch.hooks.items(), (-1, received.append)])
+        watch.node_hooks = OrderedDict()
         watch.retains = False
         at_results = {k: gradient for k, gradient in enumerate(arrived) if gradient is not None}
         own = {k: gradient for k, (_, gradient) in node.noted.items()}
@@ -225,4 +249,4 @@ def watches_of(ctx: Any) -> Watches:
 
 
 def _set_on(node: Any) -> dict[int, Watch]:
-    return {k: found for k, found in node.watches.items() if found.hooks or found.retains}
+    return {k: found for k, found in node.watches.items() if found.hooks or found.node_hooks or found.retains}

@@ -338,6 +338,46 @@ def test_other_hooks_on_the_node_of_a_graph_are_refused(kind: str) -> None:
             getattr(result.grad_fn, kind)(print)
 
 
+RESULT_VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "t": Tensor.t,
+    "slice": lambda x: x[:, 1:],
+    "expand": lambda x: x.expand(2, 3, 6),
+    "permute": lambda x: x.view(3, 2, 3).permute(2, 0, 1),
+}
+
+
+def viewed(view: Callable[[Tensor], Tensor], net: nn.Sequential, x: Tensor) -> tuple[Tensor, Tensor]:
+    part = view(net[:2](x))
+    return part, part.square().sum()
+
+
+@pytest.mark.parametrize("view", RESULT_VIEWS)
+def test_hooks_before_the_node_of_a_view_from_which_a_graph_computes(view: str) -> None:
+    found = []
+    for run in (viewed, torch.compile(viewed, backend=backend(fallback="warn"))):
+        net, seen = nn.Sequential(network()[0], nn.Tanh()), []
+        part, loss = run(RESULT_VIEWS[view], net, torch.linspace(-1, 1, 12).view(3, 4))
+        part.retain_grad()
+        node: Any = part.grad_fn
+        handle = node.register_prehook(seen.extend)
+        node.register_prehook(lambda gradients: (2 * gradients[0],))
+        node.register_prehook(lambda gradients, seen=seen: seen.extend(gradients))
+        handle.remove()
+        with nullcontext() if run is viewed else pytest.warns(LitOrtWarning, match="retain_grad"):
+            (part.pow(3).sum() + loss).backward()
+        found.append((seen, part.grad, gradients(net)))
+    torch.testing.assert_close(found[1], found[0])
+    assert len(found[0][0]) == 1
+
+
+@pytest.mark.parametrize("view", RESULT_VIEWS)
+def test_hooks_behind_the_node_of_such_a_view_are_refused(view: str) -> None:
+    part, _ = compiled(viewed)(RESULT_VIEWS[view], network(), torch.ones(3, 4))
+    node: Any = part.grad_fn
+    with pytest.raises(SessionError, match="grad_fn of a result from which"):
+        node.register_hook(print)
+
+
 def test_values_whose_gradient_is_not_known_are_refused() -> None:
     def of_an_input(net: nn.Sequential, x: Tensor) -> tuple[Tensor, Tensor]:
         part = x[:1]

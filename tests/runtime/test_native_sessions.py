@@ -135,7 +135,7 @@ def test_memory_and_threads_are_flat() -> None:
             used.append((process.memory_info().rss, process.num_threads()))
     assert engine.count == 1
     assert used[1][0] - used[0][0] < 2e7
-    assert used[1][1] == used[0][1]
+    assert used[1][1] <= used[0][1]
 
 
 def test_a_session_ends_with_its_graph() -> None:

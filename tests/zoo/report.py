@@ -47,7 +47,8 @@ start if the call is in the compiled function, otherwise from then on. If eager 
 (random numbers, inputs changed in place), an error is raised. The same holds for hooks and `retain_grad()` on a value
 from which the graph computes other results. A graph also runs in eager if the compiled function reads the `grad_fn` of
 one of its values. Outside, the `grad_fn` of a result is a node of the whole graph, and hooks on it raise an error; that
-of a result that is a view is torch's node of the view, whose hooks see the part of the gradient that arrives there.
+of a result that is a view is a node of torch's, and `register_hook` on it raises one if the graph computes other
+results from the view.
 
 `lit_ort.explain(trainer)` shows where each graph and operator ran. This page is written by
 `python -m tests.zoo.report`, and tests check each of its lines.
