@@ -117,7 +117,8 @@ def _outputs(
                     f"the graph returns a {type(value).__name__} that it computes, but sessions return tensors only",
                     remedy="Return a tensor, or compute the number outside of the compiled step.",
                 )
-            view = None if _permutation(value) is None else _view(value, value.storage_offset(), terms)
+            is_plain = _permutation(value) is None and not _has_unusual_strides(value)
+            view = None if is_plain else _view(value, value.storage_offset(), terms)
             outputs[result.index] = Output("result", new_positions[position], view=view)
         elif alias[0] == "same":
             outputs[result.index] = Output("input", alias[1])
@@ -190,6 +191,16 @@ def _permutation(value: Any) -> list[int] | None:
             remedy="Return a copy of it, with clone().",
         )
     return order
+
+
+def _has_unusual_strides(value: torch.Tensor) -> bool:
+    """Whether dimensions of size 1 have other strides than in a new contiguous tensor, as those of channels last do."""
+    stride: Any = 1
+    for size, own in zip(reversed(value.shape), reversed(value.stride()), strict=True):
+        if isinstance(size, int) and size == 1 and hint_of(own) != stride:
+            return True
+        stride *= hint_of(size)
+    return False
 
 
 def _permuted(graph: fx.Graph, node: fx.Node, order: list[int], before: fx.Node) -> fx.Node:

@@ -199,6 +199,11 @@ def shuffled_pixels(w: Tensor) -> tuple[Tensor, ...]:
     return (functional.pixel_shuffle(images, 2),)
 
 
+def one_channel(w: Tensor) -> tuple[Tensor, ...]:
+    images = w.view(1, 4, 3, 2).repeat(2, 1, 1, 1).contiguous(memory_format=torch.channels_last)
+    return images[:, :1] * 2, functional.pixel_shuffle(images, 2), images[:, :1].transpose(1, 2).exp()
+
+
 def rolled_images(w: Tensor) -> tuple[Tensor, ...]:
     """The fake result of `roll` has other strides than the real one."""
     return (w.view(2, 2, 3, 2).contiguous(memory_format=torch.channels_last).roll(1, 0).exp(),)
@@ -214,7 +219,7 @@ def transposed_and_loss(w: Tensor) -> tuple[Tensor, ...]:
 
 
 OF_ONE_BASE = [column, every_second_column_and_loss, expanded, windows, chunks, rows, chunks_and_their_base]
-OF_OPERATORS = [shuffled_pixels, rolled_images, normalized_sequences]
+OF_OPERATORS = [shuffled_pixels, one_channel, rolled_images, normalized_sequences]
 
 
 @pytest.mark.parametrize(
