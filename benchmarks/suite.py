@@ -202,7 +202,7 @@ def alone(name: str, size: str, precision: str, baseline: str) -> None:
 
     answers, sys.stdout = sys.stdout, sys.stderr
     transformers.logging.set_verbosity_error()
-    options = ORTOptions(precision=precision)
+    options = ORTOptions.from_mapping({"precision": precision})
     # The first compilation imports modules and starts threads, whose memory is not the model's.
     Measurement(baseline, Workload(torch.nn.Linear(2, 2), torch.ones(1, 2), loss=torch.sum), options)
     torch.manual_seed(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import griffe
@@ -11,7 +12,8 @@ import griffe
 from lit_ort import ORTOptions
 
 OPTIONS = "lit_ort.options.ORTOptions"
-CHOICES = "lit_ort.strategies.arguments"
+# The modules with names for types, such as `Fallback`.
+CHOICES = ("options", "strategies.arguments")
 
 
 class Signatures(griffe.Extension):
@@ -25,16 +27,21 @@ class Signatures(griffe.Extension):
 
     def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
         """`Fallback`, the type of an argument, is shown as `Literal["warn", "error"]`."""
-        attributes = pkg[CHOICES.partition(".")[2]].attributes
-        choices = {name: str(attribute.value) for name, attribute in attributes.items() if not name.isupper()}
+        attributes = [attribute for name in CHOICES for attribute in pkg[name].attributes.values()]
+        choices = {one.name: str(one.value) for one in attributes if str(one.value).startswith("Literal")}
         names = re.compile(rf"\b({'|'.join(choices)})\b")
-        for file in pkg["strategies"].modules.values():
-            for function in _initializers(file):
-                for parameter in function.parameters:
-                    annotation = str(parameter.annotation)
-                    if names.search(annotation):
-                        parameter.annotation = names.sub(lambda name: choices[name[1]], annotation)
+        for shown in _annotated(pkg):
+            annotation = str(shown.annotation)
+            if names.search(annotation):
+                shown.annotation = names.sub(lambda name: choices[name[1]], annotation)
 
 
-def _initializers(module: griffe.Module) -> list[griffe.Function]:
-    return [cls.members["__init__"] for cls in module.classes.values() if "__init__" in cls.members]  # pyright: ignore
+def _annotated(pkg: griffe.Module) -> Iterator[Any]:
+    """The attributes of options, and the parameters of strategies."""
+    for module in CHOICES:
+        for cls in pkg[module].classes.values():
+            yield from cls.attributes.values()
+    for file in pkg["strategies"].modules.values():
+        for cls in file.classes.values():
+            if "__init__" in cls.members:
+                yield from cls.members["__init__"].parameters  # pyright: ignore[reportAttributeAccessIssue]

@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict, get_args
 
 import torch
 
 from lit_ort.errors import OptionsError
 
-FALLBACKS = ("warn", "error")
-FLOAT32, BF16_MIXED = "32-true", "bf16-mixed"
-PRECISIONS = (FLOAT32, BF16_MIXED)
+Precision = Literal["32-true", "bf16-mixed"]
+Fallback = Literal["warn", "error"]
+# "layers", or the share of activation memory to keep.
+Recompute = Literal["layers"] | float
+Dynamic = Literal["auto", "never"]
+EngineName = Literal["auto", "training", "stock"]
+FLOAT32: Precision = "32-true"
+BF16_MIXED: Precision = "bf16-mixed"
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 # Lightning's names for graphs whose tensors have another dtype than float32.
 TRUE_PRECISIONS = {torch.float64: "64-true", torch.bfloat16: "bf16-true", torch.float16: "16-true"}
 LAYERS = "layers"
 AUTO, NEVER = "auto", "never"
-SIZES = (AUTO, NEVER)
 TRAINING, STOCK = "training", "stock"
-ENGINES = (AUTO, TRAINING, STOCK)
-
-
+_CHOICES = {
+    name: get_args(choices)
+    for name, choices in (
+        ("precision", Precision),
+        ("fallback", Fallback),
+        ("dynamic", Dynamic),
+        ("engine", EngineName),
+    )
+}
 IN_KEY = "in_key"
 
 
@@ -84,32 +96,27 @@ class ORTOptions:
         OptionsError: an invalid value.
     """
 
-    precision: str = FLOAT32
-    fallback: str = _of_the_run("warn")
+    precision: Precision = "32-true"
+    fallback: Fallback = _of_the_run("warn")
     verify_first_step: bool = _of_the_run(False)
     verify_every_n_steps: int | None = _of_the_run(None)
     verify_tolerance: float = _of_the_run(1e-4)
-    recompute: str | float | None = None
+    recompute: Recompute | None = None
     optimizer_in_graph: bool = False
-    dynamic: str = AUTO
-    disable_passes: tuple[str, ...] = ()
+    dynamic: Dynamic = "auto"
+    disable_passes: Sequence[str] = ()
     dump_dir: str | None = _of_the_run(None)
     cache_dir: str | None = _of_the_run(None)
     threads: int | None = _of_the_run(None)
     allow_spinning: bool = _of_the_run(False)
-    engine: str = _of_the_run(AUTO)
+    engine: EngineName = _of_the_run("auto")
     keep_memory: bool = _of_the_run(True)
 
     def __post_init__(self) -> None:
-        if self.precision not in PRECISIONS:
-            raise OptionsError(f"precision={self.precision!r} is not one of {PRECISIONS}. Choose one of them.")
-        if self.fallback not in FALLBACKS:
-            raise OptionsError(f"fallback={self.fallback!r} is not one of {FALLBACKS}. Choose one of them.")
+        for option, choices in _CHOICES.items():
+            if (value := getattr(self, option)) not in choices:
+                raise OptionsError(f"{option}={value!r} is not one of {choices}. Choose one of them.")
         _require_recompute(self.recompute)
-        if self.dynamic not in SIZES:
-            raise OptionsError(f"dynamic={self.dynamic!r} is not one of {SIZES}. Choose one of them.")
-        if self.engine not in ENGINES:
-            raise OptionsError(f"engine={self.engine!r} is not one of {ENGINES}. Choose one of them.")
         if isinstance(self.disable_passes, str):
             raise OptionsError(
                 f"disable_passes={self.disable_passes!r} is one string, but must be a sequence of names. "
@@ -139,11 +146,35 @@ class ORTOptions:
     def from_mapping(cls, options: Mapping[str, Any] | None) -> ORTOptions:
         """Options from the dictionary of `torch.compile(..., options=...)` or of a configuration file."""
         values = dict(options or {})
-        known = [field.name for field in dataclasses.fields(cls)]
-        unknown = sorted(set(values) - set(known))
-        if unknown:
-            raise OptionsError(f"Unknown option {unknown[0]!r}. The options are {', '.join(known)}.")
+        require_known(values, [field.name for field in dataclasses.fields(cls)])
         return cls(**values)
+
+
+class OptionArguments(TypedDict, total=False):
+    """The options that are keyword arguments of every strategy; `ORTOptions` documents them and has their defaults."""
+
+    precision: Precision
+    fallback: Fallback
+    verify_first_step: bool
+    verify_every_n_steps: int | None
+    verify_tolerance: float
+    recompute: Recompute | None
+    dynamic: Dynamic
+    disable_passes: Sequence[str]
+    dump_dir: str | None
+    cache_dir: str | None
+    threads: int | None
+    allow_spinning: bool
+    engine: EngineName
+    keep_memory: bool
+
+
+def require_known(names: Iterable[str], known: Sequence[str]) -> None:
+    """Raises OptionsError for a name that no option has."""
+    for name in sorted(set(names) - set(known)):
+        near = difflib.get_close_matches(name, known, 1)
+        guess = f" Did you mean {near[0]!r}?" if near else ""
+        raise OptionsError(f"Unknown option {name!r}.{guess} The options are {', '.join(known)}.")
 
 
 def require_bool(option: str, value: object) -> None:

@@ -14,6 +14,7 @@ from lit_ort import ORTOptions
 from lit_ort.backend.backend import ORTBackend
 from lit_ort.backend.cache.store import GraphCache
 from lit_ort.errors import OptionsError
+from lit_ort.options import Recompute
 from lit_ort.runtime.engines.choice import engine_of
 
 # Another value of every option, and whether the compiled graph depends on it.
@@ -52,7 +53,7 @@ def test_the_key_has_the_options_that_the_graph_depends_on(name: str, tmp_path: 
 
 
 @pytest.mark.parametrize("value", [None, "layers", 0.0, 0.5, 1.0])
-def test_recompute_accepts(value: str | float | None) -> None:
+def test_recompute_accepts(value: Recompute | None) -> None:
     assert ORTOptions(recompute=value).recompute == value
 
 

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from datetime import timedelta
+from collections.abc import Callable
 from typing import Any
 
-import torch
-from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
-from lightning.pytorch.accelerators import Accelerator
-from lightning.pytorch.plugins.precision import Precision as PrecisionPlugin
 from lightning.pytorch.strategies import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import Unpack
 
 from lit_ort._compat.torch_distributed import buffer_broadcast, graphs_of_buckets, prepare_backward_after_forward
 from lit_ort._compat.torch_dynamo import graphs_by_bucket
 from lit_ort.distributed.adasum import AdaSum, adasum_hook, require_power_of_two
 from lit_ort.errors import OptionsError, UnsupportedError
-from lit_ort.options import ORTOptions, require_bool
-from lit_ort.strategies.arguments import (
-    TIMEOUT,
-    Compile,
-    Dynamic,
-    EngineName,
-    Fallback,
-    Precision,
-    Recompute,
-    StartMethod,
-)
+from lit_ort.options import require_bool
+from lit_ort.strategies.arguments import Compile, ProcessArguments
 from lit_ort.strategies.processes import ProcessesMixin
 
 
@@ -53,31 +40,9 @@ class DDPMixin(ProcessesMixin):
         ddp_comm_wrapper: Callable[..., Any] | None = None,
         model_averaging_period: int | None = None,
         compile: Compile | None = None,
-        precision: Precision = "32-true",
-        fallback: Fallback = "warn",
-        verify_first_step: bool = False,
-        verify_every_n_steps: int | None = None,
-        verify_tolerance: float = 1e-4,
-        recompute: Recompute | None = None,
-        dynamic: Dynamic = "auto",
-        disable_passes: Sequence[str] = (),
-        dump_dir: str | None = None,
-        cache_dir: str | None = None,
-        threads: int | None = None,
-        allow_spinning: bool = False,
-        engine: EngineName = "auto",
-        keep_memory: bool = True,
-        fused_optimizer: bool = True,
-        timeout: timedelta | None = TIMEOUT,
-        process_group_backend: str | None = None,
-        start_method: StartMethod = "popen",
-        accelerator: Accelerator | None = None,
-        parallel_devices: list[torch.device] | None = None,
-        cluster_environment: ClusterEnvironment | None = None,
-        checkpoint_io: CheckpointIO | None = None,
-        precision_plugin: PrecisionPlugin | None = None,
+        **arguments: Unpack[ProcessArguments],
     ) -> None:
-        """`lit_ort.ORTOptions` documents the arguments from `precision` to `keep_memory` in detail.
+        """Takes options of the engine and arguments of Lightning's strategy.
 
         Args:
             overlap: split each step's graph where DistributedDataParallel's buckets end (`bucket_cap_mb`), so that
@@ -97,31 +62,8 @@ class DDPMixin(ProcessesMixin):
             compile: when steps are compiled. "auto": each step begins in eager and is timed; it is compiled when what
                 is left of the run makes that worth its time, and stays compiled if it is faster. "always": at its first
                 call. "never". None is the environment variable LIT_ORT_COMPILE, or "auto".
-            precision: the precision of matmuls and attention; the Trainer's precision overrides it.
-            fallback: a graph that can't run through ONNX Runtime runs in PyTorch with a warning ("warn"), or raises
-                ("error").
-            verify_first_step: compare each graph's first run with eager, with dropout off.
-            verify_every_n_steps: the same for the first and every n-th run.
-            verify_tolerance: the largest relative error that verification accepts.
-            recompute: "layers" saves fewer tensors of each layer and recomputes the rest in the backward; a float from
-                0 to 1 is the share of activation memory to keep.
-            dynamic: "auto" compiles one graph for all sizes from the second size on, "never" one graph per size.
-            disable_passes: names of fusions and passes to skip.
-            dump_dir: a folder to which every stage of every graph is written.
-            cache_dir: a folder that keeps compiled graphs for later runs.
-            threads: the threads of a session's operators; None uses torch's number.
-            allow_spinning: let idle session threads spin.
-            engine: the build of ONNX Runtime that runs sessions: "training", "stock", or "auto" for the installed one.
-            keep_memory: let the C library keep freed memory for the next step.
-            fused_optimizer: let Adam, AdamW, SGD and Adagrad step in torch's fused form where the module chose no form.
-            timeout: how long a process waits for another one.
-            process_group_backend: the backend of torch.distributed; None uses gloo.
-            start_method: how Lightning starts the processes; "popen" runs the script again.
-            accelerator: as in Lightning's `DDPStrategy`; only the CPU's.
-            parallel_devices: as in Lightning's `DDPStrategy`, which sets them from the Trainer's devices.
-            cluster_environment: as in Lightning's `DDPStrategy`; it defines the ranks.
-            checkpoint_io: as in Lightning's `DDPStrategy`.
-            precision_plugin: as in Lightning's `DDPStrategy`, for one of the precisions above.
+            arguments: those of `lit_ort.ORTOptions` but `optimizer_in_graph`, `fused_optimizer`, and those of
+                Lightning's `DDPStrategy` about processes: see `lit_ort.strategies.arguments.ProcessArguments`.
         """
         require_bool("overlap", overlap)
         require_bool("adasum", adasum)
@@ -132,24 +74,8 @@ class DDPMixin(ProcessesMixin):
         self._is_static = static_graph
         self._hook = (ddp_comm_hook, ddp_comm_state, ddp_comm_wrapper)
         super().__init__(
-            ORTOptions(
-                precision=precision,
-                fallback=fallback,
-                verify_first_step=verify_first_step,
-                verify_every_n_steps=verify_every_n_steps,
-                verify_tolerance=verify_tolerance,
-                recompute=recompute,
-                dynamic=dynamic,
-                disable_passes=disable_passes,  # pyright: ignore[reportArgumentType] - ORTOptions makes it a tuple
-                dump_dir=dump_dir,
-                cache_dir=cache_dir,
-                threads=threads,
-                allow_spinning=allow_spinning,
-                engine=engine,
-                keep_memory=keep_memory,
-            ),
+            arguments,
             compile=compile,
-            fused_optimizer=fused_optimizer,
             ddp_comm_state=ddp_comm_state,
             ddp_comm_hook=ddp_comm_hook,
             ddp_comm_wrapper=ddp_comm_wrapper,
@@ -161,14 +87,6 @@ class DDPMixin(ProcessesMixin):
             init_sync=init_sync,
             skip_all_reduce_unused_params=skip_all_reduce_unused_params,
             **buffer_broadcast(broadcast_buffers),
-            timeout=timeout,
-            process_group_backend=process_group_backend,
-            start_method=start_method,
-            accelerator=accelerator,
-            parallel_devices=parallel_devices,
-            cluster_environment=cluster_environment,
-            checkpoint_io=checkpoint_io,
-            precision_plugin=precision_plugin,
         )
 
     def setup_distributed(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_type_hints
 
 import torch
 from lightning.pytorch.plugins.precision import Precision
@@ -31,10 +32,21 @@ from lit_ort.backend.events import DISABLED
 from lit_ort.backend.explanation import CompileLog
 from lit_ort.checkpoint_io import AtomicCheckpointIO
 from lit_ort.errors import LitOrtWarning, OptionsError, UnsupportedError
-from lit_ort.options import AUTO, BF16_MIXED, FLOAT32, NEVER, TRUE_PRECISIONS, ORTOptions, require_bool
+from lit_ort.options import (
+    AUTO,
+    BF16_MIXED,
+    FLOAT32,
+    NEVER,
+    TRUE_PRECISIONS,
+    OptionArguments,
+    ORTOptions,
+    require_bool,
+    require_known,
+)
 from lit_ort.runtime.fused_form import fused_form
 from lit_ort.runtime.random import draw_from
 from lit_ort.runtime.report import COMPILED, EAGER
+from lit_ort.strategies.arguments import StrategyArguments
 from lit_ort.strategies.calls_left import calls_left
 from lit_ort.strategies.compile_progress import ProgressListener
 from lit_ort.strategies.compiled_code import IDLE, CompiledCode, code_key
@@ -159,16 +171,11 @@ class CompiledMixin(_Base):
 
 
 class ORTMixin(CompiledMixin):
-    """Runs steps through ONNX Runtime, and rejects unsupported settings when the Trainer is created.
-
-    Args:
-        options: the options of the engine.
-        compile: when steps are compiled; None for the environment variable `LIT_ORT_COMPILE`, or `"auto"`.
-        fused_optimizer: whether optimizers step in torch's fused form where the module chose no form.
-        arguments: the arguments of Lightning's strategy.
-    """
+    """Runs steps through ONNX Runtime, and rejects unsupported settings when the Trainer is created."""
 
     strategy_name: str
+    # The keyword arguments that it takes besides those of its own.
+    arguments: ClassVar[Any] = StrategyArguments
     # The class names of the Lightning accelerators that it supports.
     accelerators: tuple[str, ...] = ("CPUAccelerator",)
     # The plugin for float32 of the strategy's Lightning package.
@@ -186,10 +193,27 @@ class ORTMixin(CompiledMixin):
     _code_key: Hashable = None
 
     def __init__(
-        self, options: ORTOptions, *, compile: str | None = ALWAYS, fused_optimizer: bool, **arguments: Any
+        self,
+        arguments: Mapping[str, Any],
+        *,
+        compile: str | None = ALWAYS,
+        optimizer_in_graph: bool = False,
+        **own: Any,
     ) -> None:
+        """Takes the arguments apart.
+
+        Args:
+            arguments: of a strategy: options, `fused_optimizer`, and those of Lightning's strategy.
+            compile: when steps are compiled.
+            optimizer_in_graph: as in `ORTOptions`.
+            own: the arguments of Lightning's strategy that this one has by itself.
+        """
+        options = {name: value for name, value in arguments.items() if name in OptionArguments.__annotations__}
+        others = {name: value for name, value in arguments.items() if name not in options}
+        fused_optimizer = others.pop("fused_optimizer", True)
+        require_known(others, _argument_names(type(self)))
         require_bool("fused_optimizer", fused_optimizer)
-        self.options = options
+        self.options = ORTOptions(**options, optimizer_in_graph=optimizer_in_graph)
         self.compile = _require_compile(os.environ.get(COMPILE_VARIABLE, AUTO) if compile is None else compile)
         self._fused_optimizer = fused_optimizer
         self.compile_log = CompileLog()
@@ -198,7 +222,7 @@ class ORTMixin(CompiledMixin):
         self._strict = self.options.fallback == "error"
         # Creating a backend checks the options, such as the names of passes.
         self._code.backend("training_step")
-        super().__init__(**arguments)
+        super().__init__(**own, **others)
 
     def backend_of(self, step: str) -> ORTBackend:
         return self._code.backend(step)
@@ -438,6 +462,12 @@ def _asks_for_graphs(options: ORTOptions) -> bool:
     is_strict = options.fallback == "error"
     has_own_memory = options.optimizer_in_graph or options.recompute is not None
     return is_strict or has_own_memory or options.verifies or options.dump_dir is not None
+
+
+def _argument_names(strategy: type[ORTMixin]) -> list[str]:
+    parameters = inspect.signature(strategy).parameters.values()
+    own = [parameter.name for parameter in parameters if parameter.kind != inspect.Parameter.VAR_KEYWORD]
+    return [*own, *get_type_hints(strategy.arguments)]
 
 
 def _require_compile(value: str) -> str:

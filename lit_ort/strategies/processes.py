@@ -24,6 +24,7 @@ from lit_ort._compat.lightning import (
 )
 from lit_ort._compat.torch_distributed import end_with_parent
 from lit_ort.errors import RankError, UnsupportedError
+from lit_ort.strategies.arguments import ProcessArguments
 from lit_ort.strategies.mixins import ORTMixin
 
 # Parts of gloo's errors about a process that has ended or doesn't answer.
@@ -38,6 +39,7 @@ class ProcessesMixin(ORTMixin):
     These strategies don't have `optimizer_in_graph`, whose runs would update parameters before gradients are reduced.
     """
 
+    arguments = ProcessArguments
     hands_on_code = False
     _trainer: Any = None
 

@@ -11,12 +11,12 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins.precision import Precision as PrecisionPlugin
 from lightning.pytorch.strategies import SingleDeviceStrategy
+from typing_extensions import Unpack
 
 from lit_ort._compat.devices import is_cpu
 from lit_ort._compat.lightning import move_to
 from lit_ort.errors import LitOrtWarning, UnsupportedError
-from lit_ort.options import ORTOptions
-from lit_ort.strategies.arguments import Compile, Dynamic, EngineName, Fallback, Precision, Recompute
+from lit_ort.strategies.arguments import Compile, StrategyArguments
 from lit_ort.strategies.mixins import ORTMixin
 
 
@@ -34,72 +34,27 @@ class SingleDeviceMixin(ORTMixin):
         precision_plugin: PrecisionPlugin | None = None,
         *,
         compile: Compile | None = None,
-        precision: Precision = "32-true",
-        fallback: Fallback = "warn",
-        verify_first_step: bool = False,
-        verify_every_n_steps: int | None = None,
-        verify_tolerance: float = 1e-4,
-        recompute: Recompute | None = None,
         optimizer_in_graph: bool = False,
-        dynamic: Dynamic = "auto",
-        disable_passes: Sequence[str] = (),
-        dump_dir: str | None = None,
-        cache_dir: str | None = None,
-        threads: int | None = None,
-        allow_spinning: bool = False,
-        engine: EngineName = "auto",
-        keep_memory: bool = True,
-        fused_optimizer: bool = True,
+        **arguments: Unpack[StrategyArguments],
     ) -> None:
-        """`lit_ort.ORTOptions` documents the arguments from `precision` to `keep_memory` in detail.
+        """Takes options of the engine and arguments of Lightning's strategy.
 
         Args:
             device: the device of the steps; the Trainer's device overrides it.
             accelerator: as in Lightning's `SingleDeviceStrategy`; the CPU's, or CUDA's with stock onnxruntime.
             checkpoint_io: as in Lightning's `SingleDeviceStrategy`.
-            precision_plugin: as in Lightning's `SingleDeviceStrategy`, for one of the precisions below.
+            precision_plugin: as in Lightning's `SingleDeviceStrategy`, for one of the precisions of `ORTOptions`.
             compile: when steps are compiled. "auto": each step begins in eager and is timed; it is compiled when what
                 is left of the run makes that worth its time, and stays compiled if it is faster. "always": at its first
                 call. "never". None is the environment variable LIT_ORT_COMPILE, or "auto".
-            precision: the precision of matmuls and attention; the Trainer's precision overrides it.
-            fallback: a graph that can't run through ONNX Runtime runs in PyTorch with a warning ("warn"), or raises
-                ("error").
-            verify_first_step: compare each graph's first run with eager, with dropout off.
-            verify_every_n_steps: the same for the first and every n-th run.
-            verify_tolerance: the largest relative error that verification accepts.
-            recompute: "layers" saves fewer tensors of each layer and recomputes the rest in the backward; a float from
-                0 to 1 is the share of activation memory to keep.
             optimizer_in_graph: the run of a step also clips gradients and takes the optimizer's step.
-            dynamic: "auto" compiles one graph for all sizes from the second size on, "never" one graph per size.
-            disable_passes: names of fusions and passes to skip.
-            dump_dir: a folder to which every stage of every graph is written.
-            cache_dir: a folder that keeps compiled graphs for later runs.
-            threads: the threads of a session's operators; None uses torch's number.
-            allow_spinning: let idle session threads spin.
-            engine: the build of ONNX Runtime that runs sessions: "training", "stock", or "auto" for the installed one.
-            keep_memory: let the C library keep freed memory for the next step.
-            fused_optimizer: let Adam, AdamW, SGD and Adagrad step in torch's fused form where the module chose no form.
+            arguments: the others of `lit_ort.ORTOptions`, which documents them, and `fused_optimizer`: let Adam, AdamW,
+                SGD and Adagrad step in torch's fused form where the module chose no form; the default is True.
         """
         super().__init__(
-            ORTOptions(
-                precision=precision,
-                fallback=fallback,
-                verify_first_step=verify_first_step,
-                verify_every_n_steps=verify_every_n_steps,
-                verify_tolerance=verify_tolerance,
-                recompute=recompute,
-                optimizer_in_graph=optimizer_in_graph,
-                dynamic=dynamic,
-                disable_passes=disable_passes,  # pyright: ignore[reportArgumentType] - ORTOptions makes it a tuple
-                dump_dir=dump_dir,
-                cache_dir=cache_dir,
-                threads=threads,
-                allow_spinning=allow_spinning,
-                engine=engine,
-                keep_memory=keep_memory,
-            ),
+            arguments,
             compile=compile,
-            fused_optimizer=fused_optimizer,
+            optimizer_in_graph=optimizer_in_graph,
             device=device,
             accelerator=accelerator,
             checkpoint_io=checkpoint_io,

@@ -234,7 +234,7 @@ def test_float16_by_autocast() -> None:
 
     assert_as_close_as_autocast(Two(), torch.compile(step, backend=backend()), step, exact_two, torch.randn(32, 64))
     with pytest.raises(OptionsError, match="precision='16-mixed' is not one of"):
-        ORTOptions(precision="16-mixed")
+        ORTOptions.from_mapping({"precision": "16-mixed"})
 
 
 def test_fallback_runs_under_autocast() -> None:

@@ -215,7 +215,7 @@ def test_a_module_without_layers_is_declined() -> None:
 
 def test_an_unknown_value_raises() -> None:
     with pytest.raises(OptionsError, match="must be None, 'layers'"):
-        ORTOptions(recompute="all")
+        ORTOptions.from_mapping({"recompute": "all"})
 
 
 def test_the_cache_distinguishes_recompute(tmp_path: Path) -> None:

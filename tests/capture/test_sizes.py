@@ -309,7 +309,7 @@ def test_conditions() -> None:
 
 def test_the_option_is_checked() -> None:
     with pytest.raises(OptionsError, match="dynamic='sometimes'"):
-        ORTOptions(dynamic="sometimes")
+        ORTOptions.from_mapping({"dynamic": "sometimes"})
 
 
 def _indexed(layer: nn.Linear, x: Tensor, index: Tensor) -> Tensor:

@@ -32,7 +32,8 @@ Weights = dict[str, Tensor]
 
 
 def strict(**arguments: Any) -> ORTPipelineStrategy:
-    return ORTPipelineStrategy(fallback="error", **{"micro_batches": 4, **arguments})
+    values: dict[str, Any] = {"fallback": "error", "micro_batches": 4, **arguments}
+    return ORTPipelineStrategy(**values)
 
 
 def fit(strategy: Any, module: LightningModule, **settings: Any) -> Any:

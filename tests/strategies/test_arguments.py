@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from datetime import timedelta
 from typing import Any, get_type_hints
 
@@ -13,10 +14,13 @@ from pytorch_lightning.plugins.precision import Precision
 
 import lit_ort
 from lit_ort import ORTDDPStrategy, ORTOptions, ORTPipelineStrategy, ORTStrategy, ORTTensorStrategy, ORTZero1Strategy
+from lit_ort.errors import OptionsError
+from lit_ort.options import OptionArguments
 from lit_ort.runtime.engines.choice import engine_of
 from lit_ort.strategies import CompiledStrategy, on_pytorch_lightning
 from tests.lightning_models import Net, assert_same_weights
 from tests.strategies.test_lightning_features import Rows
+from tests.test_options import OTHERS
 
 STRATEGIES = (ORTStrategy, ORTDDPStrategy, ORTZero1Strategy, ORTPipelineStrategy, ORTTensorStrategy)
 PASS = "merge_equal"
@@ -32,45 +36,41 @@ def parameters(strategy: type[Any]) -> dict[str, inspect.Parameter]:
     return named
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_option_is_an_argument_with_the_same_default(strategy: type[Any]) -> None:
-    arguments = parameters(strategy)
-    fields = {field.name: field.default for field in dataclasses.fields(ORTOptions)}
-    expected = fields if strategy is ORTStrategy else {n: d for n, d in fields.items() if n not in SINGLE_PROCESS}
-    assert expected.keys() == fields.keys() & arguments.keys()
-    assert {name: arguments[name].default for name in expected} == expected
+def test_every_option_is_an_argument_of_the_same_type() -> None:
+    options = get_type_hints(ORTOptions)
+    assert get_type_hints(OptionArguments) == {name: options[name] for name in options if name not in SINGLE_PROCESS}
 
 
 @pytest.mark.parametrize("strategy", [*STRATEGIES, CompiledStrategy])
 def test_every_argument_is_typed_and_documented(strategy: type[Any]) -> None:
     hints, text = get_type_hints(strategy.__init__), inspect.getdoc(strategy.__init__) or ""
-    for name, parameter in parameters(strategy).items():
-        assert parameter.kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    for name in parameters(strategy):
         assert hints[name] is not Any, name
         assert f"    {name}: " in text, name
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_options_reach_the_engine(strategy: type[Any]) -> None:
-    values: dict[str, Any] = {
-        "precision": "bf16-mixed",
-        "fallback": "error",
-        "verify_first_step": True,
-        "verify_every_n_steps": 7,
-        "verify_tolerance": 1e-2,
-        "recompute": "layers",
-        "dynamic": "never",
-        "disable_passes": (PASS,),
-        "dump_dir": "graphs",
-        "cache_dir": "/tmp/graphs",
-        "threads": 3,
-        "allow_spinning": True,
-        "engine": engine_of("auto").name,
-    }
-    if strategy is ORTStrategy:
-        values["optimizer_in_graph"] = True
+    left_out = set() if strategy is ORTStrategy else SINGLE_PROCESS
+    values = {name: value for name, (value, _) in OTHERS.items() if name not in left_out}
+    # The other build isn't installed, and folders become absolute.
+    values |= {"engine": engine_of("auto").name, "cache_dir": "/tmp/graphs"}
     options = dataclasses.asdict(strategy(**values).options)
     assert {name: options[name] for name in values} == values
+
+
+@pytest.mark.parametrize(
+    ("strategy", "argument", "nearest"),
+    [
+        (ORTStrategy, "verify_first", " Did you mean 'verify_first_step'?"),
+        (ORTDDPStrategy, "optimizer_in_graph", ""),
+        (ORTPipelineStrategy, "microbatches", " Did you mean 'micro_batches'?"),
+        (ORTTensorStrategy, "time_out", " Did you mean 'timeout'?"),
+    ],
+)
+def test_unknown_arguments_are_refused(strategy: type[Any], argument: str, nearest: str) -> None:
+    with pytest.raises(OptionsError, match=rf"Unknown option '{argument}'\.{re.escape(nearest)} The options are "):
+        strategy(**{argument: True})
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -360,7 +360,7 @@ def test_a_resumed_fit_keeps_what_was_chosen(tmp_path: Path) -> None:
     [{"optimizer_in_graph": True}, {"recompute": "layers"}, {"verify_first_step": True}, {"fallback": "error"}],
 )
 def test_what_only_compiled_steps_have_is_compiled_at_once(settings: dict[str, Any], tmp_path: Path) -> None:
-    runner = trainer(lit_ort.ORTStrategy(**{"compile": "auto", **settings}), default_root_dir=tmp_path, max_steps=1)
+    runner = trainer(lit_ort.ORTStrategy(compile="auto", **settings), default_root_dir=tmp_path, max_steps=1)
     runner.fit(Net(), loader())
     assert [graph.kind for graph in lit_ort.explain(runner).graphs] == ["fused"]
     assert choices(runner) == {}

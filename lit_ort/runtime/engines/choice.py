@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 from lit_ort.errors import EngineError, OptionsError
-from lit_ort.options import AUTO, ENGINES, STOCK, TRAINING
+from lit_ort.options import AUTO, STOCK, TRAINING
 from lit_ort.runtime.engines.engine_interface import Engine
 from lit_ort.runtime.engines.stock.library import library_in
 from lit_ort.runtime.engines.stock.stock_engine import StockEngine
@@ -36,7 +36,7 @@ def engine_of(name: str) -> Engine:
         OptionsError: another engine is installed.
         EngineError: ONNX Runtime is not installed, two packages share its module, or its library can't be used.
     """
-    assert name in ENGINES
+    assert name in (AUTO, TRAINING, STOCK)
     kind, version, folder = installed_package()
     if name not in (kind, AUTO):
         raise OptionsError(
