@@ -80,7 +80,8 @@ def _require_end(mark: str, within_s: float) -> None:
 
 
 # With 0 s the child process is still importing; with 25 s it is already waiting for its parent.
-@pytest.mark.parametrize("after_s", [0, pytest.param(25, marks=pytest.mark.sweep)])
+@pytest.mark.sweep
+@pytest.mark.parametrize("after_s", [0, 25])
 def test_no_process_waits_for_a_first_process_that_died_before_joining(after_s: float) -> None:
     mark = uuid.uuid4().hex
     environment = {**os.environ, "LIT_ORT_TEST": mark, "PYTHONPATH": str(SCRIPT.parents[2])}

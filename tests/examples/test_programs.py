@@ -67,6 +67,7 @@ class TestAFewSteps:
         output = run(tmp_path, "fabric.py", "--strategy", strategy, "--steps", "5", "--precision", "bf16-mixed")
         assert_ran(output, strategy, {"fused"})
 
+    @pytest.mark.sweep
     def test_fabric_in_two_processes(self, strategy: str, tmp_path: Path) -> None:
         output = run(tmp_path, "fabric.py", "--strategy", strategy, "--steps", "5", "--devices", "2")
         assert_ran(output, strategy, {"fused"})
@@ -77,6 +78,7 @@ class TestAFewSteps:
         if strategy == "ort":
             assert graph_kinds(output) == {"fused"}
 
+    @pytest.mark.sweep
     def test_lora(self, strategy: str, tmp_path: Path) -> None:
         pytest.importorskip("peft")
         output = run(tmp_path, "lora.py", "--strategy", strategy, "--pretraining-steps", "3", "--steps", "3")

@@ -202,8 +202,8 @@ def test_models(name: str, tmp_path: Path) -> None:
     assert exported.error < 1e-4
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["BART", pytest.param("T5", marks=pytest.mark.sweep)])
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", ["BART", "T5"])
 def test_an_encoder_and_a_decoder_are_two_files(name: str, tmp_path: Path) -> None:
     made, batch = CASES[name].make(0.0)
     module: Any = made.eval()

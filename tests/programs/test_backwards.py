@@ -145,7 +145,7 @@ def test_backward_at_some_results(plan: Plan) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("first", "count"), [(0, 16), *(pytest.param(first, 40, marks=pytest.mark.sweep) for first in range(8))]
+    ("first", "count"), [(0, 8), *(pytest.param(first, 40, marks=pytest.mark.sweep) for first in range(8))]
 )
 def test_backward_at_any_results(first: int, count: int) -> None:
     run(first, count)

@@ -49,7 +49,7 @@ def network(*inside: nn.Module) -> nn.Sequential:
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("function", [summed, pytest.param(step, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("function", [summed, pytest.param(step, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize(("what", "loss"), list(itertools.product(SET_ON, LOSSES)))
 def test_gradients_of_a_value_behind_the_graph(
     function: Callable[..., tuple[Tensor, Tensor]], what: str, loss: str, size: tuple[int, ...]

@@ -70,7 +70,7 @@ def on_two_ranks() -> tuple[list[float], dict[str, Tensor]]:
     return trained(ORTPipelineStrategy(micro_batches=4, fallback="error"), 2)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_two_ranks_have_the_losses_of_one_process() -> None:
     losses, weights = run_on_ranks(on_two_ranks, 2)[0]
     expected_losses, expected = trained("auto", 1)

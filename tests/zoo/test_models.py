@@ -69,7 +69,7 @@ def test_the_support_page_lists_operators_fusions_and_passes() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [QUICK_GROUP, *(pytest.param(name, marks=pytest.mark.slow) for name in operators.GROUPS if name != QUICK_GROUP)],
+    [QUICK_GROUP, *(pytest.param(name, marks=pytest.mark.sweep) for name in operators.GROUPS if name != QUICK_GROUP)],
 )
 def test_operators_are_the_same_as_in_eager(name: str) -> None:
     outcome = compare_steps(operators.GROUPS[name])
