@@ -384,7 +384,7 @@ def test_a_compiled_module_is_rejected() -> None:
 
 
 def test_invalid_options_raise_when_the_strategy_is_created() -> None:
-    with pytest.raises(TypeError, match="falback"):
+    with pytest.raises(OptionsError, match="'falback'. Did you mean 'fallback'"):
         lit_ort.ORTStrategy(falback="error")  # pyright: ignore[reportCallIssue]
     with pytest.raises(OptionsError, match="'tall_gem', which is not a pass"):
         lit_ort.ORTStrategy(disable_passes=["tall_gem"])
