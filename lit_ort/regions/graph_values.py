@@ -30,6 +30,7 @@ from lit_ort.regions.value_expressions import (
     Value,
     cost_of_expression,
     is_all,
+    is_reading,
     order_of_elements,
     permuted,
     reads_of,
@@ -387,7 +388,8 @@ class Terms:
             else self.reader.broadcast(self.to(arg, dtype), shape)
             for arg in args
         )
-        return self.reader.value(self.node.name, Compute(name, given, shape, dtype)).read()
+        expression = Compute(name, given, shape, dtype)
+        return self.reader.value(self.node.name, expression).read() if is_reading(expression) else expression
 
     def reduce(self, kind: str, x: Expression, axes: Sequence[int]) -> Expression:
         axes = list(axes)

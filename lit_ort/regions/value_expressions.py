@@ -168,9 +168,16 @@ def values_of(expression: Expression) -> Iterator[Value]:
             yield read.value
 
 
+def is_reading(expression: Expression) -> bool:
+    """Whether an expression is of anything but constants."""
+    return next(reads_of(expression), None) is not None
+
+
 def cost_of_expression(expression: Expression) -> int:
-    """About how many instructions of a vector an element takes."""
+    """About how many instructions of a vector an element takes; what is of constants alone isn't computed for each."""
     if isinstance(expression, Compute):
+        if not is_reading(expression):
+            return 0
         own = 1 if expression.operator == "cast" else OPERATORS[expression.operator].cost
         return own + sum(cost_of_expression(arg) for arg in expression.args)
     if isinstance(expression, Read) and expression.mask is not None:

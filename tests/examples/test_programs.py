@@ -95,6 +95,16 @@ class TestAFewSteps:
         assert_ran(output, strategy, {"fused", "forward"})
 
 
+def test_a_step_by_hand(tmp_path: Path) -> None:
+    output = run(tmp_path, "a_step_by_hand.py")
+    loss, in_eager = re.findall(r"(?:loss|eager) (\S+\d)", output)
+    assert float(loss) == pytest.approx(float(in_eager), rel=1e-5)
+    errors = [float(error) for error in re.findall(r"of a gradient: (\S+)", output)]
+    assert len(errors) == 3
+    assert max(errors) < 1e-5
+    assert "region_default = region" in output
+
+
 @pytest.mark.slow
 class TestTheFullRun:
     @pytest.mark.sweep

@@ -186,6 +186,18 @@ def test_a_step_of_changing_sizes_has_the_same_regions(name: str) -> None:
     assert changing - fixed == MORE_REGIONS.get(name, 0)
 
 
+def test_constants_are_computed_where_they_are_read() -> None:
+    """The share of an element in a mean, and the fourth root of a number, are no regions of their own."""
+    engine, module = backend(), nn.Linear(8, 8)
+
+    def step(module: nn.Module, x: Tensor) -> Tensor:
+        return F.mse_loss(module(x).tanh() * torch.full((), 3.0).sqrt().sqrt(), x)
+
+    assert_like_eager(step, module, torch.randn(6, 8), engine)
+    (graph,) = engine.compile_log.graphs
+    assert len(graph.regions) == 2, graph.regions
+
+
 @pytest.mark.parametrize("label", [8, -1])
 def test_a_label_without_a_class_is_refused(label: int) -> None:
     compiled = torch.compile(lambda x, y: F.cross_entropy(x.exp(), y), backend=backend())
