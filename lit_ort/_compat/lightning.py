@@ -44,6 +44,11 @@ def is_compiled(module: Any) -> bool:
     return module._compiler_ctx is not None
 
 
+def uncompile(module: Any) -> None:
+    """Gives a LightningModule that `torch.compile` compiled its own methods back."""
+    importlib.import_module(f"{package_of(module)}.utilities.compile").to_uncompiled(module)
+
+
 def synchronizes_layers(strategy: Any) -> bool:
     """Whether `Trainer(sync_batchnorm=True)` has set a strategy to replace batch normalization layers."""
     return strategy._layer_sync is not None

@@ -24,6 +24,7 @@ from lit_ort._compat.lightning import (
     is_from_lightning,
     own_class_of,
     package_of,
+    uncompile,
 )
 from lit_ort._compat.torch_optim import note_step
 from lit_ort.backend.backend import ORTBackend
@@ -113,10 +114,8 @@ class CompiledMixin(_Base):
         module = self.lightning_module
         assert module is not None
         if is_compiled(module):
-            raise UnsupportedError(
-                f"{type(module).__name__} is already compiled by torch.compile, but {type(self).__name__} compiles it "
-                "itself. Pass the plain module to the Trainer."
-            )
+            uncompile(module)
+            show(trainer, [f"{type(module).__name__} was compiled by torch.compile; this strategy compiles its steps"])
         log = self._log_of_steps()
         log.watch.listener = ProgressListener(trainer)
         self._steps = CompiledSteps(module, self.backend_of, self._strict, log, self._chooser(trainer))

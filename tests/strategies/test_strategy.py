@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
+from unittest.mock import MagicMock
 
 import psutil
 import pytest
@@ -377,10 +378,23 @@ def test_lightning_replaces_16_mixed_on_a_cpu() -> None:
     assert strategy.options.precision == "bf16-mixed"
 
 
-def test_a_compiled_module_is_rejected() -> None:
-    module: Any = torch.compile(Net(), backend="eager")
-    with pytest.raises(UnsupportedError, match="already compiled"):
-        trainer("ort").fit(module, loader(), loader())
+def test_the_strategy_compiles_a_module_that_was_compiled(caplog: pytest.LogCaptureFixture) -> None:
+    backend = MagicMock(side_effect=lambda graph, inputs: graph.forward)
+    torch.manual_seed(0)
+    module: Any = torch.compile(Net(), backend=backend)
+    runner = trainer("ort")
+    with caplog.at_level("INFO"):
+        runner.fit(module, loader(), loader())
+        runner.validate(module, loader(), verbose=False)
+    assert "Net was compiled by torch.compile; this strategy compiles its steps" in caplog.text
+    assert {graph.kind for graph in lit_ort.explain(runner).graphs} == {"fused", "forward"}
+    backend.assert_not_called()
+    torch.manual_seed(0)
+    plain = Net()
+    trainer("auto").fit(plain, loader(), loader())
+    assert_same_weights(module._orig_mod, plain)
+    module(torch.zeros(2, 6))
+    backend.assert_called_once()
 
 
 def test_invalid_options_raise_when_the_strategy_is_created() -> None:
