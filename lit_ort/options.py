@@ -28,13 +28,10 @@ LAYERS = "layers"
 AUTO, NEVER = "auto", "never"
 TRAINING, STOCK = "training", "stock"
 _CHOICES = {
-    name: get_args(choices)
-    for name, choices in (
-        ("precision", Precision),
-        ("fallback", Fallback),
-        ("dynamic", Dynamic),
-        ("engine", EngineName),
-    )
+    "precision": PRECISIONS,
+    "fallback": get_args(Fallback),
+    "dynamic": get_args(Dynamic),
+    "engine": get_args(EngineName),
 }
 IN_KEY = "in_key"
 

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch.plugins.precision import Precision
@@ -466,7 +466,7 @@ def _asks_for_graphs(options: ORTOptions) -> bool:
 def _argument_names(strategy: type[ORTMixin]) -> list[str]:
     parameters = inspect.signature(strategy).parameters.values()
     own = [parameter.name for parameter in parameters if parameter.kind != inspect.Parameter.VAR_KEYWORD]
-    return [*own, *get_type_hints(strategy.arguments)]
+    return [*own, *strategy.arguments.__annotations__]
 
 
 def _require_compile(value: str) -> str:
