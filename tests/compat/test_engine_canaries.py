@@ -204,6 +204,17 @@ def test_dispatch_mode() -> None:
         assert aten.bernoulli_.float in operators
 
 
+def test_hooks_on_nodes() -> None:
+    effect = "hooks on the node of a view from which a graph computes others see a part of its gradient"
+    with canary("torch.autograd.Function._register_hook", "tensor_hooks", effect) as hooks:
+        node, taken, refused = torch.ones(2, 3, requires_grad=True).exp().t().grad_fn, list[Any](), list[Any]()
+        hooks.hand_over_node_hooks(node, taken.append, refused.append)
+        assert node is not None
+        node.register_prehook(print)
+        node.register_hook(print)
+        assert (taken, refused) == ([print], [print])
+
+
 # Operators
 
 
