@@ -340,5 +340,5 @@ def test_invalid_arguments_raise_at_once(arguments: dict[str, Any], message: str
 @pytest.mark.parametrize("strategy", [ORTDDPStrategy, ORTZero1Strategy])
 def test_unknown_arguments_raise_at_once(strategy: type[ORTDDPStrategy], name: str) -> None:
     arguments: dict[str, Any] = {name: True}
-    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+    with pytest.raises(OptionsError, match=f"Unknown option '{name}'"):
         strategy(**arguments)

@@ -244,5 +244,5 @@ def test_invalid_arguments_raise_at_once(arguments: dict[str, Any], message: str
 @pytest.mark.parametrize("name", ["stages", "optimizer_in_graph", "find_unused_parameters"])
 def test_unknown_arguments_raise_at_once(name: str) -> None:
     arguments: dict[str, Any] = {name: True}
-    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+    with pytest.raises(OptionsError, match=f"Unknown option '{name}'"):
         ORTPipelineStrategy(**arguments)
