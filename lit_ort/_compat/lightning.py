@@ -39,6 +39,22 @@ def _is_in(value: Any, package: str) -> bool:
     return value.__module__.partition(".")[0] == package
 
 
+def derive_from_pytorch_lightning(*callbacks: type) -> None:
+    """Gives classes that derive from `lightning.pytorch` the same bases of `pytorch_lightning` behind them.
+
+    Its Trainer looks for its own classes: before 2.6 it rejects every other callback, and each version adds its own
+    progress bar and checkpoint to those that it doesn't know.
+    """
+    for callback in callbacks:
+        bases = callback.__bases__
+        callback.__bases__ = (*bases, *(_in_pytorch_lightning(base) for base in bases if is_from_lightning(base)))
+
+
+def _in_pytorch_lightning(kind: type) -> type:
+    module = kind.__module__.replace("lightning.pytorch", PYTORCH_LIGHTNING, 1)
+    return getattr(importlib.import_module(module), kind.__name__)
+
+
 def is_compiled(module: Any) -> bool:
     """Whether a LightningModule was compiled by `torch.compile`. Lightning then stores in it how to undo that."""
     return module._compiler_ctx is not None

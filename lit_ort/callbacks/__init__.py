@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+from lit_ort._compat.imports import when_imported
+from lit_ort._compat.lightning import PYTORCH_LIGHTNING, derive_from_pytorch_lightning
 from lit_ort.callbacks.checkpoint_callbacks import BestCheckpoint, LastCheckpoint
 from lit_ort.callbacks.nonfinite import NonFiniteLoss
 from lit_ort.callbacks.progress import OneLineProgressBar, short_figure, short_name
@@ -23,3 +27,10 @@ __all__ = [
     "short_figure",
     "short_name",
 ]
+
+when_imported(
+    PYTORCH_LIGHTNING,
+    partial(
+        derive_from_pytorch_lightning, BestCheckpoint, LastCheckpoint, NonFiniteLoss, OneLineProgressBar, StepStatistics
+    ),
+)

@@ -19,6 +19,8 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch.utils.data import DataLoader
 
 from lit_ort.callbacks import (
+    LastCheckpoint,
+    NonFiniteLoss,
     OneLineProgressBar,
     StepStatistics,
     first_dimension,
@@ -175,6 +177,15 @@ def test_it_works_with_pytorch_lightning(tmp_path: Path) -> None:
     trainer.fit(Model(), batches(8))
     assert statistics.summary().steps == 8
     assert "speed/step_ms" in trainer.callback_metrics
+
+
+def test_pytorch_lightning_takes_them_for_its_own(tmp_path: Path) -> None:
+    own: list[Any] = [OneLineProgressBar(), LastCheckpoint(tmp_path), NonFiniteLoss(), StepStatistics()]
+    trainer = pytorch_lightning.Trainer(default_root_dir=tmp_path, callbacks=own, logger=False, accelerator="cpu")
+    # It would add its own progress bar and its own checkpoint.
+    assert trainer.progress_bar_callback is own[0]
+    assert trainer.checkpoint_callbacks == [own[1]]
+    assert all(isinstance(callback, pytorch_lightning.Callback) for callback in own)
 
 
 @ON_LINUX
