@@ -140,6 +140,7 @@ def keep_writes(is_enabled: Callable[[], bool]) -> None:
     keys.specialize_symnode = functools.partial(_specialize, is_enabled, contents, keys.specialize_symnode)
     replace_instructions(dis.opmap.keys() & _INSTRUCTIONS, functools.partial(_continue_behind, is_enabled))
     replace_instructions(JUMPS, functools.partial(_jump, is_enabled))
+    replace_instructions(("STORE_SUBSCR",), functools.partial(_store_item, is_enabled))
     defer_calls()
 
 
@@ -292,6 +293,14 @@ def _jump(is_enabled: Callable[[], bool], original: Any, tx: Any, inst: Any) -> 
     if length is not None:
         tx.stack[-1] = length
     original(tx, inst)
+
+
+def _store_item(is_enabled: Callable[[], bool], original: Any, tx: Any, inst: Any) -> None:
+    value, container, key = tx.stack[-3:]
+    if is_enabled() and _keep(tx, container, "__setitem__", [key, value]):
+        tx.popn(3)
+    else:
+        original(tx, inst)
 
 
 def _continue_behind(is_enabled: Callable[[], bool], original: Any, tx: Any, inst: Any) -> None:

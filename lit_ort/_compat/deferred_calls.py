@@ -10,10 +10,12 @@ from typing import Any, Protocol
 
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
-from torch._dynamo.variables import TupleVariable
+from torch._dynamo.variables import TensorVariable, TupleVariable, VariableTracker
 from torch._dynamo.variables.lazy import LazyVariableTracker
 
 _ATTRIBUTE = "_lit_ort_calls"
+# What a variable does when the program reads one of its attributes; since torch 2.14, under CPython's name.
+READ_ATTRIBUTE = "tp_getattro_impl" if hasattr(VariableTracker, "tp_getattro_impl") else "var_getattr"
 # Instructions that branch on a value.
 JUMPS = tuple(name for name in dis.opmap if name.startswith("POP_JUMP_") and name.endswith(("IF_TRUE", "IF_FALSE")))
 # The types of which Dynamo guards the contents if the program reads them.
@@ -70,6 +72,12 @@ def replace_method(owner: Any, name: str, function: Callable[..., Any]) -> None:
         return function(original, self, *args, **kwargs)
 
     setattr(owner, name, method)
+
+
+def tensor_method(name: str) -> tuple[Any, str]:
+    """Where Dynamo has what it does at a method of a tensor: an object and its attribute. Since torch 2.14, a table."""
+    table = getattr(TensorVariable, "tp_methods", None)
+    return (TensorVariable, f"method_{name}") if table is None else (table[name], "handler")
 
 
 def replace_instructions(names: Iterable[str], function: Callable[..., Any]) -> None:

@@ -19,7 +19,7 @@ from torch._dynamo.variables import ConstantVariable, TensorVariable, TorchInGra
 from torch._dynamo.variables.lazy import LazyVariableTracker
 from torch._guards import CompileContext
 
-from lit_ort._compat.deferred_calls import JUMPS, replace_instructions, replace_method
+from lit_ort._compat.deferred_calls import JUMPS, replace_instructions, replace_method, tensor_method
 from lit_ort._compat.input_functions import InputFunction, function_of_inputs
 
 # Functions whose arguments are sizes and other integers.
@@ -40,7 +40,7 @@ def keep_input_values(is_enabled: Callable[[], bool]) -> None:
     """
     seen: weakref.WeakKeyDictionary[Any, _Seen] = weakref.WeakKeyDictionary()
     replace_instructions(JUMPS, functools.partial(_jump, is_enabled, seen))
-    replace_method(TensorVariable, "method_item", functools.partial(_item, is_enabled, seen))
+    replace_method(*tensor_method("item"), functools.partial(_item, is_enabled, seen))
     replace_method(TorchInGraphFunctionVariable, "call_function", functools.partial(_call, is_enabled, seen))
 
 

@@ -35,7 +35,7 @@ from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.lazy import LazyVariableTracker
 from torch.fx.experimental.symbolic_shapes import DimDynamic
 
-from lit_ort._compat.deferred_calls import calls_of, defer_calls, replace_method
+from lit_ort._compat.deferred_calls import READ_ATTRIBUTE, calls_of, defer_calls, replace_method
 from lit_ort._compat.patching import replaced, replaced_entry
 from lit_ort._compat.value_checks import can_be_caught
 
@@ -90,6 +90,8 @@ class _Result(VariableTracker):
 
     def var_getattr(self, tx: Any, name: str) -> Any:
         self.read()
+
+    tp_getattro_impl = var_getattr
 
     def call_method(self, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         self.read()
@@ -162,7 +164,7 @@ def keep_metric_calls(is_enabled: Callable[[], bool]) -> None:
     """
     defer_calls()
     replace_method(InstructionTranslatorBase, "call_function", functools.partial(_call_function, is_enabled))
-    replace_method(UnspecializedNNModuleVariable, "var_getattr", _get_attribute)
+    replace_method(UnspecializedNNModuleVariable, READ_ATTRIBUTE, _get_attribute)
 
 
 def is_metric(value: Any) -> bool:

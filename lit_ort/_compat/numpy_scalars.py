@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from lit_ort._compat.container_writes import owner_of
-from lit_ort._compat.deferred_calls import replace_method
+from lit_ort._compat.deferred_calls import READ_ATTRIBUTE, replace_method
 
 # Those that Dynamo can guard on.
 _NUMBERS = (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.float16, np.float32, np.float64)
@@ -46,7 +46,11 @@ class _NumPyNumber(ConstantVariable):
         return float(self.value) if isinstance(self.value, np.bool_) else self.value.item()
 
     def var_getattr(self, tx: Any, name: str) -> Any:
-        return NumpyDTypeVariable(self.value.dtype) if name == "dtype" else super().var_getattr(tx, name)
+        if name == "dtype":
+            return NumpyDTypeVariable(self.value.dtype)
+        return getattr(super(), READ_ATTRIBUTE)(tx, name)
+
+    tp_getattro_impl = var_getattr
 
     def call_method(self, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         if name in _METHODS and not kwargs and all(v.is_python_constant() for v in args):

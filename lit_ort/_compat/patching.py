@@ -18,7 +18,7 @@ def replaced(owner: object, name: str, value: object) -> Iterator[None]:
         AttributeError: there is no such attribute.
     """
     original = getattr(owner, name)
-    is_own = name in vars(owner)
+    is_own = not hasattr(owner, "__dict__") or name in vars(owner)
     setattr(owner, name, value)
     try:
         yield

@@ -42,6 +42,7 @@ from torch.nn.modules import transformer
 from torch.nn.utils import rnn
 
 from lit_ort._compat import packed_sequences
+from lit_ort._compat.deferred_calls import READ_ATTRIBUTE, tensor_method
 from lit_ort._compat.imports import when_imported
 from lit_ort._compat.patching import replaced, replaced_entry
 from lit_ort._compat.torch_functorch import is_differentiating
@@ -241,15 +242,15 @@ def lazy_properties() -> AbstractContextManager[None]:
 
     By default Dynamo takes the property for the value of the look-up, and its guards fail at once.
     """
-    var_getattr = UserDefinedClassVariable.var_getattr
+    get_attribute = getattr(UserDefinedClassVariable, READ_ATTRIBUTE)
 
     def get(self: Any, tx: Any, name: str) -> Any:
         value = inspect.getattr_static(self.value, name, None)
         if isinstance(value, lazy_property):
             return UserDefinedObjectVariable(value)
-        return var_getattr(self, tx, name)
+        return get_attribute(self, tx, name)
 
-    return replaced(UserDefinedClassVariable, "var_getattr", get)
+    return replaced(UserDefinedClassVariable, READ_ATTRIBUTE, get)
 
 
 def kept_backwards() -> AbstractContextManager[None]:
@@ -282,8 +283,9 @@ def marked_derivatives() -> Iterator[None]:
     """
     handlers: Any = TorchInGraphFunctionVariable._get_handlers()
     handle, compile_subgraph = handlers[torch.autograd.grad], OutputGraph.compile_subgraph
-    retain, hook = TensorVariable.method_attr_retain_grad, TensorVariable.method_register_hook
-    backward, node, skip = TensorVariable.method_backward, TensorVariable.method_attr_grad_fn, SkipFunctionVariable
+    retain, node, skip = TensorVariable.method_attr_retain_grad, TensorVariable.method_attr_grad_fn, SkipFunctionVariable
+    hook_method, backward_method = tensor_method("register_hook"), tensor_method("backward")
+    hook, backward = getattr(*hook_method), getattr(*backward_method)
     call_skipped = skip.call_function
 
     def note_and_handle(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
@@ -328,10 +330,10 @@ def marked_derivatives() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(replaced_entry(handlers, torch.autograd.grad, note_and_handle))
         stack.enter_context(replaced(TensorVariable, "method_attr_retain_grad", retain_or_note))
-        stack.enter_context(replaced(TensorVariable, "method_register_hook", hook_or_note))
+        stack.enter_context(replaced(*hook_method, hook_or_note))
         stack.enter_context(replaced(TensorVariable, "method_attr_grad_fn", node_or_note))
         stack.enter_context(replaced_entry(handlers, get_gradient_edge, note_edge))
-        stack.enter_context(replaced(TensorVariable, "method_backward", note_and_backward))
+        stack.enter_context(replaced(*backward_method, note_and_backward))
         stack.enter_context(replaced(skip, "call_function", note_and_skip))
         stack.enter_context(replaced(OutputGraph, "compile_subgraph", mark_and_compile))
         yield

@@ -18,7 +18,7 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables import TensorVariable
 from torch._dynamo.variables.lazy import LazyCache, LazyVariableTracker
 
-from lit_ort._compat.deferred_calls import replace_method
+from lit_ort._compat.deferred_calls import replace_method, tensor_method
 from lit_ort._compat.selections import call, node_of
 
 # Of the record that Dynamo keeps when it traces a function again: the calls of `tolist` whose lists are read.
@@ -53,7 +53,7 @@ def keep_unread_lists(is_enabled: Callable[[], bool]) -> None:
     Args:
         is_enabled: whether lists stay unread in the trace at hand.
     """
-    replace_method(TensorVariable, "method_tolist", functools.partial(_tolist, is_enabled))
+    replace_method(*tensor_method("tolist"), functools.partial(_tolist, is_enabled))
 
 
 def _tolist(is_enabled: Callable[[], bool], original: Any, variable: Any, tx: Any) -> Any:

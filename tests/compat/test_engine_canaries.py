@@ -156,7 +156,7 @@ def test_hooks_on_saved_tensors() -> None:
         assert packed
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 def test_tangents() -> None:
     effect = "forward-mode differentiation through a compiled function gives no derivative"
     with canary("torch.autograd.forward_ad._current_level", TORCH, effect) as compat:

@@ -15,7 +15,7 @@ from tests.reports.report import Compile, row, steps
 pytestmark = [
     # Dynamo instantiates torch.autograd.Function, and forward-mode differentiation loads TorchScript.
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated"),
 ]
 
 
