@@ -10,6 +10,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 import torch
 from torch import autograd
+from torch._dynamo.eval_frame import skip_code
 from torch.autograd.graph import GradientEdge
 from torch.utils.hooks import RemovableHandle
 
@@ -154,6 +155,9 @@ def take_hooks(taker_of: Callable[[torch.Tensor], Taker | None], is_result: Call
         take = getattr(hooks, _TAKER, None)
         return own_of_node(hooks, hook) if take is None else (hooks, take(hook))
 
+    for method in (register_hook, retain_grad, register_at_node):
+        # Since torch 2.14, Dynamo would trace torch's methods in them into a graph of their own.
+        skip_code(method.__code__)
     methods: Any = torch.Tensor
     methods.register_hook, methods.retain_grad = register_hook, retain_grad
     function: Any = autograd.Function

@@ -283,7 +283,11 @@ def marked_derivatives() -> Iterator[None]:
     """
     handlers: Any = TorchInGraphFunctionVariable._get_handlers()
     handle, compile_subgraph = handlers[torch.autograd.grad], OutputGraph.compile_subgraph
-    retain, node, skip = TensorVariable.method_attr_retain_grad, TensorVariable.method_attr_grad_fn, SkipFunctionVariable
+    retain, node, skip = (
+        TensorVariable.method_attr_retain_grad,
+        TensorVariable.method_attr_grad_fn,
+        SkipFunctionVariable,
+    )
     hook_method, backward_method = tensor_method("register_hook"), tensor_method("backward")
     hook, backward = getattr(*hook_method), getattr(*backward_method)
     call_skipped = skip.call_function

@@ -272,7 +272,7 @@ def _set_statistics(node: fx.Node, dtypes: set[torch.dtype]) -> None:
 
 @whole_interpolations()
 def correct_strides(graph: fx.Graph) -> set[fx.Node]:
-    """Corrects the strides of values for which the fake operators of torch 2.13 return others than the kernels.
+    """Corrects the strides of values for which torch's fake operators return others than the kernels.
 
     Returns:
         The values with other strides than before.
@@ -347,7 +347,7 @@ _LAYOUTS: dict[Any, Any] = {
     **dict.fromkeys((_aten.channel_shuffle.default, _aten.batch_norm.default), _images),
     _aten._batch_norm_with_update.default: _images,
     _aten.max_unpool2d.default: _unpooled,
-    **dict.fromkeys(_NORMALIZATIONS - {_aten.native_layer_norm.default, _aten.native_group_norm.default}, _images),
+    **dict.fromkeys({_aten.group_norm.default, *_NORMALIZATIONS} - {_aten.native_layer_norm.default}, _images),
     **dict.fromkeys((_aten.isin.Tensor_Tensor, _aten.isin.Tensor_Scalar, _aten.log_sigmoid.default), _contiguous),
     **dict.fromkeys((_aten.log_sigmoid_forward.default, _aten.rrelu.default), _contiguous),
     **dict.fromkeys((_aten.rrelu_with_noise.default, _aten.rrelu_with_noise_functional.default), _contiguous),

@@ -40,6 +40,9 @@ from lit_ort.capture.numbers import NumberedGraph, copy_graph, size_symbols
 from lit_ort.capture.vmaps import inline_vmaps
 from lit_ort.errors import CaptureError
 
+# What Dynamo traces `tensor.data = other` as; since torch 2.14 the second.
+_MEMORY_ASSIGNMENTS = frozenset({"set_", "shallow_copy_data_"})
+
 
 @dataclasses.dataclass(frozen=True)
 class Captured:
@@ -161,7 +164,7 @@ def _refuse_replaced_memory(graph: fx.Graph) -> None:
         CaptureError: the graph has one.
     """
     for node in graph.nodes:
-        if node.target in (torch.Tensor.set_, "set_"):
+        if getattr(node.target, "__name__", node.target) in _MEMORY_ASSIGNMENTS:
             raise CaptureError(
                 "the step assigns to tensor.data, which replaces the memory of a tensor",
                 remedy="Write the values into the tensor with copy_ under torch.no_grad().",
