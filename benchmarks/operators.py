@@ -110,7 +110,7 @@ def gradients(function: Callable[..., Tensor], leaves: Sequence[Tensor], tangent
 
 
 def linear(rows: int, width: int, outputs: int) -> tuple[Run, Run]:
-    """The three matrix products of a linear layer."""
+    """The three matmuls of a linear layer."""
     x, weight, bias, grad = (torch.randn(s) for s in ((rows, width), (outputs, width), (outputs,), (rows, outputs)))
 
     def run(mm: Callable[..., Tensor], addmm: Callable[..., Tensor]) -> Run:
@@ -120,7 +120,7 @@ def linear(rows: int, width: int, outputs: int) -> tuple[Run, Run]:
 
 
 def stacked(batch: int, rows: int, width: int) -> tuple[Run, Run]:
-    """The three matrix products of q k^T."""
+    """The three matmuls of q k^T."""
     q, k, grad = torch.randn(batch, rows, width), torch.randn(batch, rows, width), torch.randn(batch, rows, rows)
 
     def run(bmm: Callable[..., Tensor]) -> Run:

@@ -161,7 +161,7 @@ def summary(first: dict[str, float], times: dict[str, list[float]], baseline: st
 
 
 def peak_flops() -> float:
-    """This machine's floating-point operations per second in a large float32 matrix product."""
+    """This machine's floating-point operations per second in a large float32 matmul."""
     size = 2048
     a, b = torch.randn(size, size), torch.randn(size, size)
     seconds = []
@@ -175,8 +175,7 @@ def peak_flops() -> float:
 def table(report: dict[str, Any]) -> str:
     lines = [
         f"{report['workload']}: {report['configuration']}",
-        f"{report['machine']}; matrix products alone {report['floor_ms']:.0f} ms/step; medians of {report['rounds']} "
-        "rounds",
+        f"{report['machine']}; matmuls alone {report['floor_ms']:.0f} ms/step; medians of {report['rounds']} rounds",
         "",
         "| | ms/step | relative to eager | relative to inductor | first step, s | first step from cache, s | peak "
         "above module, MB |",

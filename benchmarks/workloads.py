@@ -30,7 +30,7 @@ class Workload:
     Args:
         name: its name on the command line.
         configuration: the dimensions, for a table.
-        floating_point_operations: those of one step's matrix products, forward and backward.
+        floating_point_operations: those of one step's matmuls, forward and backward.
         build: creates the module.
         batch: creates a batch for `loss`.
         loss: returns a scalar loss from module and batch.
@@ -49,7 +49,7 @@ def transformer_lm(vocabulary: int = 28_782, layers: int = 2) -> Workload:
     length, batch, width = 35, 20, 200
     tokens = length * batch
     per_layer = tokens * 12 * width * width + 4 * tokens * length * width
-    products = 2 * tokens * width * vocabulary + layers * per_layer
+    matmuls = 2 * tokens * width * vocabulary + layers * per_layer
 
     def make_batch() -> tuple[torch.Tensor, ...]:
         return tuple(torch.randint(vocabulary, (length, batch)) for _ in range(2))
@@ -57,7 +57,7 @@ def transformer_lm(vocabulary: int = 28_782, layers: int = 2) -> Workload:
     return Workload(
         name="transformer_lm",
         configuration=f"{layers} layers, width {width}, {vocabulary:,} words, {length}x{batch} tokens, dropout 0.2",
-        floating_point_operations=3 * products,
+        floating_point_operations=3 * matmuls,
         build=lambda: TransformerLM(vocabulary, layers=layers),
         batch=make_batch,
         loss=lambda module, batch: module.loss(batch),
@@ -68,7 +68,7 @@ def gpt2(layers: int = 4, batch: int = 2, length: int = 256) -> Workload:
     """GPT-2 with the width and vocabulary of GPT-2 small, and by default fewer layers."""
     shape = GPT2Config(n_layer=layers, n_positions=max(length, 1024))
     tokens, width = batch * length, shape.n_embd
-    products = 2 * tokens * width * shape.vocab_size + layers * _layer_products(tokens, length, width)
+    matmuls = 2 * tokens * width * shape.vocab_size + layers * _layer_matmuls(tokens, length, width)
 
     def make_batch() -> dict[str, torch.Tensor]:
         stream = torch.randint(shape.vocab_size, (batch, length + 1))
@@ -77,7 +77,7 @@ def gpt2(layers: int = 4, batch: int = 2, length: int = 256) -> Workload:
     return Workload(
         name="gpt2",
         configuration=f"{layers} layers, width {width}, {shape.vocab_size:,} tokens, {batch}x{length}, dropout 0.1",
-        floating_point_operations=3 * products,
+        floating_point_operations=3 * matmuls,
         build=lambda: GPT2LMHeadModel(shape),
         batch=make_batch,
         loss=next_token_loss,
@@ -89,7 +89,7 @@ def bert(layers: int = 4, batch: int = 4, length: int = 128) -> Workload:
     shape = BertConfig(num_hidden_layers=layers, use_cache=False)
     tokens, width = batch * length, shape.hidden_size
     head = 2 * tokens * width * (shape.vocab_size + width)
-    products = head + layers * _layer_products(tokens, length, width)
+    matmuls = head + layers * _layer_matmuls(tokens, length, width)
 
     def make_batch() -> dict[str, torch.Tensor]:
         ids = torch.randint(shape.vocab_size, (batch, length))
@@ -104,15 +104,15 @@ def bert(layers: int = 4, batch: int = 4, length: int = 128) -> Workload:
     return Workload(
         name="bert",
         configuration=f"{layers} layers, width {width}, {shape.vocab_size:,} tokens, {batch}x{length}, dropout 0.1",
-        floating_point_operations=3 * products,
+        floating_point_operations=3 * matmuls,
         build=lambda: BertForPreTraining(shape),
         batch=make_batch,
         loss=lambda module, batch: pretraining_figures(module, batch)["loss"],
     )
 
 
-def _layer_products(tokens: int, length: int, width: int) -> int:
-    """The floating-point operations of a layer's matrix products in the forward; the feed-forward has 4 times the
+def _layer_matmuls(tokens: int, length: int, width: int) -> int:
+    """The floating-point operations of a layer's matmuls in the forward; the feed-forward has 4 times the
     width.
     """
     return tokens * 24 * width * width + 4 * tokens * length * width

@@ -51,7 +51,7 @@ class ORTOptions:
 
     Args:
         precision: `"32-true"` computes in float32; `"bf16-mixed"` computes in bfloat16 what `torch.autocast` does
-            (matrix products, convolutions, attention), with weights and their gradients in float32; recurrent layers
+            (matmuls, convolutions, attention), with weights and their gradients in float32; recurrent layers
             stay in float32. Under Lightning, the Trainer sets it. Float64, bfloat16 and float16 modules are computed in
             their dtypes.
         fallback: what to do with a graph that can't be compiled, and with a function that Dynamo can't trace as a

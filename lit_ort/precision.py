@@ -15,7 +15,7 @@ class ORTPrecision(Precision):
     their graphs are compiled for it.
 
     Args:
-        precision: `"32-true"` for float32, or `"bf16-mixed"` for matrix products, convolutions and attention in
+        precision: `"32-true"` for float32, or `"bf16-mixed"` for matmuls, convolutions and attention in
             bfloat16, and weights, their gradients and everything else in float32.
 
     Raises:

@@ -20,7 +20,7 @@ from lit_ort.runtime.program import tensors_of
 
 
 def autocast_of(precision: str, device: torch.device) -> torch.dtype | None:
-    """The dtype in which a graph computes products: that of the autocast around it, otherwise that of the options."""
+    """The dtype in which a graph computes matmuls: that of the autocast around it, otherwise that of the options."""
     if torch.is_autocast_enabled(device.type):
         return torch.get_autocast_dtype(device.type)
     return torch.bfloat16 if precision == BF16_MIXED else None

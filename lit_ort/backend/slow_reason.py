@@ -8,17 +8,17 @@ from torch import fx
 
 from lit_ort.fusions import fusion_pipeline as fusions
 from lit_ort.lower.work import flop_of
-from lit_ort.ops.product import Gain, onednn_gain
+from lit_ort.ops.matmul import Gain, onednn_gain
 from lit_ort.runtime.report import PassReport
 
-# FLOP of products below which a run's overhead of 0.2 ms matters: 2 ms on two cores.
+# FLOP of matmuls below which a run's overhead of 0.2 ms matters: 2 ms on two cores.
 LEAST_WORK = 3e8
 SMALL = (
-    "below eager's: its products are {work:.2g} GFLOP, too few to compensate for the 0.2 ms by which a run's overhead "
+    "below eager's: its matmuls are {work:.2g} GFLOP, too few to compensate for the 0.2 ms by which a run's overhead "
     "exceeds that of eager's calls. Use larger batches."
 )
-ALL_BY_TORCH = "about eager's: its products and convolutions are torch's own kernels, and nothing in it could be fused"
-_PRODUCTS = ("aten.mm.default", "aten.addmm.default")
+ALL_BY_TORCH = "about eager's: its matmuls and convolutions are torch's own kernels, and nothing in it could be fused"
+_MATMULS = ("aten.mm.default", "aten.addmm.default")
 # Passes that replace operators by faster ones.
 _GAINS = frozenset({*fusions.names(), "embedding_gradient", "memory_format"})
 
@@ -38,5 +38,5 @@ def expected_speed(
         return SMALL.format(work=work / 1e9)
     gains = any(report.fired for report in passes if report.name in _GAINS)
     own = any(name.startswith("lit_ort.") for name in torch_operators)
-    products = onednn_gain() is Gain.MUCH and any(name in torch_operators for name in _PRODUCTS)
-    return None if gains or own or products else ALL_BY_TORCH
+    matmuls = onednn_gain() is Gain.MUCH and any(name in torch_operators for name in _MATMULS)
+    return None if gains or own or matmuls else ALL_BY_TORCH

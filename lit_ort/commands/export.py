@@ -22,7 +22,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--fixed", action="store_true", help="use the sizes of the batch instead of dynamic sizes")
     parser.add_argument("--opset", type=int, default=OPSET)
     parser.add_argument("--half", choices=(FLOAT16, BFLOAT16), help="store weights in 16 bits")
-    parser.add_argument("--quantize", choices=(INT8,), help="compute products with weights in 8 bits")
+    parser.add_argument("--quantize", choices=(INT8,), help="compute matmuls with weights in 8 bits")
     parser.add_argument("--tolerance", type=float, help="the largest relative error to accept")
     args = parser.parse_args(arguments)
     with one_line_errors(parser):

@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-# Weights in 16 bits, and products with weights in 8 bits.
+# Weights in 16 bits, and matmuls with weights in 8 bits.
 FLOAT16, BFLOAT16, INT8 = "float16", "bfloat16", "int8"

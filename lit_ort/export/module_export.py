@@ -16,7 +16,7 @@ from lit_ort.export.export_result import Exported
 from lit_ort.export.form_names import BFLOAT16, FLOAT16, INT8
 from lit_ort.export.last_fit import batch_of_last_fit
 
-# The default tolerance of each form: rounding of float32, of weights with 11 and 8 bits, and of products in 8 bits.
+# The default tolerance of each form: rounding of float32, of weights with 11 and 8 bits, and of matmuls in 8 bits.
 TOLERANCES = {None: 1e-4, FLOAT16: 1e-2, BFLOAT16: 5e-2, INT8: 0.1}
 # The newest opset that onnxruntime-training 1.19 reads in full, and those that torch's exporter writes.
 OPSET, OPSETS = 20, range(18, 22)
@@ -52,7 +52,7 @@ def export(
             sizes. A size can be a sum: `{"attention_mask": {1: "past + length"}}`.
         opset: the ONNX opset, 18 to 21.
         half: `float16` or `bfloat16` stores the weights in 16 bits; operators still run in float32.
-        quantize: `int8` computes matrix products with weights in 8 bits.
+        quantize: `int8` computes matmuls with weights in 8 bits.
         verify: whether to run the model in a plain session, in a process without torch, at the batch's sizes, at half
             of them and at one.
         tolerance: the largest error that verification accepts, relative to the largest value of a result; by default

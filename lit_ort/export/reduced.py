@@ -1,4 +1,4 @@
-"""Smaller forms of a model: weights in 16 bits, or matrix products in 8 bits."""
+"""Smaller forms of a model: weights in 16 bits, or matmuls in 8 bits."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ model = onnx.load(source, load_external_data=False)
 # The tool transposes weights but keeps their inferred shapes, so these are removed.
 del model.graph.value_info[:]
 onnx.save_model(model, source)
-products = ["MatMul", "Gemm", "Gather", "LSTM"]
+matmuls = ["MatMul", "Gemm", "Gather", "LSTM"]
 quantize_dynamic(
-    source, target, op_types_to_quantize=products, weight_type=QuantType.QInt8, use_external_data_format=external == "1"
+    source, target, op_types_to_quantize=matmuls, weight_type=QuantType.QInt8, use_external_data_format=external == "1"
 )
 """
 
@@ -61,7 +61,7 @@ def halve(model: onnx.ModelProto, half: str) -> None:
 
 
 def quantize(source: Path, target: Path, external: bool) -> None:
-    """Writes a model whose matrix products with weights are in int8; activations are scaled dynamically at each run.
+    """Writes a model whose matmuls with weights are in int8; activations are scaled dynamically at each run.
 
     Uses `onnxruntime.quantization.quantize_dynamic`.
 

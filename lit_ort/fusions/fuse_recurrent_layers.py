@@ -9,8 +9,8 @@ It is also required for correct results: the decompositions of torch 2.13 omit t
 (`torch/_decomp/decompositions.py`, `_rnn_helper` has the condition `num_layers < i - 1`). Calls that no operator
 supports (packed sequences, projections, other dtypes) are separated into single layers of torch if they apply dropout.
 
-In autocast regions of bfloat16, recurrent layers compute in float32, since a bfloat16 product and its two conversions
-at every time step take longer than the float32 product.
+In autocast regions of bfloat16, recurrent layers compute in float32, since a bfloat16 matmul and its two conversions
+at every time step take longer than the float32 matmul.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class _Call:
     def autocast_type(self) -> torch.dtype:
         """The dtype of eager's results under autocast.
 
-        A GRU adds to its state, so the dtype of the state matters; the result of a plain cell has that of a product.
+        A GRU adds to its state, so the dtype of the state matters; the result of a plain cell has that of a matmul.
         """
         if _MODES[self.target] == "gru":
             return torch.promote_types(self.states[0].meta["val"].dtype, torch.bfloat16)

@@ -61,7 +61,7 @@ class FusionGraph:
         return node in self._tracked
 
     def autocast_input(self, value: fx.Node, node: fx.Node) -> fx.Node:
-        """Casts an input of a node to bfloat16 if autocast does so for matrix products at this node."""
+        """Casts an input of a node to bfloat16 if autocast does so for matmuls at this node."""
         if not self.low_precision(node):
             return value
         with self.graph.inserting_before(node):

@@ -1,7 +1,7 @@
 """Matmuls of MKL as kernels: machine code that calls MKL with the addresses in a block of arguments.
 
-A kernel runs on OpenMP's threads, like a region's: its blocks write what is added to the product into the result, and
-it finishes with the product. MKL's interface is Fortran's, whose matrices are stored by columns: the product of two
+A kernel runs on OpenMP's threads, like a region's: its blocks write what is added to the matmul into the result, and
+it finishes with the matmul. MKL's interface is Fortran's, whose matrices are stored by columns: the matmul of two
 matrices stored by rows is that of their transposes, the right one first.
 """
 
@@ -28,7 +28,7 @@ _ALPHA, _BETA, _COUNT, _RIGHT_BYTES, _LEFT_BYTES, _RESULT_BYTES, _GROUPS = range
 _RIGHT_ADDRESSES, _LEFT_ADDRESSES, _RESULT_ADDRESSES, _ROW_BYTES, _ADDED_BYTES = range(23, 28)
 _LEFT, _RIGHT, _ADDED = 28, 29, 30
 _TRANSPOSED, _AS_IS = ord("T"), ord("N")
-# Bytes of a result that one block writes before the product is added.
+# Bytes of a result that one block writes before the matmul is added.
 _BLOCK_BYTES = 2**18
 
 
@@ -39,9 +39,9 @@ class Matmul:
     Args:
         dtype: of all values.
         count: of the matrices in a batch.
-        rows, columns, inner: the sizes of the product of [rows, inner] and [inner, columns].
+        rows, columns, inner: the sizes of the matmul of [rows, inner] and [inner, columns].
         transposed: whether the left and the right factor are stored as their transposes.
-        added: None, or whether the value that is added to the product has rows of its own; otherwise it is one row.
+        added: None, or whether the value that is added to the matmul has rows of its own; otherwise it is one row.
     """
 
     dtype: torch.dtype

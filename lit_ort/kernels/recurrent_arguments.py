@@ -25,9 +25,9 @@ class Cell:
         gates: the number of blocks of rows in its weights.
         saved: the blocks that a step saves for the gradient besides its output: for an LSTM the gates (input, forget,
             cell, output) and the cell's state; for a GRU the reset and the update gate, the state's part of the new
-            gate, and the new gate. The first `gates` blocks hold the products with the input before.
-        gradients: the blocks of a step's gradients: those of the gates; for a GRU those of the products with the state
-            (new, reset, update), followed by that of the product of the new gate with the input.
+            gate, and the new gate. The first `gates` blocks hold the matmuls with the input before.
+        gradients: the blocks of a step's gradients: those of the gates; for a GRU those of the matmuls with the state
+            (new, reset, update), followed by that of the matmul of the new gate with the input.
     """
 
     gates: int
@@ -42,7 +42,7 @@ class Cell:
 
 # The dtypes that there is machine code for.
 DTYPES: Mapping[torch.dtype, str] = MappingProxyType({torch.float32: "float32", torch.float64: "float64"})
-# By mode; "tanh" and "relu" are plain recurrent layers, whose output holds the products with the input before.
+# By mode; "tanh" and "relu" are plain recurrent layers, whose output holds the matmuls with the input before.
 CELLS: Mapping[str, Cell] = MappingProxyType(
     {"lstm": Cell(4, 5, 4), "gru": Cell(3, 4, 4), "tanh": Cell(1, 0, 1), "relu": Cell(1, 0, 1)}
 )
@@ -95,11 +95,11 @@ class Layer:
         mode: the kind, of `CELLS`.
         reverse: whether the steps run from the last to the first.
         weight: float[gates * hidden, hidden], of the state; contiguous.
-        input_bias, bias: float[gates * hidden], of the products with the input and with the state; None for zeros.
+        input_bias, bias: float[gates * hidden], of the matmuls with the input and with the state; None for zeros.
         state: float[batch, hidden], before the first step.
         cell: the same for an LSTM's cell.
         output: float[length, batch, hidden].
-        saved: float[length, batch, blocks * hidden]; see `Cell`. Before the layer runs, the products with the input
+        saved: float[length, batch, blocks * hidden]; see `Cell`. Before the layer runs, the matmuls with the input
             are in it, or in `output`.
     """
 

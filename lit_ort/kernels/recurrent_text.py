@@ -2,8 +2,8 @@
 
 `block` computes all steps for some rows of the batch, since rows don't depend on each other: `void block(ptr arguments,
 i64 number)`, which is what a thread pool calls. In each step, for each vector of columns, a few rows at once: the
-product with the state, accumulated in registers, then the cell. `pack` writes the weights in the order in which the
-products read them: for each vector of columns all depths, for each depth all gates, with zeros beyond the last column.
+matmul with the state, accumulated in registers, then the cell. `pack` writes the weights in the order in which the
+matmuls read them: for each vector of columns all depths, for each depth all gates, with zeros beyond the last column.
 
 Rows beyond the last one compute the last one again. So a group of rows is loaded before any of it is stored.
 """
@@ -29,16 +29,16 @@ def lanes_of(dtype: str, vector_bytes: int) -> int:
 
 
 def vectors_at_once(gates: int) -> int:
-    """The vectors of columns of a group: a factor that is loaded serves two products at least."""
+    """The vectors of columns of a group: a factor that is loaded serves two matmuls at least."""
     return 2 if gates == 1 else 1
 
 
 def rows_at_once(gates: int, vector_bytes: int) -> int:
     """The rows of a group: a power of two, by which batches can often be divided."""
-    products = gates * vectors_at_once(gates)
-    free = _REGISTERS[vector_bytes] - products - 2
+    matmuls = gates * vectors_at_once(gates)
+    free = _REGISTERS[vector_bytes] - matmuls - 2
     rows = _MOST_ROWS
-    while rows > 1 and rows * products > free:
+    while rows > 1 and rows * matmuls > free:
         rows //= 2
     return rows
 
@@ -63,8 +63,8 @@ class Loop:
         mode: the kind of layer.
         dtype: of all arrays.
         vector_bytes: the width of the CPU's vectors.
-        gates: how many products with the state a column has.
-        depth: the depth of these products, as a multiple of the width of the state.
+        gates: how many matmuls with the state a column has.
+        depth: the depth of these matmuls, as a multiple of the width of the state.
     """
 
     def __init__(self, mode: str, dtype: str, vector_bytes: int, gates: int, depth: int) -> None:
@@ -179,10 +179,10 @@ class Loop:
             start = self.op("mul", loop.index, self.rows)
             body([self.minimum(self.op("add", start, number), last) for number in range(self.rows)])
 
-    def product(
+    def matmul(
         self, array: Array | Split, rows: Sequence[str], depth: str, start: Sequence[Sequence[Vector]]
     ) -> list[list[Vector]]:
-        """The products of rows with the packed weights of the columns, added to `start`, for each row and product."""
+        """The matmuls of rows with the packed weights of the columns, added to `start`, for each row and matmul."""
         text, count = self.text, self.gates * self.vectors
         pointers = [self.row(array, row) for row in rows]
         weights = self._panel()
@@ -254,7 +254,7 @@ class Forward(Loop):
         self.text.line("ret void")
 
     def _biases(self) -> list[tuple[Vector, Vector]]:
-        """The biases of the products with the input and with the state, of each gate."""
+        """The biases of the matmuls with the input and with the state, of each gate."""
         return [(self._bias("input_bias", gate), self._bias("bias", gate)) for gate in range(self.gates)]
 
     def _bias(self, name: str, gate: int) -> Vector:
@@ -280,9 +280,9 @@ class Forward(Loop):
             ]
             for row in rows
         ]
-        products = self.product(before, rows, self.depth, start)
+        matmuls = self.matmul(before, rows, self.depth, start)
         for vector in self.each_vector():
-            given = [values[vector * self.gates : (vector + 1) * self.gates] for values in products]
+            given = [values[vector * self.gates : (vector + 1) * self.gates] for values in matmuls]
             results = self._cells(given, rows, before, cell_before, saved, biases[vector])
             for row, values in zip(rows, results, strict=True):
                 for block, value in enumerate(values[:-1]):
@@ -291,7 +291,7 @@ class Forward(Loop):
 
     def _cells(
         self,
-        products: list[list[Vector]],
+        matmuls: list[list[Vector]],
         rows: list[str],
         before: Array | Split,
         cell_before: Array | Split,
@@ -301,15 +301,15 @@ class Forward(Loop):
         """What the rows save, and their output, for a vector of columns."""
         if self.mode == "lstm":
             cells = [self.load(cell_before, row) for row in rows]
-            return [_lstm(given, cell) for given, cell in zip(products, cells, strict=True)]
+            return [_lstm(given, cell) for given, cell in zip(matmuls, cells, strict=True)]
         if self.mode == "gru":
             inputs = [self.load(saved, row, 2) + biases[2][0] for row in rows]
             states = [self.load(before, row) for row in rows]
-            return [_gru(given, x, h) for given, x, h in zip(products, inputs, states, strict=True)]
-        return [[given[0].tanh() if self.mode == "tanh" else _relu(given[0])] for given in products]
+            return [_gru(given, x, h) for given, x, h in zip(matmuls, inputs, states, strict=True)]
+        return [[given[0].tanh() if self.mode == "tanh" else _relu(given[0])] for given in matmuls]
 
     def _start(self, saved: Array, row: str, gate: int, input_bias: Vector, bias: Vector) -> Vector:
-        """What a gate's product with the state is added to."""
+        """What a gate's matmul with the state is added to."""
         if self.mode != "gru" or gate < 2:
             return self.load(saved, row, gate) + (input_bias + bias)
         return bias
@@ -323,9 +323,9 @@ def _lstm(gates: Sequence[Vector], cell: Vector) -> list[Vector]:
     return [i, f, g, o, cell, o * cell.tanh()]
 
 
-def _gru(products: Sequence[Vector], x: Vector, state: Vector) -> list[Vector]:
+def _gru(matmuls: Sequence[Vector], x: Vector, state: Vector) -> list[Vector]:
     """What a step of a GRU saves, and its output."""
-    reset, update, part = products
+    reset, update, part = matmuls
     reset, update = reset.sigmoid(), update.sigmoid()
     new = reset.fma(part, x).tanh()
     return [reset, update, part, new, update.fma(state - new, new)]
@@ -343,7 +343,7 @@ class Backward(Loop):
         hidden = self.word("hidden")
         row = depth
         if self.cell.turned:
-            # The gradients of the products begin with another gate than the weights.
+            # The gradients of the matmuls begin with another gate than the weights.
             row = self.op("add", depth, self.op("mul", hidden, self.cell.turned))
             row = self.op("urem", row, self.op("mul", hidden, self.cell.gates))
         place = self.op("add", self.op("mul", row, hidden), self.columns)
@@ -377,7 +377,7 @@ class Backward(Loop):
         """The gradients of the states behind a step, from those of the gates of the step that ran before."""
         of_state = self.array("of_state")
         start = [[self.load(of_state, row) for _ in self.each_vector()] for row in rows]
-        return self.product(later, rows, depth, start)
+        return self.matmul(later, rows, depth, start)
 
     def end(self, rows: list[str], carried: list[list[Vector]]) -> None:
         """Keeps the gradients of the states before the first step."""

@@ -98,7 +98,7 @@ class Emitter:
         Args:
             left, right: the name of each factor, and whether it is stored as its transpose.
             inner: the number of columns of the left factor.
-            added: the name of what is added to the product, and whether it has rows of its own.
+            added: the name of what is added to the matmul, and whether it has rows of its own.
         """
         assert self._matmul_of is not None
         shape = self.node.meta["val"].shape

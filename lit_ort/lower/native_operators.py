@@ -164,10 +164,10 @@ def _has_fixed_index(node: fx.Node) -> bool:
 
 def _matmul(e: Emitter) -> str:
     left, right = e.argument(0, "self"), e.argument(1, "mat2")
-    return _product(e, left, right)
+    return _matmul_of(e, left, right)
 
 
-def _product(e: Emitter, left: fx.Node, right: fx.Node) -> str:
+def _matmul_of(e: Emitter, left: fx.Node, right: fx.Node) -> str:
     if e.uses_openmp:
         return e.matmul(_factor(e, left), _factor(e, right), left.meta["val"].shape[-1])
     if e.dtype == torch.float32:
@@ -204,8 +204,8 @@ def _added_matmul_2d(e: Emitter) -> str:
 
 
 def _added_matmul(e: Emitter) -> str:
-    product = _product(e, e.argument(1, "batch1"), e.argument(2, "batch2"))
-    return e.op("Add", e.value(e.argument(0, "self")), product)
+    matmul = _matmul_of(e, e.argument(1, "batch1"), e.argument(2, "batch2"))
+    return e.op("Add", e.value(e.argument(0, "self")), matmul)
 
 
 def _factor(e: Emitter, node: fx.Node) -> tuple[str, bool]:

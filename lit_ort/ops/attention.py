@@ -74,7 +74,7 @@ def attention(
             weights = pieces.weights(group, block, group.of(q, block.queries), keys)
             if share > 0:
                 weights.mul_(dropout.draw(pieces.like(weights, 1)))
-            part = _product(allocator, pieces.rounded(weights), values[:, : block.keys], dropout.scale)
+            part = _matmul(allocator, pieces.rounded(weights), values[:, : block.keys], dropout.scale)
             group.put(result, part, block.queries)
     return result
 
@@ -112,11 +112,11 @@ def attention_backward(
                 dropout_mask = dropout.draw(pieces.like(weights, 2))
                 of_weights.mul_(dropout_mask)
                 dropped = dropout_mask.mul_(weights)
-            value_sum.add(_product(allocator, pieces.rounded(dropped).mT, of_result, dropout.scale))
+            value_sum.add(_matmul(allocator, pieces.rounded(dropped).mT, of_result, dropout.scale))
             aten._softmax_backward_data.out(of_weights, weights, -1, weights.dtype, grad_input=of_weights)
             of_scores = pieces.rounded(of_weights)
-            group.put(of_q, _product(allocator, of_scores, keys[:, : block.keys], scale), block.queries)
-            key_sum.add(_product(allocator, of_scores.mT, queries, scale))
+            group.put(of_q, _matmul(allocator, of_scores, keys[:, : block.keys], scale), block.queries)
+            key_sum.add(_matmul(allocator, of_scores.mT, queries, scale))
         group.put(of_k, key_sum.total)
         group.put(of_v, value_sum.total)
     return of_q, of_k, of_v
@@ -174,7 +174,7 @@ class _Pieces:
             out.copy_(result)
 
     def rounded(self, weights: torch.Tensor) -> torch.Tensor:
-        """The weights in the dtype of the products."""
+        """The weights in the dtype of the matmuls."""
         return weights if self._narrow is None else self._narrow[: weights.numel()].view(weights.shape).copy_(weights)
 
 
@@ -209,7 +209,7 @@ class _Sum:
         self.total[:, : part.shape[1]].add_(part)
 
 
-def _product(allocator: Allocator, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
+def _matmul(allocator: Allocator, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
     out = allocator.empty(len(a), a.shape[1], b.shape[2], dtype=a.dtype)
     return torch.baddbmm(out, a, b, beta=0, alpha=scale, out=out)
 
@@ -285,7 +285,7 @@ torch.library.register_autograd(f"{NAMESPACE}::attention", _gradient, setup_cont
 
 @register_flop_formula(torch.ops.lit_ort.attention)
 def _operations(q: Sequence[int], k: Sequence[int], v: Sequence[int], *_: Any, **__: Any) -> int:
-    """The FLOPs of the products, from shapes."""
+    """The FLOPs of the matmuls, from shapes."""
     return 2 * math.prod(q[:3]) * k[2] * (q[3] + v[3])
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-# Scores of a piece: 2 MB, which stay in the cache of a core between two products.
+# Scores of a piece: 2 MB, which stay in the cache of a core between two matmuls.
 CHUNK_ELEMENTS = 2**19
 # The number of queries of a block that omits hidden keys, and the fraction of all scores below which this is faster.
 BLOCK = 128

@@ -1,7 +1,7 @@
-"""The gradients of a convolution of small images with a large weight, computed as matrix products.
+"""The gradients of a convolution of small images with a large weight, computed as matmuls.
 
-oneDNN reorders such a weight and its gradient, which takes longer than the products. For 512 channels and a 3 x 3
-kernel, the gradients of weight and images take 5.6 ms as products and 11.4 ms with oneDNN at 8 images of 2 x 2, and 6.8
+oneDNN reorders such a weight and its gradient, which takes longer than the matmuls. For 512 channels and a 3 x 3
+kernel, the gradients of weight and images take 5.6 ms as matmuls and 11.4 ms with oneDNN at 8 images of 2 x 2, and 6.8
 and 10.4 ms at 16 images, on two cores of an AMD EPYC (family 25). oneDNN is faster from about 128 output pixels.
 
 Source: Chellapilla, Puri and Simard 2006 (patches as the rows of a matrix).
@@ -20,7 +20,7 @@ from lit_ort.ops.operator import Allocator, Operator
 
 aten = torch.ops.aten
 Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
-# Products are faster up to this number of output pixels in a batch, and from this number of elements of the weight.
+# Matmuls are faster up to this number of output pixels in a batch, and from this number of elements of the weight.
 MOST_PIXELS, LEAST_WEIGHT = 64, 2**20
 
 

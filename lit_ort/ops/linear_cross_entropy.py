@@ -1,7 +1,7 @@
 """Output layer and cross entropy in one operator, which computes the loss and all gradients chunk by chunk.
 
 Only one chunk of logits exists at any time, rows with an ignored label are not computed, and each logit is written once
-by the product and once by the softmax. The gradients are those for a loss gradient of one.
+by the matmul and once by the softmax. The gradients are those for a loss gradient of one.
 
 Source: Liger Kernel (Hsu et al. 2024) for computing gradients in the forward, chunk by chunk.
 """
@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
+from lit_ort.ops.matmul import matmul, workspace_bytes
 from lit_ort.ops.operator import NAMESPACE, Allocator, Operator, accumulation_dtype, cast, define
-from lit_ort.ops.product import product, workspace_bytes
 from lit_ort.ops.row_losses import compute_logits, losses_of, subtract_one
 
 # The weight's gradient is read and written once for each chunk, so a few large chunks are faster than many small ones.
@@ -43,7 +43,7 @@ def linear_cross_entropy(
         hidden: float[N, H]. weight: float[C, H]. bias, class_weight: float[C]. labels: int64[N].
         ignore_index: the label of rows that are ignored.
         mean: whether the loss is the mean over rows, weighted by class, instead of the sum.
-        low_precision: whether factors and results of products, and the softmax, are rounded to bfloat16, as autocast
+        low_precision: whether factors and results of matmuls, and the softmax, are rounded to bfloat16, as autocast
             does. Otherwise they have the dtype of hidden. Losses and sums are always float32, or float64 for float64.
         wanted: flags for the gradients to compute: of hidden, weight and bias.
 
@@ -54,12 +54,14 @@ def linear_cross_entropy(
     Raises:
         IndexError: a label is not in 0..C-1 and is not ignored.
     """
-    products = torch.bfloat16 if low_precision else hidden.dtype
-    exact = accumulation_dtype(products)
+    matmul_dtype = torch.bfloat16 if low_precision else hidden.dtype
+    exact = accumulation_dtype(matmul_dtype)
     counted = labels != ignore_index
     _require_classes(labels, counted, classes=len(weight))
     rows = None if bool(counted.all()) else counted.nonzero().squeeze(1)
-    factors = _Factors(cast(allocator, _selected(hidden, rows), products), cast(allocator, weight, products), bias)
+    factors = _Factors(
+        cast(allocator, _selected(hidden, rows), matmul_dtype), cast(allocator, weight, matmul_dtype), bias
+    )
     labels = _selected(labels, rows)
     share = _share(labels, class_weight, exact)
     total = share.sum() if mean else torch.ones((), dtype=exact)
@@ -71,7 +73,7 @@ def linear_cross_entropy(
 
 
 class _Factors:
-    """The factors of the layer, in the dtype of products.
+    """The factors of the layer, in the dtype of matmuls.
 
     Args:
         hidden: float[N, H]. weight: float[C, H]. bias: float[C] or None.
@@ -112,7 +114,7 @@ class _Gradients:
             difference: float[rows, C], the probabilities minus one at the label.
             scale: float[rows], the factor of each row in the loss.
         """
-        # The scale is applied to the smaller factor of each product instead of the difference.
+        # The scale is applied to the smaller factor of each matmul instead of the difference.
         add = self._add_rounded if difference.dtype == torch.bfloat16 else self._add_exact
         add(chunk, difference, scale)
         self._started = True
@@ -138,10 +140,10 @@ class _Gradients:
     def _add_exact(self, chunk: slice, difference: torch.Tensor, scale: torch.Tensor) -> None:
         of_hidden, of_weight, of_bias = self._wanted
         if of_hidden:
-            product(difference, self._factors.weight, self._of_hidden[chunk]).mul_(scale[:, None])
+            matmul(difference, self._factors.weight, self._of_hidden[chunk]).mul_(scale[:, None])
         if of_weight:
             scaled = self._factors.hidden[chunk] * scale[:, None]
-            product(difference.t(), scaled, self._of_weight, accumulate=self._started)
+            matmul(difference.t(), scaled, self._of_weight, accumulate=self._started)
         if of_bias:
             beta = float(self._started)
             torch.addmv(self._of_bias, difference.t(), scale, beta=beta, out=self._of_bias)
@@ -275,16 +277,16 @@ def _workspace_bytes(
     low_precision: bool,
     wanted: Sequence[bool],
 ) -> int:
-    products = torch.bfloat16 if low_precision else hidden.dtype
+    matmul_dtype = torch.bfloat16 if low_precision else hidden.dtype
     (rows, width), classes = hidden.shape, len(weight)
-    size = chunk_rows(rows, classes, products.itemsize)
+    size = chunk_rows(rows, classes, matmul_dtype.itemsize)
     # A chunk of logits, its scaled rows, and, with ignored labels, the other rows and their gradient.
-    chunk_bytes = size * (classes + width) * products.itemsize + 2 * hidden.numel() * hidden.element_size()
-    if products == torch.bfloat16:
-        rounded = sum(factor.numel() for factor in (hidden, weight) if factor.dtype != products)
+    chunk_bytes = size * (classes + width) * matmul_dtype.itemsize + 2 * hidden.numel() * hidden.element_size()
+    if matmul_dtype == torch.bfloat16:
+        rounded = sum(factor.numel() for factor in (hidden, weight) if factor.dtype != matmul_dtype)
         # The weight's gradient of one chunk in both dtypes, and the sum if the weight is rounded.
-        sum_bytes = (products.itemsize + 8) * weight.numel() if wanted[1] else 0
-        return chunk_bytes + rounded * products.itemsize + sum_bytes
+        sum_bytes = (matmul_dtype.itemsize + 8) * weight.numel() if wanted[1] else 0
+        return chunk_bytes + rounded * matmul_dtype.itemsize + sum_bytes
     logits = hidden.new_empty(size, classes)
     return chunk_bytes + workspace_bytes(logits.t(), hidden[:size]) if wanted[1] else chunk_bytes
 
@@ -300,7 +302,7 @@ torch.library.register_autograd(f"{NAMESPACE}::linear_cross_entropy", _gradient,
 
 @register_flop_formula(torch.ops.lit_ort.linear_cross_entropy)
 def _operations(hidden: Sequence[int], weight: Sequence[int], *rest: Any, **_: Any) -> int:
-    """The FLOPs of the products, from shapes: logits, and the gradients that are computed."""
+    """The FLOPs of the matmuls, from shapes: logits, and the gradients that are computed."""
     wanted = rest[-1]
     return 2 * hidden[0] * hidden[1] * weight[0] * (1 + sum(wanted[:2]))
 

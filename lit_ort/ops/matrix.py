@@ -1,18 +1,18 @@
-"""Kernels for torch's matrix products into given memory. Factors can be transposed views, which are not copied."""
+"""Kernels for torch's matmuls into given memory. Factors can be transposed views, which are not copied."""
 
 from __future__ import annotations
 
 import torch
 
+from lit_ort.ops.matmul import matmul, workspace_bytes
 from lit_ort.ops.operator import Allocator, Operator
-from lit_ort.ops.product import product, workspace_bytes
 
 aten = torch.ops.aten
 
 
 def mm(allocator: Allocator, self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
     """self @ mat2. self: [M, K], mat2: [K, N]. Returns [M, N], contiguous."""
-    return product(self, mat2, allocator.empty(len(self), mat2.shape[1], dtype=self.dtype))
+    return matmul(self, mat2, allocator.empty(len(self), mat2.shape[1], dtype=self.dtype))
 
 
 def addmm(
@@ -27,7 +27,7 @@ def addmm(
     """beta * self + alpha * mat1 @ mat2. mat1: [M, K], mat2: [K, N]; self is broadcast to [M, N]."""
     out = allocator.empty(len(mat1), mat2.shape[1], dtype=mat1.dtype)
     if beta == 1 and alpha == 1:
-        return product(mat1, mat2, out, self)
+        return matmul(mat1, mat2, out, self)
     return torch.addmm(self, mat1, mat2, beta=beta, alpha=alpha, out=out)
 
 

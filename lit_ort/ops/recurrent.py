@@ -1,11 +1,11 @@
 """Recurrent layers in one direction: LSTMs, GRUs and plain RNNs.
 
-The products with the input are one product for all time steps. A loop over time in machine code computes the products
-with the state and the cells; that of the gradient computes the gradients of the gates, from which a product for all
+The matmuls with the input are one matmul for all time steps. A loop over time in machine code computes the matmuls
+with the state and the cells; that of the gradient computes the gradients of the gates, from which a matmul for all
 time steps makes those of the weights.
 
 Source: Hochreiter and Schmidhuber 1997 (LSTM, with the forget gate of Gers et al. 2000); Cho et al. 2014 (GRU, in
-torch's form, where the reset gate is applied after the product); Elman 1990.
+torch's form, where the reset gate is applied after the matmul); Elman 1990.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from torch.utils.flop_counter import register_flop_formula
 from lit_ort.errors import KernelError
 from lit_ort.kernels.recurrent_arguments import CELLS, DTYPES, Cell, Layer, LayerGradients, PackedSteps
 from lit_ort.ops import recurrent_steps
+from lit_ort.ops.matmul import matmul
 from lit_ort.ops.operator import NAMESPACE, Allocator, Operator, define
-from lit_ort.ops.product import product
 
 if TYPE_CHECKING:
     from lit_ort.kernels.recurrent_loop import RecurrentLoops
@@ -79,11 +79,11 @@ def recurrent_layer(
     batch, hidden = state.shape[1:]
     output = allocator.empty(*x.shape[:-1], hidden, dtype=x.dtype)
     saved = allocator.empty(*_saved_shape(x, kind, hidden), dtype=x.dtype)
-    products = (saved if kind.saved else output).flatten(0, -2)[:, : kind.gates * hidden]
+    matmuls = (saved if kind.saved else output).flatten(0, -2)[:, : kind.gates * hidden]
     loops = _loops() if x.dtype in DTYPES else None
-    # Torch's operators would round a product and its sum with a bias separately, the loops add both biases at once.
+    # Torch's operators would round a matmul and its sum with a bias separately, the loops add both biases at once.
     added = input_bias if loops is None else None
-    product(x.reshape(-1, x.shape[-1]), input_weight.t(), products, added)
+    matmul(x.reshape(-1, x.shape[-1]), input_weight.t(), matmuls, added)
     loop_bias = None if loops is None or input_bias is None else input_bias.contiguous()
     state_bias = None if state_bias is None else state_bias.contiguous()
     states = _by_rows(state[0]), None if cell is None else _by_rows(cell[0])
@@ -169,9 +169,9 @@ def recurrent_layer_backward(
     of_inputs = gates.flatten(0, -2)[:, -kind.gates * hidden :]
     of_x = allocator.empty(*(x.shape if wants_x else (0,)), dtype=x.dtype)
     if wants_x:
-        product(of_inputs, input_weight, out=of_x.view(-1, x.shape[-1]))
+        matmul(of_inputs, input_weight, out=of_x.view(-1, x.shape[-1]))
     of_input_weight = allocator.empty(*input_weight.shape, dtype=x.dtype)
-    product(of_inputs.t(), x.reshape(-1, x.shape[-1]), out=of_input_weight)
+    matmul(of_inputs.t(), x.reshape(-1, x.shape[-1]), out=of_input_weight)
     of_state_weight = allocator.empty(*state_weight.shape, dtype=x.dtype)
     of_input_bias, of_state_bias = (allocator.empty(len(state_weight), dtype=x.dtype) for _ in range(2))
     sums = gates.flatten(0, -2).sum(0)
@@ -192,7 +192,7 @@ def _by_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _in_order(turned: int, gates: int, hidden: int) -> list[tuple[slice, slice]]:
-    """The rows of the state's weights that belong to columns of the gradients of its products."""
+    """The rows of the state's weights that belong to columns of the gradients of its matmuls."""
     split = turned * hidden
     if not split:
         return [(slice(0, gates * hidden), slice(0, gates * hidden))]
@@ -200,20 +200,20 @@ def _in_order(turned: int, gates: int, hidden: int) -> list[tuple[slice, slice]]
     return [(slice(split, gates * hidden), slice(0, rest)), (slice(0, split), slice(rest, gates * hidden))]
 
 
-def _state_weight_gradient(layer: Layer, of_products: torch.Tensor, out: torch.Tensor) -> None:
-    """The products of gradients with the states before their steps, over all steps."""
+def _state_weight_gradient(layer: Layer, of_matmuls: torch.Tensor, out: torch.Tensor) -> None:
+    """The matmuls of gradients with the states before their steps, over all steps."""
     output, batch = layer.output, layer.sizes[1]
     if layer.packed is not None:
         # Row by row, the steps behind others and the steps before them.
-        later, earlier = of_products[batch:], output[layer.packed.continued]
+        later, earlier = of_matmuls[batch:], output[layer.packed.continued]
         if layer.reverse:
-            later, earlier = of_products[layer.packed.continued], output[batch:]
+            later, earlier = of_matmuls[layer.packed.continued], output[batch:]
     elif layer.reverse:
-        later, earlier = of_products[:-1].flatten(0, 1), output[1:].flatten(0, 1)
+        later, earlier = of_matmuls[:-1].flatten(0, 1), output[1:].flatten(0, 1)
     else:
-        later, earlier = of_products[1:].flatten(0, 1), output[:-1].flatten(0, 1)
-    product(later.t(), earlier, out=out)
-    out.addmm_(_first(layer, of_products).t(), layer.state)
+        later, earlier = of_matmuls[1:].flatten(0, 1), output[:-1].flatten(0, 1)
+    matmul(later.t(), earlier, out=out)
+    out.addmm_(_first(layer, of_matmuls).t(), layer.state)
 
 
 def _first(layer: Layer, steps: torch.Tensor) -> torch.Tensor:
@@ -327,7 +327,7 @@ def _operations(
     *_: Any,
     **__: Any,
 ) -> int:
-    """The FLOPs of the products, from shapes."""
+    """The FLOPs of the matmuls, from shapes."""
     return 2 * math.prod(x[:-1]) * (math.prod(input_weight) + math.prod(state_weight))
 
 

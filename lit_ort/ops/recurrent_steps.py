@@ -11,28 +11,28 @@ from lit_ort.kernels.recurrent_arguments import CELLS, Layer, LayerGradients
 def forward(layer: Layer) -> None:
     """Computes what a layer saves and its output, in place.
 
-    The products with the input have their bias, in one rounding; `layer.input_bias` is not read.
+    The matmuls with the input have their bias, in one rounding; `layer.input_bias` is not read.
     """
     kind = CELLS[layer.mode]
     steps = _steps(layer, layer.reverse)
     for step, earlier in zip(steps, [None, *steps], strict=False):
         state, cell = _before(layer, step, earlier)
-        products = linear(state, layer.weight, layer.bias).chunk(kind.gates, 1)
+        matmuls = linear(state, layer.weight, layer.bias).chunk(kind.gates, 1)
         output = _rows(layer, layer.output, step)
         blocks = _rows(layer, layer.saved, step).chunk(kind.saved, 1) if kind.saved else [output]
         if cell is not None:
-            i, f, g, o = (block.add_(product) for block, product in zip(blocks, products, strict=False))
+            i, f, g, o = (block.add_(matmul) for block, matmul in zip(blocks, matmuls, strict=False))
             cell = torch.mul(f.sigmoid_(), cell, out=blocks[4]).addcmul_(i.sigmoid_(), g.tanh_())
             torch.mul(o.sigmoid_(), cell.tanh(), out=output)
         elif layer.mode == "gru":
             reset, update, part, new = blocks
-            reset.add_(products[0]).sigmoid_()
-            update.add_(products[1]).sigmoid_()
-            torch.addcmul(part, reset, products[2], out=new).tanh_()
-            part.copy_(products[2])
+            reset.add_(matmuls[0]).sigmoid_()
+            update.add_(matmuls[1]).sigmoid_()
+            torch.addcmul(part, reset, matmuls[2], out=new).tanh_()
+            part.copy_(matmuls[2])
             torch.lerp(new, state, update, out=output)
         else:
-            output.add_(products[0])
+            output.add_(matmuls[0])
             output.tanh_() if layer.mode == "tanh" else output.relu_()
 
 
@@ -51,8 +51,8 @@ def backward(layer: Layer, gradients: LayerGradients) -> None:
             torch.mm(gates, layer.weight, out=of_state)
         elif layer.mode == "gru":
             _gru(kept, before, of_state, results)
-            products = torch.cat((results[1], results[2], results[0]), 1)
-            of_state.mul_(kept[1]).addmm_(products, layer.weight)
+            matmuls = torch.cat((results[1], results[2], results[0]), 1)
+            of_state.mul_(kept[1]).addmm_(matmuls, layer.weight)
         else:
             of_sum = _of_tanh(of_state, kept[0]) if layer.mode == "tanh" else of_state.masked_fill(kept[0] <= 0, 0)
             torch.mm(results[0].copy_(of_sum), layer.weight, out=of_state)

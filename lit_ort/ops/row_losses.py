@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from lit_ort.ops.matmul import matmul
 from lit_ort.ops.operator import accumulation_dtype
-from lit_ort.ops.product import product
 
-# BLAS copies the second factor of a product. Products with parts of it need a smaller copy and are as fast.
+# BLAS copies the second factor of a matmul. Matmuls with parts of it need a smaller copy and are as fast.
 CLASSES_AT_A_TIME = 4096
 # Smaller probabilities have lost precision by underflow; their loss is computed from the logits again.
 SMALLEST_PROBABILITY = 1e-30
@@ -23,7 +23,7 @@ def compute_logits(
     added = None if bias is None else bias.to(out.dtype)
     for start in range(0, len(weight), CLASSES_AT_A_TIME):
         classes = slice(start, start + CLASSES_AT_A_TIME)
-        product(hidden, weight[classes].t(), out[:, classes], None if added is None else added[classes])
+        matmul(hidden, weight[classes].t(), out[:, classes], None if added is None else added[classes])
     return out
 
 

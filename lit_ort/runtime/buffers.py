@@ -1,7 +1,7 @@
 """A memory pool for the results of torch kernels, kept between steps as ONNX Runtime's arena keeps its memory.
 
 A large new allocation costs a page fault for every 4 KiB, which for a logits tensor can take longer than the matrix
-product that fills it. Tensors of all sizes share one segment, so that a gradient can reuse the memory of the
+matmul that fills it. Tensors of all sizes share one segment, so that a gradient can reuse the memory of the
 activations that it was computed from.
 """
 

@@ -119,7 +119,7 @@ class MatmulNode:
         sizes: the matrices in a batch, and rows, columns and inner size of each, as numbers or terms of
             `lit_ort.runtime.sizes`.
         transposed: whether the left and the right factor are stored as their transposes.
-        added: None, or whether the value that is added to the product has rows of its own; otherwise it is one row.
+        added: None, or whether the value that is added to the matmul has rows of its own; otherwise it is one row.
         is_batch: whether the result has a dimension for the matrices of a batch.
     """
 

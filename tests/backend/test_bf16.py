@@ -106,7 +106,7 @@ class Two(nn.Module):
 
 
 def rounded_weights(module: Two) -> set[str]:
-    """The weights whose gradients are products in bfloat16, so that bfloat16 represents them exactly."""
+    """The weights whose gradients are matmuls in bfloat16, so that bfloat16 represents them exactly."""
     grads = {name: parameter.grad for name, parameter in module.named_parameters() if name.endswith("weight")}
     return {name for name, gradient in grads.items() if gradient is not None and is_rounded(gradient)}
 
@@ -142,7 +142,7 @@ CASES_OF_REGIONS: dict[str, tuple[Step, Step, dict[str, str], set[str]]] = {
 
 
 @pytest.mark.parametrize("name", list(CASES_OF_REGIONS))
-def test_regions_round_the_same_products_as_eager(name: str) -> None:
+def test_regions_round_the_same_matmuls_as_eager(name: str) -> None:
     step, eager, options, expected = CASES_OF_REGIONS[name]
     engine, module, x = backend(**options), Two(), torch.randn(32, 64)
     compiled = torch.compile(step, backend=engine)

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lit_ort.backend import slow_reason
 from lit_ort.backend.slow_reason import ALL_BY_TORCH
-from lit_ort.ops.product import Gain
+from lit_ort.ops.matmul import Gain
 from tests.compare import backend
 
 ROWS, WIDTH = 64, 512
@@ -21,7 +21,7 @@ ROWS, WIDTH = 64, 512
 
 @pytest.fixture(autouse=True)
 def gain(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulates a CPU on which every library computes products equally fast."""
+    """Simulates a CPU on which every library computes matmuls equally fast."""
     monkeypatch.setattr(slow_reason, "onednn_gain", lambda: getattr(request, "param", Gain.NONE))
 
 
@@ -53,12 +53,12 @@ def with_labels(module: nn.Module, x: Tensor) -> Tensor:
     return F.cross_entropy(module(x), torch.zeros(len(x), dtype=torch.int64))
 
 
-def test_products_without_fusions_are_as_fast_as_eagers() -> None:
+def test_matmuls_without_fusions_are_as_fast_as_eagers() -> None:
     assert speed_of(plain, layers(), torch.randn(ROWS, WIDTH)) == ALL_BY_TORCH
 
 
 @pytest.mark.parametrize("gain", [Gain.MUCH], indirect=True)
-def test_products_of_a_faster_library_are_faster() -> None:
+def test_matmuls_of_a_faster_library_are_faster() -> None:
     assert speed_of(plain, layers(), torch.randn(ROWS, WIDTH)) is None
 
 
@@ -71,9 +71,9 @@ def test_fused_operators_are_faster() -> None:
 def test_a_small_graph_is_slower(step: Callable[[nn.Module, Tensor], Tensor]) -> None:
     speed = speed_of(step, layers(), torch.randn(2, WIDTH))
     assert speed is not None
-    # Two products in the forward and three in the backward, as the first input requires no gradient.
-    products = 5 * 2 * 2 * WIDTH * 4 * WIDTH
-    assert f"{products / 1e9:.2g} GFLOP" in speed
+    # Two matmuls in the forward and three in the backward, as the first input requires no gradient.
+    matmuls = 5 * 2 * 2 * WIDTH * 4 * WIDTH
+    assert f"{matmuls / 1e9:.2g} GFLOP" in speed
 
 
 def test_a_graph_without_gradients_has_no_report_of_speed() -> None:
@@ -92,7 +92,7 @@ def test_the_speed_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     assert hints == [f"lit_ort: the speed of graph_0 is {ALL_BY_TORCH}"]
 
 
-def test_products_of_our_operators_are_counted() -> None:
+def test_matmuls_of_our_operators_are_counted() -> None:
     q, weight, seed = torch.randn(2, 3, 8, 16), torch.randn(100, 16), torch.tensor(1)
     labels = torch.zeros(10, dtype=torch.int64)
     own = torch.ops.lit_ort
@@ -102,9 +102,9 @@ def test_products_of_our_operators_are_counted() -> None:
         arguments = (torch.randn(10, 16), weight, None, labels, None, -100, True, False, [True, True, False])
         own.linear_cross_entropy(*arguments)
     counts = {str(target): count for target, count in counter.get_flop_counts()["Global"].items()}
-    product = 2 * 2 * 3 * 8 * 8 * 16
-    assert counts["lit_ort.attention"] == 2 * product
-    assert counts["lit_ort.attention_backward"] == 5 * product
+    matmul = 2 * 2 * 3 * 8 * 8 * 16
+    assert counts["lit_ort.attention"] == 2 * matmul
+    assert counts["lit_ort.attention_backward"] == 5 * matmul
     assert counts["lit_ort.linear_cross_entropy"] == 3 * 2 * 10 * 16 * 100
 
 

@@ -126,7 +126,7 @@ def test_bf16() -> None:
 
 
 class Distances(nn.Module):
-    """Matrix products whose second factor also has a dynamic size."""
+    """Matmuls whose second factor also has a dynamic size."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class Distances(nn.Module):
 
 
 @pytest.mark.parametrize("precision", ["32-true", pytest.param("bf16-mixed", marks=pytest.mark.sweep)])
-def test_products_of_two_dynamic_sizes(precision: str) -> None:
+def test_matmuls_of_two_dynamic_sizes(precision: str) -> None:
     torch.manual_seed(0)
     engine, module = backend(precision=precision), Distances()
     batches = [(torch.randn(8, length, 64),) for length in (60, 72, 80, 65)]

@@ -272,7 +272,7 @@ def test_qualified_names() -> None:
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
 def test_onednn_linear() -> None:
-    effect = "large matrix products fail on AMD CPUs"
+    effect = "large matmuls fail on AMD CPUs"
     with canary("torch.ops.mkldnn._linear_pointwise", OPS, effect) as ops:
         x, weight, bias = torch.randn(3, 4), torch.randn(5, 4), torch.randn(5)
         for optional_bias in (bias, None):

@@ -131,7 +131,7 @@ def test_weights_in_16_bits(tmp_path: Path, form: Any) -> None:
 
 
 @pytest.mark.slow
-def test_products_in_8_bits(tmp_path: Path) -> None:
+def test_matmuls_in_8_bits(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256))
     exported = lit_ort.export(module, tmp_path / "m.onnx", torch.randn(4, 256), quantize="int8")
     assert 0.24 < exported.size_bytes / exported.float32_bytes < 0.28

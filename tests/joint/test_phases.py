@@ -38,7 +38,7 @@ def checkpointed(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
 
 
 def deep(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
-    """Matrix products and pointwise operators; the backward needs the result of each."""
+    """Matmuls and pointwise operators; the backward needs the result of each."""
     for _ in range(6):
         x = (w @ x).tanh().sin().exp().sigmoid()
     return (x.square().mean(),)
@@ -109,7 +109,7 @@ def test_the_bases_of_views_are_saved() -> None:
     forward, backward = two_phases(joint_of(transposed, w, x), None)
     views = [node.name for node in returned_by(forward.module.graph)[1:] if is_view(node)]
     assert not views
-    # The other factor of the product is an input, which the backward transposes.
+    # The other factor of the matmul is an input, which the backward transposes.
     assert saved_inputs(backward) == {1}
     value, *saved = run(forward, tensors(w, x))
     tangent = torch.linspace(0.5, 1.5, value.numel()).reshape(value.shape)

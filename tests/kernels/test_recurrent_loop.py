@@ -82,9 +82,9 @@ def check(loops: RecurrentLoops, mode: str, shape: tuple[int, int, int], reverse
     given = layer(mode, shape, reverse, dtype)
     (made, _), (gradients, _) = (copied(value) for value in given)
     if made.input_bias is not None:
-        # The reference takes the products with the bias.
-        kind, products = CELLS[mode], made.saved if CELLS[mode].saved else made.output
-        products[..., : kind.gates * shape[2]] += made.input_bias
+        # The reference takes the matmuls with the bias.
+        kind, matmuls = CELLS[mode], made.saved if CELLS[mode].saved else made.output
+        matmuls[..., : kind.gates * shape[2]] += made.input_bias
     recurrent_steps.forward(made)
     recurrent_steps.backward(made, gradients)
     wanted = [tensor for value in (made, gradients) for tensor in tensors_of(value).values()]

@@ -1,4 +1,4 @@
-"""Gradients of convolutions of small images as matrix products, and memory formats of images."""
+"""Gradients of convolutions of small images as matmuls, and memory formats of images."""
 
 from __future__ import annotations
 

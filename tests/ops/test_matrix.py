@@ -1,4 +1,4 @@
-"""Matrix products with both libraries and any transposed factor: correct results in the given memory."""
+"""Matmuls with both libraries and any transposed factor: correct results in the given memory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lit_ort.ops import OPERATORS
-from lit_ort.ops import product as module
-from lit_ort.ops.product import Gain, Method, method_of, product
+from lit_ort.ops import matmul as module
+from lit_ort.ops.matmul import Gain, Method, matmul, method_of
 from tests.ops.helpers import RecordingAllocator
 
 aten = torch.ops.aten
@@ -23,7 +23,7 @@ def gain(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Gai
     if request.param is not Gain.NONE and not torch.backends.mkldnn.is_available():
         pytest.skip("this torch has no oneDNN")
     monkeypatch.setattr(module, "onednn_gain", lambda: request.param)
-    monkeypatch.setattr(module, "LITTLE_PRODUCT", 1e8)
+    monkeypatch.setattr(module, "LITTLE_MATMUL", 1e8)
     return request.param
 
 
@@ -69,7 +69,7 @@ def test_matches_float64(
     whole = torch.full((rows, columns + 100), torch.nan)
     out = whole[:, 50 : 50 + columns]
     before = out.fill_(2.0).double() if kind == "accumulate" else 0
-    assert product(left, right, out, added, accumulate=kind == "accumulate").data_ptr() == out.data_ptr()
+    assert matmul(left, right, out, added, accumulate=kind == "accumulate").data_ptr() == out.data_ptr()
     exact = left.double() @ right.double() + (0 if added is None else added.double()) + before
     torch.testing.assert_close(out.double(), exact, rtol=1e-5, atol=2e-4)
     assert bool(whole[:, :50].isnan().all())
@@ -81,7 +81,7 @@ def test_matches_float64(
 
 
 @pytest.mark.parametrize("gain", [Gain.MUCH, Gain.LITTLE], indirect=True)
-def test_mkl_computes_products_that_are_slow_with_onednn(gain: Gain) -> None:
+def test_mkl_computes_matmuls_that_are_slow_with_onednn(gain: Gain) -> None:
     left, right = factors("right")
     assert method_of(left, right) is Method.DIRECT
     assert method_of(left.double(), right.double()) is Method.MKL
@@ -97,7 +97,7 @@ def test_a_tall_gradient_of_a_weight_is_transposed(gain: Gain) -> None:
     grad, x = torch.randn(INNER, 3000), torch.randn(INNER, 200)
     assert method_of(grad.t(), x) is Method.TRANSPOSED
     assert method_of(x.t(), grad) is Method.DIRECT
-    # The inner size is small, so the copy takes longer than the product saves.
+    # The inner size is small, so the copy takes longer than the matmul saves.
     assert method_of(torch.randn(16, 4096).t(), torch.randn(16, 4096)) is Method.MKL
     workspace = OPERATORS[aten.mm.default].workspace_bytes
     assert workspace is not None

@@ -20,7 +20,7 @@ def low() -> torch.autocast:
 
 @steps()
 def test_a_region_without_autocast(compiled: Compile[Any]) -> Any:
-    """In the backward of a region with autocast disabled, products were computed in low precision.
+    """In the backward of a region with autocast disabled, matmuls were computed in low precision.
 
     https://github.com/pytorch/pytorch/issues/179804
     """
@@ -39,7 +39,7 @@ def test_a_region_without_autocast(compiled: Compile[Any]) -> Any:
 
 @steps()
 def test_large_gradients_of_a_float32_head(compiled: Compile[Any]) -> Any:
-    """Large gradients of a float32 region behind a low-precision product became infinite.
+    """Large gradients of a float32 region behind a low-precision matmul became infinite.
 
     https://github.com/pytorch/pytorch/issues/153044
     """
@@ -66,7 +66,7 @@ def test_large_gradients_of_a_float32_head(compiled: Compile[Any]) -> Any:
 
 @steps(bfloat16=True)
 def test_a_region_for_another_device(compiled: Compile[Any]) -> Any:
-    """`torch.autocast("cuda", enabled=False)` doesn't change the autocast of a CPU, so that products stay in bfloat16.
+    """`torch.autocast("cuda", enabled=False)` doesn't change the autocast of a CPU, so that matmuls stay in bfloat16.
 
     https://github.com/jwohlwend/boltz/issues/662
     """
@@ -84,8 +84,8 @@ def test_a_region_for_another_device(compiled: Compile[Any]) -> Any:
 
 
 @steps(bfloat16=True)
-def test_a_product_that_is_rounded_before_a_sum(compiled: Compile[Any]) -> Any:
-    """The rounding to bfloat16 between a product and a float32 sum was left out.
+def test_a_matmul_that_is_rounded_before_a_sum(compiled: Compile[Any]) -> Any:
+    """The rounding to bfloat16 between a matmul and a float32 sum was left out.
 
     https://github.com/pytorch/pytorch/issues/181568
     """

@@ -188,8 +188,8 @@ def embeddings_scaled_by_frequency() -> Case:
 @case
 def selective_activation_checkpointing() -> Case:
     def policy(ctx: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        is_product = operator in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
-        return CheckpointPolicy.MUST_SAVE if is_product else CheckpointPolicy.PREFER_RECOMPUTE
+        is_matmul = operator in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+        return CheckpointPolicy.MUST_SAVE if is_matmul else CheckpointPolicy.PREFER_RECOMPUTE
 
     def contexts() -> Any:
         return create_selective_checkpoint_contexts(policy)

@@ -255,7 +255,7 @@ def test_precision_plugin() -> None:
 
 
 class Wide(Net):
-    """A model whose products are large enough for bfloat16 kernels."""
+    """A model whose matmuls are large enough for bfloat16 kernels."""
 
     def __init__(self) -> None:
         super().__init__()

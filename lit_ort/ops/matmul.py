@@ -1,13 +1,13 @@
-"""Float32 matrix products with the faster of torch's two libraries, MKL and oneDNN.
+"""Float32 matmuls with the faster of torch's two libraries, MKL and oneDNN.
 
-Torch uses MKL for float32 products. On CPUs not made by Intel, MKL does not reach the speed of the vector units: 180
+Torch uses MKL for float32 matmuls. On CPUs not made by Intel, MKL does not reach the speed of the vector units: 180
 GFLOP/s on two cores of an AMD EPYC of family 26 (Zen 5), where oneDNN reaches 280 to 410. With vector units of half
 that width (family 25), MKL takes 1.05 to 1.25 times oneDNN's time if the left factor is not transposed (64 to 4,096
 rows, factors of 256 x 256 to 3,072 x 768), and also if it is transposed and the result is wide. oneDNN allocates its
 results, so it computes parts whose results stay in the cache until they are copied. It is slow in two cases:
 
 - A transposed left factor with a tall result, such as a weight's gradient g^T x (28,782 x 700 times 700 x 200: 115
-  GFLOP/s; MKL 170). (x^T g)^T is the same product at 270, including its copy.
+  GFLOP/s; MKL 170). (x^T g)^T is the same matmul at 270, including its copy.
 - Parts of a transposed factor whose rows are not adjacent in memory: below 1 GFLOP/s. oneDNN is not used for them.
 """
 
@@ -27,12 +27,12 @@ PART_ELEMENTS = 2**20
 PART_ROWS = 64
 # If oneDNN is much faster, it is used from this number of FLOPs. For a transposed left factor, which is not divided
 # into parts, it is used from this inner size and up to this number of elements of the result, which has to be copied.
-FAST_PRODUCT = 1.6e7
+FAST_MATMUL = 1.6e7
 FAST_INNER, FAST_RESULT = 64, 2**21
 TALL_INNER, TALL_RESULT = 128, 2**23
 # If oneDNN is a little faster, it is used from this number of FLOPs; for a transposed left factor, only if the result
 # has this many columns for each row.
-LITTLE_PRODUCT, LITTLE_WIDTH = 1.5e8, 3
+LITTLE_MATMUL, LITTLE_WIDTH = 1.5e8, 3
 
 
 class Gain(enum.Enum):
@@ -44,14 +44,14 @@ class Gain(enum.Enum):
 
 
 class Method(enum.Enum):
-    """How a product is computed: with MKL, with oneDNN, or with oneDNN as the transpose of the transposed product."""
+    """How a matmul is computed: with MKL, with oneDNN, or with oneDNN as the transpose of the transposed matmul."""
 
     MKL = enum.auto()
     DIRECT = enum.auto()
     TRANSPOSED = enum.auto()
 
 
-def product(
+def matmul(
     left: torch.Tensor,
     right: torch.Tensor,
     out: torch.Tensor,
@@ -64,7 +64,7 @@ def product(
     Args:
         left: float[M, K]. right: float[K, N]. out: float[M, N], with any strides.
         added: a tensor that can be broadcast to [M, N].
-        accumulate: whether the product is added to `out`; not together with `added`.
+        accumulate: whether the matmul is added to `out`; not together with `added`.
     """
     assert added is None or not accumulate
     method = method_of(left, right)
@@ -84,7 +84,7 @@ def method_of(left: torch.Tensor, right: torch.Tensor) -> Method:
         return Method.MKL
     (rows, inner), columns = left.shape, right.shape[1]
     operations, elements = 2.0 * rows * inner * columns, rows * columns
-    if operations < (LITTLE_PRODUCT if gain is Gain.LITTLE else FAST_PRODUCT):
+    if operations < (LITTLE_MATMUL if gain is Gain.LITTLE else FAST_MATMUL):
         return Method.MKL
     if left.is_contiguous():
         return Method.DIRECT if _divisible(right, rows) else Method.MKL
@@ -96,7 +96,7 @@ def method_of(left: torch.Tensor, right: torch.Tensor) -> Method:
 
 
 def workspace_bytes(left: torch.Tensor, right: torch.Tensor) -> int:
-    """The memory that a product needs besides its result."""
+    """The memory that a matmul needs besides its result."""
     method, elements = method_of(left, right), left.shape[0] * right.shape[1]
     if method is Method.MKL:
         return 0
