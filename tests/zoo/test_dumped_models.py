@@ -74,6 +74,23 @@ def run_elsewhere(python: str, path: Path, inputs: dict[str, torch.Tensor]) -> l
         return [torch.from_numpy(arrays[name]) for name in arrays.files]
 
 
+def compare(path: Path, inputs: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    """Requires the results of a session from its dumped model in every onnxruntime."""
+    model = onnx.load(path)
+    given = {value.name: tensor for value, tensor in zip(model.graph.input, inputs, strict=True)}
+    names = [value.name for value in model.graph.output]
+    assert "loss" in names
+    floor = 1e-2 * max(float(value.norm()) for value in expected if value.is_floating_point())
+    for python in PYTHONS:
+        for label, result, wanted in zip(names, run_elsewhere(python, path, given), expected, strict=True):
+            error = float((result.reshape(wanted.shape).double() - wanted).norm())
+            assert error / max(float(wanted.double().norm()), floor) <= 1e-4, label
+
+
+def operators_of(path: Path) -> set[str]:
+    return {node.op_type for node in onnx.load(path).graph.node}
+
+
 @pytest.mark.parametrize(
     ("name", "dropout"),
     [
@@ -86,14 +103,17 @@ def test_a_dumped_step_runs_in_any_onnxruntime(
 ) -> None:
     runs = Runs(monkeypatch)
     path = dumped(CASES[name], dropout, tmp_path)
+    assert not operators_of(path) & {"Region", "ATen"}
     ((inputs, expected),) = runs.found
-    model = onnx.load(path)
-    assert not [node for node in model.graph.node if node.op_type in ("Region", "ATen")]
-    given = {value.name: tensor for value, tensor in zip(model.graph.input, inputs, strict=True)}
-    names = [value.name for value in model.graph.output]
-    assert "loss" in names
-    floor = 1e-2 * max(float(value.norm()) for value in expected if value.is_floating_point())
-    for python in PYTHONS:
-        for label, result, wanted in zip(names, run_elsewhere(python, path, given), expected, strict=True):
-            error = float((result.reshape(wanted.shape).double() - wanted).norm())
-            assert error / max(float(wanted.double().norm()), floor) <= 1e-4, label
+    compare(path, inputs, expected)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", CASES)
+def test_every_dumped_step_without_torch_nodes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = Runs(monkeypatch)
+    path = dumped(CASES[name], 0.0, tmp_path)
+    if len(runs.found) != 1 or operators_of(path) & {"Region", "ATen"}:
+        pytest.skip(f"calls torch: {len(runs.found)} native runs, {sorted(operators_of(path) & {'Region', 'ATen'})}")
+    ((inputs, expected),) = runs.found
+    compare(path, inputs, expected)
