@@ -219,6 +219,8 @@ def test_an_encoder_and_a_decoder_are_two_files(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+# In transformers 5.24.
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")
 @pytest.mark.parametrize("name", ["Llama", pytest.param("GPT-2", marks=pytest.mark.sweep)])
 def test_a_decoder_goes_on_from_its_cache(name: str, tmp_path: Path) -> None:
     made, batch = CASES[name].make(0.0)

@@ -17,6 +17,8 @@ from lit_ort.runtime.report import GraphReport
 from tests.operators import known
 
 TORCH_OPERATORS = (OPERATOR, IN_PLACE_OPERATOR)
+# Of torch, with which the page is written.
+RELEASE = "2.13"
 PATH = Path(__file__).parents[2] / "docs" / "support.md"
 _HEAD = """# What runs where
 
@@ -71,8 +73,8 @@ _MODELS = """
 
 Each model is tested at a small size with random weights: the relative errors of loss, gradients and buffers compared
 with eager are at most 1e-4, and dropout masks differ at each step. A step is one graph, except for models whose code
-reads values of tensors. The numbers are those of operators of ONNX Runtime, with regions and matmuls of MKL, and of
-operators of torch, in sessions on their own threads and on OpenMP's.
+reads values of tensors. The numbers, for torch 2.13, are those of operators of ONNX Runtime, with regions and matmuls
+of MKL, and of operators of torch, in sessions on their own threads and on OpenMP's.
 
 | model | graphs of a step | own threads: ONNX Runtime, torch | OpenMP: ONNX Runtime, torch |
 |---|---|---|---|

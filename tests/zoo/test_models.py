@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from lit_ort._compat import torch_blas
 from tests.compare import mostly
@@ -45,7 +46,9 @@ def test_same_as_eager(name: str) -> None:
     assert CASES[name].breaks or kinds == ["fused"]
     worst, where = outcome.worst
     assert worst <= CASES[name].tolerance, where
-    assert report.is_on_the_page(name, outcome.graphs), "run python -m tests.zoo.report"
+    # Other releases of torch may trace other operators.
+    if torch.__version__.startswith(report.RELEASE):
+        assert report.is_on_the_page(name, outcome.graphs), "run python -m tests.zoo.report"
 
 
 # Models whose layouts differ on the two kinds of threads, and models with operators that write in place.
