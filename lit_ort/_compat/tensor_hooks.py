@@ -155,7 +155,8 @@ def take_hooks(taker_of: Callable[[torch.Tensor], Taker | None], is_result: Call
         take = getattr(hooks, _TAKER, None)
         return own_of_node(hooks, hook) if take is None else (hooks, take(hook))
 
-    for method in (register_hook, retain_grad, register_at_node):
+    own: tuple[Any, ...] = (register_hook, retain_grad, register_at_node)
+    for method in own:
         # Since torch 2.14, Dynamo would trace torch's methods in them into a graph of their own.
         skip_code(method.__code__)
     methods: Any = torch.Tensor

@@ -36,6 +36,9 @@ from lit_ort._compat.patching import removed_entry, replaced, replaced_entry
 from lit_ort._compat.recurrent_shapes import results_of, shapes_without_steps
 
 _aten = torch.ops.aten
+# A loop over the first dimension of tensors. Its step gets the values that it carries, a slice of each tensor, and more
+# values that are the same at each step; it returns the new carried values, and slices of results.
+scan: Any = torch.ops.higher_order.scan
 # The recurrent layers that ONNX has, in the form of ATen's operators.
 _WHOLE_LAYERS = (_aten.lstm.input, _aten.gru.input)
 # The name of a size in a program whose function takes one tuple of tensors.
@@ -176,6 +179,8 @@ def program_of(trace: Trace) -> ExportedProgram:
     lifted: dict[str, fx.Node] = {}
     for node in [node for node in graph.nodes if node.op == "get_attr"]:
         name = str(node.target)
+        if isinstance(getattr(trace.module, name), fx.GraphModule):
+            continue  # the step of a loop
         if name not in lifted:
             with graph.inserting_before(inputs[0]):
                 lifted[name] = graph.placeholder(f"constant_{len(lifted)}")

@@ -67,6 +67,11 @@ def expression_of(size: torch.SymInt | torch.SymFloat) -> sympy.Expr:
     return size.node.expr
 
 
+def whole_number(size: int | torch.SymInt) -> int | torch.SymInt:
+    """A symbolic size as a number if it is the same for all sizes, as the difference of a size and itself."""
+    return int(expression_of(size)) if isinstance(size, torch.SymInt) and expression_of(size).is_number else size
+
+
 def hint_of(size: Any) -> Any:
     """The size in the call that a graph was traced with; None if the size depends on the values of tensors."""
     return size.node.hint if isinstance(size, torch.SymInt) else size

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.export import default_decompositions
 
 from lit_ort._compat.torch_export import decompositions_for_onnx, decompositions_of_torch
+from lit_ort._compat.torch_sizes import whole_number
 
 aten = torch.ops.aten
 Decompositions = Mapping[Any, Callable[..., Any]]
@@ -150,11 +151,15 @@ def divide(x: Tensor, y: Tensor | float, rounding_mode: str | None = None) -> Te
     return floor + ((floor < 0) & (floor * y != x)).to(floor.dtype)
 
 
-def select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
+def select_scatter(x: Tensor, source: Tensor, dim: int, index: Any) -> Tensor:
     size = x.shape[dim]
     shape = [-1 if k == dim % x.dim() else 1 for k in range(x.dim())]
-    here = (torch.arange(size) == (index if index >= 0 else index + size)).reshape(shape)
-    return torch.where(here, source.unsqueeze(dim), x)
+    if isinstance(index, int) and index >= 0:
+        indices = torch.arange(size)
+    else:
+        # From the end, since the exporter can't compare with a number that is computed from a size.
+        indices, index = torch.arange(-size, 0), index if isinstance(index, int) else whole_number(index - size)
+    return torch.where(indices.eq(index).reshape(shape), source.unsqueeze(dim), x)
 
 
 def diagonal_scatter(x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:

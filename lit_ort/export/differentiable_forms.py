@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from lit_ort._compat.torch_export import decompositions_of_torch
+from lit_ort.export.recurrent_scans import recurrent_layer
 
 aten = torch.ops.aten
 _DROPOUTS = frozenset({"dropout", "dropout_", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"})
@@ -56,17 +57,23 @@ class DifferentiableForms(TorchFunctionMode):
 def _recurrent(dropout: bool, func: Any, x: Tensor, *args: Any) -> Any:
     """A recurrent layer by layer, since torch's decompositions leave out the dropout between them."""
     state, weights, has_biases, layers, p, train, bidirectional, batch_first = args
-    if not dropout or not p or not train or layers == 1:
-        return func(x, state, weights, has_biases, layers, 0.0, train, bidirectional, batch_first)
     directions, per_layer = 2 if bidirectional else 1, len(weights) // layers
     states = state if isinstance(state, (tuple, list)) else (state,)
+    has_projection = per_layer // directions > (4 if has_biases else 2)
+    is_loop = torch.compiler.is_exporting() and not has_projection
+    p = p if dropout and train else 0.0
+    if not is_loop and (not p or layers == 1):
+        return func(x, state, weights, has_biases, layers, 0.0, train, bidirectional, batch_first)
     ends = []
     for k in range(layers):
         own = [part[k * directions : (k + 1) * directions] for part in states]
         given = own if isinstance(state, (tuple, list)) else own[0]
-        x = torch.dropout(x, p, True) if k else x
+        x = torch.dropout(x, p, True) if k and p else x
         of_layer = weights[k * per_layer : (k + 1) * per_layer]
-        x, *end = func(x, given, of_layer, has_biases, 1, 0.0, train, bidirectional, batch_first)
+        if is_loop:
+            x, *end = recurrent_layer(func.__name__, x, own, of_layer, has_biases, bidirectional, batch_first)
+        else:
+            x, *end = func(x, given, of_layer, has_biases, 1, 0.0, train, bidirectional, batch_first)
         ends.append(end)
     return (x, *(torch.cat(parts) for parts in zip(*ends, strict=True)))
 

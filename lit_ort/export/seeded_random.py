@@ -44,6 +44,9 @@ class SeededRandom(TorchDispatchMode):
         seed: an int64 scalar.
     """
 
+    # Loops of recurrent layers, which draw nothing.
+    supports_higher_order_operators = True
+
     def __init__(self, seed: Tensor) -> None:
         super().__init__()
         self.seed, self.draws = seed, 0

@@ -124,6 +124,15 @@ def changed_state(model: onnx.ModelProto) -> tuple[str, ...]:
     return tuple(changed)
 
 
+def _inputs_of(node: onnx.NodeProto) -> set[str]:
+    """The values that a node reads, those that only the step of a loop reads among them."""
+    names = set(node.input)
+    for graph in (attribute.g for attribute in node.attribute if attribute.HasField("g")):
+        inner = set().union(*(_inputs_of(part) for part in graph.node), (value.name for value in graph.output))
+        names |= inner - {value.name for value in graph.input} - {name for part in graph.node for name in part.output}
+    return names
+
+
 def part_of(model: onnx.ModelProto, outputs: Collection[str], constants: Mapping[str, Tensor]) -> onnx.ModelProto:
     """A copy of a model with some of its outputs, and with what they need.
 
@@ -135,7 +144,7 @@ def part_of(model: onnx.ModelProto, outputs: Collection[str], constants: Mapping
     needed, nodes = set(outputs), []
     for node in reversed(model.graph.node):
         if not needed.isdisjoint(node.output):
-            needed.update(node.input)
+            needed.update(_inputs_of(node))
             nodes.append(node)
     part = onnx.ModelProto()
     part.CopyFrom(model)

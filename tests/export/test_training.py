@@ -95,6 +95,42 @@ def test_twenty_steps_of_two_sizes_are_those_of_eager(name: str, tmp_path: Path)
                 torch.testing.assert_close(fresh.state_dict()[key], value, rtol=1e-4, atol=1e-4, msg=f"{python}: {key}")
 
 
+class Recurrent(nn.Module):
+    """The mean of the results of a recurrent layer, with a state that is learned."""
+
+    def __init__(self, kind: Any, **settings: Any) -> None:
+        super().__init__()
+        self.layer = kind(4, 8, 2, **settings)
+        self.state = nn.Parameter(torch.randn(4 if settings.get("bidirectional") else 2, 1, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state = self.state.expand(-1, x.shape[1], -1).contiguous()
+        output, last = self.layer(x, (state, state) if isinstance(self.layer, nn.LSTM) else state)
+        return (output.square().mean() + output[-1].mean() + torch.stack(list(last)).mean()).sin()
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        pytest.param(nn.GRU, {"bidirectional": True}, marks=pytest.mark.slow),
+        *(
+            pytest.param(kind, settings, marks=pytest.mark.sweep)
+            for kind in (nn.LSTM, nn.RNN)
+            for settings in ({"bias": False}, {"bidirectional": True})
+        ),
+        pytest.param(nn.RNN, {"nonlinearity": "relu"}, marks=pytest.mark.sweep),
+    ],
+)
+def test_recurrent_layers_of_any_length(kind: Any, settings: dict[str, Any], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = Recurrent(kind, **settings)
+    exported = lit_ort.export_training(module, tmp_path / "step", torch.randn(5, 3, 4), optimizer="sgd")
+    # The width alone.
+    assert [size.partition(" at ")[0] for size in exported.fixed_sizes] == ["x has 4 in dimension 2"]
+    # Of other lengths than the batch among them.
+    assert max(one.error for one in exported.checked) < 1e-5
+
+
 class Mean(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.mean()

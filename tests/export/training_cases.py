@@ -143,8 +143,8 @@ class Recurrent(LightningModule):
         return F.cross_entropy(self.head(state[-1]), batch["labels"])
 
 
-def texts_of_one_length(size: int, step: int) -> Batch:
-    ids = torch.randint(3, WORDS, (size, 2), generator=torch.Generator().manual_seed(step))
+def texts_of_any_length(size: int, step: int) -> Batch:
+    ids = torch.randint(3, WORDS, (size, 2 + step % 4), generator=torch.Generator().manual_seed(step))
     return {"input_ids": ids, "labels": ids[:, 0] % LABELS}
 
 
@@ -193,7 +193,9 @@ CASES = {
         {"pixel_values": {0: "batch"}, "labels": {0: "batch"}},
         left_out=("key.bias", "k_proj.bias"),
     ),
-    "LSTM": TrainingCase(Recurrent, texts_of_one_length, {"input_ids": {0: "batch"}, "labels": {0: "batch"}}),
+    "LSTM": TrainingCase(
+        Recurrent, texts_of_any_length, {"input_ids": {0: "batch", 1: "length"}, "labels": {0: "batch"}}
+    ),
     "VAE": TrainingCase(Autoencoder, lambda size, step: {"x": images(size, step)["x"]}, {"x": {0: "batch"}}),
     **{f"the task {name}": task(name) for name in hf_models.CASES},
 }
