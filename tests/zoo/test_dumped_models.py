@@ -18,6 +18,7 @@ from lit_ort.backend.tracing_settings import dynamo_settings
 from lit_ort.runtime.native_phase import NativePhase
 from tests.compare import backend
 from tests.zoo.cases import Case
+from tests.zoo.report import TORCH_OPERATORS
 from tests.zoo.test_models import CASES
 
 # Interpreters of environments with onnxruntime, without torch and lit_ort, with colons between them.
@@ -87,8 +88,8 @@ def compare(path: Path, inputs: list[torch.Tensor], expected: list[torch.Tensor]
             assert error / max(float(wanted.double().norm()), floor) <= 1e-4, label
 
 
-def operators_of(path: Path) -> set[str]:
-    return {node.op_type for node in onnx.load(path).graph.node}
+def calls_torch(path: Path) -> bool:
+    return any(node.op_type in TORCH_OPERATORS for node in onnx.load(path).graph.node)
 
 
 @pytest.mark.parametrize(
@@ -103,17 +104,17 @@ def test_a_dumped_step_runs_in_any_onnxruntime(
 ) -> None:
     runs = Runs(monkeypatch)
     path = dumped(CASES[name], dropout, tmp_path)
-    assert not operators_of(path) & {"Region", "ATen"}
+    assert not calls_torch(path)
     ((inputs, expected),) = runs.found
     compare(path, inputs, expected)
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.breaks])
 def test_every_dumped_step_without_torch_nodes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = Runs(monkeypatch)
     path = dumped(CASES[name], 0.0, tmp_path)
-    if len(runs.found) != 1 or operators_of(path) & {"Region", "ATen"}:
-        pytest.skip(f"calls torch: {len(runs.found)} native runs, {sorted(operators_of(path) & {'Region', 'ATen'})}")
+    if calls_torch(path):
+        pytest.skip("its step calls torch")
     ((inputs, expected),) = runs.found
     compare(path, inputs, expected)
