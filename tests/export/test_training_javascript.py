@@ -41,7 +41,9 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module", params=["convolutions", "BERT"])
+@pytest.fixture(
+    scope="module", params=["convolutions", *(pytest.param(n, marks=pytest.mark.sweep) for n in ("BERT", "LSTM"))]
+)
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An exported step with what it became after some steps in Python, `python.safetensors`."""
     torch.manual_seed(0)
