@@ -49,10 +49,6 @@ class BufferPool:
         tensor = torch.from_numpy(memory)
         return tensor if tensor.dtype == dtype else tensor.view(dtype)
 
-    def cast(self, data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Convert `data` to `dtype`; returns `data` itself if it already has this dtype."""
-        return data if data.dtype == dtype else self.empty(*data.shape, dtype=dtype).copy_(data)
-
     @property
     def reserved_bytes(self) -> int:
         """The memory that the process keeps: the peak use of each segment, summed."""

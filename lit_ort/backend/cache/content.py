@@ -7,8 +7,8 @@ import functools
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Container, Mapping
+from typing import Any
 
 import torch
 from torch import fx
@@ -17,7 +17,8 @@ from lit_ort._compat.torch_aot import region_of
 from lit_ort._compat.torch_blas import is_mkl_fast
 from lit_ort._compat.torch_fx import inputs_of
 from lit_ort._compat.torch_ops import OpOverload, qualified_name
-from lit_ort.capture.numbers import NumberedGraph, size_symbols
+from lit_ort.backend.request import Request
+from lit_ort.capture.numbers import size_symbols
 from lit_ort.runtime.program import Form
 
 # A name in these packages stands for the same code as long as the versions of torch and Python are the same. Elsewhere
@@ -25,25 +26,6 @@ from lit_ort.runtime.program import Form
 _KNOWN_PACKAGES = frozenset({"torch", "operator", "_operator", "builtins", "math"})
 _KNOWN_OPERATORS = frozenset({"aten", "prims"})
 _NAMED_TYPES = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
-
-
-class Request(Protocol):
-    """A graph to compile and one call of it, see `lit_ort.backend.request.Request`."""
-
-    @property
-    def graph(self) -> NumberedGraph: ...
-    @property
-    def tensors(self) -> Sequence[torch.Tensor]: ...
-    @property
-    def keys(self) -> tuple[Any, ...]: ...
-    @property
-    def any_sizes(self) -> bool: ...
-    @property
-    def form(self) -> Form | None: ...
-    @property
-    def gradients(self) -> bool: ...
-    @property
-    def autocast(self) -> torch.dtype | None: ...
 
 
 @dataclasses.dataclass(frozen=True)
