@@ -74,11 +74,6 @@ class _Loss:
         values: dict[str, Any] = {**defaults, **dict(zip(defaults, settings, strict=False)), **node.kwargs}
         return cls(node, scores, labels, *values.values())
 
-    @property
-    def by_class(self) -> bool:
-        """Whether the logits have three dimensions, of which the classes are dimension 1."""
-        return self.scores.meta["val"].dim() == 3
-
     def obstacle(self) -> str | None:
         """Why the loss is not fused, or None."""
         scores, labels = self.scores.meta["val"], self.labels.meta["val"]

@@ -253,10 +253,6 @@ class Forward(Loop):
             self.each_columns(columns)
         self.text.line("ret void")
 
-    def _biases(self) -> list[tuple[Vector, Vector]]:
-        """The biases of the matmuls with the input and with the state, of each gate."""
-        return [(self._bias("input_bias", gate), self._bias("bias", gate)) for gate in range(self.gates)]
-
     def _bias(self, name: str, gate: int) -> Vector:
         """A bias of a gate, or zeros."""
         text, bias = self.text, self.word(name, "ptr")

@@ -47,11 +47,6 @@ def engine_of(name: str) -> Engine:
         return _engine(kind, version, folder)
 
 
-def installed_kind() -> str:
-    """The installed build of ONNX Runtime: `training` or `stock`. Raises EngineError as `engine_of` does."""
-    return installed_package()[0]
-
-
 @functools.cache
 def _engine(kind: str, version: str, folder: Path) -> Engine:
     if kind == TRAINING:
