@@ -14,6 +14,11 @@ def note_step(optimizer: Optimizer) -> None:
     optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue] - not declared
 
 
+def take_no_loss_scale(optimizer: Optimizer) -> None:
+    """Makes a GradScaler unscale the gradients of a fused optimizer before its step, as for other optimizers."""
+    optimizer._step_supports_amp_scaling = False  # pyright: ignore[reportAttributeAccessIssue] - not declared
+
+
 def has_step_hooks(optimizer: Optimizer) -> bool:
     return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 

@@ -450,6 +450,15 @@ def test_opt_called() -> None:
         schedule.step()  # a warning is an error in tests
 
 
+def test_amp_scaling() -> None:
+    effect = "tasks with a fused optimizer can't clip gradients in mixed precision"
+    with canary("Optimizer._step_supports_amp_scaling", OPTIM, effect) as optim:
+        optimizer = torch.optim.Adam(nn.Linear(2, 2).parameters(), fused=True)
+        assert optimizer._step_supports_amp_scaling is True
+        optim.take_no_loss_scale(optimizer)
+        assert optimizer._step_supports_amp_scaling is False
+
+
 @pytest.mark.parametrize("register", ["register_step_pre_hook", "register_step_post_hook"])
 def test_step_hooks(register: str) -> None:
     effect = "optimizer_in_graph ignores the hooks of an optimizer's step"
