@@ -301,6 +301,11 @@ def _first_of(count: int, shard: Shard) -> int:
     return shard.rank * quotient + min(shard.rank, remainder)
 
 
+def is_sharded(module: nn.Module) -> bool:
+    """Whether some of the module's parameters are sharded."""
+    return next(cuts(module), None) is not None
+
+
 def cuts(module: nn.Module) -> Iterator[tuple[str, Cut]]:
     """The names of the sharded parameters, and how each is sharded."""
     for name, parameter in module.named_parameters(remove_duplicate=False):
