@@ -25,6 +25,8 @@ LIKE_OTHERS = ("ELECTRA", "Gemma 2", "Mistral", "Mixtral", "Qwen2", "RoBERTa", "
 LIKE_OTHERS += ("ALBERT", "BART", "DistilBERT", "GPT-NeoX", "OPT", "Qwen3", "bidirectional GRU", "RNN")
 # CLIP is BERT and ViT, Whisper T5 and Wav2Vec2, and ViT SegFormer and BERT; Gemma 3 has the windows of ModernBERT.
 LIKE_OTHERS += ("CLIP", "Gemma 3", "LoRA on Llama", "ViT", "Whisper")
+# DeBERTa and nn.Transformer are other BERTs, MobileNet is a ResNet; a step of SegFormer is computed below.
+LIKE_OTHERS += ("DeBERTa-v2", "MobileNet", "SegFormer", "nn.Transformer")
 
 QUICK_GROUP = "activations"
 
