@@ -18,6 +18,7 @@ def replaced(owner: object, name: str, value: object) -> Iterator[None]:
         AttributeError: there is no such attribute.
     """
     original = getattr(owner, name)
+    # An object with slots has no attributes of a class to fall back on.
     is_own = not hasattr(owner, "__dict__") or name in vars(owner)
     setattr(owner, name, value)
     try:

@@ -283,14 +283,10 @@ def marked_derivatives() -> Iterator[None]:
     """
     handlers: Any = TorchInGraphFunctionVariable._get_handlers()
     handle, compile_subgraph = handlers[torch.autograd.grad], OutputGraph.compile_subgraph
-    retain, node, skip = (
-        TensorVariable.method_attr_retain_grad,
-        TensorVariable.method_attr_grad_fn,
-        SkipFunctionVariable,
-    )
+    retain, node = TensorVariable.method_attr_retain_grad, TensorVariable.method_attr_grad_fn
     hook_method, backward_method = tensor_method("register_hook"), tensor_method("backward")
     hook, backward = getattr(*hook_method), getattr(*backward_method)
-    call_skipped = skip.call_function
+    call_skipped = SkipFunctionVariable.call_function
 
     def note_and_handle(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         # Dynamo traces the function again as far as to the call, and gives values the same names.
@@ -338,7 +334,7 @@ def marked_derivatives() -> Iterator[None]:
         stack.enter_context(replaced(TensorVariable, "method_attr_grad_fn", node_or_note))
         stack.enter_context(replaced_entry(handlers, get_gradient_edge, note_edge))
         stack.enter_context(replaced(*backward_method, note_and_backward))
-        stack.enter_context(replaced(skip, "call_function", note_and_skip))
+        stack.enter_context(replaced(SkipFunctionVariable, "call_function", note_and_skip))
         stack.enter_context(replaced(OutputGraph, "compile_subgraph", mark_and_compile))
         yield
 

@@ -24,12 +24,10 @@ Step = Callable[[Tensor, Tensor, Sequence[Tensor]], "tuple[Tensor, ...]"]
 
 
 @dataclass(frozen=True)
-class Cell:
+class LoopCell:
     """A recurrent layer's cell. Gates and states are float[batch, hidden], for the factors with the steps in front.
 
     Args:
-        gates: how many gates it has.
-        states: how many states it has.
         step: the new states, from the gates of the input and of the state, and the states before.
         factors: for all steps at once, what the gradients of a step are computed from: the same arguments as `step`,
             and the new states.
@@ -37,8 +35,6 @@ class Cell:
             input's gates, and of the state's gates; from the gradients of the new states, and the factors.
     """
 
-    gates: int
-    states: int
     step: Step
     factors: Callable[[Tensor, Tensor, Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, ...]]
     gradients: Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Sequence[Tensor], Tensor, Tensor]]
@@ -104,12 +100,12 @@ def _relu_gradients(of_states: Sequence[Tensor], factors: Sequence[Tensor]) -> t
 
 
 # By the names of torch's functions.
-CELLS: Mapping[str, Cell] = MappingProxyType(
+LOOP_CELLS: Mapping[str, LoopCell] = MappingProxyType(
     {
-        "lstm": Cell(4, 2, _lstm, _lstm_factors, _lstm_gradients),
-        "gru": Cell(3, 1, _gru, _gru_factors, _gru_gradients),
-        "rnn_tanh": Cell(1, 1, lambda x, h, states: ((x + h).tanh(),), _plain_factors, _tanh_gradients),
-        "rnn_relu": Cell(1, 1, lambda x, h, states: ((x + h).relu(),), _plain_factors, _relu_gradients),
+        "lstm": LoopCell(_lstm, _lstm_factors, _lstm_gradients),
+        "gru": LoopCell(_gru, _gru_factors, _gru_gradients),
+        "rnn_tanh": LoopCell(lambda x, h, states: ((x + h).tanh(),), _plain_factors, _tanh_gradients),
+        "rnn_relu": LoopCell(lambda x, h, states: ((x + h).relu(),), _plain_factors, _relu_gradients),
     }
 )
 
@@ -121,7 +117,7 @@ class _Loop(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, cell: Cell, x: Tensor, weight: Tensor, bias: Tensor, *states: Tensor) -> Any:
+    def forward(ctx: Any, cell: LoopCell, x: Tensor, weight: Tensor, bias: Tensor, *states: Tensor) -> Any:
         def step(*values: Tensor) -> list[Tensor]:
             *before, gates, weight, bias = values
             after = cell.step(gates, functional.linear(before[0], weight, bias), before)
@@ -129,26 +125,27 @@ class _Loop(torch.autograd.Function):
 
         # Copies, since a loop rejects a tensor that is passed twice.
         found = scan(step, [state.clone() for state in states], [x], (weight, bias))
-        last, after, before = (tuple(found[k * cell.states : (k + 1) * cell.states]) for k in range(3))
+        last, after, before = (tuple(found[k * len(states) : (k + 1) * len(states)]) for k in range(3))
         ctx.cell = cell
         ctx.save_for_backward(x, weight, bias, *after, *before)
         return *last, *after
 
     @staticmethod
     def backward(ctx: Any, *of_results: Tensor) -> Any:
-        cell: Cell = ctx.cell
+        cell: LoopCell = ctx.cell
+        count = len(of_results) // 2
         x, weight, bias, *states = ctx.saved_tensors
-        after, before = states[: cell.states], states[cell.states :]
+        after, before = states[:count], states[count:]
         factors = cell.factors(x, functional.linear(before[0], weight, bias), before, after)
 
         def step(*values: Tensor) -> list[Tensor]:
-            of_states, (*given, weight) = values[: cell.states], values[cell.states :]
-            of_after = [a + b for a, b in zip(of_states, given[: cell.states], strict=True)]
-            (of_h, *others), of_x, of_gates = cell.gradients(of_after, given[cell.states :])
+            of_states, (*given, weight) = values[:count], values[count:]
+            of_after = [a + b for a, b in zip(of_states, given[:count], strict=True)]
+            (of_h, *others), of_x, of_gates = cell.gradients(of_after, given[count:])
             return [of_h + of_gates @ weight, *others, of_x.clone(), of_gates.clone()]
 
-        backwards = [value.flip(0) for value in (*of_results[cell.states :], *factors)]
-        of_last = [value.clone() for value in of_results[: cell.states]]
+        backwards = [value.flip(0) for value in (*of_results[count:], *factors)]
+        of_last = [value.clone() for value in of_results[:count]]
         *of_first, of_x, of_gates = scan(step, of_last, backwards, (weight,))
         of_x, of_gates = of_x.flip(0), of_gates.flip(0)
         of_weight = of_gates.flatten(0, 1).t() @ before[0].flatten(0, 1)
@@ -172,7 +169,7 @@ def recurrent_layer(
         states: float[directions, batch, hidden] for each state.
         weights: those of the input and of the state, and with `has_biases` their biases, for each direction.
     """
-    cell, per_direction = CELLS[name], 4 if has_biases else 2
+    cell, per_direction = LOOP_CELLS[name], 4 if has_biases else 2
     x = x.transpose(0, 1) if batch_first else x
     outputs, ends = [], []
     for k in range(2 if bidirectional else 1):
@@ -180,8 +177,9 @@ def recurrent_layer(
         gates = functional.linear(x.flip(0) if k else x, of_input, biases[0] if biases else None)
         bias = biases[1] if biases else torch.zeros_like(of_state[:, 0])
         found = _Loop.apply(cell, gates, of_state, bias, *(state[k] for state in states))
-        outputs.append(found[cell.states].flip(0) if k else found[cell.states])
-        ends.append(found[: cell.states])
+        last, (output, *_) = found[: len(states)], found[len(states) :]
+        outputs.append(output.flip(0) if k else output)
+        ends.append(last)
     output = torch.cat(outputs, -1)
     last = tuple(torch.stack(parts) for parts in zip(*ends, strict=True))
     return (output.transpose(0, 1) if batch_first else output, *last)

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from lit_ort.backend.tracing_settings import dynamo_settings
+from lit_ort.runtime.engines.engine_interface import REGION_OPERATOR
 from lit_ort.runtime.native_phase import NativePhase
 from tests.compare import backend
 from tests.zoo.cases import Case
@@ -105,6 +106,7 @@ def test_a_dumped_step_runs_in_any_onnxruntime(
     runs = Runs(monkeypatch)
     path = dumped(CASES[name], dropout, tmp_path)
     assert not calls_torch(path)
+    assert REGION_OPERATOR not in {node.op_type for node in onnx.load(path).graph.node}
     ((inputs, expected),) = runs.found
     compare(path, inputs, expected)
 
