@@ -216,7 +216,7 @@ def alone(name: str, size: str, precision: str, baseline: str) -> None:
             answer = turn(measurement.step)
         else:
             # Inductor's gradients are not compared: that would need another compilation.
-            expected = gradients_in_eager(workload, options) if baseline == ORT else None
+            expected = gradients_in_eager(workload, options)[0] if baseline == ORT else None
             answer = dataclasses.asdict(measurement.figures(request, expected))
         print(json.dumps(answer), file=answers, flush=True)
 

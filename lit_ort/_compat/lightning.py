@@ -153,6 +153,12 @@ def is_accumulating(trainer: Any) -> bool:
     return trainer.fit_loop.epoch_loop._should_accumulate()
 
 
+def is_inside_epoch(trainer: Any) -> bool:
+    """Whether training is between two batches of an epoch."""
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    return 0 < progress.current.ready < trainer.num_training_batches and not progress.is_last_batch
+
+
 def validation_follows(trainer: Any) -> bool:
     """Whether validation, or the end of the epoch, follows the training batch that has just ended."""
     loop = trainer.fit_loop.epoch_loop

@@ -136,7 +136,7 @@ class _Build:
         unnoticed = unnoticed_writes(captured.module.graph, captured.examples.tensors)
         before = _counts(captured.module.graph)
         self._dump.graph("1_captured", captured.module)
-        captured, precisions, draws = self._fused(captured)
+        captured, precisions, seeded = self._fused(captured)
         sources = symbol_sources(captured.examples)
         require_distinct_elements(captured.module, differentiable)
         loss = self._loss(captured.module, differentiable, outputs)
@@ -152,7 +152,7 @@ class _Build:
         returned = dataclasses.replace(returned, mutations=tuple(mutations))
         computed = [dataclasses.replace(o, untracked=k in untracked) for k, o in enumerate(returned.outputs)]
         kind = FORWARD if not returned.joint.differentiable else SPLIT if loss is None else FUSED
-        draws |= number_streams(returned.joint.module)
+        seeded |= number_streams(returned.joint.module)
         phases, loss_result = self._phases(kind, returned, loss)
         lowered = [self._lowered(k, phase, sources) for k, phase in enumerate(phases)]
         if self._options.dump_dir is not None:
@@ -166,7 +166,7 @@ class _Build:
             signature,
             precisions=precisions,
             sizes=conditions_of(captured.examples) if self._any_sizes else None,
-            draws=draws,
+            seeded=seeded,
             grad_mode=joint.grad_mode,
         )
         program = Program(kind, signature, lowered[0].phase, lowered[1].phase if len(lowered) > 1 else None)
@@ -204,7 +204,7 @@ class _Build:
         if self._options.recompute == LAYERS:
             self._reports += (_layers_report(mark_layers(graph.graph)),)
         self._dump.graph("2_fused", graph.module)
-        return Captured(graph.module, graph.examples, True), precisions, graph.draws
+        return Captured(graph.module, graph.examples, True), precisions, graph.seeded
 
     def _phases(self, kind: str, returned: Returned, loss: int | None) -> tuple[list[PhaseGraph], int | None]:
         joint = returned.joint

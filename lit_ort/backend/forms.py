@@ -81,7 +81,7 @@ class Forms:
     ) -> Entries:
         """The gradients of the inputs of a run, for gradients that its form doesn't take.
 
-        Another form runs the forward again with the same seed, and later runs use that form from the start.
+        Another form runs the forward again with the same random numbers, and later runs use that form from the start.
 
         Args:
             signature: of the form that ran.
@@ -108,7 +108,7 @@ class Forms:
         inputs = [_detached(tensor, is_needed, k in changed) for k, (tensor, is_needed) in pairs]
         traced = [inputs[k] if k in changed else tensor for k, tensor in enumerate(run.tensors)]
         executable = self._executable(form, traced)
-        results = executable.call(inputs, run.seed)
+        results = executable.call(inputs, run.random)
         other = executable.signature
         with torch.enable_grad():
             roots = [tracked_output(other.outputs[position], results, inputs) for position in tangents]
@@ -141,7 +141,8 @@ class Forms:
         inputs = run.tensors
         if not differentiable:
             inputs = [_detached(tensor, tensor.requires_grad, False) for tensor in inputs]
-        outputs = self._run_in_eager(inputs)
+        with run.random.again():
+            outputs = self._run_in_eager(inputs)
         roots = [outputs[position] for position in tangents]
         arrived_at = [tangent.to(root.dtype) for tangent, root in zip(tangents.values(), roots, strict=True)]
         handed_over = [

@@ -19,7 +19,7 @@ from lit_ort.capture.numbers import NumberedGraph
 from lit_ort.errors import VerificationError
 from lit_ort.options import BF16_MIXED, ORTOptions
 from lit_ort.runtime.program import Signature, tensors_of
-from lit_ort.runtime.random import DROPOUT_OFF, draw_from, seeded, without_dropout
+from lit_ort.runtime.random import WITHOUT_DROPOUT, SeedSource, draw_from, seeded, without_dropout
 
 WORST = 5
 # The errors of gradients whose norm is less than this fraction of the largest one are relative to this fraction. With
@@ -30,28 +30,11 @@ FLOOR = 1e-3
 SLACK = 4
 
 
-class SameDraws(TorchDispatchMode):
-    """Makes eager draw the numbers of a session that runs under `without_dropout`.
-
-    Dropout keeps every value: its Bernoulli draws are the probability by which it then divides. Other operators that
-    draw are seeded as in the session, each with a stream of its own.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._streams = 0
+class DropoutOff(TorchDispatchMode):
+    """Makes eager draw the numbers of a session that runs under `without_dropout`."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if torch.Tag.nondeterministic_seeded not in func.tags:
-            return func(*args, **(kwargs or {}))
-        stream, self._streams = self._streams, self._streams + 1
-        if func is torch.ops.aten.bernoulli_.float:
-            probability = args[1] if len(args) > 1 else 0.5
-            return args[0].fill_(probability)
-        if func is torch.ops.aten.native_dropout.default:
-            return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
-        with seeded(DROPOUT_OFF, stream):
-            return func(*args, **(kwargs or {}))
+        return WITHOUT_DROPOUT.get(func, func)(*args, **(kwargs or {}))
 
 
 class Check:
@@ -86,7 +69,7 @@ class Check:
         """
         every = self._options.verify_every_n_steps
         if self._runs == 0 or (every is not None and self._runs % every == 0):
-            with torch.random.fork_rng(devices=[]), draw_from(torch.Generator()), without_dropout():
+            with draw_from(SeedSource(torch.Generator())), without_dropout():
                 worst = self._compare(arguments)
             self._executable.forget_wanted()
             self._compile_log.note_verification(self._name, worst)
@@ -145,12 +128,12 @@ def require_agreement(
     Raises:
         VerificationError: names the outputs and gradients with the largest errors.
     """
-    rounded = _outputs_and_gradients(eager, arguments, names, root, SameDraws())
+    rounded = _outputs_and_gradients(eager, arguments, names, root, DropoutOff())
     actual = _outputs_and_gradients(compiled, arguments, names, root)
-    expected = _outputs_and_gradients(exact, arguments, names, root, SameDraws()) if low else rounded
+    expected = _outputs_and_gradients(exact, arguments, names, root, DropoutOff()) if low else rounded
     errors, wrong = _compared(expected, rounded, actual, tolerance)
     if wrong and not low:
-        expected = _exact_or(rounded, lambda: _outputs_and_gradients(exact, arguments, names, root, SameDraws()))
+        expected = _exact_or(rounded, lambda: _outputs_and_gradients(exact, arguments, names, root, DropoutOff()))
         errors, wrong = _compared(expected, rounded, actual, tolerance)
     if wrong:
         listed = "; ".join(f"{name} {errors[name]:.1e}" for name in wrong[:WORST])
@@ -214,7 +197,7 @@ def _outputs_and_gradients(
         else argument
         for argument in arguments
     ]
-    with nullcontext() if mode is None else mode:
+    with seeded(0), nullcontext() if mode is None else mode:
         returned = function(*copies)
         outputs = [output for output in returned if isinstance(output, torch.Tensor)]
         values = {f"output {k}": output.detach() for k, output in enumerate(outputs)}

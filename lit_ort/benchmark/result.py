@@ -21,7 +21,7 @@ class BaselineFigures:
         peak_mb: the peak memory of the first steps above the memory of the process with the module, in MB; includes
             compilation and the optimizer's state. None if the system doesn't report it.
         gradient_error: the largest relative error of the loss or a gradient compared with eager, without dropout; None
-            for eager, and for a step that draws random numbers besides dropout.
+            for eager, and for inductor with a step that draws random numbers besides dropout.
         ran: the summary of `explain`; empty for baselines other than `ort`.
         fallbacks: the reasons why graphs or functions ran in eager.
     """

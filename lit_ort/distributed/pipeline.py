@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from lit_ort._compat.torch_distributed import saved_micro_batches
 from lit_ort.errors import OptionsError, SessionError, UnsupportedError
-from lit_ort.runtime.random import SEEDS, draw_from, draw_seed
+from lit_ort.runtime.random import SEEDS, SeedSource, draw_from, draw_seed, seeded
 
 Compile = Callable[[nn.Module, str], Callable[..., Any]]
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -224,7 +224,8 @@ class _ScheduledStage(nn.Module):
         self.in_flight = max(self.in_flight, len(self.saved) + 1)
         if seed is None:
             return self._result(hidden, targets, rows)
-        with draw_from(torch.Generator().manual_seed(int(seed)), self._number):
+        source = SeedSource(torch.Generator().manual_seed(int(seed)), self._number)
+        with seeded(int(seed), self._number, hidden.device), draw_from(source):
             return self._result(hidden, targets, rows)
 
     def _result(self, hidden: Tensor, targets: Tensor | None, rows: Tensor | None) -> Tensor:

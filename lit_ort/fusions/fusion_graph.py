@@ -48,8 +48,8 @@ class FusionGraph:
         return dataclasses.replace(self._examples, tensors=(*self._examples.tensors, seed))
 
     @property
-    def draws(self) -> bool:
-        """Whether a lit_ort operator draws random numbers."""
+    def seeded(self) -> bool:
+        """Whether an operator of this project draws random numbers, from the seed of the run."""
         return self._seed is not None
 
     def low_precision(self, node: fx.Node) -> bool:

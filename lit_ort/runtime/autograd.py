@@ -16,7 +16,7 @@ from lit_ort.errors import SessionError
 from lit_ort.runtime.gradient_watches import Watches, watches_of
 from lit_ort.runtime.parameter_updates import Updates, is_consumed
 from lit_ort.runtime.program import FORWARD, FUSED, Program, Signature
-from lit_ort.runtime.random import draw_seed
+from lit_ort.runtime.random import RandomNumbers
 from lit_ort.runtime.session import RunInputs, Session, SessionOptions
 from lit_ort.runtime.views import lost_gradient
 
@@ -26,7 +26,7 @@ Entries = tuple[torch.Tensor | None, ...]
 
 # A copy of a result of up to this size takes as long as any small operator.
 _SMALL_BYTES = 2**16
-NOT_REPEATABLE = "it draws random numbers or changes its inputs, so that eager can't repeat it"
+NOT_REPEATABLE = "it has dropout or changes its inputs, so that eager can't repeat it"
 _SECOND_BACKWARD = (
     "backward() was called a second time for one forward, but its gradients and saved tensors are already freed",
     "Pass retain_graph=True to the first backward(), or run the forward again.",
@@ -34,9 +34,9 @@ _SECOND_BACKWARD = (
 
 
 class Call(Protocol):
-    """Runs a graph's sessions and returns the results; draws a seed unless one is given."""
+    """Runs a graph's sessions and returns the results; draws new random numbers unless they are given."""
 
-    def __call__(self, tensors: Tensors, seed: int | None = None) -> list[torch.Tensor]: ...
+    def __call__(self, tensors: Tensors, random: RandomNumbers | None = None) -> list[torch.Tensor]: ...
 
 
 class Run(NamedTuple):
@@ -45,17 +45,17 @@ class Run(NamedTuple):
     Args:
         tensors: its inputs; copies of those that the graph changes in place.
         versions: the version counters of these tensors at that time.
-        seed: of its random numbers.
+        random: its random numbers.
     """
 
     tensors: tuple[torch.Tensor, ...]
     versions: tuple[int, ...]
-    seed: int
+    random: RandomNumbers
 
     @classmethod
-    def of(cls, tensors: Tensors, seed: int, changed: Container[int]) -> Run:
+    def of(cls, tensors: Tensors, random: RandomNumbers, changed: Container[int]) -> Run:
         kept = tuple([tensor.clone() if k in changed else tensor for k, tensor in enumerate(tensors)])
-        return cls(kept, versions_of(kept), seed)
+        return cls(kept, versions_of(kept), random)
 
     def changed(self, positions: Iterable[int]) -> list[int]:
         """The inputs among these that were changed in place since."""
@@ -115,10 +115,6 @@ def bind_program(
     return SplitRunner(program, options, forms).call
 
 
-def _seed(signature: Signature) -> int:
-    return draw_seed() if signature.draws else 0
-
-
 def _shapes(tensors: Tensors) -> list[torch.Size]:
     return [tensor.shape for tensor in tensors]
 
@@ -144,9 +140,9 @@ def _written(signature: Signature) -> frozenset[int]:
 def _forward_call(session: Session, signature: Signature) -> Call:
     written = _written(signature)
 
-    def call(tensors: Tensors, seed: int | None = None) -> list[torch.Tensor]:
-        seed = _seed(signature) if seed is None else seed
-        return _resizable(session.run(RunInputs(tensors, _shapes(tensors), seed)), written)
+    def call(tensors: Tensors, random: RandomNumbers | None = None) -> list[torch.Tensor]:
+        random = RandomNumbers(signature.seeded) if random is None else random
+        return _resizable(session.run(RunInputs(tensors, _shapes(tensors), random)), written)
 
     return call
 
@@ -163,11 +159,11 @@ def _fused_call(session: Session, signature: Signature, forms: OtherForms, updat
 
     class FusedStep(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, seed: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        def forward(ctx: Any, random: RandomNumbers, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
             ctx.input_count, ctx.differentiated = len(tensors), frozenset()
             ctx.in_eager, ctx.results = in_eager, results
-            ctx.run = Run.of(tensors, seed, changed) if keeps_run else None
-            outputs = session.run(RunInputs(tensors, _shapes(tensors), seed))
+            ctx.run = Run.of(tensors, random, changed) if keeps_run else None
+            outputs = session.run(RunInputs(tensors, _shapes(tensors), random))
             ctx.gradients = outputs[results:]
             outputs = _resizable(outputs[:results], written)
             # Autograd detects in-place changes of these before the backward.
@@ -217,13 +213,13 @@ def _fused_call(session: Session, signature: Signature, forms: OtherForms, updat
 
     apply = apply_of(FusedStep)
 
-    def call(tensors: Tensors, seed: int | None = None) -> list[torch.Tensor]:
-        seed = _seed(signature) if seed is None else seed
+    def call(tensors: Tensors, random: RandomNumbers | None = None) -> list[torch.Tensor]:
+        random = RandomNumbers(signature.seeded) if random is None else random
         if updates is not None:
             # The optimizer steps in a run only if no gradients are left.
             session.before_run()
         with _enabled_gradients(), nullcontext() if updates is None else updates.run(session, tensors, count):
-            return list(apply(seed, *tensors))
+            return list(apply(random, *tensors))
 
     return call
 
@@ -257,10 +253,10 @@ class SplitRunner:
         self._tangents = [source.index for _, source in program.backward.inputs if source.kind == "tangent"]
         self._apply = apply_of(self._as_function())
 
-    def call(self, tensors: Tensors, seed: int | None = None) -> list[torch.Tensor]:
+    def call(self, tensors: Tensors, random: RandomNumbers | None = None) -> list[torch.Tensor]:
         """Runs the forward and returns the results, tracked by autograd."""
         with _enabled_gradients():
-            return list(self._apply(_seed(self._signature) if seed is None else seed, *tensors))
+            return list(self._apply(RandomNumbers(self._signature.seeded) if random is None else random, *tensors))
 
     def _gradients(self, inputs: RunInputs, types: Sequence[_Type], arrived: Mapping[int, torch.Tensor]) -> Entries:
         """The gradients of the inputs: None, as in eager, for an input that no arrived gradient reaches."""
@@ -284,9 +280,9 @@ class SplitRunner:
 
         class SplitStep(torch.autograd.Function):
             @staticmethod
-            def forward(ctx: Any, seed: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-                ctx.seed, ctx.run = seed, Run.of(tensors, seed, changed) if keeps_run else None
-                outputs = runner._forward.run(RunInputs(tensors, _shapes(tensors), seed))
+            def forward(ctx: Any, random: RandomNumbers, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+                ctx.random, ctx.run = random, Run.of(tensors, random, changed) if keeps_run else None
+                outputs = runner._forward.run(RunInputs(tensors, _shapes(tensors), random))
                 results = _resizable(outputs[: signature.results], written)
                 ctx.saved = outputs[signature.results :]
                 # Autograd detects in-place changes of these before the backward.
@@ -325,7 +321,7 @@ class SplitRunner:
                 ctx.differentiated |= arrived.keys()
                 if not several:
                     ctx.run = None
-            inputs = RunInputs(saved_inputs, ctx.shapes, ctx.seed, saved)
+            inputs = RunInputs(saved_inputs, ctx.shapes, ctx.random, saved)
             del saved
             return runner._gradients(inputs, ctx.types, arrived)
 
@@ -371,7 +367,7 @@ def _not_differentiable(outputs: Tensors, signature: Signature) -> list[torch.Te
 
 def _is_repeatable(signature: Signature) -> bool:
     """Whether eager, run again on the same inputs, computes what the session computed."""
-    return not signature.draws and not signature.mutations
+    return not signature.seeded and not signature.mutations
 
 
 def _has_several_parts(signature: Signature) -> bool:

@@ -18,7 +18,7 @@ from lit_ort.runtime.argument_codec import SIZE, SLOT, constant_of, is_constant
 from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.calls import CALLS, CALLS_INTO_MEMORY
 from lit_ort.runtime.program import AS_BYTES, AS_REAL, Statement, TorchNode
-from lit_ort.runtime.random import seeded
+from lit_ort.runtime.random import RandomNumbers
 
 
 @dataclasses.dataclass(eq=False)
@@ -28,14 +28,14 @@ class RunState:
     Args:
         pool: memory for results on the CPU, and for ONNX Runtime's own requests.
         sizes: the values of the phase's size terms.
-        seed: the seed of the run's random streams.
+        random: the random numbers of the run.
         outputs: returns the memory of an output of the node that runs, by its position, shape and dtype; None if
             results become outputs wherever they are.
     """
 
     pool: BufferPool
     sizes: Sequence[int] = ()
-    seed: int = 0
+    random: RandomNumbers = dataclasses.field(default_factory=RandomNumbers)
     outputs: Callable[[int, Sequence[int], torch.dtype], torch.Tensor] | None = None
 
     def output(self, position: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -171,7 +171,7 @@ class _Source:
         target = overload_of(statement.target)
         operator = OPERATORS.get(target) if is_cpu(self._device) else None
         if statement.stream is not None:
-            function = functools.partial(_call_with_seed, target, statement.stream, self._device)
+            function = functools.partial(_draw, target, statement.stream, self._device)
             return f"{self._name_of(function)}({', '.join(['state', *args])})"
         if operator is not None:
             kernel = operator.kernel if operator.supports is None else functools.partial(_kernel_or_torch, operator)
@@ -260,12 +260,9 @@ def _kernel_or_torch(operator: Operator, memory: Allocator, *args: Any, **kwargs
     return operator.target(*args, **kwargs)
 
 
-def _call_with_seed(
-    target: OpOverload, stream: int, device: torch.device, state: RunState, /, *args: Any, **kwargs: Any
-) -> Any:
-    """Calls an operator that draws from torch's generator, seeded by the run's seed and the operator's stream."""
-    with seeded(state.seed, stream, device):
-        return target(*args, **kwargs)
+def _draw(target: OpOverload, stream: int, device: torch.device, state: RunState, /, *args: Any, **kwargs: Any) -> Any:
+    """Calls an operator that draws from torch's generator."""
+    return state.random.draw(target, stream, device, *args, **kwargs)
 
 
 def to_ort(value: torch.Tensor, form: str) -> torch.Tensor:

@@ -44,7 +44,7 @@ class Statement:
         results: the number of values that it defines.
         out: the overload that writes its one large result into given memory, or None.
         large: the large results of this overload, or of an operator of this project, which allocates them.
-        stream: the random stream of the run that it draws from, or None.
+        stream: its number among the operators that draw from torch's generator, or None.
         module: the name of the module that it comes from, for error messages; empty if unknown.
     """
 
@@ -252,7 +252,7 @@ class Signature:
         saved_inputs: the tensor inputs that the backward reads.
         precisions: the precisions of the graph's regions.
         sizes: None for a graph with static sizes; otherwise the conditions on sizes under which the graph is valid.
-        draws: whether the graph draws random numbers.
+        seeded: whether the graph has dropout, whose random numbers depend on a seed.
         grad_mode: the grad mode that the graph sets for the code after it, or None.
     """
 
@@ -269,7 +269,7 @@ class Signature:
     saved_inputs: tuple[int, ...] = ()
     precisions: frozenset[str] = frozenset()
     sizes: tuple[Any, ...] | None = None
-    draws: bool = False
+    seeded: bool = False
     grad_mode: bool | None = None
 
 

@@ -16,6 +16,7 @@ from lit_ort.runtime.engines.no_session import NoSession
 from lit_ort.runtime.native_phase import NativePhase
 from lit_ort.runtime.nodes import Hooks, NodeFunction, RunState, bind, failed_statement, from_ort, to_ort
 from lit_ort.runtime.program import Phase, Source, TorchNode
+from lit_ort.runtime.random import RandomNumbers
 from lit_ort.runtime.region_calls import RegionFunction, region_functions
 from lit_ort.runtime.sizes import Shapes, inputs_in, values_of
 
@@ -50,14 +51,14 @@ class RunInputs:
     Args:
         tensors: the graph's tensor inputs by position; at least those that the run reads.
         shapes: the shapes of all tensor inputs.
-        seed: the seed of the run.
+        random: the random numbers of the run.
         saved: the values that the forward saved for the backward.
         tangents: gradients of results, by position.
     """
 
     tensors: Sequence[torch.Tensor] | Mapping[int, torch.Tensor]
     shapes: Shapes
-    seed: int = 0
+    random: RandomNumbers = dataclasses.field(default_factory=RandomNumbers)
     saved: Sequence[torch.Tensor] = ()
     tangents: Mapping[int, torch.Tensor] = dataclasses.field(default_factory=dict)
 
@@ -122,7 +123,7 @@ class Session:
             return []
         numbers, tensors = self._inputs(inputs)
         self.before_run()
-        state = RunState(self._pool, numbers, inputs.seed)
+        state = RunState(self._pool, numbers, inputs.random)
         start = perf_counter()
         try:
             if self._native is not None:
@@ -193,7 +194,7 @@ def _input(source: Source, inputs: RunInputs, size_vectors: Iterator[torch.Tenso
     if source.kind == "tangent":
         return to_ort(inputs.tangents[source.index], source.form)
     if source.kind == "seed":
-        return torch.tensor(inputs.seed)
+        return torch.tensor(inputs.random.seed)
     return next(size_vectors)
 
 

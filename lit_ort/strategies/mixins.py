@@ -22,6 +22,7 @@ from lit_ort._compat.lightning import (
     clears_gradients,
     is_compiled,
     is_from_lightning,
+    is_inside_epoch,
     own_class_of,
     package_of,
     uncompile,
@@ -45,7 +46,6 @@ from lit_ort.options import (
     require_known,
 )
 from lit_ort.runtime.fused_form import fused_form
-from lit_ort.runtime.random import draw_from
 from lit_ort.runtime.report import COMPILED, EAGER
 from lit_ort.strategies.arguments import StrategyArguments
 from lit_ort.strategies.calls_left import calls_left
@@ -55,6 +55,7 @@ from lit_ort.strategies.jit import StepChoice, operators_in
 from lit_ort.strategies.optimizer_in_graph import clipping_of, reason_against_updates
 from lit_ort.strategies.step_methods import CompiledSteps
 from lit_ort.strategies.summary import FitSummary, show
+from lit_ort.strategies.training_draws import TrainingDraws, resume_torchs_generator
 
 # The mixins precede a strategy of either package in the bases of a strategy.
 _Base: Any = object
@@ -180,8 +181,8 @@ class ORTMixin(CompiledMixin):
     # The plugin for float32 of the strategy's Lightning package.
     precision_class: ClassVar[Any] = Precision
     compile_log: CompileLog
-    _generator: torch.Generator | None = None
-    _resumed_state: torch.Tensor | None = None
+    _draws: TrainingDraws | None = None
+    _resumed_draws: Mapping[str, Any] | None = None
     # How steps run, by their names, as it was settled in the latest training and in the one that is resumed.
     _settled_ways: Mapping[str, str] = {}
     _resumed_ways: Mapping[str, str] = {}
@@ -294,9 +295,6 @@ class ORTMixin(CompiledMixin):
             show(trainer, self._fit.lines(trainer.callbacks))
             self._fit.log(trainer)
 
-    # Randomness: a separate generator draws the seeds of sessions, because dataloaders draw from torch's default one.
-    # Its state is the same in every process, and each rank uses a separate stream.
-
     def on_train_start(self) -> None:
         if self.options.optimizer_in_graph and torch.is_anomaly_enabled():
             raise UnsupportedError(
@@ -304,20 +302,14 @@ class ORTMixin(CompiledMixin):
                 "detected. Leave one of them out."
             )
         super().on_train_start()
-        self._generator = torch.Generator()
-        if self._resumed_state is None:
-            # The seed is drawn from a copy of torch's state, so that the order of data is the same as in eager.
-            twin = torch.Generator()
-            twin.set_state(torch.get_rng_state())
-            self._generator.manual_seed(int(torch.randint(2**62, (), generator=twin).item()))
-        else:
-            self._generator.set_state(self._resumed_state)
-            self._resumed_state = None
+        trainer = self.lightning_module.trainer
+        self._draws = TrainingDraws(self.rank, self._resumed_draws, is_inside_epoch(trainer))
+        self._resumed_draws = None
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         start = perf_counter()
         # A custom loop can run steps before on_train_start().
-        drawing = nullcontext() if self._generator is None else draw_from(self._generator, self.rank)
+        drawing = nullcontext() if self._draws is None else self._draws.step()
         with drawing, self._code.old_gradients.freed_by_run("training_step", self._cleared_optimizers()):
             output = super().training_step(*args, **kwargs)
         if self._fit is not None and not self.lightning_module.automatic_optimization:
@@ -379,9 +371,9 @@ class ORTMixin(CompiledMixin):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
     ) -> None:
-        if self._generator is not None:
+        if self._draws is not None:
             ways = self._settled_ways if self._steps is None else self._steps.settled_ways
-            checkpoint = {**checkpoint, "lit_ort": {"generator": self._generator.get_state(), "ways": ways}}
+            checkpoint = {**checkpoint, "lit_ort": {**self._draws.state, "ways": ways}}
         # Frees memory for the file, which Lightning builds in memory; no step runs meanwhile.
         self._code.pool.trim()
         super().save_checkpoint(checkpoint, filepath, storage_options)
@@ -391,8 +383,11 @@ class ORTMixin(CompiledMixin):
         arguments = () if weights_only is None else (weights_only,)
         checkpoint = super().load_checkpoint(checkpoint_path, *arguments)
         # Hooks such as on_load_checkpoint() receive only Lightning's entries.
-        own = checkpoint.pop("lit_ort", {})
-        self._resumed_state, self._resumed_ways = own.get("generator"), own.get("ways", {})
+        own = checkpoint.pop("lit_ort", None)
+        self._resumed_draws, self._resumed_ways = own, (own or {}).get("ways", {})
+        if own is not None and self.lightning_module.trainer.state.fn == "fit":
+            # Before the loader draws the order of an epoch's data.
+            resume_torchs_generator(own)
         return checkpoint
 
     # A Trainer can be copied and pickled, even during a run. A copy compiles its own graphs.

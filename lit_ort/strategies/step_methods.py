@@ -20,7 +20,7 @@ from lit_ort.backend.events import DISABLED
 from lit_ort.backend.explanation import CompileLog
 from lit_ort.backend.tracing_settings import LogRecorder, dynamo_settings, in_place_of
 from lit_ort.errors import warn_at
-from lit_ort.runtime.random import draw_seed, seeded
+from lit_ort.runtime.random import SeededDropout, draw_seed, seeded
 from lit_ort.runtime.report import COMPILED
 from lit_ort.strategies.jit import StepChoice, Stopwatch
 
@@ -58,6 +58,7 @@ class CompiledSteps:
         self._reported: set[str] = set()
         self._choice_of = choice_of
         self._choices: dict[tuple[str, tuple[Any, ...]], StepChoice] = {}
+        self._has_dropout: bool | None = None
         self._stopwatch = Stopwatch(lambda: compile_log.watch.total)
 
     def run(self, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -100,13 +101,26 @@ class CompiledSteps:
 
     def _run_in_eager(self, name: str, choice: StepChoice, *args: Any, **kwargs: Any) -> Any:
         step = getattr(self._module, name)
-        # As in a session: the order of data doesn't depend on what a step draws.
-        drawing = seeded(draw_seed(), 0, self._module.device) if name == "training_step" else nullcontext()
-        with drawing, in_place_of(self._module, "log", self._log):
+        with self._drawing() if name == "training_step" else nullcontext(), in_place_of(self._module, "log", self._log):
             output = step(*args, **kwargs)
         if choice.counts_operators:
             choice.note_operators(output)
         return output
+
+    @contextmanager
+    def _drawing(self) -> Iterator[None]:
+        """Lets dropout draw from a seed, as in a session, so that the order of data doesn't depend on it.
+
+        All other draws of a step with dropout depend on the seed too.
+        """
+        seed, device = draw_seed(), self._module.device
+        if self._has_dropout is not None:
+            with seeded(seed, device=device) if self._has_dropout else nullcontext():
+                yield
+            return
+        with SeededDropout(seed, device) as dropout:
+            yield
+        self._has_dropout = dropout.found
 
     @property
     def _log(self) -> Callable[..., None]:

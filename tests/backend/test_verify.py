@@ -86,6 +86,11 @@ DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "uniform_": lambda x: torch.empty_like(x).uniform_(-1, 1),
     "exponential_": lambda x: torch.empty_like(x).exponential_(),
     "dropout": lambda x: torch.nn.functional.dropout(x, 0.4) + torch.rand_like(x),
+    "dropout_in_place": lambda x: torch.nn.functional.dropout(x * 2, 0.4, inplace=True) + torch.rand_like(x),
+    "dropout_of_rows": lambda x: torch.nn.functional.dropout1d(x, 0.4) + torch.rand_like(x),
+    "alpha_dropout": lambda x: torch.nn.functional.alpha_dropout(x, 0.4, True) + torch.rand_like(x),
+    "bernoulli_": lambda x: torch.empty_like(x).bernoulli_(0.3) + torch.rand_like(x),
+    "rrelu": lambda x: torch.nn.functional.rrelu(x, training=True) + torch.rand_like(x),
     "rsample": lambda x: torch.distributions.Normal(x, 1.0, validate_args=False).rsample(),
 }
 

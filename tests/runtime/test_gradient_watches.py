@@ -93,7 +93,7 @@ def test_a_gradient_that_is_kept_is_differentiated_again() -> None:
 
 @pytest.mark.parametrize(
     ("net", "options", "reason"),
-    [(network(nn.Dropout(0.5)), {"fallback": "warn"}, "draws random numbers"), (network(), {}, "fallback='error'")],
+    [(network(nn.Dropout(0.5)), {"fallback": "warn"}, "has dropout"), (network(), {}, "fallback='error'")],
 )
 def test_the_error_where_eager_can_not_run(net: nn.Sequential, options: dict[str, str], reason: str) -> None:
     hidden, loss = compiled(summed, **options)(net, torch.ones(3, 4))

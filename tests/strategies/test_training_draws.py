@@ -1,0 +1,130 @@
+"""What steps draw: as in eager, and again after a run is resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import LightningModule, Trainer, seed_everything
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import lit_ort
+
+DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "noise": lambda x: x + 0.1 * torch.randn_like(x),
+    "windows": lambda x: x[torch.randint(len(x), (len(x),))],
+    "permutation": lambda x: x + 0.1 * x[torch.randperm(len(x))],
+    "samples": lambda x: x[torch.multinomial(x.square().sum(1), len(x), replacement=True)],
+    "mask": lambda x: x * torch.bernoulli(torch.full_like(x, 0.7)),
+    "rrelu": lambda x: F.rrelu(x, training=True),
+    "several": lambda x: (x + torch.rand(6)).masked_fill(torch.rand_like(x) < 0.2, 0.0) * torch.randint(1, 3, (4, 1)),
+    "distribution": lambda x: torch.distributions.Normal(x, 0.1 + x.abs()).rsample(),
+    "categories": lambda x: x + torch.distributions.Categorical(logits=x).sample().unsqueeze(1),
+}
+
+
+class Drawing(LightningModule):
+    """Saves a checkpoint after a number of steps."""
+
+    def __init__(self, draw: Callable[[Tensor], Tensor], saved_at: int, path: str | Path) -> None:
+        super().__init__()
+        self.net, self.draw = nn.Linear(6, 1), draw
+        self.saved_at, self.path = saved_at, path
+        self.seen: list[float] = []
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        return self.net(self.draw(batch[0])).square().mean()
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.seen += [outputs["loss"].item(), batch[0].sum().item()]
+        if self.trainer.global_step == self.saved_at and batch_idx < 3:
+            self.trainer.save_checkpoint(self.path)
+
+    def on_train_epoch_end(self) -> None:
+        if self.trainer.global_step == self.saved_at:
+            self.trainer.save_checkpoint(self.path)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.01)
+
+
+def fit(
+    draw: Callable[[Tensor], Tensor],
+    strategy: Any,
+    *,
+    shuffle: bool = True,
+    ckpt_path: Path | None = None,
+    seed: int = 1,
+    saved_at: int = -1,
+    path: str | Path = "",
+) -> list[float]:
+    seed_everything(seed, verbose=False)
+    # Batches that are not shuffled are all the same.
+    rows = torch.randn(16, 6) if shuffle else torch.randn(4, 6).repeat(4, 1)
+    module, data = Drawing(draw, saved_at, path), TensorDataset(rows)
+    trainer = Trainer(
+        accelerator="cpu",
+        strategy=strategy,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        max_epochs=3,
+    )
+    trainer.fit(module, DataLoader(data, 4, shuffle=shuffle), ckpt_path=ckpt_path)
+    return module.seen
+
+
+@pytest.mark.parametrize("compile", ["always", "auto"])
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def test_steps_draw_what_eager_draws(draw: Callable[[Tensor], Tensor], compile: Literal["always", "auto"]) -> None:
+    """The same numbers, and so the same order of data in the following epochs."""
+    expected = fit(draw, "auto")
+    actual = fit(draw, lit_ort.ORTStrategy(compile=compile, fallback="error"))
+    torch.testing.assert_close(torch.tensor(actual), torch.tensor(expected), rtol=1e-5, atol=1e-6)
+
+
+DROPOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "values": lambda x: F.dropout(x, 0.3),
+    "in_place": lambda x: F.dropout(x * 2, 0.3, inplace=True),
+    "rows": lambda x: F.dropout1d(x, 0.3),
+    "alpha": lambda x: F.alpha_dropout(x, 0.3, True),
+}
+
+
+@pytest.mark.parametrize("draw", DROPOUTS.values(), ids=DROPOUTS)
+def test_dropout_leaves_the_order_of_data_to_the_seed(draw: Callable[[Tensor], Tensor]) -> None:
+    """However steps run: when a step is compiled depends on its time."""
+    runs = [fit(draw, lit_ort.ORTStrategy(compile=compile)) for compile in ("always", "auto", "never")]
+    orders = [torch.tensor(run[1::2]) for run in runs]
+    assert torch.equal(orders[0], orders[1])
+    assert torch.equal(orders[0], torch.tensor(fit(lambda x: x, "auto")[1::2]))
+    assert runs[0][::2] != fit(lambda x: x, "auto")[::2]
+
+
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
+@pytest.mark.parametrize("compile", ["always", "auto"])
+@pytest.mark.parametrize("steps", [6, 8], ids=["inside_epoch", "between_epochs"])
+@pytest.mark.parametrize("draw", [DRAWS["noise"], DROPOUTS["values"]], ids=["noise", "dropout"])
+def test_a_resumed_run_draws_what_the_whole_one_drew(
+    tmp_path: Path, draw: Callable[[Tensor], Tensor], steps: int, compile: Literal["always", "auto"]
+) -> None:
+    # Inside of an epoch, and with dropout alone, a loader draws its order from the seed again, as in eager.
+    shuffle = draw is DRAWS["noise"] and steps == 8
+    path = tmp_path / "run.ckpt"
+    whole = fit(draw, lit_ort.ORTStrategy(compile=compile), shuffle=shuffle, saved_at=steps, path=path)
+    resumed = fit(draw, lit_ort.ORTStrategy(compile=compile), shuffle=shuffle, ckpt_path=path)
+    assert resumed == whole[2 * steps :]
+
+
+def test_a_run_resumed_with_another_seed_draws_other_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "run.ckpt"
+    whole = fit(DRAWS["noise"], "ort", saved_at=8, path=path)
+    resumed = fit(DRAWS["noise"], "ort", ckpt_path=path, seed=2)
+    assert len(resumed) == len(whole) - 16
+    assert set(resumed).isdisjoint(whole)
