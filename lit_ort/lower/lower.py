@@ -33,6 +33,7 @@ from lit_ort.lower.operators import Lowering, lowering_of
 from lit_ort.lower.small_phases import without_session
 from lit_ort.lower.symbolic_terms import SymbolSources, term_of, terms_of
 from lit_ort.lower.torch_nodes import NodeBuilder, base_of, form_of
+from lit_ort.lower.view_copies import copy_views
 from lit_ort.lower.work import is_for_one_thread
 from lit_ort.ops.hand_over import hand_over
 from lit_ort.ops.region_operator import REGION
@@ -90,6 +91,8 @@ def lower(
             argument that torch nodes don't support.
     """
     is_native = allows_native and is_cpu(device) and obstacle(graph.module.graph, uses_openmp) is None
+    if is_native:
+        copy_views(graph.module.graph)
     lowering = _Lowering(graph.module, sources, device, is_native, uses_openmp)
     for node in graph.module.graph.nodes:
         lowering.visit(node)

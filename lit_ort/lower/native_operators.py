@@ -210,10 +210,17 @@ def _added_matmul(e: Emitter) -> str:
 
 def _factor(e: Emitter, node: fx.Node) -> tuple[str, bool]:
     """The value of a factor, and whether it is to be transposed."""
-    is_transposed = False
-    while _transposes(node):
-        node, is_transposed = first_argument(node), not is_transposed
-    return e.value(node), is_transposed
+    whole, is_transposed = node, False
+    while _transposes(whole):
+        whole, is_transposed = first_argument(whole), not is_transposed
+    return e.value(whole), is_transposed
+
+
+def without_transposes(factor: fx.Node) -> fx.Node:
+    """The value of which a matmul reads the elements in order, whether or not it transposes it."""
+    while _transposes(factor):
+        factor = first_argument(factor)
+    return factor
 
 
 def _transposes(node: fx.Node) -> bool:

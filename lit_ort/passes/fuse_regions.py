@@ -18,6 +18,7 @@ from lit_ort._compat.torch_fx import (
     example_of,
     fake_mode_of,
     first_argument,
+    is_element,
     is_size,
     is_view,
     recomputed_example,
@@ -35,7 +36,7 @@ from lit_ort.regions.placed_region import PlacedRegion, SizeArgument, TensorLayo
 from lit_ort.regions.region_cost import is_faster, reduces_strided
 from lit_ort.regions.strided_views import StridedView, contiguous_strides
 from lit_ort.regions.symbolic_size import Number, Size, number_of, numbers_of, traced
-from lit_ort.regions.value_expressions import Read, Value, order_of_elements
+from lit_ort.regions.value_expressions import NotRegional, Read, Value, order_of_elements
 from lit_ort.runtime.region_calls import why_no_kernels
 from lit_ort.runtime.report import PassReport
 
@@ -58,6 +59,17 @@ def fuse_regions(module: fx.GraphModule) -> PassReport:
         module.graph = graph
         graph.eliminate_dead_code()
     return PassReport(NAME, rewriter.count)
+
+
+def region_that_copies(module: fx.GraphModule) -> fx.Node | None:
+    """The region that copies the only output of a graph, a view of its input; None if no region can."""
+    try:
+        schedule = form_regions(module.graph, copies_outputs=True)
+    except NotRegional:
+        return None
+    graph = _Rewriter(module, schedule).rewritten()
+    calls = [node for node in graph.nodes if node.op == "call_function" and not is_size(node) and not is_element(node)]
+    return calls[0] if len(calls) == 1 and calls[0].target is REGION else None
 
 
 def _obstacle(graph: fx.Graph) -> str | None:

@@ -65,9 +65,14 @@ class Schedule:
         return "\n".join(lines)
 
 
-def form_regions(graph: fx.Graph) -> Schedule:
-    """The schedule of a graph."""
-    values = read_graph(graph)
+def form_regions(graph: fx.Graph, copies_outputs: bool = False) -> Schedule:
+    """The schedule of a graph.
+
+    Args:
+        graph: a graph of ATen operators.
+        copies_outputs: whether each output becomes a value of its own, even if it is a view.
+    """
+    values = read_graph(graph, copies_outputs)
     return _Former(values).schedule()
 
 

@@ -86,9 +86,14 @@ class GraphValues:
     known: dict[fx.Node, Any] = field(default_factory=dict)
 
 
-def read_graph(graph: fx.Graph) -> GraphValues:
-    """The values of a graph."""
-    return Reader(graph).read()
+def read_graph(graph: fx.Graph, copies_outputs: bool = False) -> GraphValues:
+    """The values of a graph.
+
+    Args:
+        graph: a graph of ATen operators.
+        copies_outputs: whether each output becomes a value of its own, even if it is a view.
+    """
+    return Reader(graph, copies_outputs).read()
 
 
 def _late_nodes(graph: fx.Graph) -> set[fx.Node]:
@@ -108,8 +113,8 @@ def _require_shape(node: fx.Node, expression: Expression, value: torch.Tensor) -
 
 
 class Reader:
-    def __init__(self, graph: fx.Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: fx.Graph, copies_outputs: bool) -> None:
+        self.graph, self.copies_outputs = graph, copies_outputs
         self.values = GraphValues()
         self.known = self.values.known
         self.is_backward = False
@@ -140,6 +145,8 @@ class Reader:
     def _output(self, arg: Any) -> Read | None:
         if not isinstance(arg, fx.Node) or arg not in self.known:
             return None
+        if self.copies_outputs:
+            self.known[arg] = self._stored(arg, self.known[arg])
         return self.as_tensor(arg)
 
     def _call(self, node: fx.Node) -> None:

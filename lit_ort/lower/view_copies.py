@@ -1,0 +1,124 @@
+"""Lets regions copy the slices and permuted views that a native session has to copy.
+
+In:  a slice or a permutation of a value, or several in a row, that a matmul, a region or a result reads in the order of
+     its elements
+Out: `lit_ort.region` with one copy
+Saves ONNX Runtime's Slice and Transpose, one after the other on one thread: for a column of 27,648 elements 0.18 and
+0.13 ms (Intel Xeon).
+"""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import fx
+
+from lit_ort._compat.torch_fx import (
+    example_of,
+    fake_mode_of,
+    first_argument,
+    is_size,
+    is_view,
+    recomputed_example,
+    size_node,
+)
+from lit_ort.lower.native_operators import memory_base, memory_of_inputs, without_transposes
+from lit_ort.ops.region_operator import REGION
+from lit_ort.passes.fuse_regions import MATMULS, region_that_copies
+
+
+def copy_views(graph: fx.Graph) -> None:
+    """Rewrites the graph of a native session, in place."""
+    copier = _Copier(graph)
+    for node in list(graph.nodes):
+        if node.target is REGION:
+            tensors, *rest = node.args
+            read = zip(tensors, memory_of_inputs(node), strict=True)  # type: ignore[arg-type]
+            node.args = ([copier.copied(node, memory) or tensor for tensor, memory in read], *rest)
+        elif node.target in MATMULS:
+            *added, left, right = node.args
+            factors = [copier.read(node, factor, without_transposes(factor)) for factor in (left, right)]  # type: ignore[arg-type]
+            node.args = (*(copier.read(node, one, one) for one in added), *factors)  # type: ignore[arg-type]
+        elif node.op == "output":
+            node.args = fx.map_arg(node.args, lambda one, output=node: copier.read(output, one, one))
+
+
+class _Copier:
+    def __init__(self, graph: fx.Graph) -> None:
+        self._graph, self._mode = graph, fake_mode_of(graph)
+        # The copy of each view; None for one that a region can't copy.
+        self._copies: dict[fx.Node, fx.Node | None] = {}
+
+    def read(self, user: fx.Node, node: fx.Node, whole: fx.Node) -> fx.Node:
+        """A value that an operator reads, from the copy of its elements if there is one.
+
+        Args:
+            user: the operator.
+            node: the value.
+            whole: the value of which the operator reads the elements in order: `node`, or what `node` transposes.
+        """
+        base = memory_base(whole)
+        copy = self.copied(user, base)
+        if copy is None:
+            return node
+        path, link = list[fx.Node](), node
+        while link is not base:
+            path.append(link)
+            link = first_argument(link)
+        with self._graph.inserting_before(user):
+            for link in reversed(path):
+                replaced = {first_argument(link): copy}
+                copy = self._graph.node_copy(link, lambda one, known=replaced: known.get(one, one))
+                copy.meta["val"] = recomputed_example(copy)
+        return copy
+
+    def copied(self, user: fx.Node, view: fx.Node | None) -> fx.Node | None:
+        """The copy of a view, before an operator that reads it; None if it is no view, or a region can't copy it."""
+        if view is None or not is_view(view):
+            return None
+        if view not in self._copies:
+            self._copies[view] = self._copy(user, view)
+        return self._copies[view]
+
+    def _copy(self, user: fx.Node, view: fx.Node) -> fx.Node | None:
+        base, module = _views_alone(view)
+        # Sessions have their inputs in the order of elements, whatever the strides of the trace.
+        if base.op == "call_function" and not base.meta["val"].is_contiguous():
+            return None
+        region = region_that_copies(module)
+        if region is None:
+            return None
+        with self._graph.inserting_before(user):
+            _, text, sizes = region.args
+            given = [size_node(self._graph, example_of(one)) if isinstance(one, fx.Node) else one for one in sizes]  # type: ignore[union-attr]
+            call = self._graph.call_function(REGION, ([base], text, given))
+            copy = self._graph.call_function(operator.getitem, (call, 0))
+            call.meta.update(view.meta)
+            call.meta["val"] = region.meta["val"]
+            value = view.meta["val"]
+            with self._mode:
+                copy.meta["val"] = torch.empty(value.shape, dtype=value.dtype)
+        return copy
+
+
+def _views_alone(view: fx.Node) -> tuple[fx.Node, fx.GraphModule]:
+    """The value of which a node is a view, and a graph that makes the view of its only input."""
+    path, base = list[fx.Node](), view
+    while is_view(base):
+        path.append(base)
+        base = first_argument(base)
+    graph = fx.Graph()
+    copies = {base: graph.placeholder("base")}
+    copies[base].meta["val"] = base.meta["val"]
+
+    def copied(node: fx.Node) -> fx.Node:
+        if node not in copies:
+            assert is_size(node), node
+            copies[node] = size_node(graph, example_of(node))
+        return copies[node]
+
+    for link in reversed(path):
+        copies[link] = graph.node_copy(link, copied)
+    graph.output([copies[view]])
+    return base, fx.GraphModule(torch.nn.Module(), graph)
