@@ -63,7 +63,7 @@ def assert_same(function: Callable[..., Any], call: Callable[..., Any], *inputs:
         given = [x.detach().clone().requires_grad_() for x in inputs]
         results = run(*given)
         results = results if isinstance(results, tuple) else (results,)
-        found.append([*results, *torch.autograd.grad(sum(r.square().sum() for r in results), given)])
+        found.append([*results, *torch.autograd.grad(torch.stack([r.square().sum() for r in results]).sum(), given)])
     for actual, expected in zip(*reversed(found), strict=True):
         assert relative_error(actual.detach(), expected.detach()) < 1e-5
 
