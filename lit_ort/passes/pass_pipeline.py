@@ -18,6 +18,7 @@ from lit_ort.passes.channels_last import order_channels
 from lit_ort.passes.embedding_gradient import fuse_embedding_gradients
 from lit_ort.passes.fuse_regions import fuse_regions
 from lit_ort.passes.in_place_writes import write_in_place
+from lit_ort.passes.indexed_sums import add_in_order
 from lit_ort.passes.merge_equal import merge_equal
 from lit_ort.passes.slice_gradients import join_slice_gradients
 from lit_ort.passes.slice_reads import look_past_writes
@@ -50,6 +51,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("written_gradients", add_before_writes),
     Pass("slice_reads", look_past_writes),
     Pass("slice_gradients", join_slice_gradients, only_cpu=True),
+    Pass("indexed_sums", add_in_order, only_cpu=True),
     Pass("embedding_gradient", fuse_embedding_gradients, only_cpu=True),
     Pass("memory_format", order_channels, only_cpu=True),
     Pass("regions", fuse_regions, only_cpu=True),

@@ -1,0 +1,120 @@
+"""Adds rows at given indices one after the other.
+
+In:  `index_put(base, [index, ...], values, accumulate=True)`, the gradient of a gather such as `x[index]`
+Out: `index_add(base, dim, index, values)`; for several indices, over the dimensions that they index as one
+Saves the atomic additions of torch's parallel `index_put`: 40,000 rows of 64 into 4,000 take 14.8 ms with them and
+1.5 ms in order, 1,000 rows into 100 take 12.2 and 0.02 ms (Intel Xeon, two threads).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from lit_ort._compat.torch_aot import is_of_backward
+from lit_ort._compat.torch_fx import recomputed_example, size_node
+from lit_ort._compat.torch_sizes import hint_of
+
+aten = torch.ops.aten
+_INDEX_DTYPES = frozenset({torch.int64, torch.int32})
+# Behind the first dimension, `index_add` is as fast as `index_put` for rows of this many elements.
+_FEWEST_ELEMENTS = 8
+
+
+def add_in_order(module: fx.GraphModule) -> int:
+    """Rewrites indexed sums in a graph, in place. Returns their number."""
+    nodes = [node for node in module.graph.nodes if _is_indexed_sum(node)]
+    for node in nodes:
+        with module.graph.inserting_before(node):
+            node.replace_all_uses_with(_sum(_Builder(module.graph, node.meta), node))
+        module.graph.erase_node(node)
+    return len(nodes)
+
+
+def _parts(node: fx.Node) -> tuple[fx.Node, list[fx.Node], range, fx.Node]:
+    """The base, the indices, the dimensions that they index, and the values that are added."""
+    base, given, values = node.args[:3]
+    assert isinstance(base, fx.Node)
+    assert isinstance(values, fx.Node)
+    assert isinstance(given, (list, tuple))
+    dims = [dim for dim, index in enumerate(given) if index is not None]
+    return base, [index for index in given if isinstance(index, fx.Node)], range(dims[0], dims[-1] + 1), values
+
+
+def _is_indexed_sum(node: fx.Node) -> bool:
+    if node.target is not aten.index_put.default or len(node.args) < 4 or not node.args[3]:
+        return False
+    base, indices, dims, values = _parts(node)
+    total, added = base.meta["val"], values.meta["val"]
+    shapes = [index.meta["val"].shape for index in indices]
+    # Between indices that are no neighbours, the dimensions of the values are in another order. The gather has checked
+    # that each of several indices is valid; of a single one, `index_add` does.
+    if len(indices) != len(dims) or (len(indices) > 1 and not is_of_backward(node)):
+        return False
+    if any(index.meta["val"].dtype not in _INDEX_DTYPES for index in indices) or not total.is_floating_point():
+        return False
+    rows = torch.broadcast_shapes(*shapes)
+    expected = (*total.shape[: dims.start], *rows, *total.shape[dims.stop :])
+    is_whole = len(added.shape) == len(expected) and all(map(_is_equal, added.shape, expected))
+    trailing = math.prod(hint_of(size) or 1 for size in total.shape[dims.stop :])
+    return is_whole and len(rows) > 0 and (dims.start == 0 or trailing >= _FEWEST_ELEMENTS)
+
+
+def _is_equal(size: Any, other: Any) -> bool:
+    """Whether sizes are the same number or expression; comparing symbols would add guards."""
+    return str(size) == str(other)
+
+
+def _sum(builder: _Builder, node: fx.Node) -> fx.Node:
+    base, indices, dims, values = _parts(node)
+    shape, first = base.meta["val"].shape, dims.start
+    before, behind = shape[:first], shape[dims.stop :]
+    index = builder.flat(indices, shape[first : dims.stop])
+    count = index.meta["val"].shape[0]
+    whole = base if len(dims) == 1 else builder.reshape(base, (*before, _product(shape[first : dims.stop]), *behind))
+    total = builder(aten.index_add.default, whole, first, index, builder.reshape(values, (*before, count, *behind)))
+    return total if len(dims) == 1 else builder.reshape(total, shape)
+
+
+def _product(sizes: Sequence[Any]) -> Any:
+    product = sizes[0]
+    for size in sizes[1:]:
+        product = product * size
+    return product
+
+
+class _Builder:
+    """Adds nodes to a graph, of the origin of another node."""
+
+    def __init__(self, graph: fx.Graph, meta: dict[str, Any]) -> None:
+        self._graph, self._meta = graph, meta
+
+    def __call__(self, target: Any, *args: Any) -> fx.Node:
+        node = self._graph.call_function(target, args)
+        node.meta = {**self._meta, "val": recomputed_example(node)}
+        return node
+
+    def reshape(self, node: fx.Node, shape: Sequence[Any]) -> fx.Node:
+        known = node.meta["val"].shape
+        if len(known) == len(shape) and all(map(_is_equal, known, shape)):
+            return node
+        return self(aten.reshape.default, node, [self._size(size) for size in shape])
+
+    def flat(self, indices: Sequence[fx.Node], sizes: Sequence[Any]) -> fx.Node:
+        """Indices of several dimensions as one of the elements of these dimensions, int[count]."""
+        index = self._not_negative(indices[0], sizes[0])
+        for other, size in zip(indices[1:], sizes[1:], strict=True):
+            scaled = self(aten.mul.Tensor, index, self._size(size))
+            index = self(aten.add.Tensor, scaled, self._not_negative(other, size))
+        return self.reshape(index, (_product(index.meta["val"].shape),))
+
+    def _not_negative(self, index: fx.Node, size: Any) -> fx.Node:
+        from_end = self(aten.add.Tensor, index, self._size(size))
+        return self(aten.where.self, self(aten.lt.Scalar, index, 0), from_end, index)
+
+    def _size(self, size: Any) -> Any:
+        return size if isinstance(size, int) else size_node(self._graph, size)
