@@ -27,6 +27,13 @@ EXTRAS = {
     ("logger", "mlflow"): ("mlflow", "mlflow"),
     ("logger", "wandb"): ("wandb", "wandb"),
 }
+# Options of Hydra's, which begin with two dashes; all others of a command line are overrides.
+_HYDRA_OPTIONS = frozenset(
+    {
+        *("--help", "--hydra-help", "--version", "--cfg", "--package", "--resolve", "--run", "--multirun", "--info"),
+        *("--shell-completion", "--config-path", "--config-name", "--config-dir", "--experimental-rerun"),
+    }
+)
 
 
 def require_usable(arguments: Sequence[str], conf: Path, name: str) -> None:
@@ -38,9 +45,10 @@ def require_usable(arguments: Sequence[str], conf: Path, name: str) -> None:
         name: of the configuration in it.
 
     Raises:
-        InputError: a group is set to null, a choice needs an extra that isn't installed, or a key that isn't added with
+        InputError: an option has dashes as in other programs, a group is set to null, a choice needs an extra that isn't installed, or a key that isn't added with
             `+` is missing in the configuration; the message has the closest key that exists.
     """
+    _require_no_dashes(arguments)
     words = [word for word in arguments if "=" in word and not word.startswith("-")]
     try:
         overrides = OverridesParser.create().parse_overrides(words)
@@ -63,6 +71,17 @@ def require_usable(arguments: Sequence[str], conf: Path, name: str) -> None:
         close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
         hint = f"Did you mean {close[0]}?" if close else f"`{command_line(name)} --help` shows all keys."
         require(False, f"{key}: no such key in this configuration. {hint} (+{key}=... adds one.)")
+
+
+def _require_no_dashes(arguments: Sequence[str]) -> None:
+    for position, word in enumerate(arguments):
+        option, _, value = word.partition("=")
+        if not option.startswith("--") or option in _HYDRA_OPTIONS:
+            continue
+        following = arguments[position + 1 : position + 2]
+        given = value or next((other for other in following if not other.startswith("-")), "VALUE")
+        key = option.removeprefix("--").replace("-", "_")
+        require(False, f"{word}: settings are written without dashes, as NAME=VALUE. Use {key}={given}.")
 
 
 def _require_choices(group: Override) -> None:

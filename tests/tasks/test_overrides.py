@@ -60,3 +60,20 @@ def test_a_missing_extra_is_named(word: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(overrides.EXTRAS, ("logger", "wandb"), ("wandb", "no_such_package.module"))
     with pytest.raises(InputError, match="logger=wandb: needs the wandb extra.*pip install 'wandb"):
         require_usable([word], CONF, "train")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "remedy"),
+    [
+        (["--strategy", "ort"], "strategy=ort"),
+        (["--trainer.max_steps=3"], "trainer.max_steps=3"),
+        (["task=bert", "--max-epochs", "--multirun"], "max_epochs=VALUE"),
+    ],
+)
+def test_an_option_with_dashes_is_shown_as_a_setting(arguments: list[str], remedy: str) -> None:
+    with pytest.raises(InputError, match=f"written without dashes, as NAME=VALUE. Use {remedy}"):
+        require_usable(arguments, CONF, "train")
+
+
+def test_options_of_hydra_have_dashes() -> None:
+    require_usable(["--multirun", "--config-name=train", "task=bert"], CONF, "train")
