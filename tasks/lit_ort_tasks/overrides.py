@@ -45,9 +45,9 @@ def require_usable(arguments: Sequence[str], conf: Path, name: str) -> None:
         name: of the configuration in it.
 
     Raises:
-        InputError: an option has dashes as in other programs, a group is set to null, a choice needs an extra that isn't
-            installed, or a key that isn't added with `+` is missing in the configuration; the message has the closest
-            key that exists.
+        InputError: an option has dashes as in other programs, a group is set to null, a choice needs an extra that is
+            not installed, or a key that isn't added with `+` is missing in the configuration; the message has the
+            closest key that exists.
     """
     _require_no_dashes(arguments)
     words = [word for word in arguments if "=" in word and not word.startswith("-")]
