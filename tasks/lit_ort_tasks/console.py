@@ -1,4 +1,4 @@
-"""Hides messages of Lightning that the user can't act on."""
+"""Messages of Lightning: which of them are hidden, and where the others are written."""
 
 from __future__ import annotations
 
@@ -25,6 +25,23 @@ def drop_known_messages() -> None:
         warnings.filterwarnings("ignore", message=pattern)
     for library in ("lightning.pytorch", "pytorch_lightning"):  # the same code, installed under two names
         logging.getLogger(f"{library}.utilities.rank_zero").addFilter(_is_unknown)
+
+
+def record_messages() -> None:
+    """Writes the messages of Lightning and of the strategies to the log file of Hydra's run as well.
+
+    Lightning's loggers have handlers of their own, and don't pass messages on to Hydra's.
+    """
+    files = [handler for handler in logging.getLogger().handlers if isinstance(handler, logging.FileHandler)]
+    for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric"):
+        logger = logging.getLogger(name)
+        for handler in list(logger.handlers):
+            # That of an earlier run of this process.
+            if isinstance(handler, logging.FileHandler):
+                logger.removeHandler(handler)
+        if not logger.propagate:
+            for handler in files:
+                logger.addHandler(handler)
 
 
 def _is_unknown(record: logging.LogRecord) -> bool:

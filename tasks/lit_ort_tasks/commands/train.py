@@ -29,7 +29,7 @@ from lit_ort.errors import LitOrtError, NonFiniteError
 from lit_ort.files import whole_file
 from lit_ort.strategies import CompiledStrategy
 from lit_ort_tasks.commands.program import command_line, configuration_folder
-from lit_ort_tasks.console import drop_known_messages
+from lit_ort_tasks.console import drop_known_messages, record_messages
 from lit_ort_tasks.errors import InputError, require
 from lit_ort_tasks.inference import write_inference
 from lit_ort_tasks.overrides import require_usable
@@ -247,6 +247,7 @@ def is_trial() -> bool:
 @hydra.main(version_base="1.3", config_path=str(configuration_folder()), config_name="train")
 def run_configured(config: DictConfig) -> float | None:
     drop_known_messages()
+    record_messages()
     folder = Path(HydraConfig.get().runtime.output_dir)
     try:
         if config.plan_memory:

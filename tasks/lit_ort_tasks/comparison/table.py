@@ -32,8 +32,8 @@ def ratio(outcome: Outcome, first: Outcome) -> float | None:
     return other / own if own and other else None
 
 
-def titles(outcomes: Sequence[Outcome]) -> list[str]:
-    return ["strategy", *(column.title for column in columns(outcomes)), f"x {outcomes[0].strategy}"]
+def titles(outcomes: Sequence[Outcome], first: str = "strategy") -> list[str]:
+    return [first, *(column.title for column in columns(outcomes)), f"x {outcomes[0].strategy}"]
 
 
 def cells(outcome: Outcome, outcomes: Sequence[Outcome]) -> list[str]:
@@ -43,9 +43,14 @@ def cells(outcome: Outcome, outcomes: Sequence[Outcome]) -> list[str]:
     return [outcome.strategy, *("-" if value is None else format(value, form) for value, form in values)]
 
 
-def text_table(outcomes: Sequence[Outcome]) -> str:
-    """The table for the terminal. The words of a title are below each other, and a failure fills its row."""
-    head = [title.split(" ") for title in titles(outcomes)]
+def text_table(outcomes: Sequence[Outcome], first: str = "strategy") -> str:
+    """The table for the terminal. The words of a title are below each other, and a failure fills its row.
+
+    Args:
+        outcomes: one for each row.
+        first: the title of the column with their names.
+    """
+    head = [title.split(" ") for title in titles(outcomes, first)]
     top = [words[0] if len(words) > 1 else "" for words in head]
     rows = {outcome.strategy: cells(outcome, outcomes) for outcome in outcomes if outcome.failure is None}
     grid = [top, [words[-1] if len(words) < 3 else " ".join(words[1:]) for words in head], *rows.values()]
