@@ -16,7 +16,11 @@ from lit_ort_tasks.comparison.outcome import ADDED_MEMORY, STEP_TIME, Outcome
 
 @dataclass(frozen=True)
 class Curve:
-    """A metric over a run: steps, seconds since the start of fit, values; of equal length."""
+    """A metric over a run: steps, seconds of training until then, values; of equal length.
+
+    The seconds are those of as many steps of the median time, so that the load of the machine and validations during one
+    of the runs don't count.
+    """
 
     steps: list[int]
     seconds: list[float]
@@ -36,7 +40,10 @@ def read_curve(outcome: Outcome, tag: str) -> Curve:
     steps = outcome.results["steps"] or {}
     start_s = steps.get("started_unix_s") or scalars[0].wall_time
     scalars = [scalar for scalar in scalars if scalar.wall_time >= start_s]
-    return Curve([s.step for s in scalars], [s.wall_time - start_s for s in scalars], [s.value for s in scalars])
+    seconds = (outcome.value(STEP_TIME) or 0.0) / 1e3
+    # Steps are counted from zero.
+    passed = [(scalar.step + 1) * seconds for scalar in scalars]
+    return Curve([scalar.step for scalar in scalars], passed, [scalar.value for scalar in scalars])
 
 
 def draw(folder: Path, outcomes: Sequence[Outcome]) -> Path:
@@ -49,7 +56,7 @@ def draw(folder: Path, outcomes: Sequence[Outcome]) -> Path:
         by_step.plot(curve.steps, curve.values, color=color, label=outcome.strategy)
         by_time.plot(curve.seconds, curve.values, color=color, label=outcome.strategy)
     label_curves(by_step, "training loss by step", "step")
-    label_curves(by_time, "training loss by time", "seconds since the start of fit")
+    label_curves(by_time, "training loss by time", "seconds of training steps, by their median time")
     names, colors = [outcome.strategy for _, outcome in done], [color for color, _ in done]
     times = [outcome.value(STEP_TIME) for _, outcome in done]
     draw_bars(step_time, "time of a training batch (median), ms", names, colors, times)
