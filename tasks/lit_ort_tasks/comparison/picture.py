@@ -18,8 +18,8 @@ from lit_ort_tasks.comparison.outcome import ADDED_MEMORY, STEP_TIME, Outcome
 class Curve:
     """A metric over a run: steps, seconds of training until then, values; of equal length.
 
-    The seconds are those of as many steps of the median time, so that the load of the machine and validations during one
-    of the runs don't count.
+    The seconds are those of as many steps of the median time, so that other load of the machine and validations during
+    a run don't count.
     """
 
     steps: list[int]
