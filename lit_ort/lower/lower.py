@@ -28,7 +28,7 @@ from lit_ort.joint.phases import SOURCE, PhaseGraph
 from lit_ort.lower.emitter import Emitter
 from lit_ort.lower.engines import onnx_nodes
 from lit_ort.lower.model import ModelBuilder
-from lit_ort.lower.native_operators import memory_base, memory_of_inputs, native_lowering_of, obstacle
+from lit_ort.lower.native_operators import memory_base, memory_of_inputs, native_lowering_of, obstacle, permuted_base
 from lit_ort.lower.operators import Lowering, lowering_of
 from lit_ort.lower.small_phases import without_session
 from lit_ort.lower.symbolic_terms import SymbolSources, term_of, terms_of
@@ -343,8 +343,13 @@ class _Lowering:
         return name
 
     def _native_output(self, node: fx.Node) -> ResultType:
-        base = memory_base(node)
-        name, dtype, shape = self._name_of(base), node.meta["val"].dtype, base.meta["val"].shape
+        base, dtype = permuted_base(node), node.meta["val"].dtype
+        if base is None or (base not in self._orders and not base.meta["val"].is_contiguous()):
+            base = memory_base(node)
+            name, shape = self._name_of(base), base.meta["val"].shape
+        else:
+            name, shape = self._name_in_memory(base), base.meta["val"].shape
+            shape = [shape[dim] for dim in self._orders.get(base, range(len(shape)))]
         if base.op in ("placeholder", "get_attr") or name in self._output_names:
             name = self._builder.node("Identity", [name], "output")
         self._output_names.add(name)

@@ -111,6 +111,15 @@ def memory_of_inputs(region: fx.Node) -> list[fx.Node | None]:
     return [_memory_of(node, one) for node, one in zip(nodes, strides, strict=True)]
 
 
+def permuted_base(node: fx.Node) -> fx.Node | None:
+    """The result of an operator whose memory has the elements of a permutation of it in their order; None otherwise."""
+    value, base = node.meta["val"], node
+    while is_view(base) and base.target in _PERMUTES:
+        base = first_argument(base)
+    is_result = base is not node and base.op == "call_function" and not is_view(base)
+    return base if is_result and value.is_contiguous() and _is_dense(base.meta["val"]) else None
+
+
 def _memory_of(node: fx.Node, strides: Sequence[Any] | None) -> fx.Node | None:
     """The value whose memory a region reads, through views of all its elements in the order of memory."""
     base, value = _whole_base(node), node.meta["val"]

@@ -10,6 +10,7 @@ Saves ONNX Runtime's Slice and Transpose, one after the other on one thread: for
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 
 import torch
 from torch import fx
@@ -23,7 +24,8 @@ from lit_ort._compat.torch_fx import (
     recomputed_example,
     size_node,
 )
-from lit_ort.lower.native_operators import memory_base, memory_of_inputs, without_transposes
+from lit_ort._compat.torch_sizes import inverse_order, memory_order
+from lit_ort.lower.native_operators import memory_base, memory_of_inputs, permuted_base, without_transposes
 from lit_ort.ops.region_operator import REGION
 from lit_ort.passes.fuse_regions import MATMULS, region_that_copies
 
@@ -41,7 +43,7 @@ def copy_views(graph: fx.Graph) -> None:
             factors = [copier.read(node, factor, without_transposes(factor)) for factor in (left, right)]  # type: ignore[arg-type]
             node.args = (*(copier.read(node, one, one) for one in added), *factors)  # type: ignore[arg-type]
         elif node.op == "output":
-            node.args = fx.map_arg(node.args, lambda one, output=node: copier.read(output, one, one))
+            node.args = fx.map_arg(node.args, lambda one, output=node: copier.returned(output, one))
 
 
 class _Copier:
@@ -73,6 +75,10 @@ class _Copier:
                 copy.meta["val"] = recomputed_example(copy)
         return copy
 
+    def returned(self, output: fx.Node, node: fx.Node) -> fx.Node:
+        """A result, as a copy unless an operator has left its elements in this order."""
+        return self.read(output, node, node) if permuted_base(node) is None else node
+
     def copied(self, user: fx.Node, view: fx.Node | None) -> fx.Node | None:
         """The copy of a view, before an operator that reads it; None if it is no view, or a region can't copy it."""
         if view is None or not is_view(view):
@@ -82,14 +88,20 @@ class _Copier:
         return self._copies[view]
 
     def _copy(self, user: fx.Node, view: fx.Node) -> fx.Node | None:
-        base, module = _views_alone(view)
+        path, base = list[fx.Node](), view
+        while is_view(base):
+            path.append(base)
+            base = first_argument(base)
         # Sessions have their inputs in the order of elements, whatever the strides of the trace.
-        if base.op == "call_function" and not base.meta["val"].is_contiguous():
+        order = memory_order(base.meta["val"]) if base.op == "call_function" else None
+        if base.op == "call_function" and order is None:
             return None
-        region = region_that_copies(module)
+        region = region_that_copies(_views_alone(path[::-1], order))
         if region is None:
             return None
         with self._graph.inserting_before(user):
+            if order is not None and order != sorted(order):
+                base = _permuted(self._graph, base, order)
             _, text, sizes = region.args
             given = [size_node(self._graph, example_of(one)) if isinstance(one, fx.Node) else one for one in sizes]  # type: ignore[union-attr]
             call = self._graph.call_function(REGION, ([base], text, given))
@@ -102,15 +114,23 @@ class _Copier:
         return copy
 
 
-def _views_alone(view: fx.Node) -> tuple[fx.Node, fx.GraphModule]:
-    """The value of which a node is a view, and a graph that makes the view of its only input."""
-    path, base = list[fx.Node](), view
-    while is_view(base):
-        path.append(base)
-        base = first_argument(base)
-    graph = fx.Graph()
-    copies = {base: graph.placeholder("base")}
-    copies[base].meta["val"] = base.meta["val"]
+def _permuted(graph: fx.Graph, node: fx.Node, order: list[int]) -> fx.Node:
+    permuted = graph.call_function(torch.ops.aten.permute.default, (node, order))
+    permuted.meta["val"] = node.meta["val"].permute(order)
+    return permuted
+
+
+def _views_alone(path: Sequence[fx.Node], order: list[int] | None) -> fx.GraphModule:
+    """A graph that makes views, one of the other, of its only input.
+
+    Args:
+        path: the views.
+        order: the order of memory of the dimensions of what the first one is a view of, in which the input has them.
+    """
+    base, graph = first_argument(path[0]), fx.Graph()
+    value, copy = base.meta["val"], graph.placeholder("base")
+    copy.meta["val"] = value if order is None else value.permute(order)
+    copies = {base: copy if order is None else _permuted(graph, copy, inverse_order(order))}
 
     def copied(node: fx.Node) -> fx.Node:
         if node not in copies:
@@ -118,7 +138,7 @@ def _views_alone(view: fx.Node) -> tuple[fx.Node, fx.GraphModule]:
             copies[node] = size_node(graph, example_of(node))
         return copies[node]
 
-    for link in reversed(path):
+    for link in path:
         copies[link] = graph.node_copy(link, copied)
-    graph.output([copies[view]])
-    return base, fx.GraphModule(torch.nn.Module(), graph)
+    graph.output([copies[path[-1]]])
+    return fx.GraphModule(torch.nn.Module(), graph)

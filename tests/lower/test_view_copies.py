@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_ort.backend import build
 from lit_ort.lower import native_operators
@@ -102,6 +102,23 @@ def test_views_of_any_sizes(operators: list[str]) -> None:
         assert_same(function, compiled, torch.randn(rows, length, 8), torch.randn(24, 3))
     assert len(engine.compile_log.graphs) == 1
     assert not {"Slice", "Transpose"} & set(operators)
+
+
+def test_results_in_the_order_of_memory_of_an_operator(operators: list[str]) -> None:
+    """The channels of a convolution are last in memory."""
+    convolution = nn.Conv2d(8, 8, 3).requires_grad_(False)
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        images = convolution(x.contiguous(memory_format=torch.channels_last))
+        rows = images.permute(0, 2, 3, 1)
+        return rows, images.relu().permute(0, 2, 3, 1), (rows.reshape(-1, 8)[:, :4] @ rows[0, 0, :4, :4]).exp()
+
+    x = torch.randn(2, 8, 9, 9)
+    expected, actual = function(x), torch.compile(function, backend=backend())(x)
+    for one, other in zip(actual, expected, strict=True):
+        assert relative_error(one.detach(), other.detach()) < 1e-5
+        assert one.stride() == other.stride()
+    assert "Transpose" not in operators
 
 
 def test_a_transposed_gradient_of_a_weight(operators: list[str]) -> None:
