@@ -13,6 +13,7 @@ from torch import fx
 from torch.fx.node import has_side_effect
 
 from lit_ort._compat.interpolation import whole_interpolations
+from lit_ort._compat.patching import replaced
 from lit_ort._compat.torch_ops import OpOverload
 
 # Metadata by which the partitioners recognize nodes of the backward.
@@ -210,11 +211,13 @@ def partition(module: fx.GraphModule, results: int, budget: float | None) -> tup
     """
     from torch._functorch import config, partitioners
 
-    if budget is None:
-        return partitioners.default_partition(module, (), num_fwd_outputs=results)
-    # Its elimination of common subexpressions merges 0.0 and -0.0.
-    with config.patch(activation_memory_budget=budget, cse=False):
-        return partitioners.min_cut_rematerialization_partition(module, (), num_fwd_outputs=results)
+    # A recomputed operator draws the same numbers again as it is, by its stream.
+    with replaced(partitioners, "functionalize_rng_ops", lambda _, forward, backward, *__: (forward, backward)):
+        if budget is None:
+            return partitioners.default_partition(module, (), num_fwd_outputs=results)
+        # Its elimination of common subexpressions merges 0.0 and -0.0.
+        with config.patch(activation_memory_budget=budget, cse=False):
+            return partitioners.min_cut_rematerialization_partition(module, (), num_fwd_outputs=results)
 
 
 def mark_recomputed(node: fx.Node, region: int) -> None:

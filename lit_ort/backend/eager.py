@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.node import map_aggregate
+from torch.utils import checkpoint
 
 from lit_ort._compat.devices import CPU, device_of
 from lit_ort._compat.torch import enter_autocast, exit_autocast
 from lit_ort._compat.torch_fx import returned_by
 from lit_ort._compat.value_checks import FAILED
+from lit_ort.capture.inlined_checkpoints import CHECKPOINT
 from lit_ort.capture.numbers import copy_graph
 from lit_ort.options import BF16_MIXED
 from lit_ort.runtime.program import tensors_of
@@ -34,7 +36,7 @@ def autocast_for(precision: str, device: torch.device = CPU) -> AbstractContextM
 def run_in_eager(graph_module: fx.GraphModule, arguments: Sequence[Any], precision: str) -> Any:
     """Runs a graph, under autocast if the precision needs it. The outputs have the dtypes that Dynamo expects."""
     try:
-        return _run(graph_module, graph_module, arguments, precision)
+        return _run(graph_module, _call_of(graph_module), arguments, precision)
     except (IndexError, RuntimeError):
         raise_for_failed_check(graph_module, arguments, precision)
         raise
@@ -64,7 +66,27 @@ def raise_for_failed_check(graph_module: fx.GraphModule, arguments: Sequence[Any
             _run(graph_module, interpreter.run, arguments, precision)
 
 
-class _ToFailedCheck(fx.Interpreter):
+class _Interpreter(fx.Interpreter):
+    """Runs a graph with activation checkpoints, whose recomputation draws the numbers of the forward again.
+
+    torch's operator for a checkpoint leaves the state of the generator to compilers.
+    """
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target is not CHECKPOINT:
+            return super().call_function(target, args, kwargs)
+        body, *given = args
+        context = body.meta.get("_checkpoint_context_fn")
+        options = {**kwargs, "use_reentrant": False, **({} if context is None else {"context_fn": context})}
+        return checkpoint.checkpoint(lambda *inputs: _Interpreter(body).run(*inputs), *given, **options)
+
+
+def _call_of(graph_module: fx.GraphModule) -> Callable[..., Any]:
+    has_checkpoints = any(node.target is CHECKPOINT for node in graph_module.graph.nodes)
+    return _Interpreter(graph_module).run if has_checkpoints else graph_module
+
+
+class _ToFailedCheck(_Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
         if FAILED in n.meta and value:
@@ -113,7 +135,7 @@ def _in_wider(graph_module: fx.GraphModule, arguments: Sequence[Any], narrow: to
             node.args = map_aggregate(node.args, widened)
             node.kwargs = map_aggregate(node.kwargs, widened)
     with torch.autocast(device_of(tensors_of(arguments)).type, enabled=False):
-        return fx.GraphModule(graph_module, graph)(*map(widened, arguments))
+        return _call_of(fx.GraphModule(graph_module, graph))(*map(widened, arguments))
 
 
 def _as_example(value: Any, example: Any) -> Any:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import copy
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import lit_ort
+from lit_ort.backend import build
 from lit_ort.backend.backend import ORTBackend
-from lit_ort.errors import OptionsError
+from lit_ort.errors import CompileError, LitOrtWarning, OptionsError
 from lit_ort.options import ORTOptions
 from tests.compare import TOLERANCE, assert_same_step, backend, gradients, relative_error
 from tests.hf_models import CASES
@@ -226,3 +230,55 @@ def test_the_cache_distinguishes_recompute(tmp_path: Path) -> None:
         outcomes.append((engine.compile_log.graphs[0].cache, copied_nodes(engine) > 0))
         torch.compiler.reset()
     assert outcomes == [("written", False), ("written", True), ("read", True)]
+
+
+DRAWING: dict[str, Callable[[Tensor], Tensor]] = {
+    "dropout": lambda x: F.dropout(x, 0.5),
+    "dropout of rows": lambda x: F.dropout1d(x[None], 0.5)[0],
+    "alpha dropout": lambda x: F.alpha_dropout(x, 0.5, True),
+    "noise": lambda x: x + torch.randn_like(x),
+    "a mask": lambda x: x * (torch.rand(6) > 0.5),
+    "rows": lambda x: x * x[torch.randint(4, (4,))],
+    "rrelu": lambda x: F.rrelu(x, training=True),
+}
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["one", "nested"])
+@pytest.mark.parametrize("kind", ["fused", "split", "eager", "recompute"])
+@pytest.mark.parametrize("name", DRAWING)
+def test_the_recomputation_draws_the_numbers_of_the_forward(
+    name: str, kind: str, nested: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gradient is the slope of what the forward computes with these numbers."""
+    layer = nn.Linear(6, 6, dtype=torch.float64)
+
+    def inner(x: Tensor) -> Tensor:
+        return DRAWING[name](layer(x)).tanh()
+
+    def outer(x: Tensor) -> Tensor:
+        return checkpoint(inner, x * 2, use_reentrant=False) if nested else inner(x * 2)
+
+    def step(x: Tensor) -> Tensor:
+        result = checkpoint(outer, x, use_reentrant=False)
+        return result if kind == "split" else result.square().sum()
+
+    if kind == "eager":
+
+        def refuse(self: object) -> None:
+            raise CompileError("as a test", remedy="none")
+
+        monkeypatch.setattr(build._Build, "run", refuse)
+    options = {"fallback": "warn" if kind == "eager" else "error", "recompute": 0.5 if kind == "recompute" else None}
+    compiled = torch.compile(step, backend=backend(**options))
+
+    def loss(x: Tensor) -> Tensor:
+        torch.manual_seed(1)
+        result = compiled(x)
+        return result.square().sum() if kind == "split" else result
+
+    x, direction = torch.linspace(-1, 1, 24).view(4, 6).double(), torch.randn(4, 6, dtype=torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LitOrtWarning)
+        (gradient,) = torch.autograd.grad(loss(leaf := x.clone().requires_grad_()), leaf)
+        ends = [loss((x + sign * 1e-6 * direction).requires_grad_()).detach() for sign in (1, -1)]
+    torch.testing.assert_close((gradient * direction).sum(), (ends[0] - ends[1]) / 2e-6, rtol=1e-4, atol=1e-4)
