@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from lit_ort._compat.devices import device_of
 from lit_ort._compat.torch import TorchDispatchMode
 from lit_ort._compat.torch_fx import inputs_of
 from lit_ort.backend.eager import in_float32, in_float64, run_in_eager
@@ -197,7 +198,8 @@ def _outputs_and_gradients(
         else argument
         for argument in arguments
     ]
-    with seeded(0), nullcontext() if mode is None else mode:
+    device = device_of(tensors_of(arguments))
+    with seeded(0, device=device), nullcontext() if mode is None else mode:
         returned = function(*copies)
         outputs = [output for output in returned if isinstance(output, torch.Tensor)]
         values = {f"output {k}": output.detach() for k, output in enumerate(outputs)}

@@ -218,18 +218,17 @@ def _added_matmul(e: Emitter) -> str:
 
 
 def _factor(e: Emitter, node: fx.Node) -> tuple[str, bool]:
-    """The value of a factor, and whether it is to be transposed."""
-    whole, is_transposed = node, False
-    while _transposes(whole):
-        whole, is_transposed = first_argument(whole), not is_transposed
+    """The name of a factor, and whether it is to be transposed."""
+    whole, is_transposed = untransposed(node)
     return e.value(whole), is_transposed
 
 
-def without_transposes(factor: fx.Node) -> fx.Node:
-    """The value of which a matmul reads the elements in order, whether or not it transposes it."""
+def untransposed(factor: fx.Node) -> tuple[fx.Node, bool]:
+    """The value of which a matmul reads the elements in order, and whether it transposes it."""
+    is_transposed = False
     while _transposes(factor):
-        factor = first_argument(factor)
-    return factor
+        factor, is_transposed = first_argument(factor), not is_transposed
+    return factor, is_transposed
 
 
 def _transposes(node: fx.Node) -> bool:

@@ -10,7 +10,6 @@ Saves ONNX Runtime's Slice and Transpose, one after the other on one thread: for
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 
 import torch
 from torch import fx
@@ -25,7 +24,8 @@ from lit_ort._compat.torch_fx import (
     size_node,
 )
 from lit_ort._compat.torch_sizes import inverse_order, memory_order
-from lit_ort.lower.native_operators import memory_base, memory_of_inputs, permuted_base, without_transposes
+from lit_ort.lower.native_operators import memory_base, memory_of_inputs, permuted_base, untransposed
+from lit_ort.lower.torch_nodes import base_of
 from lit_ort.ops.region_operator import REGION
 from lit_ort.passes.fuse_regions import MATMULS, region_that_copies
 
@@ -40,7 +40,7 @@ def copy_views(graph: fx.Graph) -> None:
             node.args = ([copier.copied(node, memory) or tensor for tensor, memory in read], *rest)
         elif node.target in MATMULS:
             *added, left, right = node.args
-            factors = [copier.read(node, factor, without_transposes(factor)) for factor in (left, right)]  # type: ignore[arg-type]
+            factors = [copier.read(node, factor, untransposed(factor)[0]) for factor in (left, right)]  # type: ignore[arg-type]
             node.args = (*(copier.read(node, one, one) for one in added), *factors)  # type: ignore[arg-type]
         elif node.op == "output":
             node.args = fx.map_arg(node.args, lambda one, output=node: copier.returned(output, one))
@@ -64,16 +64,18 @@ class _Copier:
         copy = self.copied(user, base)
         if copy is None:
             return node
-        path, link = list[fx.Node](), node
-        while link is not base:
-            path.append(link)
-            link = first_argument(link)
         with self._graph.inserting_before(user):
-            for link in reversed(path):
-                replaced = {first_argument(link): copy}
-                copy = self._graph.node_copy(link, lambda one, known=replaced: known.get(one, one))
-                copy.meta["val"] = recomputed_example(copy)
-        return copy
+            return self._viewed(node, base, copy)
+
+    def _viewed(self, view: fx.Node, base: fx.Node, copy: fx.Node) -> fx.Node:
+        """A view of `base`, of its copy instead."""
+        if view is base:
+            return copy
+        source = first_argument(view)
+        viewed = self._viewed(source, base, copy)
+        result = self._graph.node_copy(view, lambda one: viewed if one is source else one)
+        result.meta["val"] = recomputed_example(result)
+        return result
 
     def returned(self, output: fx.Node, node: fx.Node) -> fx.Node:
         """A result, as a copy unless an operator has left its elements in this order."""
@@ -88,57 +90,50 @@ class _Copier:
         return self._copies[view]
 
     def _copy(self, user: fx.Node, view: fx.Node) -> fx.Node | None:
-        path, base = list[fx.Node](), view
-        while is_view(base):
-            path.append(base)
-            base = first_argument(base)
+        base = base_of(view)
+        value = base.meta["val"]
         # Sessions have their inputs in the order of elements, whatever the strides of the trace.
-        order = memory_order(base.meta["val"]) if base.op == "call_function" else None
-        if base.op == "call_function" and order is None:
-            return None
-        region = region_that_copies(_views_alone(path[::-1], order))
-        if region is None:
+        order = memory_order(value) if base.op == "call_function" else list(range(value.dim()))
+        region = None if order is None else region_that_copies(_view_alone(view, base, order))
+        if order is None or region is None:
             return None
         with self._graph.inserting_before(user):
-            if order is not None and order != sorted(order):
-                base = _permuted(self._graph, base, order)
+            base = _permuted(self._graph, base, order)
             _, text, sizes = region.args
             given = [size_node(self._graph, example_of(one)) if isinstance(one, fx.Node) else one for one in sizes]  # type: ignore[union-attr]
             call = self._graph.call_function(REGION, ([base], text, given))
             copy = self._graph.call_function(operator.getitem, (call, 0))
-            call.meta.update(view.meta)
-            call.meta["val"] = region.meta["val"]
-            value = view.meta["val"]
+            call.meta.update({**view.meta, "val": region.meta["val"]})
             with self._mode:
-                copy.meta["val"] = torch.empty(value.shape, dtype=value.dtype)
+                copy.meta["val"] = torch.empty(view.meta["val"].shape, dtype=value.dtype)
         return copy
 
 
 def _permuted(graph: fx.Graph, node: fx.Node, order: list[int]) -> fx.Node:
+    if order == sorted(order):
+        return node
     permuted = graph.call_function(torch.ops.aten.permute.default, (node, order))
     permuted.meta["val"] = node.meta["val"].permute(order)
     return permuted
 
 
-def _views_alone(path: Sequence[fx.Node], order: list[int] | None) -> fx.GraphModule:
-    """A graph that makes views, one of the other, of its only input.
+def _view_alone(view: fx.Node, base: fx.Node, order: list[int]) -> fx.GraphModule:
+    """A graph that makes a view of its only input.
 
     Args:
-        path: the views.
-        order: the order of memory of the dimensions of what the first one is a view of, in which the input has them.
+        view, base: the view, and what it is a view of.
+        order: the order of memory of the dimensions of `base`, in which the input has them.
     """
-    base, graph = first_argument(path[0]), fx.Graph()
-    value, copy = base.meta["val"], graph.placeholder("base")
-    copy.meta["val"] = value if order is None else value.permute(order)
-    copies = {base: copy if order is None else _permuted(graph, copy, inverse_order(order))}
+    graph = fx.Graph()
+    given = graph.placeholder("base")
+    given.meta["val"] = base.meta["val"].permute(order)
+    copies = {base: _permuted(graph, given, inverse_order(order))}
 
     def copied(node: fx.Node) -> fx.Node:
         if node not in copies:
-            assert is_size(node), node
-            copies[node] = size_node(graph, example_of(node))
+            is_number = is_size(node)
+            copies[node] = size_node(graph, example_of(node)) if is_number else graph.node_copy(node, copied)
         return copies[node]
 
-    for link in path:
-        copies[link] = graph.node_copy(link, copied)
-    graph.output([copies[path[-1]]])
+    graph.output([copied(view)])
     return fx.GraphModule(torch.nn.Module(), graph)

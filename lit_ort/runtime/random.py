@@ -116,14 +116,13 @@ class SeededDropout(TorchDispatchMode):
 
     def __init__(self, seed: int, device: torch.device) -> None:
         super().__init__()
-        self.found = False
-        self._seeded, self._stack = seeded(seed, device=device), ExitStack()
+        self.found, self._seed, self._device, self._stack = False, seed, device, ExitStack()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func in WITHOUT_DROPOUT and not self.found:
+        if not self.found and func in WITHOUT_DROPOUT:
             self.found = True
-            self._stack.enter_context(self._seeded)
-        elif torch.Tag.nondeterministic_seeded in func.tags and not self.found:
+            self._stack.enter_context(seeded(self._seed, device=self._device))
+        elif not self.found and torch.Tag.nondeterministic_seeded in func.tags:
             note_draw()
         return func(*args, **(kwargs or {}))
 
