@@ -62,7 +62,11 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--size", choices=SIZES, default=SMALL, help="size of the models")
     parser.add_argument(
-        "--baselines", nargs="+", choices=BASELINES, default=BASELINES, help="what to time; ONNX Runtime is always checked"
+        "--baselines",
+        nargs="+",
+        choices=BASELINES,
+        default=BASELINES,
+        help="what to time; ONNX Runtime is always checked",
     )
     parser.add_argument("--rounds", type=int, default=30, help="timed steps of each baseline")
     parser.add_argument("--bf16", action="store_true", help="run under autocast to bfloat16")

@@ -98,7 +98,8 @@ class GraphNetwork(nn.Module):
 
     def forward(self, nodes: Tensor, edges: Tensor, y: Tensor) -> Tensor:
         source, target = edges
-        counts = torch.zeros(len(nodes)).index_add(0, target, torch.ones(len(target))).clamp(min=1)
+        ones = torch.ones(len(target), device=nodes.device)
+        counts = torch.zeros_like(nodes[:, 0]).index_add(0, target, ones).clamp(min=1)
         for layer in self.layers:
             sums = torch.zeros_like(nodes).index_add(0, target, nodes[source])
             nodes = F.dropout(layer(torch.cat([nodes, sums / counts[:, None]], 1)).relu(), 0.1, self.training)
@@ -120,7 +121,7 @@ class TabularTransformer(nn.Module):
 
     def forward(self, numbers: Tensor, kinds: Tensor, y: Tensor) -> Tensor:
         columns = numbers[..., None] * self.numbers + self.offsets
-        words = self.kinds(kinds + torch.arange(10) * 50)
+        words = self.kinds(kinds + torch.arange(10, device=kinds.device) * 50)
         token = self.token.expand(len(numbers), 1, -1)
         hidden = self.body(torch.cat([token, columns, words], 1))
         return F.mse_loss(self.head(hidden[:, 0]).squeeze(1), y)

@@ -27,3 +27,9 @@ def generator_of(device: torch.device) -> torch.Generator:
         return torch.default_generator
     torch.cuda.init()
     return torch.cuda.default_generators[device.index or 0]
+
+
+def wait_for(device: torch.device) -> None:
+    """Waits until a device that computes asynchronously has done what was called."""
+    if not is_cpu(device):
+        torch.accelerator.synchronize(device)

@@ -43,6 +43,7 @@ from lit_ort.backend.forms import Forms
 from lit_ort.backend.request import Request
 from lit_ort.backend.tracing_settings import tracing_for
 from lit_ort.backend.verify import Check
+from lit_ort.capture.associative_scans import decompose_associative_scans
 from lit_ort.capture.attributes import attributes_as_inputs
 from lit_ort.capture.derivatives import refuse_derivatives
 from lit_ort.capture.dimensions import changing_dimensions
@@ -303,6 +304,7 @@ class CompiledGraph:
 
     def __init__(self, backend: ORTBackend, graph_module: fx.GraphModule) -> None:
         self._backend = backend
+        decompose_associative_scans(graph_module)
         self._original, self._attributes = attributes_as_inputs(graph_module)
         self._compiled = 0
         self._executables: dict[tuple[Any, ...], Executable | None] = {}

@@ -144,6 +144,11 @@ class StepChoice:
         """The way of all calls that follow, or None while that is open."""
         return self._way if self._turn >= _SETTLED else None
 
+    @property
+    def is_measuring(self) -> bool:
+        """Whether the time of a call decides about the calls that follow, so that it has to include all of its work."""
+        return self.settled_way is None and (self._turn > 0 or self._calls[EAGER] <= FIRST_CALLS)
+
     def _is_faster_compiled(self) -> bool:
         """Whether the calls that neither compiled code nor ran in part in eager were faster than those in eager."""
         eager, compiled = (self._seconds[way] for way in (EAGER, COMPILED))
@@ -254,10 +259,12 @@ class Stopwatch:
 
     Args:
         compiled_seconds: returns the seconds of compiling so far.
+        wait: waits for the device. It is called only where times are compared, since it keeps the next step from being
+            prepared meanwhile.
     """
 
-    def __init__(self, compiled_seconds: Callable[[], float]) -> None:
-        self._compiled_seconds = compiled_seconds
+    def __init__(self, compiled_seconds: Callable[[], float], wait: Callable[[], None]) -> None:
+        self._compiled_seconds, self._wait = compiled_seconds, wait
         self._current: tuple[StepChoice, str, float, float] | None = None
         self._end = 0.0
 
@@ -265,6 +272,8 @@ class Stopwatch:
     def timing(self, choice: StepChoice, way: str) -> Iterator[None]:
         """Times a call; one that raises doesn't count."""
         self._current = None
+        if choice.is_measuring:
+            self._wait()
         start, compiled = perf_counter(), self._compiled_seconds()
         yield
         self._current = choice, way, start, compiled
@@ -272,6 +281,8 @@ class Stopwatch:
 
     def lap(self) -> None:
         """The latest call ends here, or later."""
+        if self._current is not None and self._current[0].is_measuring:
+            self._wait()
         self._end = perf_counter()
 
     def stop(self) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from lit_ort._compat.devices import wait_for
 from lit_ort._compat.lightning import checks_logged_values_at_once, is_from_lightning
 from lit_ort._compat.repeated_logs import RepeatedLogs
 from lit_ort.backend.events import DISABLED
@@ -59,7 +60,7 @@ class CompiledSteps:
         self._choice_of = choice_of
         self._choices: dict[tuple[str, tuple[Any, ...]], StepChoice] = {}
         self._has_dropout: bool | None = None
-        self._stopwatch = Stopwatch(lambda: compile_log.watch.total)
+        self._stopwatch = Stopwatch(lambda: compile_log.watch.total, lambda: wait_for(module.device))
 
     def run(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Calls a step. Its calls of `log` reach Lightning after the step has run, in the same order.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -163,6 +164,19 @@ def test_processes_decide_at_the_same_calls() -> None:
     answers = [False, False, True, False]
     assert decisions(LONG, answers) == decisions(1e-5, answers)
     assert asked[0] == asked[1] == [FIRST_CALLS, 4, 8, 8 + 2 * TURNS]
+
+
+def test_a_device_is_waited_for_while_times_are_compared() -> None:
+    waits: list[str] = []
+    choice = StepChoice("training_step", lambda: 1e6, 100)
+    stopwatch = jit.Stopwatch(lambda: 0.0, lambda: waits.append("wait"))
+    for _ in range(1 + FIRST_CALLS + 2 * TURNS + 50):
+        with stopwatch.timing(choice, choice.next_way()):
+            sleep(1e-3 if choice.settled_way is None else 0)
+        stopwatch.stop()
+    assert choice.settled_way is not None
+    # Before and after a call, of which the very first one is not counted among the first.
+    assert FIRST_CALLS + 2 * TURNS <= len(waits) / 2 <= FIRST_CALLS + 2 * TURNS + 2
 
 
 def test_operators_are_counted() -> None:
