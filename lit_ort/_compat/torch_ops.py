@@ -19,6 +19,13 @@ aten = torch.ops.aten
 AUTOGRAD_FUNCTION: Any = autograd_function_apply
 # Operators whose results depend on the strides of their first argument.
 BY_STRIDES = frozenset({aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default})
+# Kernels of GPUs that need an order of memory for some arguments: attention reads the rows of its mask.
+BY_ROWS = frozenset(
+    {
+        aten._scaled_dot_product_efficient_attention.default,
+        aten._scaled_dot_product_efficient_attention_backward.default,
+    }
+)
 # Operators whose results share memory, which AOTAutograd ignores, and the same operators as views.
 SAFE_SPLITS: Mapping[object, OpOverload] = MappingProxyType(
     {

@@ -16,8 +16,8 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch_aot import is_of_backward
-from lit_ort._compat.torch_fx import arguments_of, strides_of
-from lit_ort._compat.torch_ops import BY_STRIDES
+from lit_ort._compat.torch_fx import arguments_of, is_view, strides_of
+from lit_ort._compat.torch_ops import BY_ROWS, BY_STRIDES
 from lit_ort.runtime.argument_codec import exact
 
 aten = torch.ops.aten
@@ -97,8 +97,15 @@ def _replacement(node: fx.Node) -> fx.Node | None:
 
 def _changes_strides(node: fx.Node, replacement: fx.Node) -> bool:
     """Whether an operator that depends on a node's strides would read others."""
-    is_read = any(user.target in BY_STRIDES for user in node.users)
-    return is_read and strides_of(node.meta["val"]) != strides_of(replacement.meta["val"])
+    return strides_of(node.meta["val"]) != strides_of(replacement.meta["val"]) and _is_read_by_strides(node)
+
+
+def _is_read_by_strides(node: fx.Node) -> bool:
+    """Whether an operator depends on the strides of a node, or of a view of it."""
+    return any(
+        user.target in BY_STRIDES or user.target in BY_ROWS or (is_view(user) and _is_read_by_strides(user))
+        for user in node.users
+    )
 
 
 def _first(node: fx.Node) -> fx.Node | None:

@@ -94,8 +94,8 @@ class SingleDeviceMixin(ORTMixin):
                     f"optimizer_in_graph=True on {device}, but it supports only the CPU. Leave it out on this device."
                 )
             warnings.warn(
-                f"strategy='ort' on {device} has not been measured by this project so far. Use verify_first_step=True "
-                "to compare it with eager, and python -m benchmarks.gpu to measure it.",
+                f"strategy='ort' on {device} is not faster than eager PyTorch, since all operators are torch's there, "
+                "see docs/engines.md#on-a-gpu. Use it on CPUs, or leave it out on this device.",
                 LitOrtWarning,
                 stacklevel=2,
             )

@@ -10,10 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 from lit_ort.fusions import fusion_pipeline as fusions
 from lit_ort.passes import pass_pipeline as passes
+from lit_ort.passes.canonicalize import canonicalize
 from tests.compare import assert_same_call, assert_same_step, backend
 from tests.passes.reports import report_of
 
@@ -56,6 +58,25 @@ def test_canonicalize_removes_operators_without_effect() -> None:
     for target in ("_to_copy.default", "view.default", "add.Tensor", "full.default"):
         assert f"aten.{target}" not in graph.torch_operators
     assert "Add" not in graph.operators_after
+
+
+def test_canonicalize_keeps_copies_whose_views_are_read_by_strides() -> None:
+    def strided(m: Any, x: Tensor) -> Tensor:
+        columns = x.t().contiguous()
+        return m.linear(columns.unsqueeze(0).as_strided((2, WIDTH), (3, 1), 2)).square().sum()
+
+    assert_same_step(Module(), strided, torch.randn(6, WIDTH))
+
+
+def test_canonicalize_keeps_copies_of_masks_for_attention_on_gpus() -> None:
+    def attention(q: Tensor, bias: Tensor) -> Tensor:
+        mask = bias.permute(2, 0, 1).contiguous().unsqueeze(0).expand(4, 3, 16, 16)
+        return torch.ops.aten._scaled_dot_product_efficient_attention(q, q, q, mask, False)[0]
+
+    inputs = torch.randn(4, 3, 16, 8, device="meta"), torch.randn(16, 16, 3, device="meta")
+    traced = make_fx(attention)(*inputs)
+    canonicalize(traced)
+    assert [node.target for node in traced.graph.nodes].count(torch.ops.aten.clone.default) == 1
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0, 2, True, math.inf, math.nan])

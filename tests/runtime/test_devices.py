@@ -152,9 +152,9 @@ def test_optimizer_in_graph_is_rejected_on_a_gpu() -> None:
 
 
 @needs_stock
-def test_a_gpu_warns_that_it_is_not_measured() -> None:
+def test_a_gpu_warns_that_it_is_not_faster() -> None:
     strategy = ORTStrategy()
-    with pytest.warns(LitOrtWarning, match="has not been measured"):
+    with pytest.warns(LitOrtWarning, match="is not faster than eager"):
         strategy.parallel_devices = [torch.device("cuda", 0)]
     assert strategy.root_device == torch.device("cuda", 0)
 
@@ -189,6 +189,6 @@ def test_a_trainer_on_a_gpu() -> None:
         warnings.simplefilter("ignore", LitOrtWarning)
         strategy = ORTStrategy(fallback="error")
         trainer = Trainer(strategy=strategy, accelerator="gpu", devices=1, max_steps=3, logger=False)
-        data = TensorDataset(torch.randn(32, 6), torch.randint(4, (32,)))
-        trainer.fit(Net(), DataLoader(data, batch_size=8))
+        data = DataLoader(TensorDataset(torch.randn(32, 6), torch.randint(4, (32,))), batch_size=8)
+        trainer.fit(Net(), data, data)
     assert {graph.kind for graph in strategy.compile_log.graphs} == {"fused"}
