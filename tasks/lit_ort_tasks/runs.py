@@ -90,6 +90,24 @@ def require_writable(folder: Path) -> None:
         ) from error
 
 
+def discard_refused(folder: Path) -> None:
+    """Deletes the folder of a run that was refused before it began: what Hydra wrote, and folders empty without it.
+
+    Folders outside of `runs/`, and those with a log that is not empty or any other file, stay as they are.
+    """
+    runs, folder = RUNS.resolve(), folder.resolve()
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    kept = [path for path in files if path.parent.name != ".hydra" and (path.suffix != ".log" or path.stat().st_size)]
+    if kept or runs not in folder.parents:
+        return
+    for path in files:
+        path.unlink()
+    for path in (folder / ".hydra", folder, *folder.parents):
+        if path.is_dir() and (any(path.iterdir()) or path == runs.parent):
+            break
+        path.rmdir()
+
+
 def checkpoint_to_resume(ckpt_path: str | None, folder: Path, config: Mapping[str, Any]) -> str | None:
     """The checkpoint of `ckpt_path`; `last` is the newest one of the same task, in this folder or else in runs/.
 

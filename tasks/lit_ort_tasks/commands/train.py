@@ -35,7 +35,7 @@ from lit_ort_tasks.inference import write_inference
 from lit_ort_tasks.overrides import require_usable
 from lit_ort_tasks.records import final_figures, finish_wandb, hyperparameters, record_end, record_start
 from lit_ort_tasks.rules import require_processes, require_rules, require_visible_gradients
-from lit_ort_tasks.runs import RESULTS, checkpoint_to_resume, resume_command
+from lit_ort_tasks.runs import RESULTS, checkpoint_to_resume, discard_refused, resume_command
 
 # What `export=training` writes, and the folder for it.
 TRAINING = "training"
@@ -262,6 +262,7 @@ def run_configured(config: DictConfig) -> float | None:
         # Hydra raises the error of a constructor as the cause of another one.
         for link in (error, error.__cause__):
             if isinstance(link, (InputError, LitOrtError)):
+                discard_refused(folder)
                 sys.exit(f"error: {link}")
         raise
     report(results, folder)

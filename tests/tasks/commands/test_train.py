@@ -46,6 +46,21 @@ def test_only_steps_through_onnx_runtime_are_planned(
         run(monkeypatch, tmp_path / "run", text, "plan_memory=true")
 
 
+@pytest.mark.parametrize("note", [None, "note.txt", "own.log"])
+def test_a_refused_run_leaves_no_folder_unless_it_has_other_files(
+    note: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / "refused"
+    if note is not None:
+        folder.mkdir(parents=True)
+        (folder / note).write_text("of the user")
+    with pytest.raises(SystemExit, match="must be a whole number"):
+        run(monkeypatch, folder, text, "trainer.max_steps=abc")
+    assert (tmp_path / "runs").exists() == (note is not None)
+    assert note is None or (folder / note).read_text() == "of the user"
+
+
 def loss_of(checkpoint: Path, text: Path) -> float:
     """Compute the test loss of a checkpoint without Lightning's loops."""
     data = WikiText2(dir=text, batch_size=4, eval_batch_size=2, bptt=6)
