@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ from tests.tasks.commands.small import start
 pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    # Optuna 2 and SQLAlchemy 2.
-    pytest.mark.filterwarnings("ignore:The ``declarative_base"),
+    # Optuna 2 with SQLAlchemy 1.4.
+    pytest.mark.filterwarnings("ignore:.*not compatible with SQLAlchemy 2.0"),
 ]
 
 
@@ -36,6 +37,15 @@ def test_a_search_finds_the_trial_with_the_smallest_figure(
     assert best.best_value == min(value for value in values if value is not None)
     # The command line of the small model fixes the dropout.
     assert set(best.best_params) == {"optimizer.lr"}
+
+
+def test_a_storage_keeps_the_trials_of_a_study(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path) -> None:
+    storage = f"hydra.sweeper.storage=sqlite:///{tmp_path}/trials.db"
+    for name in ("first", "second"):
+        study = (storage, "hydra.sweeper.study_name=study", "hydra.sweeper.n_trials=1")
+        assert len(search(monkeypatch, tmp_path / name, text, *study)) == 1
+    with sqlite3.connect(tmp_path / "trials.db") as trials:
+        assert trials.execute("select count(*) from trials where state = 'COMPLETE'").fetchone() == (2,)
 
 
 def test_a_trial_whose_loss_is_not_finite_fails_alone(
