@@ -64,7 +64,9 @@ class Explanation:
             parts.append(f"{_count(len(self.eager_functions), 'function')} in eager PyTorch")
         if self.graphs and not self.fallbacks and not self.eager_functions:
             parts.append("no fallback")
-        return ", ".join([*parts, _count(len(self.breaks), "graph break")])
+        by_design = sum(graph_break.by_design for graph_break in self.breaks)
+        parts.append(_count(len(self.breaks) - by_design, "graph break"))
+        return ", ".join([*parts, f"{by_design} by design"] if by_design else parts)
 
     @property
     def times(self) -> str:
@@ -83,13 +85,17 @@ class Explanation:
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """One line for each choice, fallback, graph break, recompile and graph with fixed sizes."""
+        """One line for each choice, fallback, graph break, recompile and graph with fixed sizes.
+
+        But none for a graph for any size, which replaces that of the first batch.
+        """
         reasons = collections.Counter(graph.fallback for graph in self.fallbacks)
+        recompiles = (recompile for recompile in self.recompiles if not recompile.is_for_any_size)
         sizes = {graph.fixed_sizes: graph.name for graph in reversed(self.graphs) if graph.fixed_sizes is not None}
         return (
             *map(str, self.choices),
             *(f"fallback{'' if count == 1 else f', {count} times'}: {reason}" for reason, count in reasons.items()),
-            *map(str, (*self.eager_functions, *self.breaks, *self.recompiles)),
+            *map(str, (*self.eager_functions, *self.breaks, *recompiles)),
             *(f"{name} is compiled for each size separately: {reason}" for reason, name in sizes.items()),
         )
 
@@ -291,6 +297,7 @@ def _joined(parts: Sequence[Explanation]) -> Explanation:
         name: tuple(item for part in parts for item in getattr(part, name))
         for name in ("breaks", "eager_functions", "recompiles", "choices")
     }
-    # A graph that several fits use counts once.
+    # What several fits use counts once.
+    joined |= {name: tuple(dict.fromkeys(joined[name])) for name in ("breaks", "eager_functions", "recompiles")}
     joined["graphs"] = tuple(graph for part in parts for graph in part.graphs if not graph.is_reused)
     return Explanation(clock=Clock(*map(sum, zip(*clocks, strict=True))) if clocks else Clock(), **joined)

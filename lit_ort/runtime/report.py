@@ -136,7 +136,8 @@ class GraphBreak:
 
     def __str__(self) -> str:
         step = "" if self.step is None else f" in {self.step}"
-        return _sentences(f"graph break{step} at {self.place}: {self.reason}", self.remedy)
+        what = "graphs end by design" if self.by_design else "graph break"
+        return _sentences(f"{what}{step} at {self.place}: {self.reason}", self.remedy)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,6 +197,11 @@ class Recompile:
     reason: str
     remedy: str | None = None
     count: int = 1
+
+    @property
+    def is_for_any_size(self) -> bool:
+        """Whether tensors of other sizes led to it, for the first time: the graph that follows is for any size."""
+        return "size mismatch" in self.reason and self.count == 1
 
     def __str__(self) -> str:
         times = "" if self.count == 1 else f" {self.count} times, the last time"

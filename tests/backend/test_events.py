@@ -240,7 +240,10 @@ def test_other_sizes_are_reported_once() -> None:
             compiled(torch.ones(rows))
     (noted,) = notes.lines
     assert "tensor 'x' size mismatch at index 0: expected 2, actual 3." in noted
-    assert explain(engine).recompiles[0].count == 1
+    explanation = explain(engine)
+    assert explanation.recompiles[0].count == 1
+    # Nothing is to be changed.
+    assert explanation.advice == ()
 
 
 def test_sizes_that_are_compiled_separately_are_reported_once() -> None:

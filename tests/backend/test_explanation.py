@@ -22,6 +22,7 @@ def report(name: str, kind: str = "fused", fallback: str | None = None, fixed_si
 
 
 BREAK = GraphBreak("training_step", "model.py:4", "Dynamo can't trace `print`.", "Print in a hook.")
+DESIGNED = GraphBreak("training_step", "model.py:7", "lit_ort runs `Metric.forward` outside of graphs.", by_design=True)
 FUNCTION = EagerFunction("training_step", "loss", "model.py:9", "a loop.")
 AGAIN = Recompile("training_step", "training_step", "model.py:2", "the guard `x` failed.", "Keep it out.", count=2)
 
@@ -37,6 +38,10 @@ AGAIN = Recompile("training_step", "training_step", "model.py:2", "the guard `x`
         (
             Explanation((report("a"), report("b", "eager", "why")), breaks=(BREAK, BREAK)),
             "2 graphs (1 eager, 1 fused), 1 of them in eager PyTorch, 2 graph breaks",
+        ),
+        (
+            Explanation((report("a"),), breaks=(BREAK, DESIGNED)),
+            "1 graph (1 fused), no fallback, 1 graph break, 1 by design",
         ),
         (Explanation((), eager_functions=(FUNCTION,)), "no graph, 1 function in eager PyTorch, no graph break"),
         (
@@ -65,11 +70,12 @@ def test_printed_it_names_what_the_user_can_act_on() -> None:
         report("step_3", fixed_sizes="reason B"),
         report("step_4", fixed_sizes="reason B"),
     )
-    explanation = Explanation(graphs, breaks=(BREAK,), eager_functions=(FUNCTION,), recompiles=(AGAIN,))
+    explanation = Explanation(graphs, breaks=(BREAK, DESIGNED), eager_functions=(FUNCTION,), recompiles=(AGAIN,))
     assert str(explanation).splitlines()[2:] == [
         "fallback, 2 times: reason A",
         "loss of training_step runs in eager PyTorch (model.py:9): a loop.",
         "graph break in training_step at model.py:4: Dynamo can't trace `print`. Print in a hook.",
+        "graphs end by design in training_step at model.py:7: lit_ort runs `Metric.forward` outside of graphs.",
         "training_step was compiled again 2 times, the last time at model.py:2: the guard `x` failed. Keep it out.",
         "step_3 is compiled for each size separately: reason B",
     ]

@@ -26,8 +26,8 @@ The gradients of a graph are torch's: AOTAutograd traces forward and backward in
 operator that torch can differentiate is supported. A graph of matmuls in float32 or float64, views and what regions can
 compute is a *native* session: ONNX Runtime runs it without a call of Python, with compiled regions as custom operators.
 Its matmuls are ONNX Runtime's, on its threads, or, on Intel's CPUs, where they are faster, MKL's in custom operators,
-on the threads of OpenMP that torch's operators use. There, a native session can also call torch for operators of any
-size; on threads of its own, for small ones alone. In every other graph, each operator runs
+on the threads of OpenMP that torch's operators use. On these threads a native session can also call torch for operators
+of any size; one with its own threads calls only small ones. In every other graph, each operator runs
 
 1. as a kernel of ONNX Runtime: the operators of the lowering table below, for the dtypes of the table, if enough of
    them follow each other to outweigh the cost of passing values between torch and ONNX Runtime;
@@ -39,7 +39,7 @@ A graph runs in eager PyTorch, with one warning that states the reason (`fallbac
 (`fallback="error"`), if it
 
 - can't be traced: it chooses between graphs (`torch.cond`), the size of a gradient depends on values, or an input is
-  not a plain dense tensor on the CPU;
+  not a plain dense tensor on a device of the engine (the CPU; with stock onnxruntime also CUDA);
 - changes an input in place that shares memory with another input, or changes the shape of an input;
 - has sparse gradients, or returns a tensor that is not a view of a contiguous result.
 
@@ -48,9 +48,9 @@ graph computes (`torch.autograd.grad(loss, hidden)`, `backward(inputs=[hidden])`
 start if the call is in the compiled function, otherwise from then on. If eager can't repeat the session's run then
 (random numbers, inputs changed in place), an error is raised. The same holds for hooks and `retain_grad()` on a value
 from which the graph computes other results. A graph also runs in eager if the compiled function reads the `grad_fn` of
-one of its values. Outside, the `grad_fn` of a result is a node of the whole graph, and hooks on it raise an error; that
-of a result that is a view is a node of torch's, and `register_hook` on it raises one if the graph computes other
-results from the view.
+one of its values. Outside, the `grad_fn` of a result is a node of the whole graph, and hooks on it raise an error. If
+a result is a view, its `grad_fn` is a node of torch's, and `register_hook` on it raises an error if the graph computes
+other results from the view.
 
 `lit_ort.explain(trainer)` shows where each graph and operator ran. This page is written by
 `python -m tests.zoo.report`, and tests check each of its lines.
