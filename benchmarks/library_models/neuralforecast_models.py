@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 from typing import Any
 
 import neuralforecast.models
 import numpy as np
 import pandas as pd
-import torch
 from neuralforecast import NeuralForecast
 from neuralforecast.losses.pytorch import MQLoss
 from torch import nn
@@ -29,24 +27,7 @@ def _panel() -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-_randint = torch.randint
-
-
-def _order(n: int, **options: Any) -> torch.Tensor:
-    """A fixed permutation in place of a drawn one: a strategy draws other windows than eager."""
-    return torch.arange(n) * 7919 % n
-
-
-def _numbers(*bounds: Any, **options: Any) -> torch.Tensor:
-    if "generator" in options:
-        # Those of strategies.
-        return _randint(*bounds, **options)
-    low, high = bounds
-    return low + (torch.arange(math.prod(options["size"])) * 7919 % (high - low)).reshape(options["size"])
-
-
 def _train(fit: Fit, name: str, loss: Any = None, **options: Any) -> nn.Module:
-    torch.randperm, torch.randint = _order, _numbers
     logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
     if loss is not None:
         options["loss"] = loss()

@@ -36,8 +36,8 @@ class Operator:
 
     Args:
         target: `torch.ops.lit_ort.<name>.default`, or an aten overload.
-        kernel: called as `kernel(allocator, *args, **kwargs)` with the arguments of the target's schema. Returns the same
-            results as the target; large ones are allocated from `allocator`.
+        kernel: called as `kernel(allocator, *args, **kwargs)` with the arguments of the target's schema. Returns the
+            same results as the target; large ones are allocated from `allocator`.
         workspace_bytes: returns the memory that the kernel needs besides its results, from its arguments, which can be
             fake tensors.
         recomputable: whether the operator is cheap and pure enough to be recomputed in the backward.

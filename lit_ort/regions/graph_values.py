@@ -341,14 +341,16 @@ class Reader:
         # A scalar can be reduced over the axis 0 or -1, which it doesn't have.
         axes = tuple(sorted(axis % rank for axis in axes)) if axes and rank else tuple(range(rank))
         kept = tuple(1 if axis in axes else size for axis, size in enumerate(expression.shape))
-        if all(expression.shape[axis] == 1 for axis in axes):
-            result = expression
-        elif len(axes) == rank > 1 and product(expression.shape) > _LONG_ROW:
+        # Axes of one element are no part of the iteration space.
+        long = [axis for axis in range(rank) if expression.shape[axis] != 1]
+        reduced = tuple(at for at, axis in enumerate(long) if axis in axes)
+        result = viewed(expression, lambda view: view.drop([axis for axis in range(rank) if axis not in long]))
+        if len(reduced) == len(long) > 1 and product(expression.shape) > _LONG_ROW:
             # First each row, then all rows, so that threads share the rows.
-            rows = self._reduced(name, kind, expression, (rank - 1,))
-            result = self._reduced(name, kind, rows, tuple(range(rank)))
-        else:
-            result = self._reduced(name, kind, expression, axes)
+            rows = self._reduced(name, kind, result, reduced[-1:])
+            result = self._reduced(name, kind, rows, reduced)
+        elif reduced:
+            result = self._reduced(name, kind, result, reduced)
         result = viewed(result, lambda view: view.reshape(kept) or view)
         return result if keep else viewed(result, lambda view: view.drop(axes))
 

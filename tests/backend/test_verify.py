@@ -115,3 +115,19 @@ def test_the_graph_that_trains_is_compared() -> None:
     engine = backend(verify_first_step=True)
     torch.compile(step, backend=engine)(Classifier(), *classes(7))[0].backward()
     assert [(graph.kind, graph.verified) for graph in engine.compile_log.graphs] == [("fused", 1)]
+
+
+def test_gradients_are_compared_if_the_loss_is_also_returned_detached(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(module: Classifier, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        loss = Classifier.loss(module, x, y)
+        return loss.detach(), loss
+
+    module, batch = Classifier(), classes(7)
+    engine = backend(verify_first_step=True)
+    torch.compile(step, backend=engine)(module, *batch)[1].backward()
+    (report,) = engine.compile_log.graphs
+    assert report.kind == "fused"
+    assert any(name.startswith("gradient of") for name in report.worst)
+    scale_outputs(monkeypatch, (5, 8), 1.5)
+    with pytest.raises(VerificationError, match=r"gradient of .*head\.weight"):
+        torch.compile(step, backend=backend(verify_first_step=True))(Classifier(), *batch)
