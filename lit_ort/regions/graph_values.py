@@ -346,9 +346,12 @@ class Reader:
         reduced = tuple(at for at, axis in enumerate(long) if axis in axes)
         result = viewed(expression, lambda view: view.drop([axis for axis in range(rank) if axis not in long]))
         if len(reduced) == len(long) > 1 and product(expression.shape) > _LONG_ROW:
-            # First each row, then all rows, so that threads share the rows.
+            # First each row, then all rows, so that threads share the rows. Only the whole is rounded to 16 bits.
+            dtype, wide = result.dtype, computed_in(result.dtype)
+            result = result if dtype == wide else Compute("cast", (result,), result.shape, wide)
             rows = self._reduced(name, kind, result, reduced[-1:])
             result = self._reduced(name, kind, rows, reduced)
+            result = result if dtype == wide else Compute("cast", (result,), result.shape, dtype)
         elif reduced:
             result = self._reduced(name, kind, result, reduced)
         result = viewed(result, lambda view: view.reshape(kept) or view)
