@@ -146,6 +146,21 @@ def mark_constant_result(module: str, function: str) -> None:
     when_imported(module, mark)
 
 
+def keep_in_graph(module: str, *functions: str) -> None:
+    """Makes Dynamo put calls of functions into its graph, whose operators are traced when the graph is captured.
+
+    Args:
+        module: the name of their module, which can be imported later.
+        functions: their names. They take and return tensors, and otherwise constants and sizes.
+    """
+
+    def keep() -> None:
+        for function in functions:
+            torch.compiler.allow_in_graph(getattr(sys.modules[module], function))
+
+    when_imported(module, keep)
+
+
 def _origin(package: str) -> str | None:
     spec = importlib.util.find_spec(package)
     return None if spec is None else spec.origin

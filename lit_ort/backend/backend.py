@@ -28,6 +28,7 @@ from lit_ort._compat.torch import have_tangents, unhooked
 from lit_ort._compat.torch_dynamo import (
     COMPILE_LOCK,
     ignore_traces_of_other_threads,
+    keep_in_graph,
     mark_constant_result,
     skip_package,
 )
@@ -75,6 +76,8 @@ from lit_ort.runtime.session import SessionOptions
 # would need another graph. This is at module level because torch.compile imports a backend before it traces anything.
 skip_package("torchmetrics")
 # At a model's first call the transformers library installs hooks under a lock, which would break the graph for good.
+# Dynamo takes a sixth of a second for each call, in which it traces how the pattern is read.
+keep_in_graph("einops", "rearrange", "repeat", "einsum")
 mark_constant_result("transformers.utils.output_capturing", "maybe_install_capturing_hooks")
 ignore_traces_of_other_threads()
 keep_checkpoints()

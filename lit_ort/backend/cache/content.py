@@ -24,6 +24,8 @@ from lit_ort.runtime.program import Form
 # A name in these packages stands for the same code as long as the versions of torch and Python are the same. Elsewhere
 # the code behind a name can change.
 _KNOWN_PACKAGES = frozenset({"torch", "operator", "_operator", "builtins", "math"})
+# Packages whose version is part of a function's name.
+_VERSIONED_PACKAGES = frozenset({"einops"})
 _KNOWN_OPERATORS = frozenset({"aten", "prims"})
 _NAMED_TYPES = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
@@ -125,12 +127,14 @@ def _function(function: Any) -> str:
         # Attributes of tensors, such as x.T, become calls of getattr, for which torch's name has no module.
         name = "builtins.getattr" if function is getattr else qualified_name(function)
         package, *path = name.split(".")
-        known = package in _KNOWN_PACKAGES and functools.reduce(getattr, path, sys.modules[package]) is function
+        packages = _KNOWN_PACKAGES | _VERSIONED_PACKAGES
+        known = package in packages and functools.reduce(getattr, path, sys.modules[package]) is function
+        version = sys.modules[package].__version__ if known and package in _VERSIONED_PACKAGES else ""
     except (AttributeError, KeyError, RuntimeError):
-        name, known = str(function), False
+        name, known, version = str(function), False, ""
     if not known:
         raise _Obstacle(f"it calls {name}, which is not torch's and can change")
-    return name
+    return f"{name} {version}" if version else name
 
 
 def _constant(name: str, value: Any) -> Any:
