@@ -31,6 +31,7 @@ from lit_ort import ORTOptions
 from lit_ort._compat.torch_fx import tree_map
 from lit_ort.backend.backend import ORTBackend
 from lit_ort.backend.tracing_settings import dynamo_settings
+from lit_ort.benchmark.training_step import set_dropout_to_zero
 from lit_ort.options import BF16_MIXED, FLOAT32
 
 EAGER, INDUCTOR, ORT = BASELINES = ("eager", "inductor", "ort")
@@ -141,10 +142,7 @@ def _compared(model: Model, module: nn.Module, batch: Any, precision: str) -> tu
     With the reasons of the graphs that fell back to eager PyTorch.
     """
     without_dropout = copy.deepcopy(module)
-    for part in without_dropout.modules():
-        _set_dropout_to_zero(part)
-        if (config := getattr(part, "config", None)) is not None:
-            _set_dropout_to_zero(config)
+    set_dropout_to_zero(without_dropout)
     eager, ort = (
         Runner(baseline, model, copy.deepcopy(without_dropout), batch, precision) for baseline in (EAGER, ORT)
     )
@@ -157,13 +155,6 @@ def _compared(model: Model, module: nn.Module, batch: Any, precision: str) -> tu
         "loss_error": float((actual - expected).abs() / expected.abs().clamp_min(1e-12)),
         "gradient_error": difference / max(norm, 1e-12),
     }, fallbacks
-
-
-def _set_dropout_to_zero(owner: Any) -> None:
-    """Sets drop probabilities of a module or of a configuration, which modules of transformers also read, to zero."""
-    for name, value in vars(owner).items():
-        if isinstance(value, float) and ("drop" in name or (name == "p" and isinstance(owner, nn.Dropout))):
-            setattr(owner, name, 0.0)
 
 
 def table(rows: list[tuple[str, dict[str, Any]]]) -> str:

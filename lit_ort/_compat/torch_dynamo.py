@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.variables import (
     AutogradFunctionVariable,
+    BaseListVariable,
+    NumpyNdarrayVariable,
     OptimizerVariable,
     SkipFunctionVariable,
     TensorVariable,
@@ -42,7 +44,7 @@ from torch.nn.modules import transformer
 from torch.nn.utils import rnn
 
 from lit_ort._compat import packed_sequences
-from lit_ort._compat.deferred_calls import READ_ATTRIBUTE, tensor_method
+from lit_ort._compat.deferred_calls import READ_ATTRIBUTE, replace_method, tensor_method
 from lit_ort._compat.imports import when_imported
 from lit_ort._compat.patching import replaced, replaced_entry
 from lit_ort._compat.torch_functorch import is_differentiating
@@ -151,14 +153,25 @@ def keep_in_graph(module: str, *functions: str) -> None:
 
     Args:
         module: the name of their module, which can be imported later.
-        functions: their names. They take and return tensors, and otherwise constants and sizes.
+        functions: their names. They take and return tensors, and otherwise constants and sizes. Calls with arrays of
+            NumPy are traced.
     """
 
     def keep() -> None:
-        for function in functions:
-            torch.compiler.allow_in_graph(getattr(sys.modules[module], function))
+        kept = [getattr(sys.modules[module], function) for function in functions]
+        for function in kept:
+            torch.compiler.allow_in_graph(function)
+        replace_method(TorchInGraphFunctionVariable, "call_function", functools.partial(_call_kept, kept))
 
     when_imported(module, keep)
+
+
+def _call_kept(kept: Sequence[Any], original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    # In the graph arrays are tensors, and so would be the result.
+    given = [item for arg in args for item in (arg.items if isinstance(arg, BaseListVariable) else (arg,))]
+    if variable.value in kept and any(isinstance(item, NumpyNdarrayVariable) for item in given):
+        return UserFunctionVariable(variable.value).call_function(tx, args, kwargs)
+    return original(variable, tx, args, kwargs)
 
 
 def _origin(package: str) -> str | None:

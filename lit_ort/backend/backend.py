@@ -75,9 +75,9 @@ from lit_ort.runtime.session import SessionOptions
 # Metrics count their updates, cache results and read the values of tensors: if Dynamo traced them, nearly every call
 # would need another graph. This is at module level because torch.compile imports a backend before it traces anything.
 skip_package("torchmetrics")
-# At a model's first call the transformers library installs hooks under a lock, which would break the graph for good.
 # Dynamo takes a sixth of a second for each call, in which it traces how the pattern is read.
 keep_in_graph("einops", "rearrange", "repeat", "einsum")
+# At a model's first call the transformers library installs hooks under a lock, which would break the graph for good.
 mark_constant_result("transformers.utils.output_capturing", "maybe_install_capturing_hooks")
 ignore_traces_of_other_threads()
 keep_checkpoints()

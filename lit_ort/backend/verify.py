@@ -181,12 +181,8 @@ def _exact_or(rounded: Values, exact: Callable[[], Values]) -> Values:
 
 def _root(signature: Signature) -> int | None:
     """The output that training starts the backward of a fused graph at."""
-    of_loss = [
-        (k, output.view is not None)
-        for k, output in enumerate(signature.outputs)
-        if output.source == "result" and output.index == signature.loss and not (output.detached or output.untracked)
-    ]
-    return min(of_loss, key=lambda root: root[1])[0] if of_loss else None
+    tracked = ((k, o) for k, o in enumerate(signature.outputs) if not (o.detached or o.untracked))
+    return next((k for k, output in tracked if output.source == "result" and output.index == signature.loss), None)
 
 
 def _outputs_and_gradients(

@@ -182,11 +182,16 @@ def _configured(module: Any, trainer: Any) -> Any:
 
 
 def without_dropout(workload: Workload) -> Workload:
-    """A copy with all dropout probabilities of modules and their configurations set to zero."""
+    """A copy with all drop probabilities set to zero."""
     copied = workload.copy()
-    for module in copied.module.modules():
-        for owner in (module, getattr(module, "config", None)):
+    set_dropout_to_zero(copied.module)
+    return copied
+
+
+def set_dropout_to_zero(module: nn.Module) -> None:
+    """Sets all drop probabilities of a module, of its parts and of their configurations to zero."""
+    for part in module.modules():
+        for owner in (part, getattr(part, "config", None)):
             for name, value in vars(owner).items() if hasattr(owner, "__dict__") else ():
                 if isinstance(value, float) and (name == "p" or "drop" in name):
                     owner.__dict__[name] = 0.0
-    return copied

@@ -97,7 +97,7 @@ def _replacement(node: fx.Node) -> fx.Node | None:
 
 def _changes_strides(node: fx.Node, replacement: fx.Node) -> bool:
     """Whether an operator that depends on a node's strides would read others."""
-    return strides_of(node.meta["val"]) != strides_of(replacement.meta["val"]) and _is_read_by_strides(node)
+    return _is_read_by_strides(node) and strides_of(node.meta["val"]) != strides_of(replacement.meta["val"])
 
 
 def _is_read_by_strides(node: fx.Node) -> bool:

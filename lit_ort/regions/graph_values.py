@@ -28,6 +28,7 @@ from lit_ort.regions.value_expressions import (
     NotRegional,
     Read,
     Value,
+    converted,
     cost_of_expression,
     is_all,
     is_reading,
@@ -265,9 +266,7 @@ class Reader:
 
     def _in_memory(self, node: fx.Node, expression: Expression, value: torch.Tensor) -> Expression:
         """An expression of a value of this dtype and order of memory."""
-        dtype, order = name_of(value.dtype) or "", self.order_of(value)
-        if expression.dtype != dtype:
-            expression = Compute("cast", (expression,), expression.shape, dtype)
+        expression, order = converted(expression, name_of(value.dtype) or ""), self.order_of(value)
         if order is None or is_view(node):
             return self._settled(node, expression)
         stored = self._settled(node, permuted(expression, order))
@@ -347,11 +346,8 @@ class Reader:
         result = viewed(expression, lambda view: view.drop([axis for axis in range(rank) if axis not in long]))
         if len(reduced) == len(long) > 1 and product(expression.shape) > _LONG_ROW:
             # First each row, then all rows, so that threads share the rows. Only the whole is rounded to 16 bits.
-            dtype, wide = result.dtype, computed_in(result.dtype)
-            result = result if dtype == wide else Compute("cast", (result,), result.shape, wide)
-            rows = self._reduced(name, kind, result, reduced[-1:])
-            result = self._reduced(name, kind, rows, reduced)
-            result = result if dtype == wide else Compute("cast", (result,), result.shape, dtype)
+            rows = self._reduced(name, kind, converted(result, computed_in(expression.dtype)), reduced[-1:])
+            result = converted(self._reduced(name, kind, rows, reduced), expression.dtype)
         elif reduced:
             result = self._reduced(name, kind, result, reduced)
         result = viewed(result, lambda view: view.reshape(kept) or view)
@@ -385,10 +381,7 @@ class Terms:
         expression = self.reader.of(arg)
         if not is_float(expression.dtype):
             raise NotRegional(f"{self.node.target} of {expression.dtype}")
-        return self.to(expression, computed_in(expression.dtype) if dtype is None else dtype)
-
-    def to(self, x: Expression, dtype: str) -> Expression:
-        return x if x.dtype == dtype else Compute("cast", (x,), x.shape, dtype)
+        return converted(expression, computed_in(expression.dtype) if dtype is None else dtype)
 
     def apply(self, name: str, *args: Expression | float | Number) -> Expression:
         terms = [arg for arg in args if not isinstance(arg, float | int | Size)]
@@ -397,7 +390,7 @@ class Terms:
         given = tuple(
             Constant(arg, shape, dtype)
             if isinstance(arg, float | int | Size)
-            else self.reader.broadcast(self.to(arg, dtype), shape)
+            else self.reader.broadcast(converted(arg, dtype), shape)
             for arg in args
         )
         expression = Compute(name, given, shape, dtype)

@@ -15,6 +15,7 @@ from lit_ort.regions.value_expressions import (
     Constant,
     Expression,
     NotRegional,
+    converted,
     viewed,
 )
 
@@ -45,8 +46,8 @@ def nll_loss(
     index, valid = _labels(reader, target, ignore_index)
     nothing = Constant(0.0, index.shape, dtype)
     one: Expression = Constant(1.0, index.shape, dtype)
-    scale = one if weight is None else terms.to(taken(reader, node, weight, index, 0), dtype)
-    picked = terms.apply("mul", terms.to(taken(reader, node, x, index, 1), dtype), scale)
+    scale = one if weight is None else converted(taken(reader, node, weight, index, 0), dtype)
+    picked = terms.apply("mul", converted(taken(reader, node, x, index, 1), dtype), scale)
     losses = Compute("where", (valid, terms.apply("neg", picked), nothing), index.shape, dtype)
     weights = Compute("where", (valid, scale, nothing), index.shape, dtype)
     loss, total = (terms.squeezed(terms.reduce("sum", part, [0]), [0]) for part in (losses, weights))
@@ -63,7 +64,7 @@ def nll_loss_backward(
     index, valid = _labels(reader, target, ignore_index)
     share = terms.given(grad) if reduction == 2 else terms.apply("div", terms.given(grad), terms.given(total))
     if weight is not None:
-        share = terms.apply("mul", share, terms.to(taken(reader, terms.node, weight, index, 0), share.dtype))
+        share = terms.apply("mul", share, converted(taken(reader, terms.node, weight, index, 0), share.dtype))
         share = viewed(share, lambda view: view.insert(-1))
     rows = [reader.broadcast(viewed(part, lambda view: view.insert(-1)), shape) for part in (index, valid)]
     own = Compute("eq", (along(shape, 1), reader.cast(rows[0], "int64")), shape, "bool")

@@ -22,6 +22,7 @@ from lit_ort.regions.value_expressions import (
     Read,
     Take,
     Value,
+    converted,
     is_all,
     shifted,
     viewed,
@@ -138,10 +139,7 @@ def _same(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
 
 
 def _to(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
-    source, dtype = reader.of(node.args[0]), name_of(value.dtype) or ""
-    if source.dtype == dtype:
-        return source
-    return Compute("cast", (source,), source.shape, dtype)
+    return converted(reader.of(node.args[0]), name_of(value.dtype) or "")
 
 
 def _constant(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
@@ -225,9 +223,8 @@ def _reduce(kind: str) -> Handler:
         given, keep = (*node.args[1:], None, False)[:2] if len(node.args) != 2 else (node.args[1], False)
         axes = [given] if isinstance(given, int) else [a for a in given or () if isinstance(a, int)]  # type: ignore[union-attr]
         dtype = name_of(value.dtype) or ""
-        source = reader.of(node.args[0])
         dtype = "bool" if kind in ("any", "all") else dtype
-        expression = source if source.dtype == dtype else Compute("cast", (source,), source.shape, dtype)
+        expression = converted(reader.of(node.args[0]), dtype)
         keep = bool(node.kwargs.get("keepdim", keep))
         if kind != "mean":
             return reader.reduction(node.name, kind, expression, axes, keep)

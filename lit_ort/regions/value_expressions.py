@@ -131,6 +131,11 @@ class Value:
         return list(dict.fromkeys([*(value for part in parts for value in values_of(part)), *starts]))
 
 
+def converted(expression: Expression, dtype: str) -> Expression:
+    """An expression in a dtype."""
+    return expression if expression.dtype == dtype else Compute("cast", (expression,), expression.shape, dtype)
+
+
 def viewed(expression: Expression, view: ViewOf) -> Expression:
     """A view of an expression; the view must be possible for all that it reads."""
     if isinstance(expression, Read):

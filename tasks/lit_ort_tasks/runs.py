@@ -90,6 +90,7 @@ def require_writable(folder: Path) -> None:
         ) from error
 
 
+@rank_zero_only
 def discard_refused(folder: Path) -> None:
     """Deletes the folder of a run that was refused before it began: what Hydra wrote, and folders empty without it.
 
@@ -103,9 +104,10 @@ def discard_refused(folder: Path) -> None:
     for path in files:
         path.unlink()
     for path in (folder / ".hydra", folder, *folder.parents):
-        if path.is_dir() and (any(path.iterdir()) or path == runs.parent):
+        if path == runs.parent or (path.is_dir() and any(path.iterdir())):
             break
-        path.rmdir()
+        if path.is_dir():
+            path.rmdir()
 
 
 def checkpoint_to_resume(ckpt_path: str | None, folder: Path, config: Mapping[str, Any]) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from einops import einsum, rearrange, reduce, repeat
@@ -59,3 +60,15 @@ def test_a_wrong_pattern_raises_what_einops_raises(pattern: str) -> None:
     step = torch.compile(lambda x: rearrange(x, pattern) + 1, backend=backend())
     with pytest.raises(Exception, match="Error while processing rearrange-reduction pattern"):
         step(torch.randn(2, 3, 4))
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_arrays_stay_arrays(listed: bool) -> None:
+    def step(x: Tensor) -> Any:
+        array = x.numpy()
+        return rearrange([array, array + 1] if listed else array[None], "n a b c -> n a (b c)")
+
+    x = torch.randn(2, 3, 4)
+    actual, expected = torch.compile(step, backend=backend())(x), step(x)
+    assert type(actual) is type(expected)
+    np.testing.assert_allclose(actual, expected)

@@ -129,12 +129,11 @@ def _function(function: Any) -> str:
         package, *path = name.split(".")
         packages = _KNOWN_PACKAGES | _VERSIONED_PACKAGES
         known = package in packages and functools.reduce(getattr, path, sys.modules[package]) is function
-        version = sys.modules[package].__version__ if known and package in _VERSIONED_PACKAGES else ""
     except (AttributeError, KeyError, RuntimeError):
-        name, known, version = str(function), False, ""
+        package, name, known = "", str(function), False
     if not known:
         raise _Obstacle(f"it calls {name}, which is not torch's and can change")
-    return f"{name} {version}" if version else name
+    return f"{name} {sys.modules[package].__version__}" if package in _VERSIONED_PACKAGES else name
 
 
 def _constant(name: str, value: Any) -> Any:

@@ -61,6 +61,15 @@ def test_a_refused_run_leaves_no_folder_unless_it_has_other_files(
     assert note is None or (folder / note).read_text() == "of the user"
 
 
+def test_a_refused_run_without_hydras_record_leaves_no_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="must be a whole number"):
+        run(monkeypatch, tmp_path / "runs" / "refused", text, "trainer.max_steps=abc", "hydra.output_subdir=null")
+    assert not (tmp_path / "runs").exists()
+
+
 def loss_of(checkpoint: Path, text: Path) -> float:
     """Compute the test loss of a checkpoint without Lightning's loops."""
     data = WikiText2(dir=text, batch_size=4, eval_batch_size=2, bptt=6)
