@@ -1,28 +1,15 @@
-"""Private interfaces of onnxruntime: the pybind classes of the training build and its hook for torch operators."""
+"""Private interfaces of onnxruntime: the pybind classes of the training build."""
 
 from __future__ import annotations
 
 import ctypes
 import importlib
-import inspect
 from collections.abc import Sequence
 from typing import Any
-
-import torch.utils.checkpoint
 
 # A pybind module, without type information.
 C: Any = importlib.import_module("onnxruntime.capi._pybind_state")
 
-
-def _restore_checkpoint() -> None:
-    """Restores torch's `checkpoint`. Importing onnxruntime wraps it in functions at which Dynamo breaks the graph."""
-    checkpoint: Any = torch.utils.checkpoint.checkpoint
-    while checkpoint.__module__.startswith("onnxruntime."):
-        checkpoint = inspect.getclosurevars(checkpoint).nonlocals["original_checkpoint"]
-    torch.utils.checkpoint.checkpoint = checkpoint
-
-
-_restore_checkpoint()
 
 # pybind raises RuntimeError for C++ exceptions, and the other classes for failed statuses.
 ORT_ERRORS: tuple[type[BaseException], ...] = (

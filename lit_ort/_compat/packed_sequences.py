@@ -25,6 +25,7 @@ from torch.nn.utils.rnn import PackedSequence
 from lit_ort._compat.deferred_calls import is_unread
 from lit_ort._compat.input_functions import InputFunction, is_unchanged
 from lit_ort._compat.selections import as_input, call, computed_input, node_of, variable_of
+from lit_ort._compat.torch_fx import arguments_of
 from lit_ort._compat.unread_lists import UnreadList
 
 # Of an output graph: what it knows of packed sequences.
@@ -193,12 +194,8 @@ def _input(tx: Any, node: fx.Node) -> Any:
     return None if proxy is None else variable_of(tx, proxy)
 
 
-def _arguments(node: fx.Node) -> tuple[Any, ...]:
-    return node.args
-
-
 def _of_places(tx: Any, node: fx.Node) -> Any:
-    lengths, is_sorted = _arguments(node)
+    lengths, is_sorted = arguments_of(node)
     found = _input(tx, node)
     if found is not None:
         _packed(tx).places[lengths, is_sorted] = node_of(found)
@@ -208,33 +205,33 @@ def _of_places(tx: Any, node: fx.Node) -> Any:
 def _of_batch_sizes(tx: Any, node: fx.Node) -> Any:
     found = _input(tx, node)
     if found is not None:
-        _packed(tx).lengths[node_of(found)] = _arguments(node)[0]
+        _packed(tx).lengths[node_of(found)] = arguments_of(node)[0]
     return found
 
 
 def _of_order(tx: Any, node: fx.Node) -> Any:
     """In the graph, which drops it if nothing needs it."""
     found = call(tx, torch.argsort, node.args[0], -1, True)
-    _packed(tx).lengths[node_of(found)] = _arguments(node)[0]
+    _packed(tx).lengths[node_of(found)] = arguments_of(node)[0]
     return found
 
 
 def _of_padded_places(tx: Any, node: fx.Node) -> Any:
-    lengths = _lengths(tx, *_arguments(node))
+    lengths = _lengths(tx, *arguments_of(node))
     places = None if lengths is None else _packed(tx).places.get((lengths, node.args[1] is None))
     return _input(tx, node) if places is None else variable_of(tx, _proxy(tx, places))
 
 
 def _of_padded_lengths(tx: Any, node: fx.Node) -> Any:
     """The lengths themselves, if they are known."""
-    lengths = _lengths(tx, *_arguments(node))
+    lengths = _lengths(tx, *arguments_of(node))
     return _input(tx, node) if lengths is None or not is_unchanged(lengths) else call(tx, "clone", lengths)
 
 
 def _of_rows(tx: Any, node: fx.Node) -> Any:
     """A tensor of the graph that has as many elements; the size of one that is computed for it would be a constant."""
     known = _packed(tx)
-    (batch_sizes,) = _arguments(node)
+    (batch_sizes,) = arguments_of(node)
     tensor = known.lengths.get(batch_sizes, known.orders.get(batch_sizes))
     return _input(tx, node) if tensor is None else call(tx, torch.empty_like, tensor)
 
@@ -249,7 +246,7 @@ def _lengths(tx: Any, batch_sizes: fx.Node, order: fx.Node | None) -> fx.Node | 
 
 def _first_batch_size(tx: Any, node: fx.Node) -> Any:
     """The batch size of a packed sequence as a size, where a recurrent module reads it; otherwise None."""
-    batch_sizes, index = _arguments(node)
+    batch_sizes, index = arguments_of(node)
     if tx.f_code not in _READERS or index != 0:
         return None
     order = tx.symbolic_locals.get("sorted_indices")
@@ -263,7 +260,7 @@ def _first_batch_size(tx: Any, node: fx.Node) -> Any:
 
 def _layer(tx: Any, node: fx.Node) -> None:
     """Ends the graph at layers of packed sequences that have projections, which can't be traced for any lengths."""
-    data, batch_sizes, states, *_ = _arguments(node)
+    data, batch_sizes, states, *_ = arguments_of(node)
     if isinstance(batch_sizes, fx.Node) and isinstance(states, (list, tuple)):
         h, c = (state.meta["example_value"] for state in states)
         if h.shape[-1] != c.shape[-1]:

@@ -67,6 +67,8 @@ LAST_DIMENSION_CONTIGUOUS: Mapping[object, tuple[int, ...]] = MappingProxyType(
 IMAGES_IN_ONE_FORMAT: Mapping[object, int] = MappingProxyType(
     {aten.native_group_norm.default: 1, aten.native_group_norm_backward.default: 2}
 )
+# The end of a slice up to the last element.
+SLICE_END = 2**63 - 1
 _NAMESPACES = frozenset({"aten", "prims", "lit_ort", "torchvision"})
 _PLAIN_TYPES = re.compile(r"((Optional\[|List\[)*(Tensor|number|int|float|bool|complex|str|Device|Generator)\]*)")
 # String arguments that select a method of computation, or are the region that lit_ort's operator computes.

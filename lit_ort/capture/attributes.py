@@ -5,7 +5,7 @@ A trace would run in-place operators on such a tensor, and then treat it as a co
 
 from __future__ import annotations
 
-import functools
+import operator
 
 import torch
 from torch import fx
@@ -38,4 +38,4 @@ def attributes_as_inputs(graph_module: fx.GraphModule) -> tuple[fx.GraphModule, 
 
 
 def _attribute(module: fx.GraphModule, node: fx.Node) -> object:
-    return functools.reduce(getattr, str(node.target).split("."), module)
+    return operator.attrgetter(str(node.target))(module)

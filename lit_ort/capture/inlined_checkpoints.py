@@ -9,7 +9,6 @@ Source: Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost.
 
 from __future__ import annotations
 
-import functools
 import operator
 from typing import Any
 
@@ -105,14 +104,10 @@ class _Inliner:
 def _body(module: fx.GraphModule, node: fx.Node) -> fx.GraphModule:
     attribute = node.args[0]
     assert isinstance(attribute, fx.Node)
-    body = _attribute(module, str(attribute.target))
+    body = operator.attrgetter(str(attribute.target))(module)
     assert isinstance(body, fx.GraphModule), "a checkpoint calls a graph"
     return body
 
 
 def _is_body(module: fx.GraphModule, node: fx.Node) -> bool:
-    return node.op == "get_attr" and isinstance(_attribute(module, str(node.target)), fx.GraphModule)
-
-
-def _attribute(module: fx.GraphModule, path: str) -> Any:
-    return functools.reduce(getattr, path.split("."), module)
+    return node.op == "get_attr" and isinstance(operator.attrgetter(str(node.target))(module), fx.GraphModule)

@@ -12,6 +12,7 @@ Source: Liger Kernel (Hsu et al. 2024) for computing the gradients in the forwar
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -119,8 +120,9 @@ def _chain(scores: fx.Node) -> _Chain | str:
     shapes = (step.meta["val"].shape for step in _ordering_steps(steps))
     if any(isinstance(size, torch.SymInt) for shape in shapes for size in shape):
         return "rows are sliced, and their number is dynamic"
-    if _elements(node.meta["val"]) < SMALLEST_LOGITS:
-        return f"the logits have {_elements(node.meta['val'])} elements, fewer than {SMALLEST_LOGITS}"
+    elements = math.prod(map(hint_of, node.meta["val"].shape))
+    if elements < SMALLEST_LOGITS:
+        return f"the logits have {elements} elements, fewer than {SMALLEST_LOGITS}"
     return _Chain(node, tuple(steps), transposed)
 
 
@@ -143,13 +145,6 @@ def _keeps_classes(node: fx.Node) -> bool:
         dimension = arguments_of(node)[1] if len(node.args) > 1 else 0
         return dimension % before.dim() < before.dim() - 1
     return False
-
-
-def _elements(value: torch.Tensor) -> int:
-    count = 1
-    for size in value.shape:
-        count *= hint_of(size)
-    return count
 
 
 def _replace(graph: FusionGraph, loss: _Loss, chain: _Chain) -> None:

@@ -30,18 +30,8 @@ from lit_ort.runtime.report import PassReport
 
 aten = torch.ops.aten
 NAME = "recurrent_layers"
-# The number of arguments before the parameters: the input, or packed data with batch sizes, then the states.
-_PACKED = 3
-_BEFORE: dict[Any, int] = {
-    aten.lstm.input: 2,
-    aten.gru.input: 2,
-    aten.rnn_tanh.input: 2,
-    aten.rnn_relu.input: 2,
-    aten.lstm.data: _PACKED,
-    aten.gru.data: _PACKED,
-    aten.rnn_tanh.data: _PACKED,
-    aten.rnn_relu.data: _PACKED,
-}
+# Calls with packed data and its batch sizes in place of the input.
+_PACKED = frozenset({aten.lstm.data, aten.gru.data, aten.rnn_tanh.data, aten.rnn_relu.data})
 _MODES = {
     aten.lstm.input: "lstm",
     aten.gru.input: "gru",
@@ -60,7 +50,7 @@ def separate_recurrent_layers(graph: FusionGraph) -> PassReport:
     """Separates recurrent modules in a captured graph, in place."""
     fired, declined = 0, []
     for node in list(graph.graph.nodes):
-        if node.target not in _BEFORE:
+        if node.target not in _MODES:
             continue
         call = _Call.of(node)
         obstacle = call.obstacle(graph)
@@ -91,15 +81,14 @@ class _Call:
 
     @classmethod
     def of(cls, node: fx.Node) -> _Call:
-        before = _BEFORE[node.target]
-        arguments = arguments_of(node)
-        states = arguments[before - 1]
-        parameters, *settings = arguments[before:]
+        data, *arguments = arguments_of(node)
+        batch_sizes = arguments.pop(0) if node.target in _PACKED else None
+        states, parameters, *settings = arguments
         return cls(
             node,
             node.target,
-            arguments[0],
-            arguments[1] if before == _PACKED else None,
+            data,
+            batch_sizes,
             tuple(states) if isinstance(states, (list, tuple)) else (states,),
             tuple(parameters),
             *settings[:5],
@@ -202,7 +191,7 @@ def _replace(graph: FusionGraph, call: _Call, by_torch: bool) -> None:
 
 def _torch_layer(graph: fx.Graph, call: _Call, position: int, data: Any, states: list[fx.Node]) -> list[fx.Node]:
     """Adds torch's operator for one layer. Returns its output and last states."""
-    has_list = isinstance(call.node.args[_BEFORE[call.target] - 1], (list, tuple))
+    has_list = isinstance(call.node.args[1 if call.batch_sizes is None else 2], (list, tuple))
     state_argument: Any = states if has_list else states[0]
     settings = (call.biases, 1, 0.0, call.training, call.bidirectional, *call.rest)
     sizes = () if call.batch_sizes is None else (call.batch_sizes,)

@@ -8,7 +8,6 @@ inputs and outputs are described by `JointGraph`.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -144,7 +143,7 @@ def _with_constants(root: fx.GraphModule, graph: fx.Graph, captured: fx.GraphMod
         description = node.meta["description"]
         if description.kind == "constant":
             name = f"captured_{description.name.replace('.', '_')}"
-            setattr(root, name, functools.reduce(getattr, description.name.split("."), captured))
+            setattr(root, name, operator.attrgetter(description.name)(captured))
             with graph.inserting_before(node):
                 constant = graph.get_attr(name)
             constant.meta["val"] = node.meta["val"]

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from lit_ort.regions.element_types import is_float, size_of
 from lit_ort.regions.pointwise_table import OPERATORS
-from lit_ort.regions.region import Apply, ColumnReduction, Load, Region, Scalar
+from lit_ort.regions.region import Apply, ColumnReduction, Load, Reduce, Region, Scalar
 from lit_ort.regions.region_run import Place, RegionRun
 
 ROW_BLOCKS, COLUMN_BLOCKS, TILE, SCRATCH = 0, 1, 2, 3
@@ -59,7 +59,7 @@ class Layout:
     def places(self) -> tuple[int, ...]:
         """Of each place: loads, then stores, then columns. A place is the offset, the strides, and two for an index."""
         region = self.region
-        counts = [len(load.indices) for load in region.loads] + [len(store.indices) for store in region.stores]
+        counts = [len(load.indices) for load in region.loads] + [len(store.nodes) - 1 for store in region.stores]
         positions, position = [], self.output(len(region.outputs))
         for count in (*counts, *(0 for _ in region.columns)):
             positions.append(position)
@@ -115,7 +115,7 @@ def blocks_of(region: Region, run: RegionRun[int]) -> Blocks:
     row_blocks = min(rows, wanted)
     if region.columns:
         row_blocks = min(row_blocks, max(1, rows // _ROWS_OF_PARTIAL))
-    if any(store.add for store in region.stores):
+    if any(store.target is not None for store in region.stores):
         row_blocks = 1
     row_blocks = max(row_blocks, 1)
     most = max(1, -(-wanted // row_blocks)) if _can_split_columns(region) else 1
@@ -125,13 +125,9 @@ def blocks_of(region: Region, run: RegionRun[int]) -> Blocks:
 
 def _can_split_columns(region: Region) -> bool:
     """Whether no value of a row is computed from the whole row, or written once for it."""
-    full = region.full
-    for store in region.stores:
-        by_row = not any(full[index] for index in store.indices)
-        if not (store.access.is_full or not by_row) or (store.add and not (by_row and store.access.inner[-1] == "1")):
-            return False
-    reduced = any(type(node).__name__ == "Reduce" for node in region.nodes)
-    return not reduced and all(full[column.value] for column in region.columns)
+    reduces = any(isinstance(node, Reduce) for node in region.nodes)
+    by_column = all(store.access.is_full for store in region.stores)
+    return not reduces and by_column and all(region.full[column.value] for column in region.columns)
 
 
 def partial_dtype(region: Region, column: ColumnReduction) -> str:

@@ -86,15 +86,6 @@ class MachineCode:
         return address
 
 
-def assembly(text: str, cpu: Cpu) -> str:
-    """The assembly of a module, for people."""
-    module = llvm.parse_assembly(text)
-    machine = _target_machine(cpu)
-    module.triple = machine.triple
-    module.data_layout = str(machine.target_data)
-    return machine.emit_assembly(module)
-
-
 def _target_machine(cpu: Cpu) -> Any:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()

@@ -68,14 +68,13 @@ class _RegionText(RegionValues):
         self.low = self._op("mul", column_block, tile)
         end, width = self._op("add", self.low, tile), self._word(self.layout.size(self.layout.rank - 1))
         self.high = text.call("llvm.smin.i64", "i64", ("i64", end), ("i64", width))
-        self.lanes_buffer = self._buffers_of_adds()
         arrays = self._arrays(row_block)
         self.partial = arrays[: len(self.region.columns)]
         self.kept = dict(zip(self.stages.kept, arrays[len(self.partial) :], strict=True))
         for column, array in zip(self.region.columns, self.partial, strict=True):
             self._initialize(column, array)
         for at, store in enumerate(self.region.stores):
-            if store.fill:
+            if store.target is not None:
                 self._fill(store, self.layout.places[len(self.load_of) + at])
         with text.loop(low, high, 1) as rows:
             self._one_row(rows.index)
@@ -148,7 +147,7 @@ class _RegionText(RegionValues):
             self.stage = stage
             self._one_stage()
         for at, store in enumerate(self.region.stores):
-            if not self._is_full(store):
+            if not store.access.is_full:
                 self._store_row(store, len(self.load_of) + at)
         for column, array in zip(self.region.columns, self.partial, strict=True):
             if not self.region.full[column.value]:
@@ -166,15 +165,11 @@ class _RegionText(RegionValues):
             row = self._op("udiv", row, size) if axis else row
         return indices
 
-    def _is_full(self, store: Store) -> bool:
-        full = self.region.full
-        return full[store.value] or store.access.is_full or any(full[index] for index in store.indices)
-
     def _store_row(self, store: Store, place: int) -> None:
-        at = self._place(place, store.access.inner, store.indices)
+        at = self._place(place, store.access.inner, store.nodes[1:])
         pointer = self._word(self.layout.output(store.access.tensor), "ptr")
         value = self._row_value(store.value)
-        if store.add:
+        if store.target is not None:
             value = loaded(self.text, pointer, at, store.access.dtype, 0, None) + value
         stored(self.text, pointer, at, store.access.dtype, value, None)
 
@@ -190,7 +185,7 @@ class _RegionText(RegionValues):
         stores = [
             (len(self.load_of) + at, store)
             for at, store in enumerate(region.stores)
-            if self._is_full(store) and max(of[n] for n in (store.value, *store.indices)) == self.stage
+            if store.access.is_full and max(of[number] for number in store.nodes) == self.stage
         ]
         columns = [
             (column, array)
@@ -201,12 +196,12 @@ class _RegionText(RegionValues):
         if not (reductions or stores or columns):
             return
         needed = [node.arg for _, node in reductions] + kept + [column.value for column, _ in columns]
-        needed += [number for _, store in stores for number in (store.value, *store.indices)]
+        needed += [number for _, store in stores for number in store.nodes]
         visited: set[int] = set()
         for number in needed:
             self._prepare_row(number, visited)
         for place, store in stores:
-            self._place(place, store.access.inner, store.indices)
+            self._place(place, store.access.inner, store.nodes[1:])
         start = [
             self.text.literal(identity_of(node.kind, node.dtype), node.dtype, self.lanes)
             for _, node in reductions
@@ -305,7 +300,7 @@ class _RegionText(RegionValues):
             for number in kept:
                 self._value(number, copy)
             for _, store in stores:
-                for number in (store.value, *store.indices):
+                for number in store.nodes:
                     self._value(number, copy)
             for column, _ in columns:
                 self._value(column.value, copy)

@@ -69,9 +69,8 @@ class RegionValues:
         self.inner_places: dict[int, str] = {}
         self.flat = "0"
         self.mask: Vector | None = None
-        # Arrays of kept values, and room for adding lane by lane.
+        # Arrays of kept values.
         self.kept: dict[int, str] = {}
-        self.lanes_buffer: tuple[str, str] | None = None
         self.stage = 0
         self.words: dict[tuple[int, int], tuple[Vector, ...]] = {}
 
@@ -253,42 +252,17 @@ class RegionValues:
             self.mask = outer
 
     def _store(self, store: Store, place: int, copy: Copy) -> None:
-        text, access = self.text, store.access
+        text, access, selected = self.text, store.access, store.nodes[1:]
         pointer = self._word(self.layout.output(access.tensor), "ptr")
         value = self._value(store.value, copy).splat(self.lanes)
-        addresses = self._addresses(place, access.inner, store.indices, copy)
+        addresses = self._addresses(place, access.inner, selected, copy)
         if addresses is None:
-            at = self._op("add", self._inner_place(place, access.inner, store.indices), copy.column)
-            if store.add:
+            at = self._op("add", self._inner_place(place, access.inner, selected), copy.column)
+            if selected:
                 value = loaded(text, pointer, at, access.dtype, self.lanes, self.mask) + value
             stored(text, pointer, at, access.dtype, value, self.mask)
-        elif store.add:
-            self._add_lanes(pointer, addresses, access.dtype, value)
         else:
             scattered(text, pointer, addresses, access.dtype, value, self.mask)
-
-    def _buffers_of_adds(self) -> tuple[str, str] | None:
-        """Room for a vector of values and their addresses, for adding lane by lane."""
-        if not any(store.add for store in self.region.stores):
-            return None
-        room = [self.text.effect(f"alloca [{self.lanes} x i64], align 64") for _ in range(2)]
-        return room[0], room[1]
-
-    def _add_lanes(self, pointer: str, addresses: Vector, dtype: str, value: Vector) -> None:
-        """Add lane by lane, since lanes may have the same address."""
-        assert self.lanes_buffer is not None
-        text = self.text
-        places, values = self.lanes_buffer
-        stored(text, places, "0", "int64", addresses, None)
-        stored(text, values, "0", value.dtype, value, None)
-        active = str(self.lanes)
-        if self.mask is not None:
-            count = cast(self.mask, "int64").total("add")
-            active = count.name
-        with text.loop("0", active, 1) as lane:
-            at = loaded(text, places, lane.index, "int64", 0, None).name
-            added = loaded(text, values, lane.index, value.dtype, 0, None)
-            stored(text, pointer, at, dtype, loaded(text, pointer, at, dtype, 0, None) + added, None)
 
     def _report(self, what: str, condition: Vector) -> None:
         """Set a flag of the arguments where a condition is met by an active lane."""

@@ -66,8 +66,8 @@ def _roots(region: Region, of: Sequence[int]) -> Iterable[tuple[int, int]]:
         if isinstance(node, Reduce):
             yield node.arg, of[node.arg]
     for store in region.stores:
-        stage = max(of[number] for number in (store.value, *store.indices))
-        yield from ((number, stage) for number in (store.value, *store.indices))
+        stage = max(of[number] for number in store.nodes)
+        yield from ((number, stage) for number in store.nodes)
     for column in region.columns:
         yield column.value, of[column.value]
 

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch_fx import first_argument, is_element, is_size, is_view
+from lit_ort._compat.torch_ops import SLICE_END
 from lit_ort._compat.torch_sizes import hint_of, memory_order
 from lit_ort.lower.emitter import Emitter
 from lit_ort.lower.operators import ANY, LOWERINGS, Lowering, lowering_of
@@ -29,8 +30,6 @@ _PERMUTES = frozenset({aten.permute.default, aten.transpose.int, aten.t.default}
 _RESHAPES = frozenset({aten.reshape.default, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims})
 # A call of a session takes about 20 us, a torch node 15 us, and an operator in one 4 us (Intel Xeon, one thread).
 FEWEST_OPERATORS, OPERATORS_OF_SWITCH = 6, 4
-# The end of a slice that includes the last element.
-_LAST = 2**63 - 1
 _FLOATS = frozenset({torch.float32, torch.float64})
 
 
@@ -154,7 +153,7 @@ def _is_dense(value: torch.Tensor) -> bool:
 
 def _slice(e: Emitter) -> str:
     axis, start, end = e.argument(1, "dim", 0), e.argument(2, "start"), e.argument(3, "end")
-    ends = [_LAST if end is None else end]
+    ends = [SLICE_END if end is None else end]
     starts, step = [0 if start is None else start], [e.argument(4, "step", 1)]
     rest = (e.sizes(starts), e.sizes(ends), e.integers([axis]), e.sizes(step))
     return e.op("Slice", e.value(e.argument(0, "self")), *rest)
@@ -162,7 +161,7 @@ def _slice(e: Emitter) -> str:
 
 def _select(e: Emitter) -> str:
     axis, index = e.argument(1, "dim"), e.argument(2, "index")
-    bounds = e.integers([index]), e.integers([_LAST if index == -1 else index + 1])
+    bounds = e.integers([index]), e.integers([SLICE_END if index == -1 else index + 1])
     row = e.op("Slice", e.value(e.argument(0, "self")), *bounds, e.integers([axis]))
     return e.op("Reshape", row, e.sizes(e.node.meta["val"].shape), allowzero=1)
 

@@ -344,7 +344,24 @@ class OnnxValue:
         inverse = 1.0 / (z * z)
         series = (1 / 12 - (1 / 360 - inverse * (1 / 1260)) * inverse) / z
         found = (z - 0.5) * z.log() - z + (0.5 * math.log(2 * math.pi) + series) - between
-        return is_small.where(math.log(math.pi) - (self * math.pi).sin().abs().log() - found, found)
+        angle = (self - self.round()) * math.pi
+        return is_small.where(math.log(math.pi) - angle.sin().abs().log() - found, found)
+
+    def digamma(self) -> OnnxValue:
+        """The derivative of `lgamma`, by the derivatives of its formulas."""
+        is_small = self.lt(0.5)
+        positive = is_small.where(1.0 - self, self)
+        between = 1.0 / positive
+        for step in range(1, 6):
+            between = between + 1.0 / (positive + float(step))
+        z = positive + 6.0
+        inverse = 1.0 / (z * z)
+        series = (1 / 12 - (1 / 120 - inverse * (1 / 252)) * inverse) * inverse
+        found = z.log() - 0.5 / z - series - between
+        rest = self - self.round()
+        angle = rest * math.pi
+        reflected = found - angle.cos() / angle.sin() * math.pi
+        return is_small.where((rest.eq(0.0) & self.lt(0.0)).where(math.nan, reflected), found)
 
     def __getattr__(self, name: str) -> Callable[[], OnnxValue]:
         """The functions that ONNX has operators of."""

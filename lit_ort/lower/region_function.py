@@ -49,13 +49,12 @@ def region_function(
 
 @dataclass(frozen=True)
 class _Write:
-    """What is written to an output, or added to it: a value that has these axes, at a place and by indices."""
+    """What is written to an output, or added by indices: a value that has these axes, at a place."""
 
     value: OnnxValue
     axes: frozenset[int]
     place: Place[Number]
     indices: tuple[int, ...] = ()
-    add: bool = False
 
 
 class _RegionNodes:
@@ -270,11 +269,9 @@ class _RegionNodes:
         return node.output[0]
 
     def _store(self, store: Store, place: Place[Number]) -> _Write:
-        full = self._region.full
-        is_full = store.access.is_full or any(full[number] for number in (store.value, *store.indices))
-        points = self._every(range(self._rank if is_full else self._region.rows))
-        axes = points if store.indices or store.add else frozenset(self._axes_of(place))
-        return _Write(self._expanded(store.value, axes), axes, place, store.indices, store.add)
+        points = self._every(range(self._rank if store.access.is_full else self._region.rows))
+        axes = frozenset(self._axes_of(place)) if store.target is None else points
+        return _Write(self._expanded(store.value, axes), axes, place, store.nodes[1:])
 
     def _column(self, column: ColumnReduction, place: Place[Number]) -> _Write:
         rows = range(self._region.rows)
@@ -288,7 +285,7 @@ class _RegionNodes:
         """A value that is written to every element of its output; None if it isn't."""
         axes, place, value = sorted(write.axes), write.place, write.value
         steps = memory_steps(product(shape), [(self._run.sizes[a], place.strides[a]) for a in axes], place.offset)
-        if write.indices or write.add or steps is None or not steps.is_whole:
+        if write.indices or steps is None or not steps.is_whole:
             return None
         if list(steps.order) == sorted(steps.order):
             return self._reshaped(value, shape, self._shape(write.axes))
@@ -309,7 +306,7 @@ class _RegionNodes:
             grid = self._vector(self._shape(write.axes))
             address, value = self._address(write.place, write.indices), write.value.cast(computed)
             parts = [self._reshaped(self._made("Expand", part, grid), [-1]) for part in (address, value)]
-            memory = memory.scattered(*parts, add=write.add)
+            memory = memory.scattered(*parts, add=bool(write.indices))
         return self._reshaped(memory, shape)
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from lit_ort.regions.counter_random import DROPOUT_OFF
+
 LEVELS = 2**16
-# The seed that disables dropout, for comparison with eager.
-OFF = -1
 # The number of elements for which numbers are drawn at a time: 1 MB.
 CHUNK_ELEMENTS = 2**19
 _UNSIGNED = 2**64 - 1
@@ -33,14 +33,14 @@ class Draws:
 
 
 def drop_probability(seed: torch.Tensor | None, p: float) -> float:
-    """The dropout probability `p`, or 0 if the seed, int64[], is `OFF` or None.
+    """The dropout probability `p`, or 0 if the seed, int64[], is `DROPOUT_OFF` or None.
 
     Raises:
         ValueError: p is not between 0 and 1.
     """
     if not 0 <= p <= 1:
         raise ValueError(f"dropout probability is {p}, but must be between 0 and 1: check the p of the module")
-    return 0.0 if seed is None or int(seed) == OFF else p
+    return 0.0 if seed is None or int(seed) == DROPOUT_OFF else p
 
 
 def draw_mask(mask: torch.Tensor, share: float, seed: int, stream: int) -> None:

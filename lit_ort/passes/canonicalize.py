@@ -17,7 +17,7 @@ from torch import fx
 
 from lit_ort._compat.torch_aot import is_of_backward
 from lit_ort._compat.torch_fx import arguments_of, is_view, strides_of
-from lit_ort._compat.torch_ops import BY_ROWS, BY_STRIDES
+from lit_ort._compat.torch_ops import BY_ROWS, BY_STRIDES, SLICE_END
 from lit_ort.runtime.argument_codec import exact
 
 aten = torch.ops.aten
@@ -27,8 +27,6 @@ _SAME = frozenset(
     | {aten.contiguous.default}
 )
 _SORTS = frozenset({aten.sort.default, aten.sort.stable})
-# The end of a slice up to the last element.
-_LAST = 2**63 - 1
 # The number that fills a tensor, or None if it is the second argument.
 _FULL: dict[Any, float | None] = {
     aten.full.default: None,
@@ -133,7 +131,7 @@ def _whole_write(node: fx.Node) -> fx.Node | None:
 
 
 def _is_whole(start: Any = None, end: Any = None, step: Any = 1) -> bool:
-    return start in (None, 0) and end in (None, _LAST) and step == 1
+    return start in (None, 0) and end in (None, SLICE_END) and step == 1
 
 
 def _same_type_and_shape(node: fx.Node) -> fx.Node | None:

@@ -75,16 +75,9 @@ def _sum(builder: _Builder, node: fx.Node) -> fx.Node:
     before, behind = shape[:first], shape[dims.stop :]
     index = builder.flat(indices, shape[first : dims.stop])
     count = index.meta["val"].shape[0]
-    whole = base if len(dims) == 1 else builder.reshape(base, (*before, _product(shape[first : dims.stop]), *behind))
+    whole = base if len(dims) == 1 else builder.reshape(base, (*before, math.prod(shape[first : dims.stop]), *behind))
     total = builder(aten.index_add.default, whole, first, index, builder.reshape(values, (*before, count, *behind)))
     return total if len(dims) == 1 else builder.reshape(total, shape)
-
-
-def _product(sizes: Sequence[Any]) -> Any:
-    product = sizes[0]
-    for size in sizes[1:]:
-        product = product * size
-    return product
 
 
 class _Builder:
@@ -110,7 +103,7 @@ class _Builder:
         for other, size in zip(indices[1:], sizes[1:], strict=True):
             scaled = self(aten.mul.Tensor, index, self._size(size))
             index = self(aten.add.Tensor, scaled, self._not_negative(other, size))
-        return self.reshape(index, (_product(index.meta["val"].shape),))
+        return self.reshape(index, (math.prod(index.meta["val"].shape),))
 
     def _not_negative(self, index: fx.Node, size: Any) -> fx.Node:
         from_end = self(aten.add.Tensor, index, self._size(size))

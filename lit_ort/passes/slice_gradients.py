@@ -15,9 +15,9 @@ import torch
 from torch import fx
 
 import lit_ort.ops  # noqa: F401 - registers the operators
+from lit_ort._compat.torch_ops import SLICE_END
 
 aten = torch.ops.aten
-_LAST = 2**63 - 1
 
 
 def join_slice_gradients(module: fx.GraphModule) -> int:
@@ -59,12 +59,14 @@ def _continues(node: fx.Node, part: fx.Node) -> bool:
 
 def _leaves(node: fx.Node) -> Iterator[fx.Node]:
     """The terms of a sum, including those of partial sums without other users."""
-    for argument in node.args:
-        assert isinstance(argument, fx.Node)
-        if _is_sum(argument) and _continues(node, argument):
-            yield from _leaves(argument)
+    left = [(argument, node) for argument in reversed(node.args)]
+    while left:
+        term, total = left.pop()
+        assert isinstance(term, fx.Node)
+        if _is_sum(term) and _continues(total, term):
+            left.extend((argument, term) for argument in reversed(term.args))
         else:
-            yield argument
+            yield term
 
 
 def _is_slice(node: fx.Node) -> bool:
@@ -97,7 +99,7 @@ def _part(graph: fx.Graph, node: fx.Node) -> tuple[fx.Node, tuple[Any, Any, Any,
     index = arguments[3]
     part = graph.call_function(aten.unsqueeze.default, (gradient, dim))
     part.meta["val"] = gradient.meta["val"].unsqueeze(dim)
-    return part, (dim, index, _LAST if index == -1 else index + 1, 1)
+    return part, (dim, index, SLICE_END if index == -1 else index + 1, 1)
 
 
 def _with_meta(node: fx.Node, root: fx.Node) -> fx.Node:

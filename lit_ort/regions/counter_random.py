@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+# With this seed operators apply no dropout, for comparison with eager.
+DROPOUT_OFF = -1
 _WORD = 0xFFFFFFFF
 _ROUNDS = 10
 

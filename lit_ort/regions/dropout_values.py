@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from lit_ort.regions.counter_random import DROPOUT_OFF
 from lit_ort.regions.node_expressions import along
 from lit_ort.regions.strided_views import StridedView
 from lit_ort.regions.symbolic_size import product
@@ -19,13 +20,10 @@ from lit_ort.regions.value_expressions import (
 if TYPE_CHECKING:
     from lit_ort.regions.graph_values import Terms
 
-# The seed with which lit_ort's operators apply no dropout (lit_ort/runtime/random.py).
-_DROPOUT_OFF = -1
-
 
 def _keep_scale(terms: Terms, seed: Any, p: float) -> tuple[Expression, Expression]:
     """(whether dropout is off, the factor of what is kept)."""
-    off = Compute("eq", (terms.reader.of(seed), Constant(_DROPOUT_OFF, (), "int64")), (), "bool")
+    off = Compute("eq", (terms.reader.of(seed), Constant(DROPOUT_OFF, (), "int64")), (), "bool")
     scale = Constant(1 / (1 - p) if p < 1 else 0.0, (), "float32", is_argument=True)
     return off, Compute("where", (off, Constant(1.0, (), "float32"), scale), (), "float32")
 

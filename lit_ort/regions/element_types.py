@@ -34,10 +34,6 @@ def is_float(dtype: str) -> bool:
     return dtype.startswith(("float", "bfloat"))
 
 
-def is_integer(dtype: str) -> bool:
-    return dtype.startswith(("int", "uint"))
-
-
 def size_of(dtype: str) -> int:
     """The bytes of an element in memory."""
     return MEMORY_DTYPES[dtype].itemsize

@@ -6,7 +6,7 @@ C rows, so the index arithmetic of all accesses is that of one linear index, cut
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from torch import fx
@@ -16,6 +16,7 @@ from lit_ort.regions.graph_values import GraphValues, LibraryCall, read_graph
 from lit_ort.regions.region import Apply, Region
 from lit_ort.regions.region_builder import RegionBuilder
 from lit_ort.regions.region_run import Place, RegionRun
+from lit_ort.regions.step_order import StepOrder
 from lit_ort.regions.strided_views import StridedView, cuts_of, is_chain, strides_over
 from lit_ort.regions.symbolic_size import Number, Size, product, quotient
 from lit_ort.regions.value_expressions import Compute, Constant, Expression, Read, Take, Value, reads_of
@@ -50,20 +51,6 @@ class Schedule:
     values: GraphValues
     steps: tuple[RegionCall | LibraryCall, ...]
 
-    @property
-    def regions(self) -> tuple[RegionCall, ...]:
-        return tuple(step for step in self.steps if isinstance(step, RegionCall))
-
-    def __str__(self) -> str:
-        lines = []
-        for step in self.steps:
-            if isinstance(step, LibraryCall):
-                lines.append(f"call {step.node.target} -> {step.node.name}")
-            else:
-                names = " ".join(value.name for value in step.inputs), " ".join(value.name for value in step.outputs)
-                lines.append(f"{names[0]} -> {names[1]}, sizes {step.run.sizes}\n{step.region}")
-        return "\n".join(lines)
-
 
 def form_regions(graph: fx.Graph, copies_outputs: bool = False) -> Schedule:
     """The schedule of a graph.
@@ -84,15 +71,16 @@ class _Group:
     row: Number | None = None
     cuts: set[Number] = field(default_factory=set)
     kinds: dict[Value, str] = field(default_factory=dict)
+    reads: dict[Value, None] = field(default_factory=dict)
 
     def add(self, value: Value, fit: _Fit) -> None:
+        """Add a value, after those of the group that it reads."""
         self.row, self.cuts = fit.row, fit.cuts
         self.kinds[value] = fit.kind
+        self.reads.update((need, None) for need in value.needs() if need not in self.kinds)
 
     def needs(self) -> list[Value]:
-        return list(
-            dict.fromkeys(value for member in self.kinds for value in member.needs() if value not in self.kinds)
-        )
+        return list(self.reads)
 
 
 @dataclass(frozen=True)
@@ -111,6 +99,7 @@ class _Former:
         self.position: dict[Value | LibraryCall, int] = {}
         # The groups that read a value, if reading it again costs something.
         self.readers: dict[Value, list[_Group]] = {}
+        self.order = StepOrder[_Group | LibraryCall](lambda step: self._homes(step.needs()))
         # Groups don't change while they are merged, so that two are tried once.
         self.unions: dict[tuple[_Group, _Group], _Group | None] = {}
 
@@ -120,11 +109,13 @@ class _Former:
         for step in steps:
             if isinstance(step, LibraryCall):
                 self.groups.update(dict.fromkeys(step.results.values(), step))
+                self.order.append(step)
             else:
                 self._place(step)
         self._merge()
+        stored = self._stored(steps)
         calls = [
-            step if isinstance(step, LibraryCall) else _call_of(step, self._stored(step, steps))
+            step if isinstance(step, LibraryCall) else _RegionOf(step, [v for v in step.kinds if v in stored]).call()
             for step in self._ordered(steps)
         ]
         return Schedule(self.values, tuple(calls))
@@ -148,13 +139,18 @@ class _Former:
             candidates += self.readers.get(need, [])
         for group in sorted(dict.fromkeys(candidates), key=self._last, reverse=True):
             fit = _fit(group, value)
-            if fit is not None and not self._waits(value.needs(), group.kinds, {id(group)}):
+            if fit is None:
+                continue
+            later = self.order.later(group, self._homes(need for need in value.needs() if need not in group.kinds))
+            if later is not None:
+                self.order.move(later, group)
                 break
         else:
             assert value.expression is not None
             group = _Group(product(value.expression.shape))
             fit = _fit(group, value)
             assert fit is not None, value
+            self.order.append(group)
         group.add(value, fit)
         self.groups[value] = group
         for need in value.needs():
@@ -164,17 +160,9 @@ class _Former:
     def _last(self, group: _Group) -> int:
         return max(self.position[value] for value in group.kinds)
 
-    def _waits(self, needs: Iterable[Value], inside: Container[Value], groups: set[int]) -> bool:
-        """Whether something that is needed from outside is itself computed from what these groups compute."""
-        seen: set[int] = set()
-
-        def reaches(step: _Group | LibraryCall | None) -> bool:
-            if step is None or id(step) in seen:
-                return False
-            seen.add(id(step))
-            return id(step) in groups or any(reaches(self.groups.get(need)) for need in step.needs())
-
-        return any(reaches(self.groups.get(need)) for need in needs if need not in inside)
+    def _homes(self, needs: Iterable[Value]) -> Iterator[_Group | LibraryCall]:
+        """The steps that compute values; inputs have none."""
+        return (self.groups[need] for need in needs if need in self.groups)
 
     def _merge(self) -> None:
         """Merge groups that read from one another, as long as one fits."""
@@ -191,7 +179,10 @@ class _Former:
             if (group, user) not in self.unions:
                 self.unions[group, user] = self._union(group, user)
             union = self.unions[group, user]
-            if union is not None and not self._waits(union.needs(), union.kinds, {id(group), id(user)}):
+            later = None if union is None else self.order.later(group, self._homes(union.needs()))
+            if union is not None and later is not None:
+                self.order.move(later, group)
+                self.order.replace(group, user, union)
                 self.groups.update(dict.fromkeys(union.kinds, union))
                 return True
         return False
@@ -207,30 +198,32 @@ class _Former:
             union.add(value, fit)
         return union
 
-    def _stored(self, group: _Group, steps: Iterable[Value | LibraryCall]) -> list[Value]:
-        """The values of a group that something outside of it reads."""
-        read = {output.value for output in self.values.outputs if output is not None}
+    def _stored(self, steps: Iterable[Value | LibraryCall]) -> set[Value | None]:
+        """The values that something outside of their group reads."""
+        stored = {output.value for output in self.values.outputs if output is not None}
         for step in steps:
-            if isinstance(step, LibraryCall) or self.groups[step] is not group:
-                read.update(step.needs())
-        return [value for value in group.kinds if value in read]
+            reader = self._step(step)
+            stored.update(need for need in step.needs() if self.groups.get(need) is not reader)
+        return stored
 
     def _ordered(self, steps: Iterable[Value | LibraryCall]) -> list[_Group | LibraryCall]:
         """Groups and calls after what they need, otherwise as early as their last value."""
         order: list[_Group | LibraryCall] = []
         done: set[int] = set()
 
-        def visit(step: _Group | LibraryCall) -> None:
-            if id(step) not in done:
-                done.add(id(step))
-                for need in step.needs():
-                    if need in self.groups:
-                        visit(self.groups[need])
-                order.append(step)
-
         last = {id(self._step(step)): self._step(step) for step in steps}
-        for step in last.values():
-            visit(step)
+        for first in last.values():
+            # A path of steps that wait for what they need, with what is left of it.
+            path = [(first, self._homes(first.needs()))] if id(first) not in done else []
+            done.add(id(first))
+            while path:
+                step, left = path[-1]
+                following = next((need for need in left if id(need) not in done), None)
+                if following is None:
+                    order.append(path.pop()[0])
+                else:
+                    done.add(id(following))
+                    path.append((following, self._homes(following.needs())))
         return order
 
     def _step(self, step: Value | LibraryCall) -> _Group | LibraryCall:
@@ -463,8 +456,3 @@ class _RegionOf:
 def _sizes(cuts: list[Number]) -> tuple[Number, ...]:
     """The sizes of the axes between ascending cuts, outermost first."""
     return tuple(quotient(high, low) for low, high in zip((1, *cuts[:-1]), cuts, strict=True))[::-1]
-
-
-def _call_of(group: _Group | LibraryCall, stored: list[Value]) -> RegionCall:
-    assert isinstance(group, _Group)
-    return _RegionOf(group, stored).call()

@@ -32,15 +32,14 @@ def interpret(
         else:
             values.append(_value(region, run, node, values))
     for store, place in zip(region.stores, run.stores, strict=True):
-        is_full = store.access.is_full or any(region.full[number] for number in (store.value, *store.indices))
-        indices = [values[index] for index in store.indices]
-        address, valid = _addresses(_sizes(region, run, is_full=is_full), place, indices)
+        indices = [] if store.target is None else [values[store.target]]
+        address, valid = _addresses(_sizes(region, run, is_full=store.access.is_full), place, indices)
         if valid is not None and not valid.all():
             raise IndexError(_out_of_range(indices, place, torch.tensor(True)))
-        if store.fill:
+        if store.target is not None:
             start = None if store.start is None else inputs[store.start]
             _fill(outputs[store.access.tensor], (*(1,) * region.rows, *run.sizes[region.rows :]), place, start)
-        _write(outputs[store.access.tensor], address, values[store.value], add=store.add)
+        _write(outputs[store.access.tensor], address, values[store.value], add=store.target is not None)
     for column, place in zip(region.columns, run.columns, strict=True):
         sizes = _sizes(region, run, is_full=region.full[column.value])
         total = reduced(column.kind, values[column.value].expand(sizes), range(region.rows))

@@ -234,7 +234,8 @@ OPERATORS: dict[str, Pointwise] = {
         Pointwise("asinh", ("asinh.default",), FLOAT, torch.asinh, lambda x: x.asinh(), 200),
         Pointwise("acosh", ("acosh.default",), FLOAT, torch.acosh, lambda x: x.acosh(), 200),
         Pointwise("atanh", ("atanh.default",), FLOAT, torch.atanh, lambda x: x.atanh(), 200),
-        Pointwise("lgamma", ("lgamma.default",), FLOAT, torch.lgamma, lambda x: x.lgamma(), 300),
+        Pointwise("lgamma", ("lgamma.default",), FLOAT, torch.lgamma, lambda x: x.lgamma(), 250),
+        Pointwise("digamma", ("digamma.default",), FLOAT, torch.digamma, lambda x: x.digamma(), 220),
         Pointwise("hypot", ("hypot.default",), FLOAT, torch.hypot, lambda x, y: x.hypot(y), 200),
         # activations and their gradients
         Pointwise("gelu", (), FLOAT, F.gelu, _gelu, 34),

@@ -113,18 +113,20 @@ class Store:
     Args:
         access: where to; outputs don't overlap with inputs or with each other.
         value: the node; a full one needs a full access.
-        indices: nodes, each int64, as of a load: a scatter.
-        add: adds to what is there. Points may then write to the same element.
-        fill: with one index, of a row, all that it can select is 0 before; otherwise the caller has initialized it.
+        target: a row-level node of int64, which selects the row of the output that each row is added to: a scatter. All
+            that it can select is 0 before.
         start: the input, of the output's layout and dtype, whose elements are there before instead of 0.
     """
 
     access: Access
     value: int
-    indices: tuple[int, ...] = ()
-    add: bool = False
-    fill: bool = False
+    target: int | None = None
     start: int | None = None
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """The nodes that it refers to."""
+        return (self.value,) if self.target is None else (self.value, self.target)
 
 
 @dataclass(frozen=True)
@@ -228,11 +230,9 @@ class Region:
             level = "" if self.full[number] else "  # a row"
             lines.append(f"  %{number}: {node.dtype} = {_text(node, axes)}{level}")
         for store in self.stores:
-            verb = "add to" if store.add else "store"
-            verb += " 0 in" if store.fill and store.start is None else ""
-            verb += f" in{store.start} in" if store.start is not None else ""
-            indices = "".join(f", at %{index}" for index in store.indices)
-            lines.append(f"  {verb} out{_place(store.access)}{indices} <- %{store.value}")
+            start = "0" if store.start is None else f"in{store.start}"
+            verb, at = ("store", "") if store.target is None else (f"add to {start} in", f", at %{store.target}")
+            lines.append(f"  {verb} out{_place(store.access)}{at} <- %{store.value}")
         for column in self.columns:
             lines.append(f"  {column.kind} over rows out{_place(column.access)} <- %{column.value}")
         return "\n".join(lines)
@@ -273,13 +273,13 @@ def check(region: Region) -> None:
                 raise ValueError(f"The mask of {where} is no bool.")
     for store in region.stores:
         _check_access(region, store.access, str(store))
-        _check_indices(region, store.indices, str(store))
-        if region.full[store.value] and not (store.access.is_full or any(region.full[i] for i in store.indices)):
+        if region.full[store.value] and not store.access.is_full:
             raise ValueError(f"{store} writes a full value to a place for each row.")
-        if store.fill and not (store.add and len(store.indices) == 1 and not region.full[store.indices[0]]):
-            raise ValueError(f"{store} fills what no index of a row selects.")
-        by_column = any(region.full[index] for index in store.indices) or store.access.inner[-1] != BROADCAST
-        if region.full[store.value] and not by_column:
+        if store.target is not None:
+            _check_indices(region, (store.target,), str(store))
+            if region.full[store.target] or (store.access.is_full and store.access.inner[-1] != CONTIGUOUS):
+                raise ValueError(f"{store} adds to what no node of a row selects, or not to neighbours.")
+        if region.full[store.value] and store.access.inner[-1] == BROADCAST:
             raise ValueError(f"{store} writes the values of the last axis to one place.")
     for column in region.columns:
         _check_access(region, column.access, str(column))
@@ -340,7 +340,7 @@ def _decoded(data: dict[str, Any]) -> Region:
         data["rows"],
         data["inner"],
         tuple(_decoded_node(dict(entry)) for entry in data["nodes"]),
-        tuple(Store(**{**entry, **_inner_parts(entry)}) for entry in data["stores"]),
+        tuple(Store(**{**entry, "access": Access(**entry["access"])}) for entry in data["stores"]),
         tuple(ColumnReduction(**{**entry, "access": Access(**entry["access"])}) for entry in data["columns"]),
     )
 
@@ -348,13 +348,9 @@ def _decoded(data: dict[str, Any]) -> Region:
 def _decoded_node(entry: dict[str, Any]) -> Node:
     kind = _NODES[entry.pop("node")]
     if kind is Load:
-        return Load(**{**entry, **_inner_parts(entry)})
+        return Load(**{**entry, "access": Access(**entry["access"]), "indices": tuple(entry["indices"])})
     if kind is Literal and isinstance(entry["value"], dict):
         return Literal(float.fromhex(entry["value"]["float"]), entry["dtype"])
     if kind is Apply:
         entry["args"] = tuple(entry["args"])
     return kind(**entry)
-
-
-def _inner_parts(entry: dict[str, Any]) -> dict[str, Any]:
-    return {"access": Access(**entry["access"]), "indices": tuple(entry["indices"])}

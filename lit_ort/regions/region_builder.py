@@ -129,16 +129,13 @@ class RegionBuilder:
             node = self.cast(node, "int64")
         return self.add(Reduce(kind, self.spread(node), self.nodes[node].dtype))
 
-    def store(
-        self, tensor: int, dtype: str, inner: str, node: int, indices: Sequence[int] = (), *, add: bool = False
-    ) -> None:
-        node = self.cast(node, computed_in(dtype))
-        self._stores.append(Store(Access(tensor, dtype, inner), node, tuple(indices), add))
+    def store(self, tensor: int, dtype: str, inner: str, node: int) -> None:
+        self._stores.append(Store(Access(tensor, dtype, inner), self.cast(node, computed_in(dtype))))
 
     def scatter(self, tensor: int, dtype: str, inner: str, node: int, row: int, start: int | None) -> None:
         """Adds each row of a node to one of the output, which is 0 before, or the elements of an input."""
         access = Access(tensor, dtype, inner)
-        self._stores.append(Store(access, self.cast(node, computed_in(dtype)), (row,), True, True, start))
+        self._stores.append(Store(access, self.cast(node, computed_in(dtype)), row, start))
 
     def column(self, tensor: int, dtype: str, inner: str, kind: str, node: int) -> None:
         """A reduction over all rows."""
@@ -148,8 +145,8 @@ class RegionBuilder:
 
     def needed(self) -> list[int]:
         """The nodes that stores need, in order."""
-        needed = {use.value for use in (*self._stores, *self._columns)}
-        needed.update(index for store in self._stores for index in store.indices)
+        needed = {column.value for column in self._columns}
+        needed.update(node for store in self._stores for node in store.nodes)
         for number in reversed(range(len(self.nodes))):
             if number in needed:
                 needed.update(arguments_of(self.nodes[number]))
@@ -168,7 +165,7 @@ class RegionBuilder:
             self.inner,
             tuple(_renumbered(self.nodes[old], new) for old in needed),
             tuple(
-                replace(store, value=new[store.value], indices=tuple(new[i] for i in store.indices))
+                replace(store, value=new[store.value], target=None if store.target is None else new[store.target])
                 for store in self._stores
             ),
             tuple(ColumnReduction(column.kind, new[column.value], column.access) for column in self._columns),

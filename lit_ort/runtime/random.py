@@ -17,11 +17,10 @@ import torch
 from lit_ort._compat.devices import CPU, generator_of
 from lit_ort._compat.torch import TorchDispatchMode
 from lit_ort._compat.torch_ops import OpOverload
+from lit_ort.regions.counter_random import DROPOUT_OFF
 
 # The number of seeds.
 SEEDS = 2**63 - 1
-# With this seed lit_ort's operators apply no dropout, for comparison with eager.
-DROPOUT_OFF = -1
 # torch's operators of dropout, and what they compute without dropout: they keep every value. Their draws are the
 # probability by which the kept values are divided.
 WITHOUT_DROPOUT: Mapping[object, Callable[..., Any]] = {

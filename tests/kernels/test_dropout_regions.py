@@ -11,7 +11,7 @@ import lit_ort.ops.dropout  # noqa: F401  (defines the operator)
 from lit_ort.regions.form_regions import RegionCall, Schedule, form_regions
 from lit_ort.regions.graph_values import LibraryCall
 from lit_ort.regions.symbolic_size import value_of
-from tests.regions.run_schedule import graph_of, run_schedule
+from tests.regions.run_schedule import graph_of, regions, run_schedule
 
 if TYPE_CHECKING:
     from lit_ort.kernels.kernel_calls import KernelCache
@@ -56,7 +56,7 @@ def test_dropout_is_a_region_and_its_gradient_has_its_mask(kernels: KernelCache)
 def test_layers_with_other_streams_and_probabilities_share_code() -> None:
     x = torch.randn(30, 20).requires_grad_()
     schedule = form_regions(graph_of(step, x, torch.tensor(3)).graph)
-    random = [call for call in schedule.regions if "random" in call.region.to_json()]
+    random = [call for call in regions(schedule) if "random" in call.region.to_json()]
     assert len(random) == len(P)
     assert len({call.region.key for call in random[:2]}) <= 2
     assert {call.run.scalars[:2] for call in random} == {(0, P[0]), (1, P[1])}

@@ -89,29 +89,6 @@ def test_sums_over_rows_do_not_depend_on_the_number_of_threads(kernels: KernelCa
     torch.testing.assert_close(results[0][1], (x.double() ** 2).sum().float()[None], rtol=1e-6, atol=0.0)
 
 
-def embedding_gradient() -> Region:
-    builder = RegionBuilder(1, 1)
-    word = builder.load(1, "int64", "0")
-    builder.store(0, "float32", "1", builder.load(0, "float32", "1"), [word], add=True)
-    return builder.region()
-
-
-@pytest.mark.parametrize(("count", "width"), [(50, 33), (1, 1), (2000, 300)])
-def test_rows_are_added_to_the_rows_of_their_words(count: int, width: int, kernels: KernelCache) -> None:
-    grad, words = torch.randn(count, width), torch.randint(0, 7, (count,))
-    place, word = Place(0, (width, 1)), Place(0, (1, 0))
-    run = RegionRun((count, width), (place, word), (Place(0, (0, 1), ((width, 7),)),))
-    # Loads are in the order of nodes: the words come first.
-    region = embedding_gradient()
-    run = RegionRun(run.sizes, (word, place), run.stores)
-    assert [load.access.tensor for load in region.loads] == [1, 0]
-    result = torch.zeros(7, width)
-    with threads(2):
-        kernels.kernel(region).bind(run)(grad, words, result)
-    wanted = torch.zeros(7, width).index_add_(0, words, grad)
-    torch.testing.assert_close(result, wanted, rtol=1e-5, atol=1e-4)
-
-
 @pytest.mark.parametrize("starts", [False, True])
 @pytest.mark.parametrize("sizes", [(4, 33), (1, 16), (3, 2, 17), (2000, 300)])
 def test_rows_are_added_to_nothing_or_to_a_table(sizes: tuple[int, ...], starts: bool, kernels: KernelCache) -> None:
@@ -139,23 +116,11 @@ def test_rows_are_added_to_nothing_or_to_a_table(sizes: tuple[int, ...], starts:
         del inputs, result, memory, more
 
 
-def test_a_fill_needs_one_index_of_a_row() -> None:
+def test_a_scatter_needs_an_index_of_a_row() -> None:
     builder = RegionBuilder(1, 1)
     builder.scatter(0, "float32", "1", builder.load(0, "float32", "1"), builder.load(1, "int64", "1"), None)
-    with pytest.raises(ValueError, match="fills what no index of a row selects"):
+    with pytest.raises(ValueError, match="adds to what no node of a row selects"):
         builder.region()
-
-
-def test_values_are_added_to_places_that_several_lanes_share(kernels: KernelCache) -> None:
-    builder = RegionBuilder(0, 1)
-    place = builder.load(0, "int64", "1")
-    builder.store(0, "float32", "0", builder.load(1, "float32", "1"), [place], add=True)
-    region, count = builder.region(), 1003
-    places, values = torch.randint(0, 5, (count,)), torch.randint(0, 9, (count,)).float()
-    run = RegionRun((count,), (Place(0, (1,)), Place(0, (1,))), (Place(0, (0,), ((1, 5),)),))
-    result = torch.zeros(5)
-    kernels.kernel(region).bind(run)(places, values, result)
-    assert torch.equal(result, torch.zeros(5).index_add_(0, places, values))
 
 
 @pytest.mark.parametrize("wrong", [-1, 7, 1 << 40])

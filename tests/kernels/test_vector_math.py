@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 FUNCTIONS = (
     *("exp", "expm1", "log", "log1p", "log2", "log10", "tanh", "sigmoid", "erf", "sin", "cos", "rsqrt", "sqrt"),
-    *("reciprocal", "exp2", "atan", "tan", "asinh"),
+    *("reciprocal", "exp2", "atan", "tan", "asinh", "lgamma", "digamma"),
 )
 LARGEST = 4.0
 CHUNK = 1 << 22
@@ -57,7 +59,10 @@ def test_function_is_within_four_units_of_every_float32(name: str, kernels: Kern
         assert worst[at] <= LARGEST, (name, x[at].item(), worst[at].item())
 
 
-@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in ("erf", "sigmoid", "rsqrt", "asinh")])
+NOT_OF_NUMPY = ("erf", "sigmoid", "rsqrt", "asinh", "lgamma", "digamma")
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in NOT_OF_NUMPY])
 def test_function_is_within_four_units_of_a_sample_of_float64(name: str, kernels: KernelCache) -> None:
     near = np.linspace(-30, 30, 40_001)
     spread = np.ldexp(np.linspace(-1, 1, 20_001), np.arange(20_001) % 2000 - 1000)
@@ -82,6 +87,18 @@ def test_function_agrees_with_torch_in_float64(name: str, kernels: KernelCache) 
     inside = x > -700 if name == "sigmoid" else torch.ones_like(x, dtype=torch.bool)
     worst = ulps(result, wanted).where(inside | x.isnan(), 0.0)
     assert worst.max() <= LARGEST, (name, x[worst.argmax()].item(), worst.max().item())
+
+
+def test_digamma_of_float64_is_as_exact_as_torchs(kernels: KernelCache) -> None:
+    spread = np.ldexp(np.linspace(1, 2, 300), np.arange(300) % 60 - 30)
+    x = np.concatenate([spread, -spread, np.linspace(-9, 20, 300), special(torch.float64).numpy()])
+    x = x[np.isfinite(x) & ((x > 0) | (np.floor(x) != x))]
+    wanted = np.array([float(mpmath.digamma(value)) for value in x])
+    result, eager = (f(torch.from_numpy(x)).numpy() for f in (partial(pointwise, kernels, "digamma"), torch.digamma))
+    with np.errstate(invalid="ignore"):
+        distance, of_eager = (np.where(y == wanted, 0, np.abs(y - wanted)) for y in (result, eager))
+        allowed = np.maximum(4e-15 * np.maximum(np.abs(wanted), 1), 2 * of_eager)
+    assert (distance <= allowed).all(), x[~(distance <= allowed)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

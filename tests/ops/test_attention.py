@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from lit_ort.ops import OPERATORS
 from lit_ort.ops.attention_scores import CHUNK_ELEMENTS, blocks_of_seen, groups_of, mask_of, piece_elements
-from lit_ort.ops.masks import OFF
+from lit_ort.regions.counter_random import DROPOUT_OFF
 from tests.compare import mostly
 from tests.ops.helpers import MeasuringAllocator, RecordingAllocator, closeness, relative_error, seed_of
 
@@ -152,7 +152,7 @@ def test_masks_depend_on_seed_and_stream_and_off_disables_dropout() -> None:
     def result(seed: int, stream: int) -> Tensor:
         return attention(*inputs, None, seed_of(seed), 0.4, False, SCALE, stream)
 
-    torch.testing.assert_close(result(OFF, 0), attention(*inputs, None, seed_of(1), 0.0, False, SCALE, 0))
+    torch.testing.assert_close(result(DROPOUT_OFF, 0), attention(*inputs, None, seed_of(1), 0.0, False, SCALE, 0))
     assert torch.equal(result(1, 0), result(1, 0))
     assert not torch.equal(result(1, 0), result(1, 1))
     assert not torch.equal(result(1, 0), result(2, 0))

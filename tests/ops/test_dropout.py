@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from lit_ort.ops import OPERATORS
-from lit_ort.ops.masks import OFF, draw_mask, scale_of
+from lit_ort.ops.masks import draw_mask, scale_of
+from lit_ort.regions.counter_random import DROPOUT_OFF
 from tests.ops.helpers import RecordingAllocator, seed_of
 
 dropout, dropout_backward = torch.ops.lit_ort.dropout, torch.ops.lit_ort.dropout_backward
@@ -64,7 +65,7 @@ def test_dropout_preserves_the_mean() -> None:
 @pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
 def test_seed_off_disables_dropout(p: float) -> None:
     x = torch.randn(50, 3, requires_grad=True)
-    result, mask = dropout(x, seed_of(OFF), p, 0)
+    result, mask = dropout(x, seed_of(DROPOUT_OFF), p, 0)
     assert torch.equal(result, x)
     assert bool(mask.all())
     (gradient,) = torch.autograd.grad(result.sum(), x)

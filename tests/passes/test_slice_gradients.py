@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
+from lit_ort.passes.slice_gradients import join_slice_gradients
 from tests.compare import assert_same_step, backend
 from tests.passes.reports import report_of
 
@@ -76,3 +77,28 @@ def test_dynamic_sizes() -> None:
         torch.testing.assert_close(actual, expected)
     assert len(engine.compile_log.graphs) == 2
     assert all(report.fallback is None for report in engine.compile_log.graphs)
+
+
+def test_sums_of_a_thousand_gradients() -> None:
+    shape, count = [WIDTH, WIDTH], 1200
+    graph = fx.Graph()
+    terms = [graph.placeholder(f"gradient_{number}") for number in range(count)]
+    for term in terms:
+        term.meta["val"] = torch.empty(WIDTH)
+    rows = [
+        graph.call_function(torch.ops.aten.select_backward.default, (term, shape, 0, row % WIDTH))
+        for row, term in enumerate(terms)
+    ]
+    for node in rows:
+        node.meta["val"] = torch.empty(shape)
+    total = rows[0]
+    for node in rows[1:]:
+        total = graph.call_function(torch.ops.aten.add.Tensor, (total, node))
+        total.meta["val"] = torch.empty(shape)
+    graph.output((total,))
+    module = fx.GraphModule({}, graph)
+    given = torch.randn(count, WIDTH)
+    (wanted,) = module(*given)
+    assert join_slice_gradients(module) == 1
+    module.recompile()
+    torch.testing.assert_close(module(*given)[0], wanted)

@@ -39,6 +39,11 @@ def with_gradients(function: Callable[..., torch.Tensor], count: int) -> Callabl
     return step
 
 
+def regions(schedule: Schedule) -> list[RegionCall]:
+    """The calls of regions."""
+    return [step for step in schedule.steps if isinstance(step, RegionCall)]
+
+
 def run_schedule(
     schedule: Schedule, args: Sequence[torch.Tensor], run: Run = by_reference
 ) -> list[torch.Tensor | None]:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from lit_ort.regions.form_regions import Schedule, form_regions
 from lit_ort.regions.graph_values import LibraryCall
-from tests.regions.run_schedule import graph_of, run_schedule, with_gradients
+from tests.regions.run_schedule import graph_of, regions, run_schedule, with_gradients
 
 
 def check(function: Callable[..., Any], *args: torch.Tensor) -> Schedule:
@@ -72,7 +72,7 @@ ONE_REGION: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 def test_what_has_one_space_is_one_region(name: str) -> None:
     schedule = check(ONE_REGION[name], X, X[0].clone())
     assert not calls(schedule)
-    assert len(schedule.regions) == 1, str(schedule)
+    assert len(regions(schedule)) == 1, str(schedule)
 
 
 SEVERAL_REGIONS: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -107,7 +107,7 @@ def test_layer_norm_with_its_gradients_and_a_residual_is_few_regions() -> None:
 
     schedule = check(with_gradients(loss, 3), *(t.clone().requires_grad_() for t in (X, X[0, 0], X[0, 1])))
     assert not calls(schedule)
-    assert len(schedule.regions) <= 2, str(schedule)
+    assert len(regions(schedule)) <= 2, str(schedule)
 
 
 @pytest.mark.parametrize("shape", [(4, 6, 1), (1, 6, 3), (1, 1, 5), (7, 1, 1), (1, 1, 1), (100, 70, 2)])
@@ -141,3 +141,14 @@ def test_embedding_and_cross_entropy_are_regions() -> None:
 
     words = torch.randint(0, 11, (13,), generator=torch.Generator().manual_seed(0))
     check(loss, torch.randn(11, 8), torch.randn(8, 11), words)
+
+
+def test_steps_that_follow_each_other_by_the_hundreds() -> None:
+    def recurrence(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        state = x
+        for _ in range(700):
+            state = (state @ w + x).tanh()
+        return state
+
+    schedule = check(recurrence, torch.randn(2, 4), torch.randn(4, 4))
+    assert len(calls(schedule)) == 700

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import operator
 import sys
 from collections.abc import Callable, Container, Mapping
 from typing import Any
@@ -100,7 +101,7 @@ def _target(node: fx.Node, graph_module: fx.GraphModule) -> Any:
     if node.op == "call_function":
         return _function(node.target)
     if node.op == "get_attr":
-        return _constant(str(node.target), functools.reduce(getattr, str(node.target).split("."), graph_module))
+        return _constant(str(node.target), operator.attrgetter(str(node.target))(graph_module))
     if node.op == "call_module":
         raise _Obstacle(f"it calls the module {node.target} as a whole")
     return str(node.target)
