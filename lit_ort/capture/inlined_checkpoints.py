@@ -95,7 +95,7 @@ class _Inliner:
         if node.op == "get_attr":
             copied.target = f"constant_{self._attributes}"
             self._attributes += 1
-            setattr(self._root, copied.target, _attribute(module, str(node.target)))
+            setattr(self._root, copied.target, operator.attrgetter(str(node.target))(module))
         elif region is not None and node.op != "placeholder":
             mark_recomputed(copied, region)
         return copied

@@ -1,7 +1,7 @@
 """Mathematical functions on `Vector`s, in LLVM instructions.
 
-Those of one argument are within 4 units in the last place of float32 and float64 (the digamma function of float64 is not
-where it is near zero), and exact for NaN, infinities, zeros of both signs and denormals. The polynomials are fitted for
+Those of one argument are within 4 units in the last place of float32 and float64, apart from the digamma function of
+float64 near its zeros, and exact for NaN, infinities, zeros of both signs and denormals. The polynomials are fitted for
 these formulas (weighted least squares in 50 digits); the comment of each is its largest error. Arguments that few
 programs have (a sine of 1e10) and functions that few programs need go to the C library, one lane at a time.
 """

@@ -1,8 +1,8 @@
 """An order of steps in which each comes after those that it needs, kept up to date while steps are joined.
 
 A step that joins another must not need it through a third one. Such a path only has steps between the two, so that few
-are visited, however many there are. Source: Pearce and Kelly, "A dynamic topological sort algorithm for directed acyclic
-graphs", ACM Journal of Experimental Algorithmics 11 (2006).
+are visited, however many there are. Source: Pearce and Kelly, "A dynamic topological sort algorithm for directed
+acyclic graphs", ACM Journal of Experimental Algorithmics 11 (2006).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class StepOrder(Generic[S]):
         self._steps.append(step)
 
     def later(self, step: S, needs: Iterable[S]) -> set[S] | None:
-        """The later steps that have to come before a step if it gets these needs; None if one of them needs the step."""
+        """The later steps that a step has to come after if it gets these needs; None if one of them needs the step."""
         found: set[S] = set()
         left, first = list(needs), self._at[step]
         while left:
