@@ -1,6 +1,6 @@
-"""Shapes of the results of recurrent layers.
+"""Recurrent layers in traces: the shapes of their results, and the operators that they become.
 
-By default, torch computes them by tracing every time step, which fixes the length of the input in the graph.
+By default, torch computes shapes by tracing every time step, which fixes the length of the input in the graph.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch._decomp import decompositions
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
-from lit_ort._compat.patching import replaced_entry
+from lit_ort._compat.patching import replaced, replaced_entry
 
 aten = torch.ops.aten
 # From the functions in Dynamo's graphs to ATen operators.
@@ -39,6 +40,19 @@ def shapes_without_steps() -> Iterator[None]:
             shaped = _shaped(target, target.py_kernels.get(_COMPOSITE))
             stack.enter_context(replaced_entry(target.py_kernels, _COMPOSITE, shaped))
             stack.callback(target._dispatch_cache.clear)
+        yield
+
+
+@contextmanager
+def layers_of_this_cpu() -> Iterator[None]:
+    """Makes traces decompose LSTMs in bfloat16 into time steps where oneDNN, which they call otherwise, has none."""
+    original = decompositions.select_one_layer_lstm_function
+
+    def select(input: torch.Tensor, hx: Any, params: Any) -> Callable[..., Any]:
+        has_layer = input.dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return original(input, hx, params) if has_layer else decompositions.one_layer_lstm
+
+    with replaced(decompositions, "select_one_layer_lstm_function", select):
         yield
 
 

@@ -14,8 +14,6 @@ from pathlib import Path
 import torch
 
 _PREFIXES = {torch.float32: "S", torch.float64: "D"}
-# AMD's CPUs that have AVX2 and compute 256 bits at a time, by LLVM's names.
-_UNITS_OF_256_BITS = frozenset({"znver2", "znver3", "znver4"})
 
 
 @dataclass(frozen=True)
@@ -26,25 +24,25 @@ class MatmulFunctions:
     gemm_batch: int
 
 
+def has_wide_units() -> bool:
+    """Whether MKL uses half of this CPU's vector units, as on AMD's from family 26 on.
+
+    On CPUs that Intel did not make, MKL computes 256 bits at a time. Family 26 is the first of AMD with AVX-VNNI, and
+    the first with units of 512 bits.
+    """
+    features = torch.cpu.get_capabilities()
+    is_intel = "Intel" in features.get("cpu_name", "Intel")
+    return not is_intel and bool(features.get("avx512_f") and features.get("avx_vnni"))
+
+
 @functools.cache
 def is_mkl_fast() -> bool:
     """Whether MKL's matmuls are as fast here as ONNX Runtime's, or faster.
 
-    On two cores of an Intel Xeon (family 6, model 207) they reach 220 to 260 GFLOP/s, ONNX Runtime's 180 to 205. On
-    CPUs that Intel did not make, MKL uses vectors of 256 bits: all of the units of AMD's up to family 25, on which both
-    reach 115 to 140, and half of those of later ones.
+    On two cores of an Intel Xeon (family 6, model 207) they reach 220 to 260 GFLOP/s, ONNX Runtime's 180 to 205, and on
+    two of an AMD EPYC (family 25, model 17) both reach 115 to 140.
     """
-    is_intel = "Intel" in torch.cpu.get_capabilities().get("cpu_name", "")
-    return (is_intel or _llvm_name() in _UNITS_OF_256_BITS) and matmul_functions() is not None
-
-
-def _llvm_name() -> str | None:
-    """LLVM's name of this CPU; None without llvmlite, without which there are no sessions that call MKL."""
-    try:
-        from llvmlite import binding
-    except ImportError:
-        return None
-    return binding.get_host_cpu_name()
+    return matmul_functions() is not None and not has_wide_units()
 
 
 @functools.cache

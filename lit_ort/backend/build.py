@@ -312,7 +312,10 @@ class _Build:
             passes=self._reports,
             seconds=0.0,
             precision=" and ".join(sorted(signature.precisions)),
-            peak_bytes=max(peak_bytes(phase.module.graph) for phase in phases),
+            peak_bytes=max(
+                peak_bytes(phase.module.graph, part.phase.is_native)
+                for phase, part in zip(phases, lowered, strict=True)
+            ),
             torch_operators=operators,
             regions=dict(regions.most_common()),
             is_small=all(not part.phase.model for part in lowered),

@@ -28,7 +28,14 @@ from lit_ort.joint.phases import SOURCE, PhaseGraph
 from lit_ort.lower.emitter import Emitter
 from lit_ort.lower.engines import onnx_nodes
 from lit_ort.lower.model import ModelBuilder
-from lit_ort.lower.native_operators import memory_base, memory_of_inputs, native_lowering_of, obstacle, permuted_base
+from lit_ort.lower.native_operators import (
+    ASSERTIONS,
+    memory_base,
+    memory_of_inputs,
+    native_lowering_of,
+    obstacle,
+    permuted_base,
+)
 from lit_ort.lower.operators import Lowering, lowering_of
 from lit_ort.lower.small_phases import without_session
 from lit_ort.lower.symbolic_terms import SymbolSources, term_of, terms_of
@@ -294,6 +301,11 @@ class _Lowering:
         if builder is None:
             return
         outputs = [value for node in builder.computed for value in _values(node) if self._is_needed(value, builder)]
+        checks = [node for node in builder.computed if node.target in ASSERTIONS]
+        if self._is_native and checks and not outputs:
+            # A custom operator has an output at least.
+            outputs = [first_argument(checks[0])]
+            builder.materialize(outputs[0])
         index = len(self._nodes)
         is_in_place = self._is_native and _put_written_first(builder, outputs)
         if self._is_native:

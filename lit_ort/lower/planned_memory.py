@@ -10,14 +10,20 @@ from torch import fx
 
 from lit_ort._compat.torch_fx import is_element, is_view
 from lit_ort._compat.torch_sizes import hint_of
+from lit_ort.lower.native_operators import native_lowering_of
 from lit_ort.ops import operator_of
 from lit_ort.ops.hand_over import hand_over
 from lit_ort.ops.region_operator import REGION
 from lit_ort.passes.owners import is_region_output, memory_owner, overwritten
 
 
-def peak_bytes(graph: fx.Graph) -> int:
-    """The peak number of bytes of the values of one run, including outputs and workspaces, without inputs."""
+def peak_bytes(graph: fx.Graph, is_native: bool) -> int:
+    """The peak number of bytes of the values of one run, including outputs and workspaces, without inputs.
+
+    Args:
+        graph: a phase.
+        is_native: whether it is a native session, whose matmuls are not this project's operators.
+    """
     nodes = list(graph.nodes)
     last_uses = _last_uses(nodes)
     live = peak = 0
@@ -26,7 +32,7 @@ def peak_bytes(graph: fx.Graph) -> int:
         if node.op == "call_function" and not is_view(node):
             sizes[node] = 0 if overwritten(node) is not None else _bytes(node)
             live += sizes[node]
-            peak = max(peak, live + _workspace(node))
+            peak = max(peak, live + (0 if is_native and native_lowering_of(node) is not None else _workspace(node)))
         for value in last_uses.get(position, ()):
             live -= sizes.get(value, 0)
     return peak

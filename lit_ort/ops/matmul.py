@@ -19,6 +19,7 @@ from collections.abc import Iterator
 
 import torch
 
+from lit_ort._compat.torch_blas import has_wide_units
 from lit_ort._compat.torch_ops import onednn_linear
 
 # Elements of the result of a part: 4 MB.
@@ -110,8 +111,7 @@ def onednn_gain() -> Gain:
     features = torch.cpu.get_capabilities()
     if not torch.backends.mkldnn.is_available() or "Intel" in features.get("cpu_name", "Intel"):
         return Gain.NONE
-    # AMD's family 26 is the first with AVX-VNNI, and the first with 512-bit vector units.
-    return Gain.MUCH if features.get("avx512_f") and features.get("avx_vnni") else Gain.LITTLE
+    return Gain.MUCH if has_wide_units() else Gain.LITTLE
 
 
 def _direct(

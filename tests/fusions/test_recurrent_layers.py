@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lit_ort.backend.tracing_settings import dynamo_settings
 from lit_ort.errors import CaptureError
+from tests.capabilities import NEEDS_AUTOCAST_LSTMS
 from tests.compare import backend, mostly
 
 KINDS = [nn.LSTM, nn.GRU, nn.RNN]
@@ -114,6 +115,7 @@ def test_a_layer_in_a_split_graph(kind: Any, bidirectional: bool) -> None:
     assert engine.compile_log.graphs[0].kind == "split"
 
 
+@NEEDS_AUTOCAST_LSTMS
 def test_lstms_in_bfloat16_regions_match_eager() -> None:
     module, engine = nn.LSTM(6, 8, num_layers=2), backend(verify_first_step=True)
     x = torch.randn(4, 5, 6)
@@ -129,6 +131,7 @@ def test_lstms_in_bfloat16_regions_match_eager() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@NEEDS_AUTOCAST_LSTMS
 def test_errors_in_bfloat16_regions_are_not_larger_than_in_eager(kind: Any, dtype: torch.dtype) -> None:
     module, engine = kind(6, 8, num_layers=2, bidirectional=True), backend()
     x = torch.randn(4, 5, 6, dtype=dtype)

@@ -35,6 +35,7 @@ import lit_ort
 from lit_ort._compat.lightning import is_compiled
 from lit_ort.backend import tracing_settings
 from lit_ort.errors import CaptureError, LitOrtWarning, OptionsError, UnsupportedError
+from tests.capabilities import NEEDS_AUTOCAST_LSTMS
 from tests.compare import REASON
 from tests.lightning_models import Branching, Net, assert_same_weights, constant_loader, loader, trainer
 
@@ -330,9 +331,13 @@ def test_each_precision_of_lightning_is_known() -> None:
 @pytest.mark.parametrize(
     "precision",
     [
-        name
-        if name in FAST_PRECISIONS
-        else pytest.param(name, marks=pytest.mark.slow if name in NAMES else pytest.mark.sweep)
+        pytest.param(
+            name,
+            marks=[
+                *([] if name in FAST_PRECISIONS else [pytest.mark.slow if name in NAMES else pytest.mark.sweep]),
+                *([NEEDS_AUTOCAST_LSTMS] if str(name).startswith("bf16") else []),
+            ],
+        )
         for name in CPU_PRECISIONS
     ],
 )
