@@ -94,6 +94,49 @@ def mse_loss_backward(terms: Terms, grad: Any, x: Any, y: Any, reduction: int) -
     return (terms.apply("mul", difference, share),)
 
 
+def _share(terms: Terms, grad: Any, x: Any, reduction: int) -> Expression:
+    """The gradient of each loss."""
+    share = terms.given(grad)
+    return terms.apply("div", share, product(terms.given(x).shape)) if reduction == 1 else share
+
+
+def huber_loss(terms: Terms, x: Any, y: Any, reduction: int = 1, delta: float = 1.0) -> tuple[Expression, ...]:
+    """0.5 z² up to delta, and a line from there on: 0.5 m² + delta (z - m) for m = min(z, delta)."""
+    size = terms.apply("abs", terms.apply("sub", terms.given(x), terms.given(y)))
+    inner = terms.apply("minimum", size, float(delta))
+    square = terms.apply("mul", terms.apply("mul", inner, inner), 0.5)
+    line = terms.apply("mul", terms.apply("sub", size, inner), float(delta))
+    return (mean_of(terms, terms.apply("add", square, line), reduction),)
+
+
+def huber_loss_backward(
+    terms: Terms, grad: Any, x: Any, y: Any, reduction: int, delta: float
+) -> tuple[Expression, ...]:
+    difference = terms.apply("sub", terms.given(x), terms.given(y))
+    slope = terms.apply("clamp", difference, -float(delta), float(delta))
+    return (terms.apply("mul", slope, _share(terms, grad, x, reduction)),)
+
+
+def smooth_l1_loss(terms: Terms, x: Any, y: Any, reduction: int = 1, beta: float = 1.0) -> tuple[Expression, ...]:
+    """As `huber_loss`, divided by beta."""
+    if beta == 0:
+        raise NotRegional("a smooth loss without a smooth part")
+    size = terms.apply("abs", terms.apply("sub", terms.given(x), terms.given(y)))
+    inner = terms.apply("minimum", size, float(beta))
+    square = terms.apply("mul", terms.apply("mul", inner, inner), 0.5 / beta)
+    return (mean_of(terms, terms.apply("add", square, terms.apply("sub", size, inner)), reduction),)
+
+
+def smooth_l1_loss_backward(
+    terms: Terms, grad: Any, x: Any, y: Any, reduction: int, beta: float
+) -> tuple[Expression, ...]:
+    if beta == 0:
+        raise NotRegional("a smooth loss without a smooth part")
+    difference = terms.apply("sub", terms.given(x), terms.given(y))
+    slope = terms.apply("clamp", terms.apply("div", difference, float(beta)), -1.0, 1.0)
+    return (terms.apply("mul", slope, _share(terms, grad, x, reduction)),)
+
+
 def binary_cross_entropy_with_logits(
     terms: Terms, x: Any, target: Any, weight: Any = None, pos_weight: Any = None, reduction: int = 1
 ) -> tuple[Expression, ...]:
@@ -112,5 +155,9 @@ LOSSES: dict[Any, Callable[..., tuple[Expression | None, ...]]] = {
     aten.nll_loss_backward.default: nll_loss_backward,
     aten.mse_loss.default: mse_loss,
     aten.mse_loss_backward.default: mse_loss_backward,
+    aten.huber_loss.default: huber_loss,
+    aten.huber_loss_backward.default: huber_loss_backward,
+    aten.smooth_l1_loss.default: smooth_l1_loss,
+    aten.smooth_l1_loss_backward.default: smooth_l1_loss_backward,
     aten.binary_cross_entropy_with_logits.default: binary_cross_entropy_with_logits,
 }

@@ -181,6 +181,48 @@ def _gelu(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
     return reader.compute(f"gelu{tanh}{backward}", value, *node.args)
 
 
+def _valued(name: str) -> Handler:
+    """The handler of an operator of the table whose last argument is `value`, a keyword."""
+    return lambda reader, node, value: reader.compute(name, value, *node.args, node.kwargs.get("value", 1))
+
+
+def _celu(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
+    x, alpha = (*node.args, 1.0)[:2]
+    if not isinstance(alpha, float | int) or alpha == 0:
+        raise NotRegional(f"celu with {alpha}")
+    return reader.compute("elu", value, x, alpha, 1.0, 1 / alpha)
+
+
+def _nan_to_num(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
+    if not value.is_floating_point():
+        return reader.of(node.args[0])
+    limits, shape, dtype = torch.finfo(value.dtype), shape_of(value), name_of(value.dtype) or ""
+    given = (*node.args, None, None, None)[1:4]
+    result = x = reader.argument(node.args[0], shape, dtype)
+    bad = Compute("isnan", (x,), shape, "bool")
+    for number, default in zip(given, (0.0, limits.max, limits.min), strict=True):
+        other = reader.argument(default if number is None else number, shape, dtype)
+        result = Compute("where", (bad, other, result), shape, dtype)
+        infinity = math.inf if default == 0.0 else -math.inf
+        bad = Compute("eq", (x, Constant(infinity, shape, dtype)), shape, "bool")
+    return result
+
+
+def _triangle(relation: str) -> Handler:
+    """The handler of `tril` and `triu`: what is kept where the column minus the row has a relation to the diagonal."""
+
+    def handler(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
+        shape, dtype, rank = shape_of(value), name_of(value.dtype) or "", value.dim()
+        diagonal = size_of_node((*node.args, 0)[1])
+        offset = Compute("sub", (along(shape, rank - 1), along(shape, rank - 2)), shape, "int64")
+        kept = Compute(relation, (offset, Constant(diagonal, shape, "int64")), shape, "bool")
+        return Compute(
+            "where", (kept, reader.argument(node.args[0], shape, dtype), Constant(0, shape, dtype)), shape, dtype
+        )
+
+    return handler
+
+
 def _scaled(name: str) -> Handler:
     """add and sub, with their alpha."""
 
@@ -269,10 +311,10 @@ def _cat(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
     axis = int(node.args[1] if len(node.args) > 1 else 0) % value.dim()  # type: ignore[arg-type]
     if any(part.meta["val"].dim() != value.dim() for part in parts):  # type: ignore[union-attr]
         raise NotRegional("a concatenation with empty parts")
-    return _joined(reader, node, value, [reader.of(part) for part in parts], axis)
+    return joined(reader, node, value, [reader.of(part) for part in parts], axis)
 
 
-def _joined(reader: Reader, node: fx.Node, value: torch.Tensor, parts: Sequence[Expression], axis: int) -> Expression:
+def joined(reader: Reader, node: fx.Node, value: torch.Tensor, parts: Sequence[Expression], axis: int) -> Expression:
     if len(parts) > _MOST_PARTS:
         raise NotRegional("many parts")
     dtype = name_of(value.dtype) or ""
@@ -382,7 +424,7 @@ def _stack(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
     parts = node.args[0]
     assert isinstance(parts, list | tuple)
     axis = int(node.args[1] if len(node.args) > 1 else 0) % value.dim()  # type: ignore[arg-type]
-    return _joined(
+    return joined(
         reader, node, value, [viewed(reader.of(part), lambda view: view.insert(axis)) for part in parts], axis
     )
 
@@ -472,6 +514,12 @@ HANDLERS: dict[Any, Handler] = {
     aten.leaky_relu.default: _named("leaky_relu", 0.01),
     aten.softplus.default: _named("softplus", 1, 20),
     aten.elu.default: _named("elu", 1, 1, 1),
+    aten.celu.default: _celu,
+    aten.addcmul.default: _valued("addcmul"),
+    aten.addcdiv.default: _valued("addcdiv"),
+    aten.nan_to_num.default: _nan_to_num,
+    aten.tril.default: _triangle("le"),
+    aten.triu.default: _triangle("ge"),
     aten.hardtanh.default: _named("clamp", -1, 1),
     aten.sum.default: _reduce("sum"),
     aten.sum.dim_IntList: _reduce("sum"),

@@ -105,6 +105,16 @@ def _elu_backward(grad: Any, alpha: Any, scale: Any, input_scale: Any, is_result
     return x.le(0.0).where(grad * input_scale * slope, grad * scale)
 
 
+def _xlogy(x: Any, y: Any) -> Any:
+    return y.isnan().where(y, x.eq(0.0).where(0.0, x * y.log()))
+
+
+def _logaddexp(x: Any, y: Any) -> Any:
+    # Equal infinities have no difference.
+    total = x.maximum(y) + (-(x - y).abs()).exp().log1p()
+    return (x.isinf() & x.eq(y)).where(x, total)
+
+
 def _mish(x: Any) -> Any:
     return x * x.exp().log1p().tanh()
 
@@ -170,8 +180,8 @@ OPERATORS: dict[str, Pointwise] = {
         Pointwise("minimum", ("minimum.default", "clamp_max.Tensor", "clamp_max.default"), SAME, torch.minimum, lambda x, y: x.minimum(y), 3),  # noqa: E501
         Pointwise("relu", ("relu.default",), SAME, torch.relu, lambda x: x.maximum(0), 3),
         Pointwise("clamp", ("clamp.default", "clamp.Tensor", "hardtanh.default"), SAME, lambda x, low, high: torch.minimum(torch.maximum(x, low), high), lambda x, low, high: x.maximum(low).minimum(high), 6),  # noqa: E501
-        Pointwise("addcmul", ("addcmul.default",), SAME, lambda x, a, b, value: x + value * a * b, lambda x, a, b, value: x + value * a * b, 3),  # noqa: E501
-        Pointwise("addcdiv", ("addcdiv.default",), FLOAT, lambda x, a, b, value: x + value * a / b, lambda x, a, b, value: x + value * a / b, 6),  # noqa: E501
+        Pointwise("addcmul", (), SAME, lambda x, a, b, value: x + value * a * b, lambda x, a, b, value: x + value * a * b, 3),  # noqa: E501
+        Pointwise("addcdiv", (), FLOAT, lambda x, a, b, value: x + value * a / b, lambda x, a, b, value: x + value * a / b, 6),  # noqa: E501
         Pointwise("lerp", ("lerp.Tensor", "lerp.Scalar"), FLOAT, torch.lerp, lambda x, y, w: w.abs().lt(0.5).where(x + w * (y - x), y - (y - x) * (1.0 - w)), 8),  # noqa: E501
         # division with remainder
         Pointwise("floor_divide", ("floor_divide.default", "floor_divide.Scalar"), SAME, torch.floor_divide, lambda x, y: x.floor_divide(y), 40),  # noqa: E501
@@ -236,6 +246,9 @@ OPERATORS: dict[str, Pointwise] = {
         Pointwise("atanh", ("atanh.default",), FLOAT, torch.atanh, lambda x: x.atanh(), 200),
         Pointwise("lgamma", ("lgamma.default",), FLOAT, torch.lgamma, lambda x: x.lgamma(), 250),
         Pointwise("digamma", ("digamma.default",), FLOAT, torch.digamma, lambda x: x.digamma(), 220),
+        Pointwise("xlogy", ("xlogy.Tensor", "xlogy.Scalar_Self", "xlogy.Scalar_Other"), FLOAT, torch.xlogy, _xlogy, 32),
+        Pointwise("logaddexp", ("logaddexp.default",), FLOAT, torch.logaddexp, _logaddexp, 72),
+        Pointwise("frac", ("frac.default",), FLOAT, torch.frac, lambda x: x - x.trunc(), 2),
         Pointwise("hypot", ("hypot.default",), FLOAT, torch.hypot, lambda x, y: x.hypot(y), 200),
         # activations and their gradients
         Pointwise("gelu", (), FLOAT, F.gelu, _gelu, 34),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lit_ort.regions.node_expressions import shape_of
+from lit_ort.regions.node_expressions import joined, shape_of
 from lit_ort.regions.symbolic_size import Number, product
 from lit_ort.regions.value_expressions import Compute, Constant, Expression, NotRegional, viewed
 
@@ -128,6 +128,103 @@ def var(terms: Terms, x: Any, axes: Sequence[int] | None = None, **kwargs: Any) 
     return var_mean(terms, x, axes, **kwargs)[:1]
 
 
+def std(terms: Terms, x: Any, axes: Sequence[int] | None = None, **kwargs: Any) -> Results:
+    return (terms.apply("sqrt", *var(terms, x, axes, **kwargs)),)  # type: ignore[arg-type]
+
+
+def _axes(x: Expression, axes: int | Sequence[int] | None) -> list[int]:
+    """The axes of a reduction; all of them if none is named."""
+    rank = len(x.shape)
+    named = [axes] if isinstance(axes, int) else list(axes or ())
+    return sorted(axis % rank for axis in named) if named and rank else list(range(rank))
+
+
+def logsumexp(terms: Terms, x: Any, axes: int | Sequence[int], keepdim: bool = False) -> Results:
+    x = terms.given(x)
+    over = _axes(x, axes)
+    most = terms.reduce("max", x, over)
+    # Infinities have no difference.
+    infinite = Compute("isinf", (most,), most.shape, "bool")
+    shift = Compute("where", (infinite, Constant(0.0, most.shape, most.dtype), most), most.shape, most.dtype)
+    total = terms.reduce("sum", terms.apply("exp", terms.apply("sub", x, shift)), over)
+    result = terms.apply("add", terms.apply("log", total), shift)
+    return (result if keepdim else terms.squeezed(result, over),)
+
+
+def vector_norm(
+    terms: Terms,
+    x: Any,
+    order: float = 2,
+    axes: int | Sequence[int] | None = None,
+    keepdim: bool = False,
+    **kwargs: Any,
+) -> Results:
+    if order not in (1, 2, math.inf) or kwargs.get("dtype") is not None:
+        raise NotRegional(f"a norm of order {order} or in another dtype")
+    x = terms.given(x)
+    over = _axes(x, axes)
+    if order == 2:
+        result = terms.apply("sqrt", terms.reduce("sum", terms.apply("mul", x, x), over))
+    else:
+        result = terms.reduce("sum" if order == 1 else "max", terms.apply("abs", x), over)
+    return (result if keepdim else terms.squeezed(result, over),)
+
+
+def log_sigmoid(terms: Terms, x: Any) -> Results:
+    """(the result; exp(-|x|), which torch keeps for the gradient)."""
+    x = terms.given(x)
+    return terms.apply("log_sigmoid", x), terms.apply("exp", terms.apply("neg", terms.apply("abs", x)))
+
+
+def log_sigmoid_backward(terms: Terms, grad: Any, x: Any, kept: Any) -> Results:
+    return (terms.apply("mul", terms.given(grad), terms.apply("sigmoid", terms.apply("neg", terms.given(x)))),)
+
+
+def _where_positive(terms: Terms, x: Expression, positive: Expression, rest: Expression) -> Expression:
+    shape, dtype = rest.shape, rest.dtype
+    test = Compute("gt", (x, Constant(0.0, x.shape, x.dtype)), x.shape, "bool")
+    positive = terms.reader.broadcast(positive, shape)
+    return Compute("where", (terms.reader.broadcast(test, shape), positive, rest), shape, dtype)
+
+
+def prelu(terms: Terms, x: Any, weight: Any) -> Results:
+    x = terms.given(x)
+    return (_where_positive(terms, x, x, terms.apply("mul", x, terms.given(weight))),)
+
+
+def prelu_backward(terms: Terms, grad: Any, x: Any, weight: Any) -> Results:
+    g, x = terms.given(grad), terms.given(x)
+    of_weight = terms.apply("mul", g, x)
+    nothing = Constant(0.0, of_weight.shape, of_weight.dtype)
+    of_input = _where_positive(terms, x, g, terms.apply("mul", g, terms.given(weight)))
+    return of_input, _where_positive(terms, x, nothing, of_weight)
+
+
+def _halves(terms: Terms, x: Any, axis: int) -> tuple[int, Expression, Expression]:
+    """The axis, and the two halves of a value along it."""
+    given = terms.given(x)
+    axis %= len(given.shape)
+    size = given.shape[axis]
+    if not isinstance(size, int):
+        raise NotRegional("halves of a changing size")
+    half = size // 2
+    first, second = (viewed(given, lambda view, at=at: view.narrow(axis, at, half)) for at in (0, half))
+    return axis, first, second
+
+
+def glu(terms: Terms, x: Any, axis: int = -1) -> Results:
+    _, value, gate = _halves(terms, x, axis)
+    return (terms.apply("mul", value, terms.apply("sigmoid", gate)),)
+
+
+def glu_backward(terms: Terms, grad: Any, x: Any, axis: int) -> Results:
+    axis, value, gate = _halves(terms, x, axis)
+    g, open_share = terms.given(grad), terms.apply("sigmoid", gate)
+    of_value = terms.apply("mul", g, open_share)
+    of_gate = terms.apply("mul", terms.apply("mul", of_value, value), terms.apply("rsub", open_share, 1.0))
+    return (joined(terms.reader, terms.node, terms.node.meta["val"], [of_value, of_gate], axis),)
+
+
 def split(terms: Terms, x: Any, sizes: Any, axis: int = 0) -> tuple[Expression, ...]:
     source = terms.reader.of(x)
     axis %= len(source.shape)
@@ -156,6 +253,15 @@ ROW_OPERATORS: dict[Any, Callable[..., Results]] = {
     aten.native_layer_norm_backward.default: layer_norm_backward,
     aten.var_mean.correction: var_mean,
     aten.var.correction: var,
+    aten.std.correction: std,
+    aten.logsumexp.default: logsumexp,
+    aten.linalg_vector_norm.default: vector_norm,
+    aten.log_sigmoid_forward.default: log_sigmoid,
+    aten.log_sigmoid_backward.default: log_sigmoid_backward,
+    aten._prelu_kernel.default: prelu,
+    aten._prelu_kernel_backward.default: prelu_backward,
+    aten.glu.default: glu,
+    aten.glu_backward.default: glu_backward,
     aten.split_with_sizes.default: split,
     aten.split.Tensor: split,
     aten.unbind.int: unbind,
