@@ -17,7 +17,7 @@ from lit_ort.ops.region_operator import REGION
 from lit_ort.passes.owners import is_region_output, memory_owner, overwritten
 
 
-def peak_bytes(graph: fx.Graph, is_native: bool) -> int:
+def peak_bytes(graph: fx.Graph, is_native: bool = False) -> int:
     """The peak number of bytes of the values of one run, including outputs and workspaces, without inputs.
 
     Args:
