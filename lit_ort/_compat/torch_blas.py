@@ -24,6 +24,11 @@ class MatmulFunctions:
     gemm_batch: int
 
 
+def is_intel() -> bool:
+    """Whether Intel made this CPU, which is assumed where torch doesn't know."""
+    return "Intel" in torch.cpu.get_capabilities().get("cpu_name", "Intel")
+
+
 def has_wide_units() -> bool:
     """Whether MKL uses half of this CPU's vector units, as on AMD's from family 26 on.
 
@@ -31,8 +36,7 @@ def has_wide_units() -> bool:
     the first with units of 512 bits.
     """
     features = torch.cpu.get_capabilities()
-    is_intel = "Intel" in features.get("cpu_name", "Intel")
-    return not is_intel and bool(features.get("avx512_f") and features.get("avx_vnni"))
+    return not is_intel() and bool(features.get("avx512_f") and features.get("avx_vnni"))
 
 
 @functools.cache

@@ -59,7 +59,7 @@ class Layout:
     def places(self) -> tuple[int, ...]:
         """Of each place: loads, then stores, then columns. A place is the offset, the strides, and two for an index."""
         region = self.region
-        counts = [len(load.indices) for load in region.loads] + [len(store.nodes) - 1 for store in region.stores]
+        counts = [len(load.indices) for load in region.loads] + [len(store.indices) for store in region.stores]
         positions, position = [], self.output(len(region.outputs))
         for count in (*counts, *(0 for _ in region.columns)):
             positions.append(position)

@@ -166,7 +166,7 @@ class _RegionText(RegionValues):
         return indices
 
     def _store_row(self, store: Store, place: int) -> None:
-        at = self._place(place, store.access.inner, store.nodes[1:])
+        at = self._place(place, store.access.inner, store.indices)
         pointer = self._word(self.layout.output(store.access.tensor), "ptr")
         value = self._row_value(store.value)
         if store.target is not None:
@@ -201,7 +201,7 @@ class _RegionText(RegionValues):
         for number in needed:
             self._prepare_row(number, visited)
         for place, store in stores:
-            self._place(place, store.access.inner, store.nodes[1:])
+            self._place(place, store.access.inner, store.indices)
         start = [
             self.text.literal(identity_of(node.kind, node.dtype), node.dtype, self.lanes)
             for _, node in reductions

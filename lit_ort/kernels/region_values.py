@@ -252,13 +252,13 @@ class RegionValues:
             self.mask = outer
 
     def _store(self, store: Store, place: int, copy: Copy) -> None:
-        text, access, selected = self.text, store.access, store.nodes[1:]
+        text, access = self.text, store.access
         pointer = self._word(self.layout.output(access.tensor), "ptr")
         value = self._value(store.value, copy).splat(self.lanes)
-        addresses = self._addresses(place, access.inner, selected, copy)
+        addresses = self._addresses(place, access.inner, store.indices, copy)
         if addresses is None:
-            at = self._op("add", self._inner_place(place, access.inner, selected), copy.column)
-            if selected:
+            at = self._op("add", self._inner_place(place, access.inner, store.indices), copy.column)
+            if store.target is not None:
                 value = loaded(text, pointer, at, access.dtype, self.lanes, self.mask) + value
             stored(text, pointer, at, access.dtype, value, self.mask)
         else:

@@ -343,6 +343,12 @@ def cos(x: Vector) -> Vector:
 _HALF_PI = (1.5707963267948966, 6.123233995736766e-17, -1.4973849048591698e-33)
 
 
+def _sine_and_cosine(r: Vector) -> tuple[Vector, Vector]:
+    """Of |r| <= π / 4."""
+    form, z = _FORMATS[r.dtype], r * r
+    return (r * z).fma(_polynomial(z, form.sin), r), (z * z).fma(_polynomial(z, form.cos), 1.0 - z * 0.5)
+
+
 def _periodic(name: str, x: Vector, quarter: int) -> Vector:
     """sin(x + quarter · π / 2)."""
     form = _FORMATS[x.dtype]
@@ -353,10 +359,7 @@ def _periodic(name: str, x: Vector, quarter: int) -> Vector:
     rest = wide
     for part in _HALF_PI[: 2 if x.dtype == "float32" else 3]:
         rest = whole.fma(-part, rest)
-    r = cast(rest, x.dtype)
-    z = r * r
-    sine = (r * z).fma(_polynomial(z, form.sin), r)
-    cosine = (z * z).fma(_polynomial(z, form.cos), 1.0 - z * 0.5)
+    sine, cosine = _sine_and_cosine(cast(rest, x.dtype))
     turn = _resized(shifted.bits() + quarter, INTEGER_OF_SIZE[x.dtype])
     result = (turn & 1).ne(0).where(cosine, sine)
     sign = (turn & 2).shift_left(BITS[x.dtype] - 2)
@@ -458,13 +461,9 @@ def _recurrence(x: Vector) -> tuple[Vector, Vector, Vector]:
 
 
 def _half_turn(x: Vector) -> tuple[Vector, Vector, Vector]:
-    """(r, sin(r π / 2), cos(r π / 2)) where r is what x, of float64, is above the nearest integer."""
-    form = _FORMATS["float64"]
+    """(r, sin(r π / 2), cos(r π / 2)) where r is what x is above the nearest integer."""
     rest = x - x.round()
-    angle = rest * (math.pi / 2)
-    z = angle * angle
-    sine = (angle * z).fma(_polynomial(z, form.sin), angle)
-    return rest, sine, (z * z).fma(_polynomial(z, form.cos), 1.0 - z * 0.5)
+    return rest, *_sine_and_cosine(rest * (math.pi / 2))
 
 
 def lgamma(x: Vector) -> Vector:

@@ -271,7 +271,7 @@ class _RegionNodes:
     def _store(self, store: Store, place: Place[Number]) -> _Write:
         points = self._every(range(self._rank if store.access.is_full else self._region.rows))
         axes = frozenset(self._axes_of(place)) if store.target is None else points
-        return _Write(self._expanded(store.value, axes), axes, place, store.nodes[1:])
+        return _Write(self._expanded(store.value, axes), axes, place, store.indices)
 
     def _column(self, column: ColumnReduction, place: Place[Number]) -> _Write:
         rows = range(self._region.rows)

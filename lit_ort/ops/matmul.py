@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 import torch
 
-from lit_ort._compat.torch_blas import has_wide_units
+from lit_ort._compat.torch_blas import has_wide_units, is_intel
 from lit_ort._compat.torch_ops import onednn_linear
 
 # Elements of the result of a part: 4 MB.
@@ -108,8 +108,7 @@ def workspace_bytes(left: torch.Tensor, right: torch.Tensor) -> int:
 @functools.cache
 def onednn_gain() -> Gain:
     """How much faster than MKL oneDNN is on this CPU, from the CPU's vendor and its vector units."""
-    features = torch.cpu.get_capabilities()
-    if not torch.backends.mkldnn.is_available() or "Intel" in features.get("cpu_name", "Intel"):
+    if not torch.backends.mkldnn.is_available() or is_intel():
         return Gain.NONE
     return Gain.MUCH if has_wide_units() else Gain.LITTLE
 

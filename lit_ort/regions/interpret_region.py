@@ -32,7 +32,7 @@ def interpret(
         else:
             values.append(_value(region, run, node, values))
     for store, place in zip(region.stores, run.stores, strict=True):
-        indices = [] if store.target is None else [values[store.target]]
+        indices = [values[index] for index in store.indices]
         address, valid = _addresses(_sizes(region, run, is_full=store.access.is_full), place, indices)
         if valid is not None and not valid.all():
             raise IndexError(_out_of_range(indices, place, torch.tensor(True)))

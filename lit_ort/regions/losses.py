@@ -100,13 +100,18 @@ def _share(terms: Terms, grad: Any, x: Any, reduction: int) -> Expression:
     return terms.apply("div", share, product(terms.given(x).shape)) if reduction == 1 else share
 
 
-def huber_loss(terms: Terms, x: Any, y: Any, reduction: int = 1, delta: float = 1.0) -> tuple[Expression, ...]:
-    """0.5 z² up to delta, and a line from there on: 0.5 m² + delta (z - m) for m = min(z, delta)."""
+def _square_and_line(terms: Terms, x: Any, y: Any, limit: float) -> tuple[Expression, Expression]:
+    """(m², z - m) of the distance z and m = min(z, limit)."""
     size = terms.apply("abs", terms.apply("sub", terms.given(x), terms.given(y)))
-    inner = terms.apply("minimum", size, float(delta))
-    square = terms.apply("mul", terms.apply("mul", inner, inner), 0.5)
-    line = terms.apply("mul", terms.apply("sub", size, inner), float(delta))
-    return (mean_of(terms, terms.apply("add", square, line), reduction),)
+    inner = terms.apply("minimum", size, float(limit))
+    return terms.apply("mul", inner, inner), terms.apply("sub", size, inner)
+
+
+def huber_loss(terms: Terms, x: Any, y: Any, reduction: int = 1, delta: float = 1.0) -> tuple[Expression, ...]:
+    """Half of the squared distance up to delta, and a line from there on."""
+    square, line = _square_and_line(terms, x, y, delta)
+    losses = terms.apply("add", terms.apply("mul", square, 0.5), terms.apply("mul", line, float(delta)))
+    return (mean_of(terms, losses, reduction),)
 
 
 def huber_loss_backward(
@@ -121,10 +126,8 @@ def smooth_l1_loss(terms: Terms, x: Any, y: Any, reduction: int = 1, beta: float
     """As `huber_loss`, divided by beta."""
     if beta == 0:
         raise NotRegional("a smooth loss without a smooth part")
-    size = terms.apply("abs", terms.apply("sub", terms.given(x), terms.given(y)))
-    inner = terms.apply("minimum", size, float(beta))
-    square = terms.apply("mul", terms.apply("mul", inner, inner), 0.5 / beta)
-    return (mean_of(terms, terms.apply("add", square, terms.apply("sub", size, inner)), reduction),)
+    square, line = _square_and_line(terms, x, y, beta)
+    return (mean_of(terms, terms.apply("add", terms.apply("mul", square, 0.5 / beta), line), reduction),)
 
 
 def smooth_l1_loss_backward(

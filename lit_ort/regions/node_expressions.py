@@ -197,14 +197,13 @@ def _nan_to_num(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expressio
     if not value.is_floating_point():
         return reader.of(node.args[0])
     limits, shape, dtype = torch.finfo(value.dtype), shape_of(value), name_of(value.dtype) or ""
-    given = (*node.args, None, None, None)[1:4]
     result = x = reader.argument(node.args[0], shape, dtype)
-    bad = Compute("isnan", (x,), shape, "bool")
-    for number, default in zip(given, (0.0, limits.max, limits.min), strict=True):
+    above, below = (Compute("eq", (x, Constant(bad, shape, dtype)), shape, "bool") for bad in (math.inf, -math.inf))
+    tests = Compute("isnan", (x,), shape, "bool"), above, below
+    given, defaults = (*node.args, None, None, None)[1:4], (0.0, limits.max, limits.min)
+    for test, number, default in zip(tests, given, defaults, strict=True):
         other = reader.argument(default if number is None else number, shape, dtype)
-        result = Compute("where", (bad, other, result), shape, dtype)
-        infinity = math.inf if default == 0.0 else -math.inf
-        bad = Compute("eq", (x, Constant(infinity, shape, dtype)), shape, "bool")
+        result = Compute("where", (test, other, result), shape, dtype)
     return result
 
 

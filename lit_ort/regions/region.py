@@ -124,9 +124,14 @@ class Store:
     start: int | None = None
 
     @property
+    def indices(self) -> tuple[int, ...]:
+        """The nodes that select a place, as those of a load."""
+        return () if self.target is None else (self.target,)
+
+    @property
     def nodes(self) -> tuple[int, ...]:
         """The nodes that it refers to."""
-        return (self.value,) if self.target is None else (self.value, self.target)
+        return (self.value, *self.indices)
 
 
 @dataclass(frozen=True)
@@ -275,8 +280,8 @@ def check(region: Region) -> None:
         _check_access(region, store.access, str(store))
         if region.full[store.value] and not store.access.is_full:
             raise ValueError(f"{store} writes a full value to a place for each row.")
+        _check_indices(region, store.indices, str(store))
         if store.target is not None:
-            _check_indices(region, (store.target,), str(store))
             if region.full[store.target] or (store.access.is_full and store.access.inner[-1] != CONTIGUOUS):
                 raise ValueError(f"{store} adds to what no node of a row selects, or not to neighbours.")
         if region.full[store.value] and store.access.inner[-1] == BROADCAST:

@@ -73,7 +73,7 @@ def check_run(region: Region, run: RegionRun[int]) -> None:
         raise ValueError(f"{len(run.scalars)} scalars are given; the region has {region.scalars}.")
     accesses = (
         [(load.access, len(load.indices)) for load in region.loads],
-        [(store.access, len(store.nodes) - 1) for store in region.stores],
+        [(store.access, len(store.indices)) for store in region.stores],
         [(column.access, 0) for column in region.columns],
     )
     for expected, places in zip(accesses, (run.loads, run.stores, run.columns), strict=True):

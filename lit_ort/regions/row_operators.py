@@ -107,10 +107,16 @@ def layer_norm_backward(
     )
 
 
+def _axes(x: Expression, axes: int | Sequence[int] | None) -> list[int]:
+    """The axes of a reduction; all of them if none is named."""
+    rank = len(x.shape)
+    named = [axes] if isinstance(axes, int) else list(axes or ())
+    return sorted(axis % rank for axis in named) if named and rank else list(range(rank))
+
+
 def var_mean(terms: Terms, x: Any, axes: Sequence[int] | None = None, **kwargs: Any) -> Results:
     x = terms.given(x)
-    rank = len(x.shape)
-    over = sorted(axis % rank for axis in axes) if axes and rank else list(range(rank))
+    over = _axes(x, axes)
     count = product(x.shape[axis] for axis in over)
     correction = kwargs.get("correction")
     mean = _mean(terms, x, over)
@@ -130,13 +136,6 @@ def var(terms: Terms, x: Any, axes: Sequence[int] | None = None, **kwargs: Any) 
 
 def std(terms: Terms, x: Any, axes: Sequence[int] | None = None, **kwargs: Any) -> Results:
     return (terms.apply("sqrt", *var(terms, x, axes, **kwargs)),)  # type: ignore[arg-type]
-
-
-def _axes(x: Expression, axes: int | Sequence[int] | None) -> list[int]:
-    """The axes of a reduction; all of them if none is named."""
-    rank = len(x.shape)
-    named = [axes] if isinstance(axes, int) else list(axes or ())
-    return sorted(axis % rank for axis in named) if named and rank else list(range(rank))
 
 
 def logsumexp(terms: Terms, x: Any, axes: int | Sequence[int], keepdim: bool = False) -> Results:
