@@ -136,7 +136,8 @@ def test_matmuls_in_8_bits(tmp_path: Path) -> None:
     exported = lit_ort.export(module, tmp_path / "m.onnx", torch.randn(4, 256), quantize="int8")
     assert 0.24 < exported.size_bytes / exported.float32_bytes < 0.28
     assert exported.error is not None
-    assert 1e-5 < exported.error < 0.1
+    # Eight bits would have 0.12 on a CPU without VNNI.
+    assert 1e-5 < exported.error < 0.05
     assert "MatMulInteger" in {node.op_type for node in onnx.load(exported.path).graph.node}
 
 
