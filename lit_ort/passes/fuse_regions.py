@@ -118,7 +118,7 @@ class _Rewriter:
             else:
                 for value in step.outputs:
                     node, order = self._nodes[value]
-                    self._values[value] = self._permuted(self._of(node), order)
+                    self._values[value] = self._contiguous(self._permuted(self._of(node), order))
         output = next(node for node in reversed(self._old.nodes) if node.op == "output")
         self._new.node_copy(output, self._of)
         return self._new
@@ -184,9 +184,13 @@ class _Rewriter:
         order = memory_order(traced)
         if order is None or strides_of(example_of(node)) == strides_of(traced):
             return node
-        node = self._called(aten.permute.default, node, order)
-        node = self._called(aten.clone.default, node, memory_format=torch.contiguous_format)
+        node = self._contiguous(self._called(aten.permute.default, node, order))
         return self._called(aten.permute.default, node, inverse_order(order))
+
+    def _contiguous(self, node: fx.Node) -> fx.Node:
+        if example_of(node).is_contiguous():
+            return node
+        return self._called(aten.clone.default, node, memory_format=torch.contiguous_format)
 
     def _call(self, step: LibraryCall) -> None:
         self._copy(step.node)

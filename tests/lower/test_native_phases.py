@@ -224,6 +224,24 @@ def test_large_operators_of_torch_are_beside_matmuls_on_the_same_threads(
     assert ("aten.mm.default" in engine.compile_log.graphs[0].torch_operators) != uses_openmp
 
 
+# Functions of x, y: float[80, 80], which reduce what is not adjacent in memory: operators of torch are faster.
+STRIDED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "a norm": lambda x, y: F.layer_norm(y.t(), (80,)) @ x,
+    "a norm and its argument": lambda x, y: F.layer_norm(z := y.t() + x.sum(0), (80,)) @ x + z,
+    "a softmax and its argument": lambda x, y: (z := torch.where(x[:, :1] > 0, y.t(), -9.0)).softmax(-1) @ x * z,
+    "a softmax of heads": lambda x, y: (y.view(10, 80, 8).permute(2, 0, 1) * 2).softmax(-1).flatten(0, 1) @ x,
+}
+
+
+@pytest.mark.parametrize("name", STRIDED)
+def test_what_torch_reduces_faster_is_beside_matmuls(name: str, uses_openmp: bool) -> None:
+    function = STRIDED[name]
+    engine = assert_same(lambda x: function(x, x @ x).exp(), (draw(80, 80) / 9).detach().requires_grad_())
+    (graph,) = engine.compile_log.graphs
+    assert "aten.mm.default" not in graph.torch_operators
+    assert bool(graph.torch_operators) == uses_openmp
+
+
 def test_what_is_added_to_matmuls_of_any_size() -> None:
     engine = backend()
     function = lambda a, b, x, y: (torch.addmm(a, x, y).exp(), torch.addmm(b, x, y).exp())  # noqa: E731
