@@ -3,7 +3,7 @@
 Those of one argument are within 4 units in the last place of float32 and float64, apart from the digamma function of
 float64 near its zeros, and exact for NaN, infinities, zeros of both signs and denormals. The polynomials are fitted for
 these formulas (weighted least squares in 50 digits); the comment of each is its largest error. Arguments that few
-programs have (a sine of 1e10) and functions that few programs need go to the C library, one lane at a time.
+programs have (a sine of 1e10), and what few programs need in float64, go to the C library, one lane at a time.
 """
 
 from __future__ import annotations
@@ -115,6 +115,31 @@ _ERFCX64 = (
     1.2644945305481489e-06,
 )
 
+# (atan(r) / r - 1) / r² as a polynomial in r², for r from 0 to tan(π / 8): 7e-10.
+_ATAN = (-0.3333331424863919, 0.19998423698615744, -0.14242744303209467, 0.10588572175059456, -0.06066071362207226)
+# (asin(r) / r - 1) / r² as a polynomial in r², for r from 0 to 0.5: 3e-10.
+_ASIN = (
+    0.1666666007915908,
+    0.07500496931993776,
+    0.04451852300289427,
+    0.031793925561867345,
+    0.014491950322214307,
+    0.03744102660656317,
+)
+# erfc(a) e^(a²) with t = (a - 3) / (a + 3), for a from 1 to 10.5: 1e-9.
+_ERFCX = (
+    0.17900115120439392,
+    -0.3262335566235492,
+    0.24560379098824264,
+    -0.15011612424403253,
+    0.07166632018852846,
+    -0.024389792776692794,
+    0.0042625261422221455,
+    0.00069386503637857,
+    -0.0005621973293698569,
+    6.564342926161369e-05,
+)
+
 # Stirling's series of log Γ(z) times z and of its derivative times -z², as polynomials in z⁻²; DLMF 5.11.1 and 5.11.2.
 _STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156, -3617 / 122400)
 _STIRLING_SLOPE = (1 / 12, -1 / 120, 1 / 252, -1 / 240, 1 / 132, -691 / 32760, 1 / 12, -3617 / 8160)
@@ -214,11 +239,24 @@ def _exp_of_small(x: Vector) -> Vector:
     form = _FORMATS[x.dtype]
     # What becomes 0 is chosen, since to compute a result below the normal numbers takes a hundred times as long.
     vanishes = x.lt(form.exp_low)
-    exponent, rest = _reduced_exp(vanishes.where(0.0, x), form)
-    # Two factors, since 2^k itself may be no normal number.
-    half = exponent.shift_right(1)
-    first, second = (_power_of_two(part, form, x.dtype) for part in (half, exponent - half))
-    return vanishes.where(0.0, (rest + 1.0) * first * second)
+    return vanishes.where(0.0, _scaled(*_reduced_exp(vanishes.where(0.0, x), form)))
+
+
+def _scaled(exponent: Vector, rest: Vector) -> Vector:
+    """(1 + rest) · 2^exponent, in two factors, since the power itself may be no normal number."""
+    half, form = exponent.shift_right(1), _FORMATS[rest.dtype]
+    first, second = (_power_of_two(part, form, rest.dtype) for part in (half, exponent - half))
+    return (rest + 1.0) * first * second
+
+
+def exp2(x: Vector) -> Vector:
+    form = _FORMATS[x.dtype]
+    vanishes, high = x.lt(-float(form.bias + form.mantissa)), form.bias + 1.0
+    x = vanishes.where(0.0, x.gt(high).where(high, x))
+    shifted = x + form.rounder
+    rest = (x - (shifted - form.rounder)) * math.log(2)
+    power = (rest * rest).fma(_polynomial(rest, form.exp), rest)
+    return vanishes.where(0.0, _scaled(shifted.bits() - x.like(form.rounder).bits(), power))
 
 
 def expm1(x: Vector) -> Vector:
@@ -349,9 +387,8 @@ def _sine_and_cosine(r: Vector) -> tuple[Vector, Vector]:
     return (r * z).fma(_polynomial(z, form.sin), r), (z * z).fma(_polynomial(z, form.cos), 1.0 - z * 0.5)
 
 
-def _periodic(name: str, x: Vector, quarter: int) -> Vector:
-    """sin(x + quarter · π / 2)."""
-    form = _FORMATS[x.dtype]
+def _sine_and_cosine_of_rest(x: Vector) -> tuple[Vector, Vector, Vector]:
+    """(k, sin(r), cos(r)) with x = k · π / 2 + r and |r| <= π / 4."""
     wide = cast(x, "float64")
     rounder = _FORMATS["float64"].rounder
     shifted = wide.fma(2 / math.pi, rounder)
@@ -359,14 +396,34 @@ def _periodic(name: str, x: Vector, quarter: int) -> Vector:
     rest = wide
     for part in _HALF_PI[: 2 if x.dtype == "float32" else 3]:
         rest = whole.fma(-part, rest)
-    sine, cosine = _sine_and_cosine(cast(rest, x.dtype))
-    turn = _resized(shifted.bits() + quarter, INTEGER_OF_SIZE[x.dtype])
+    return _resized(shifted.bits(), INTEGER_OF_SIZE[x.dtype]), *_sine_and_cosine(cast(rest, x.dtype))
+
+
+def _periodic(name: str, x: Vector, quarter: int) -> Vector:
+    """sin(x + quarter · π / 2)."""
+    turn, sine, cosine = _sine_and_cosine_of_rest(x)
+    turn = turn + quarter
     result = (turn & 1).ne(0).where(cosine, sine)
     sign = (turn & 2).shift_left(BITS[x.dtype] - 2)
     result = (result.bits() ^ sign).as_float()
     if name == "sin":
         result = x.eq(0.0).where(x, result)
-    return _unless(x.abs().gt(form.sin_high), lambda: _c_library(name, x), result)
+    return _unless_large(name, x, result)
+
+
+def _unless_large(name: str, x: Vector, result: Vector) -> Vector:
+    return _unless(x.abs().gt(_FORMATS[x.dtype].sin_high), lambda: _c_library(name, x), result)
+
+
+def tan(x: Vector) -> Vector:
+    return _in_library("tan", _tan, x)
+
+
+def _tan(x: Vector) -> Vector:
+    turn, sine, cosine = _sine_and_cosine_of_rest(x)
+    is_odd = (turn & 1).ne(0)
+    result = is_odd.where(-cosine, sine) / is_odd.where(sine, cosine)
+    return _unless_large("tan", x, x.eq(0.0).where(x, result))
 
 
 def _unless(rare: Vector, slow: Callable[[], Vector], usual: Vector) -> Vector:
@@ -466,28 +523,6 @@ def _half_turn(x: Vector) -> tuple[Vector, Vector, Vector]:
     return rest, *_sine_and_cosine(rest * (math.pi / 2))
 
 
-def lgamma(x: Vector) -> Vector:
-    """In float64 for float32: the logarithms cancel where the result is near zero."""
-    return _in_library("lgamma", _lgamma32 if x.dtype == "float32" else lambda y: _c_library("lgamma", y), x)
-
-
-def _lgamma32(x: Vector) -> Vector:
-    wide = cast(x, "float64")
-    size = wide.abs()
-    z, product, _ = _recurrence(size)
-    inverse = 1.0 / z
-    series = inverse.fma(_polynomial(inverse * inverse, _STIRLING), 0.5 * math.log(2 * math.pi) - 0.5)
-    result = (z - 0.5).fma(log(z) - 1.0, series) - log(product)
-    result = (wide.eq(1.0) | wide.eq(2.0)).where(0.0, result)
-
-    def reflected() -> Vector:
-        _, sine, cosine = _half_turn(wide)
-        return log(math.pi / (size * (sine * cosine * 2.0).abs())) - result
-
-    result = _unless(wide.lt(0.0), reflected, result)
-    return cast(size.eq(math.inf).where(math.inf, result), "float32")
-
-
 def digamma(x: Vector) -> Vector:
     return _in_library("digamma", _digamma, x)
 
@@ -509,8 +544,122 @@ def _digamma(x: Vector) -> Vector:
     return cast(_unless(is_negative, reflected, result), x.dtype)
 
 
-def _of_c_library(name: str) -> Callable[..., Vector]:
-    return lambda *arguments: _in_library(name, lambda *given: _c_library(name, *given), *arguments)
+def _by_float64(body: Callable[..., Vector]) -> Callable[..., Vector]:
+    """A function that is computed in float64 for float32, so that rounding and overflow need no care.
+
+    For float64 it is the C library's.
+
+    Args:
+        body: computes it in float64 for arguments of float32; its name is that of the function after an underscore.
+    """
+    name = body.__name__.removeprefix("_")
+
+    def computed(*arguments: Vector) -> Vector:
+        if arguments[0].dtype != "float32":
+            return _c_library(name, *arguments)
+        return cast(body(*(cast(argument, "float64") for argument in arguments)), "float32")
+
+    return lambda *arguments: _in_library(name, computed, *arguments)
+
+
+def _lgamma(x: Vector) -> Vector:
+    """The logarithms cancel where the result is near zero."""
+    size = x.abs()
+    z, product, _ = _recurrence(size)
+    inverse = 1.0 / z
+    series = inverse.fma(_polynomial(inverse * inverse, _STIRLING), 0.5 * math.log(2 * math.pi) - 0.5)
+    result = (z - 0.5).fma(log(z) - 1.0, series) - log(product)
+    result = (x.eq(1.0) | x.eq(2.0)).where(0.0, result)
+
+    def reflected() -> Vector:
+        _, sine, cosine = _half_turn(x)
+        return log(math.pi / (size * (sine * cosine * 2.0).abs())) - result
+
+    result = _unless(x.lt(0.0), reflected, result)
+    return size.eq(math.inf).where(math.inf, result)
+
+
+# Beyond this, hyperbolic functions are infinite in float32.
+_HYPERBOLIC_HIGH = 100.0
+
+
+def _sinh(x: Vector) -> Vector:
+    e = expm1(_limited(x.abs(), 0.0, _HYPERBOLIC_HIGH))
+    return ((e + e / (e + 1.0)) * 0.5).copysign(x)
+
+
+def _cosh(x: Vector) -> Vector:
+    e = exp(_limited(x.abs(), 0.0, _HYPERBOLIC_HIGH))
+    return (e + 1.0 / e) * 0.5
+
+
+def _asinh(x: Vector) -> Vector:
+    size = x.abs()
+    result = log1p(size + size * size / ((size * size + 1.0).sqrt() + 1.0))
+    return size.eq(math.inf).where(math.inf, result).copysign(x)
+
+
+def _acosh(x: Vector) -> Vector:
+    above = x - 1.0
+    return x.lt(1.0).where(math.nan, log1p(above + (above * (above + 2.0)).sqrt()))
+
+
+def _atanh(x: Vector) -> Vector:
+    size = x.abs()
+    return (log1p((size + size) / (1.0 - size)) * 0.5).copysign(x)
+
+
+def _hypot(x: Vector, y: Vector) -> Vector:
+    return (x.isinf() | y.isinf()).where(math.inf, (x * x + y * y).sqrt())
+
+
+def _angle(y: Vector, x: Vector) -> Vector:
+    """The angle of (x, y) from the first axis, from 0 to π / 2, for what isn't negative."""
+    both = x.eq(math.inf) & y.eq(math.inf)
+    x, y = both.where(1.0, x), both.where(1.0, y)
+    is_steep, is_level = y.gt(x * (math.sqrt(2) + 1)), y.le(x * (math.sqrt(2) - 1))
+    above = is_steep.where(-x, is_level.where(y, y - x))
+    below = is_steep.where(y, is_level.where(x, x + y))
+    r = below.eq(0.0).where(0.0, above / below)
+    turned = is_steep.where(math.pi / 2, is_level.where(x.like(0.0), math.pi / 4))
+    return turned + (r * r * r).fma(_polynomial(r * r, _ATAN), r)
+
+
+def _atan(x: Vector) -> Vector:
+    return _angle(x.abs(), x.like(1.0)).copysign(x)
+
+
+def _atan2(y: Vector, x: Vector) -> Vector:
+    angle = _angle(y.abs(), x.abs())
+    return x.bits().lt(0).where(math.pi - angle, angle).copysign(y)
+
+
+def _arc_of_small_sine(x: Vector) -> tuple[Vector, Vector]:
+    """(whether |x| <= 0.5, asin(|x|) or else asin(√((1 - |x|) / 2)))."""
+    size = x.abs()
+    is_small = size.le(0.5)
+    square = is_small.where(size * size, (1.0 - size) * 0.5)
+    root = is_small.where(size, square.sqrt())
+    return is_small, (root * square).fma(_polynomial(square, _ASIN), root)
+
+
+def _asin(x: Vector) -> Vector:
+    is_small, arc = _arc_of_small_sine(x)
+    return is_small.where(arc, math.pi / 2 - (arc + arc)).copysign(x)
+
+
+def _acos(x: Vector) -> Vector:
+    is_small, arc = _arc_of_small_sine(x)
+    wide = x.lt(0.0).where(math.pi - (arc + arc), arc + arc)
+    return is_small.where(math.pi / 2 - arc.copysign(x), wide)
+
+
+def _erfc(x: Vector) -> Vector:
+    size = x.abs()
+    far = size.gt(10.5).where(10.5, size)
+    rest = exp(-(far * far)) * _polynomial((far - 3.0) / (far + 3.0), _ERFCX)
+    near = 1.0 - x * _polynomial(x * x, _ERF64)
+    return size.lt(1.0).where(near, x.lt(0.0).where(2.0 - rest, rest))
 
 
 # Division.
@@ -545,7 +694,7 @@ def trunc_divide(x: Vector, y: Vector) -> Vector:
 
 def fmod(x: Vector, y: Vector) -> Vector:
     if x.is_float:
-        return _of_c_library("fmod")(x, y)
+        return _in_library("fmod", lambda *given: _c_library("fmod", *given), x, y)
     return x - _integer_quotient(x, y, to_floor=False) * y
 
 
@@ -720,8 +869,8 @@ def random(seed: Vector, stream: Vector, row: Vector, column: Vector) -> Vector:
     return uniform_of(result)
 
 
-_INLINE = (exp, expm1, log, log1p, log2, log10, tanh, sigmoid, erf)
-_IN_C = ("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cosh", "erfc", "exp2", "hypot", "sinh")
+_INLINE = (exp, exp2, expm1, log, log1p, log2, log10, tanh, sigmoid, erf)
+_BY_FLOAT64 = (_acos, _acosh, _asin, _asinh, _atan, _atan2, _atanh, _cosh, _erfc, _hypot, _lgamma, _sinh)
 FUNCTIONS: dict[str, Callable[..., Vector]] = {
     **{function.__name__: _mostly_inline(function) for function in _INLINE},
     **{
@@ -730,8 +879,8 @@ FUNCTIONS: dict[str, Callable[..., Vector]] = {
             rsqrt,
             sin,
             cos,
+            tan,
             pow,
-            lgamma,
             digamma,
             trunc_divide,
             fmod,
@@ -743,5 +892,5 @@ FUNCTIONS: dict[str, Callable[..., Vector]] = {
             random,
         )
     },
-    **{name: _of_c_library(name) for name in (*_IN_C, "tan")},
+    **{body.__name__.removeprefix("_"): _by_float64(body) for body in _BY_FLOAT64},
 }
