@@ -67,6 +67,8 @@ LAST_DIMENSION_CONTIGUOUS: Mapping[object, tuple[int, ...]] = MappingProxyType(
 IMAGES_IN_ONE_FORMAT: Mapping[object, int] = MappingProxyType(
     {aten.native_group_norm.default: 1, aten.native_group_norm_backward.default: 2}
 )
+# Operators without a result, which raise an error for a value.
+ASSERTIONS = frozenset({aten._assert_async.default, aten._assert_async.msg})
 # The end of a slice up to the last element.
 SLICE_END = 2**63 - 1
 _NAMESPACES = frozenset({"aten", "prims", "lit_ort", "torchvision"})

@@ -22,6 +22,7 @@ from lit_ort._compat.torch_fx import (
     module_name,
     returned_by,
 )
+from lit_ort._compat.torch_ops import ASSERTIONS
 from lit_ort._compat.torch_sizes import inverse_order, memory_order
 from lit_ort.errors import ConvertError
 from lit_ort.joint.phases import SOURCE, PhaseGraph
@@ -29,7 +30,6 @@ from lit_ort.lower.emitter import Emitter
 from lit_ort.lower.engines import onnx_nodes
 from lit_ort.lower.model import ModelBuilder
 from lit_ort.lower.native_operators import (
-    ASSERTIONS,
     memory_base,
     memory_of_inputs,
     native_lowering_of,

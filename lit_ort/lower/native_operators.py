@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch_fx import first_argument, is_element, is_size, is_view
-from lit_ort._compat.torch_ops import SLICE_END
+from lit_ort._compat.torch_ops import ASSERTIONS, SLICE_END
 from lit_ort._compat.torch_sizes import hint_of, memory_order
 from lit_ort.lower.emitter import Emitter
 from lit_ort.lower.operators import ANY, LOWERINGS, Lowering, lowering_of
@@ -31,8 +31,6 @@ _RESHAPES = frozenset({aten.reshape.default, aten.unsqueeze.default, aten.squeez
 # A call of a session takes about 20 us, a torch node 15 us, and an operator in one 4 us (Intel Xeon, one thread).
 FEWEST_OPERATORS, OPERATORS_OF_SWITCH = 6, 4
 _FLOATS = frozenset({torch.float32, torch.float64})
-# Operators without a result, which raise an error for a value.
-ASSERTIONS = frozenset({aten._assert_async.default, aten._assert_async.msg})
 
 
 def obstacle(graph: fx.Graph, uses_openmp: bool = False) -> str | None:

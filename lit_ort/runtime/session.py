@@ -8,13 +8,14 @@ from time import perf_counter
 
 import torch
 
+from lit_ort._compat.torch_ops import ASSERTIONS
 from lit_ort.errors import KernelError, SessionError
 from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.clock import Clock
 from lit_ort.runtime.engines.engine_interface import Engine, Model
 from lit_ort.runtime.engines.no_session import NoSession
 from lit_ort.runtime.native_phase import NativePhase
-from lit_ort.runtime.nodes import Hooks, NodeFunction, RunState, bind, failed_statement, from_ort, to_ort
+from lit_ort.runtime.nodes import Hooks, NodeFunction, RunState, bind, failed_statement, from_ort, overload_of, to_ort
 from lit_ort.runtime.program import Phase, Source, TorchNode
 from lit_ort.runtime.random import RandomNumbers
 from lit_ort.runtime.region_calls import RegionFunction, region_functions
@@ -150,12 +151,17 @@ class Session:
         size_vectors = iter(vectors)
         return numbers, [_input(source, inputs, size_vectors) for source in self._sources]
 
-    def _location_of(self, index: int, error: BaseException) -> str:
-        """The location of an error in a torch node, for messages: `aten.embedding in layers.0.embedding`."""
+    def _location_of(self, index: int, error: BaseException) -> str | None:
+        """The location of an error in a torch node, for messages: `aten.embedding in layers.0.embedding`.
+
+        None for a failed assertion of the program, which is eager's error.
+        """
         node = self._phase.nodes[index]
         statement = failed_statement(node, error)
         if statement is None:
             return _operators(node)
+        if overload_of(statement.target) in ASSERTIONS:
+            return None
         operator = statement.target.removesuffix(".default")
         return f"{operator} in {statement.module}" if statement.module else operator
 

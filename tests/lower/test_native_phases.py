@@ -286,6 +286,25 @@ def test_an_error_of_a_torch_node_names_its_operator() -> None:
     torch.testing.assert_close(compiled(x, k), function(x, k))
 
 
+@pytest.mark.parametrize("fewest", [0, 10**6], ids=["native", "torch nodes"])
+def test_a_failed_assertion_is_eagers(fewest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_operators, "FEWEST_OPERATORS", fewest)
+    function = lambda x, k: (x @ x).exp() @ F.one_hot(k, 4).float()  # noqa: E731
+    compiled = torch.compile(function, backend=backend())
+    x, k = torch.randn(4, 4), torch.tensor([0, 3, 1, 2])
+    torch.testing.assert_close(compiled(x, k), function(x, k))
+    for wrong in (k - 1, k + 1):
+        errors = list[Exception]()
+        for call in (function, compiled):
+            with pytest.raises(RuntimeError) as caught:
+                call(x, wrong)
+            errors.append(caught.value)
+        assert type(errors[1]) is type(errors[0])
+        # torch's decomposition puts the operator's name before the message.
+        assert str(errors[1]).removeprefix("one_hot: ") == str(errors[0])
+    torch.testing.assert_close(compiled(x, k), function(x, k))
+
+
 def test_torch_nodes_of_any_sizes() -> None:
     engine = backend()
     function = lambda x: (x @ x.t()).exp().view(-1).cumsum(0)[1 : x.shape[0]] @ x[1:]  # noqa: E731

@@ -28,8 +28,9 @@ SMALLEST_MODEL = (
     b'\x08\t:+\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x01gZ\t\n\x01x\x12\x04\n\x02\x08\x01'
     b"b\t\n\x01y\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\x11"
 )
-# Maps a node's position and the error that it raised to the location of the error, for messages.
-LocationOf = Callable[[int, BaseException], str]
+# Maps a node's position and the error that it raised to the location of the error, for messages; to None if the program
+# itself raised it, as in eager.
+LocationOf = Callable[[int, BaseException], str | None]
 CHECK_THE_BATCH = "Check the batch against what the module accepts (index ranges, shapes); eager reports more."
 FOR_A_REPORT = "fallback='warn' runs this graph in eager; dump_dir saves the model for a bug report."
 
@@ -41,7 +42,7 @@ class Model:
     Args:
         data: the serialized ONNX model.
         nodes: the functions of its torch nodes.
-        location_of: returns the location of an error in a node, for messages.
+        location_of: returns the location of an error in a node, for messages; None for an error of the program's own.
         inputs, outputs: their names, in the order in which a run receives and returns the tensors.
         device: the device on which its torch nodes compute.
     """

@@ -20,7 +20,7 @@ class _Current(threading.local):
     nodes: Sequence[NodeFunction] = ()
     location_of: LocationOf | None = None
     state: RunState | None = None
-    failure: tuple[str, BaseException] | None = None
+    failure: tuple[str | None, BaseException] | None = None
 
 
 _current = _Current()
@@ -35,7 +35,7 @@ class Serving:
 
     Raises:
         SessionError: a node raised an error, which is the cause. An error that is not an Exception, such as
-            KeyboardInterrupt, is raised unchanged.
+            KeyboardInterrupt, and an error of the program's own, such as a failed assertion, are raised unchanged.
     """
 
     __slots__ = ("_autocast", "_had_gradients", "_model", "_previous", "_state")
@@ -65,8 +65,8 @@ class Serving:
             _raise(*failure)
 
 
-def _raise(location: str, error: BaseException) -> NoReturn:
-    if not isinstance(error, Exception):
+def _raise(location: str | None, error: BaseException) -> NoReturn:
+    if location is None or not isinstance(error, Exception):
         raise error
     raise SessionError(f"{location} failed: {str(error).rstrip('. ')}", remedy=CHECK_THE_BATCH) from error
 
