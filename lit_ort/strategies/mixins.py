@@ -126,28 +126,16 @@ class CompiledMixin(_Base):
         return None
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        if self._steps is None:
-            return super().training_step(*args, **kwargs)
-        with self.step_context("train"):
-            return self._run("training_step", *args, **kwargs)
+        return self._run("training_step", "train", super().training_step, *args, **kwargs)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        if self._steps is None:
-            return super().validation_step(*args, **kwargs)
-        with self.step_context("val"):
-            return self._run("validation_step", *args, **kwargs)
+        return self._run("validation_step", "val", super().validation_step, *args, **kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        if self._steps is None:
-            return super().test_step(*args, **kwargs)
-        with self.step_context("test"):
-            return self._run("test_step", *args, **kwargs)
+        return self._run("test_step", "test", super().test_step, *args, **kwargs)
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        if self._steps is None:
-            return super().predict_step(*args, **kwargs)
-        with self.step_context("predict"):
-            return self._run("predict_step", *args, **kwargs)
+        return self._run("predict_step", "predict", super().predict_step, *args, **kwargs)
 
     def post_backward(self, closure_loss: Any) -> None:
         super().post_backward(closure_loss)
@@ -165,9 +153,12 @@ class CompiledMixin(_Base):
         self._steps = None
         super().teardown()
 
-    def _run(self, step: str, *args: Any, **kwargs: Any) -> Any:
-        assert self._steps is not None, "steps are only compiled between setup and teardown"
-        return self._steps.run(step, *args, **kwargs)
+    def _run(self, step: str, stage: str, without_graphs: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Runs a step in the context of its stage; `without_graphs` outside of setup and teardown."""
+        if self._steps is None:
+            return without_graphs(*args, **kwargs)
+        with self.step_context(stage):
+            return self._steps.run(step, *args, **kwargs)
 
 
 class ORTMixin(CompiledMixin):
