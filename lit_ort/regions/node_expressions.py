@@ -325,6 +325,22 @@ def joined(reader: Reader, node: fx.Node, value: torch.Tensor, parts: Sequence[E
     return result
 
 
+def _rolled(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
+    """One dimension after the other: its last elements, then those before."""
+    result = reader.of(node.args[0])
+    shifts, axes = (list(map(size_of_node, part)) for part in (*node.args[1:], ())[:2])  # type: ignore[arg-type]
+    sizes = [result.shape[axis] for axis in axes]
+    if not axes or not all(isinstance(number, int) for number in (*shifts, *sizes)):
+        raise NotRegional("a shift of all elements in their order, or by or along any size")
+    for shift, size, axis in zip(shifts, sizes, axes, strict=True):
+        if count := shift % size:
+            result = reader.as_read(result, node.name)
+            views = [result.view.narrow(axis, size - count, count), result.view.narrow(axis, 0, size - count)]
+            parts = [replace(result, view=view) for view in views]
+            result = joined(reader, node, value, parts, axis % value.dim())
+    return result
+
+
 def _padded(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
     dtype = name_of(value.dtype) or ""
     result, pads = reader.of(node.args[0]), node.args[1]
@@ -530,6 +546,7 @@ HANDLERS: dict[Any, Handler] = {
     aten.any.default: _reduce("any"),
     aten.all.dim: _reduce("all"),
     aten.cat.default: _cat,
+    aten.roll.default: _rolled,
     aten.stack.default: _stack,
     aten.masked_fill.Scalar: _masked_fill,
     aten.masked_fill.Tensor: _masked_fill,

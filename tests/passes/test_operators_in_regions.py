@@ -26,6 +26,7 @@ OPERATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "linalg_vector_norm": lambda x, y: F.normalize(x, dim=-1) * x.norm(p=1) + y.norm(p=math.inf, dim=0),
     "log_sigmoid": lambda x, y: F.logsigmoid(x) * y,
     "prelu": lambda x, y: F.prelu(x, y[0, :1]) + F.prelu(x, y[0]),
+    "roll": lambda x, y: x.roll(1, 0) * y.roll((-3, 5), (1, 0)) + x.roll((2, -1), (0, 0)) + y.exp().roll(7, -1),
     "glu": lambda x, y: F.glu(x, 0) + F.glu(y, 0),
     "huber_loss": lambda x, y: F.huber_loss(x, y, delta=0.6) + F.huber_loss(x, y, reduction="none"),
     "smooth_l1_loss": lambda x, y: F.smooth_l1_loss(x, y, beta=0.6) + F.smooth_l1_loss(x, y, reduction="sum"),
