@@ -168,8 +168,8 @@ def test_a_step_is_eagers(name: str) -> None:
     assert_like_eager(STEPS[name], nn.Linear(8, 8), torch.randn(6, 8), backend())
 
 
-# Half of a size is a symbol of its own, and so on; a loop over rows is another graph for each number of them. Rows of any
-# number are rolled by torch.
+# Half of a size is a symbol of its own, and so on; a loop over rows is another graph for each number of them. torch
+# rolls rows of any number.
 MORE_REGIONS = {"half of the rows": 1, "a norm": 1, "rolled": -2}
 
 
