@@ -210,9 +210,14 @@ def _polynomial(x: Vector, coefficients: Sequence[float]) -> Vector:
     return result
 
 
+def _at_most(x: Vector, high: float) -> Vector:
+    """x, or the limit if that is less; NaN stays."""
+    return x.gt(high).where(high, x)
+
+
 def _limited(x: Vector, low: float, high: float) -> Vector:
     """x within limits; NaN stays."""
-    x = x.gt(high).where(high, x)
+    x = _at_most(x, high)
     return x.lt(low).where(low, x)
 
 
@@ -226,12 +231,22 @@ def _reduced_exp(x: Vector, form: _Format) -> tuple[Vector, Vector]:
     shifted = x.fma(1.4426950408889634, form.rounder)
     whole = shifted - form.rounder
     rest = whole.fma(-form.ln2_low, whole.fma(-form.ln2_high, x))
-    return shifted.bits() - x.like(form.rounder).bits(), (rest * rest).fma(_polynomial(rest, form.exp), rest)
+    return _low_bits(shifted, form), _expm1_of_rest(rest, form)
+
+
+def _low_bits(shifted: Vector, form: _Format) -> Vector:
+    """The integer to which the rounder was added."""
+    return shifted.bits() - shifted.like(form.rounder).bits()
+
+
+def _expm1_of_rest(rest: Vector, form: _Format) -> Vector:
+    """Of |rest| <= ln(2) / 2."""
+    return (rest * rest).fma(_polynomial(rest, form.exp), rest)
 
 
 def exp(x: Vector) -> Vector:
     form = _FORMATS[x.dtype]
-    return _exp_of_small(x.gt(form.exp_high).where(form.exp_high, x))
+    return _exp_of_small(_at_most(x, form.exp_high))
 
 
 def _exp_of_small(x: Vector) -> Vector:
@@ -251,12 +266,11 @@ def _scaled(exponent: Vector, rest: Vector) -> Vector:
 
 def exp2(x: Vector) -> Vector:
     form = _FORMATS[x.dtype]
-    vanishes, high = x.lt(-float(form.bias + form.mantissa)), form.bias + 1.0
-    x = vanishes.where(0.0, x.gt(high).where(high, x))
+    vanishes = x.lt(-float(form.bias + form.mantissa))
+    x = vanishes.where(0.0, _at_most(x, form.bias + 1.0))
     shifted = x + form.rounder
     rest = (x - (shifted - form.rounder)) * math.log(2)
-    power = (rest * rest).fma(_polynomial(rest, form.exp), rest)
-    return vanishes.where(0.0, _scaled(shifted.bits() - x.like(form.rounder).bits(), power))
+    return vanishes.where(0.0, _scaled(_low_bits(shifted, form), _expm1_of_rest(rest, form)))
 
 
 def expm1(x: Vector) -> Vector:
@@ -341,9 +355,7 @@ def log10(x: Vector) -> Vector:
 
 
 def tanh(x: Vector) -> Vector:
-    size = x.abs()
-    high = _FORMATS[x.dtype].tanh_high
-    size = size.gt(high).where(high, size)
+    size = _at_most(x.abs(), _FORMATS[x.dtype].tanh_high)
     e = _expm1_within(size + size, size + size)
     return (e / (e + 2.0)).copysign(x)
 
@@ -357,12 +369,16 @@ def erf(x: Vector) -> Vector:
     size = x.abs()
     near = x * _polynomial(x * x, _FORMATS[x.dtype].erf)
     if x.dtype == "float32":
-        size = size.gt(4.0).where(4.0, size)
+        size = _at_most(size, 4.0)
         rest = _polynomial(size.fma(1 / 1.5, -2.5 / 1.5), _ERFC32)
     else:
-        size = size.gt(6.0).where(6.0, size)
-        rest = exp(-(size * size)) * _polynomial((size - 3.0) / (size + 3.0), _ERFCX64)
+        rest = _erfc_of_large(_at_most(size, 6.0), _ERFCX64)
     return size.lt(1.0).where(near, (1.0 - rest).copysign(x))
+
+
+def _erfc_of_large(size: Vector, coefficients: Polynomial) -> Vector:
+    """Of float64 from 1 on, by a polynomial of erfc(a) e^(a²) in (a - 3) / (a + 3)."""
+    return exp(-(size * size)) * _polynomial((size - 3.0) / (size + 3.0), coefficients)
 
 
 def rsqrt(x: Vector) -> Vector:
@@ -584,12 +600,12 @@ _HYPERBOLIC_HIGH = 100.0
 
 
 def _sinh(x: Vector) -> Vector:
-    e = expm1(_limited(x.abs(), 0.0, _HYPERBOLIC_HIGH))
+    e = expm1(_at_most(x.abs(), _HYPERBOLIC_HIGH))
     return ((e + e / (e + 1.0)) * 0.5).copysign(x)
 
 
 def _cosh(x: Vector) -> Vector:
-    e = exp(_limited(x.abs(), 0.0, _HYPERBOLIC_HIGH))
+    e = exp(_at_most(x.abs(), _HYPERBOLIC_HIGH))
     return (e + 1.0 / e) * 0.5
 
 
@@ -656,8 +672,7 @@ def _acos(x: Vector) -> Vector:
 
 def _erfc(x: Vector) -> Vector:
     size = x.abs()
-    far = size.gt(10.5).where(10.5, size)
-    rest = exp(-(far * far)) * _polynomial((far - 3.0) / (far + 3.0), _ERFCX)
+    rest = _erfc_of_large(_at_most(size, 10.5), _ERFCX)
     near = 1.0 - x * _polynomial(x * x, _ERF64)
     return size.lt(1.0).where(near, x.lt(0.0).where(2.0 - rest, rest))
 
