@@ -23,7 +23,7 @@ aten = torch.ops.aten
 NAME = "masked_assignments"
 _IN_PLACE = aten.index_put_.default
 _TARGETS = (aten.index_put.default, _IN_PLACE)
-_MISMATCH = "shape mismatch: a masked assignment has more or fewer values than its mask selects elements"
+_MISMATCH = "shape mismatch: value tensor of a masked assignment cannot be broadcast to indexing result"
 
 
 def write_masked_assignments(graph: FusionGraph) -> PassReport:

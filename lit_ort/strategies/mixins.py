@@ -126,16 +126,16 @@ class CompiledMixin(_Base):
         return None
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._run("training_step", "train", super().training_step, *args, **kwargs)
+        return self._in_context("train", "training_step", super().training_step, *args, **kwargs)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._run("validation_step", "val", super().validation_step, *args, **kwargs)
+        return self._in_context("val", "validation_step", super().validation_step, *args, **kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._run("test_step", "test", super().test_step, *args, **kwargs)
+        return self._in_context("test", "test_step", super().test_step, *args, **kwargs)
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._run("predict_step", "predict", super().predict_step, *args, **kwargs)
+        return self._in_context("predict", "predict_step", super().predict_step, *args, **kwargs)
 
     def post_backward(self, closure_loss: Any) -> None:
         super().post_backward(closure_loss)
@@ -153,12 +153,16 @@ class CompiledMixin(_Base):
         self._steps = None
         super().teardown()
 
-    def _run(self, step: str, stage: str, without_graphs: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Runs a step in the context of its stage; `without_graphs` outside of setup and teardown."""
+    def _in_context(self, kind: str, step: str, without_graphs: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Runs a step in the context of its kind; outside of setup and teardown, without graphs."""
         if self._steps is None:
             return without_graphs(*args, **kwargs)
-        with self.step_context(stage):
-            return self._steps.run(step, *args, **kwargs)
+        with self.step_context(kind):
+            return self._run(step, *args, **kwargs)
+
+    def _run(self, step: str, *args: Any, **kwargs: Any) -> Any:
+        assert self._steps is not None, "steps are only compiled between setup and teardown"
+        return self._steps.run(step, *args, **kwargs)
 
 
 class ORTMixin(CompiledMixin):
