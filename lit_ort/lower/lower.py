@@ -37,6 +37,7 @@ from lit_ort.lower.native_operators import (
     permuted_base,
 )
 from lit_ort.lower.operators import Lowering, lowering_of
+from lit_ort.lower.placed_values import ValueType, placed_values
 from lit_ort.lower.small_phases import without_session
 from lit_ort.lower.symbolic_terms import SymbolSources, term_of, terms_of
 from lit_ort.lower.torch_nodes import NodeBuilder, base_of, form_of
@@ -100,7 +101,7 @@ def lower(
     is_native = allows_native and is_cpu(device) and obstacle(graph.module.graph, uses_openmp) is None
     if is_native:
         copy_views(graph.module.graph)
-    lowering = _Lowering(graph.module, sources, device, is_native, uses_openmp)
+    lowering = _Lowering(graph, sources, device, is_native, uses_openmp)
     for node in graph.module.graph.nodes:
         lowering.visit(node)
     return lowering.finish(name, keeps_order)
@@ -111,13 +112,16 @@ class _Lowering:
 
     def __init__(
         self,
-        module: fx.GraphModule,
+        graph: PhaseGraph,
         sources: SymbolSources,
         device: torch.device,
         is_native: bool,
         uses_openmp: bool,
     ) -> None:
+        module = graph.module
         self._module, self._sources, self._device = module, sources, device
+        # The outputs after these are gradients, and values for the backward.
+        self._results = graph.results
         self._builder = ModelBuilder()
         self._is_native = is_native
         self._uses_openmp = is_native and uses_openmp
@@ -139,6 +143,8 @@ class _Lowering:
         self._returned: list[fx.Node] = returned_by(module.graph)
         self._is_returned = frozenset(self._returned)
         self._output_names: set[str] = set()
+        # Of the values of a native session that the session computes, by their names.
+        self._types: dict[str, ValueType] = {}
 
     def visit(self, node: fx.Node) -> None:
         value = node.meta.get("val")
@@ -179,17 +185,24 @@ class _Lowering:
     def _finish_native(self, name: str) -> Lowered:
         results = [self._native_output(node) for node in self._returned]
         self._close_builder()
+        outputs = self._builder.output_names
+        gradients = frozenset(outputs[self._results :])
+        placed = placed_values(self._builder.nodes, self._types, self._output_names, gradients, self._sources)
+        for value in placed:
+            if value.name not in self._output_names:
+                self._builder.output(value.name, value.dtype, _fixed(self._types[value.name][1]))
         model = self._builder.build(name, keeps_order=False, is_native=True)
         phase = Phase(
             model.SerializeToString(),
             tuple(self._nodes),
             tuple(self._inputs),
-            tuple(output.name for output in model.graph.output),
+            tuple(outputs),
             tuple(AS_IS for _ in results),
             tuple(self._terms),
             regions=tuple(self._regions),
             matmuls=tuple(self._matmuls),
             results=tuple(results),
+            placed=placed,
             pool=self._pool(),
         )
         return Lowered(phase, model)
@@ -238,7 +251,8 @@ class _Lowering:
         if lowering is None:
             self._open_builder().add(node, node.meta.get(STREAM))
         else:
-            self._names[node] = lowering.emit(self._emitter(node))
+            name = self._names[node] = lowering.emit(self._emitter(node))
+            self._types[name] = node.meta["val"].dtype, node.meta["val"].shape
 
     def _region(self, node: fx.Node) -> None:
         _, text, sizes = node.args
@@ -248,6 +262,7 @@ class _Lowering:
         values = node.meta["val"]
         types = [(value.dtype, _fixed(value.shape)) for value in values]
         names = self._builder.region(len(self._regions) - 1, inputs, types, node.name)
+        self._types.update((name, (value.dtype, value.shape)) for name, value in zip(names, values, strict=True))
         for user in node.users:
             self._names[user] = names[arguments_of(user)[1]]
 
@@ -322,7 +337,11 @@ class _Lowering:
         names = self._builder.torch_node(index, inputs, types, label, is_in_place)
         for value, name in zip(outputs, names, strict=True):
             self._names[value] = name
-            if value.meta["val"].dtype == torch.bool:
+            result = value.meta["val"]
+            if not result.is_complex():
+                shape = [result.shape[dim] for dim in self._orders.get(value, range(result.dim()))]
+                self._types[name] = torch.uint8 if result.dtype == torch.bool else result.dtype, shape
+            if result.dtype == torch.bool:
                 self._bytes.add(value)
 
     def _is_needed(self, value: fx.Node, builder: NodeBuilder) -> bool:

@@ -41,6 +41,14 @@ class ModelBuilder:
         self._shared: dict[Any, str] = {}
         self._count = 0
 
+    @property
+    def nodes(self) -> Sequence[onnx.NodeProto]:
+        return self._nodes
+
+    @property
+    def output_names(self) -> list[str]:
+        return [output.name for output in self._outputs]
+
     def input(self, name: str, dtype: torch.dtype, shape: Sequence[int | None]) -> str:
         self._inputs.append(_info(name, dtype, shape))
         return name

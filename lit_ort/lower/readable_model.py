@@ -52,6 +52,8 @@ def readable(
     """
     result = onnx.ModelProto()
     result.CopyFrom(model)
+    # The others are outputs only so that a run tells where their memory is.
+    del result.graph.output[len(phase.outputs) :]
     modules = {node.name: _place_of(node) for node in graph.nodes}
     regions = iter([node for node in graph.nodes if node.target is REGION])
     taken = collections.Counter[str]()

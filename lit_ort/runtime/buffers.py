@@ -13,6 +13,7 @@ import math
 import mmap
 import threading
 import weakref
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -24,6 +25,18 @@ ALIGNMENT = 64
 SMALL_BYTES = 2**20
 # NumPy dtypes by item size, so that memory for a tensor of any dtype can be a NumPy array.
 _ELEMENTS = {1: np.int8, 2: np.int16, 4: np.float32, 8: np.int64, 16: np.complex128}
+
+
+def tensor_in(memory: np.ndarray, offset: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor in a part of memory, which stays in use while the tensor is referenced.
+
+    Args:
+        memory: bytes.
+        offset: of the tensor's first byte.
+        shape, dtype: of the tensor.
+    """
+    tensor = torch.from_numpy(np.ndarray(shape, _ELEMENTS[dtype.itemsize], memory, offset))
+    return tensor if tensor.dtype == dtype else tensor.view(dtype)
 
 
 class BufferPool:

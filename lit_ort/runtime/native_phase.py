@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from lit_ort.errors import KernelError, SessionError
 from lit_ort.regions.placed_region import from_json
 from lit_ort.runtime.engines.engine_interface import Engine, LocationOf
 from lit_ort.runtime.nodes import NodeFunction, RunState
+from lit_ort.runtime.offsets import offsets_of
 from lit_ort.runtime.program import CALLER, OPENMP, Phase
 from lit_ort.runtime.region_calls import kernels
 from lit_ort.runtime.sizes import Shapes, inputs_in, values_of
@@ -57,6 +59,7 @@ class NativePhase:
         regions = [NativeRegion(*parts) for parts in zip(placed, made, modules, strict=True)]
         numbers = [*(region.sizes for region in phase.regions), *(result.shape for result in phase.results)]
         numbers += [matmul.sizes for matmul in phase.matmuls]
+        numbers += [value.shape for value in phase.placed]
         self._sized_inputs = inputs_in(term for terms in numbers for term in terms)
         names = [name for name, _ in phase.inputs]
         uses_openmp = phase.pool == OPENMP
@@ -67,9 +70,10 @@ class NativePhase:
             nodes,
             location_of,
             names,
-            phase.outputs,
+            (*phase.outputs, *(value.name for value in phase.placed if value.name not in phase.outputs)),
             regions=regions,
             matmuls=phase.matmuls,
+            results=len(phase.results),
             has_sizes=bool(self._sized_inputs),
             uses_openmp=uses_openmp,
         )
@@ -94,9 +98,27 @@ class NativePhase:
         def numbers(terms: Sequence[object]) -> tuple[int, ...]:
             return tuple(values_of(terms, shapes))
 
-        results = self._phase.results
+        phase = self._phase
+        outputs = [(one.dtype, numbers(one.shape), numbers(one.computed_shape)) for one in phase.results]
+        shapes_of_placed = [numbers(value.shape) for value in phase.placed]
+        # A value in the memory of another one takes no bytes of its own.
+        uses = [
+            (value.first, value.last, math.prod(shape) * value.dtype.itemsize if value.owner is None else 0)
+            for value, shape in zip(phase.placed, shapes_of_placed, strict=True)
+        ]
+        offsets, size = offsets_of(uses)
+        places = dict[int, int]()
+        for value, shape, offset in zip(phase.placed, shapes_of_placed, offsets, strict=True):
+            offset = offset if value.owner is None else offsets[value.owner]
+            if value.name in phase.outputs:
+                places[phase.outputs.index(value.name)] = offset
+            else:
+                places[len(outputs)] = offset
+                outputs.append((value.dtype, shape, shape))
         return RunShapes(
-            tuple(numbers(region.sizes) for region in self._phase.regions),
-            tuple(numbers(matmul.sizes) for matmul in self._phase.matmuls),
-            tuple((result.dtype, numbers(result.shape), numbers(result.computed_shape)) for result in results),
+            tuple(numbers(region.sizes) for region in phase.regions),
+            tuple(numbers(matmul.sizes) for matmul in phase.matmuls),
+            tuple(outputs),
+            places,
+            size,
         )

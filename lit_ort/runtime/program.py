@@ -146,6 +146,26 @@ class ResultType:
 
 
 @dataclasses.dataclass(frozen=True)
+class PlacedValue:
+    """A value of a native session whose place in the memory of a run is known before the run.
+
+    Args:
+        name: of the value in the model.
+        dtype: of the value.
+        shape: as numbers or terms of `lit_ort.runtime.sizes`.
+        first, last: the positions of the node that computes it and of the last one that reads it.
+        owner: the position among the placed values of the one whose memory it has; None for one with its own.
+    """
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[Any, ...]
+    first: int
+    last: int
+    owner: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Phase:
     """The data of one session: an ONNX model, the nodes of it that are not ONNX's, and its inputs and outputs.
 
@@ -155,6 +175,7 @@ class Phase:
         regions: its region nodes, likewise, if the session is native.
         matmuls: its matmuls of MKL, likewise, if the session is native and runs on OpenMP's threads.
         results: the types of the outputs, if the session is native: if Python is called by torch nodes alone.
+        placed: the large values of a native session, results among them.
         pool: the threads on which a native session runs: `OPENMP`, which torch's operators use too, `SESSION`, its own
             threads, or `CALLER`, where others would be awake too late to save time.
         inputs: the name and the source of each input.
@@ -174,6 +195,7 @@ class Phase:
     regions: tuple[RegionNode, ...] = ()
     matmuls: tuple[MatmulNode, ...] = ()
     results: tuple[ResultType, ...] = ()
+    placed: tuple[PlacedValue, ...] = ()
     pool: str = SESSION
 
     @property

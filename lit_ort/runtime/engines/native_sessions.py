@@ -14,12 +14,13 @@ import functools
 import math
 import threading
 import weakref
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from ctypes import byref, c_char_p, c_int64, c_uint64, c_void_p
 from time import perf_counter
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
+import numpy as np
 import torch
 
 from lit_ort._compat import torch_blas
@@ -39,7 +40,7 @@ from lit_ort.kernels.operator_entry import (
 )
 from lit_ort.kernels.thread_pool import find_openmp, pause_of_openmp
 from lit_ort.regions.placed_region import SizedRegion, with_sizes
-from lit_ort.runtime.buffers import SMALL_BYTES
+from lit_ort.runtime.buffers import SMALL_BYTES, tensor_in
 from lit_ort.runtime.elements import ELEMENTS
 from lit_ort.runtime.engines.engine_interface import (
     CHECK_THE_BATCH,
@@ -68,6 +69,8 @@ _FATAL_ONLY = 4
 # What a kernel reports follows this in the message of a run's status.
 _MESSAGE = "Status Message: "
 _NO_OPTIMIZATION = 0
+# Results of so many runs may keep the memory of their runs: those of a step, and gradients that are accumulated.
+_MOST_KEPT = 3
 # The words of regions for so many sets of sizes are kept.
 _MOST_SIZES = 64
 # Threads of OpenMP spin for milliseconds after torch's last operator, such as an optimizer's, on the cores that a run
@@ -102,12 +105,14 @@ class NativeModel(Model):
     Args:
         regions: its regions; a node's attribute is its position among these.
         matmuls: its matmuls of MKL, likewise; the sizes of each are given at a run.
+        results: the number of outputs that a run returns; the others are values whose memory a run provides.
         has_sizes: whether sizes change from run to run.
         uses_openmp: whether OpenMP's threads compute regions and matmuls.
     """
 
     regions: Sequence[NativeRegion] = ()
     matmuls: Sequence[MatmulNode] = ()
+    results: int = 0
     has_sizes: bool = False
     uses_openmp: bool = False
 
@@ -119,11 +124,15 @@ class RunShapes(NamedTuple):
         regions: the sizes that each region takes.
         matmuls: those of each matmul.
         outputs: the shape of each output, and the shape in which the session computes it.
+        places: the offset of an output in the memory of the run, by the output's position.
+        size: of this memory, in bytes.
     """
 
     regions: tuple[tuple[int, ...], ...]
     matmuls: tuple[tuple[int, ...], ...]
     outputs: tuple[tuple[torch.dtype, tuple[int, ...], tuple[int, ...]], ...]
+    places: Mapping[int, int]
+    size: int
 
 
 class NativeEngine:
@@ -348,8 +357,13 @@ class NativeSession:
         self._words = functools.lru_cache(_MOST_SIZES)(self._words_for)
         self._bound: list[CallWords] = []
         self._inputs, self._outputs = (_Values(process, len(n)) for n in (model.inputs, model.outputs))
-        # Memory for an output of few bytes; None for one that the session allocates when it is computed.
-        self._makers: list[Callable[[], torch.Tensor] | None] = []
+        # Makes a result in the memory of a run or, if it has few bytes, in its own; None for a result that the session
+        # allocates when it is computed.
+        self._makers: list[Callable[[Any], torch.Tensor] | None] = []
+        # Of the outputs that a run does not return.
+        self._offsets: list[int] = []
+        # The memory of runs whose results are in use.
+        self._in_use: list[weakref.ref[np.ndarray]] = []
         self._names = [(c_char_p * len(n))(*(x.encode() for x in n)) for n in (model.inputs, model.outputs)]
         of_inputs, of_outputs = (
             (ctypes.addressof(names), ctypes.addressof(values.array), len(names))
@@ -381,17 +395,40 @@ class NativeSession:
             if shapes is not self._shapes:
                 self._bind(shapes, given)
             self._inputs.set(given)
-            results = [make() if make is not None else None for make in self._makers]
-            self._outputs.set(results)
+            memory = state.pool.empty(shapes.size, dtype=torch.uint8).numpy() if shapes.size else None
+            results = [make(memory) if make is not None else None for make in self._makers]
+            self._outputs.set(results, self._addresses(memory))
             if self._model.nodes:
                 with Serving(self._model, state), self._pool.operator.running(given):
                     self._call()
             else:
                 self._call()
-            return [
-                self._outputs.take(k, *one[:2]) if (result := results[k]) is None else result
-                for k, one in enumerate(shapes.outputs)
+            returned = [
+                self._outputs.take(k, *shapes.outputs[k][:2]) if result is None else result
+                for k, result in enumerate(results)
             ]
+        return returned if memory is None else self._with_own_memory(returned, memory, shapes)
+
+    def _addresses(self, memory: np.ndarray | None) -> list[int]:
+        """The addresses of the outputs that a run does not return."""
+        if memory is None:
+            return []
+        start = memory.ctypes.data
+        return [start + offset for offset in self._offsets]
+
+    def _with_own_memory(
+        self, results: list[torch.Tensor], memory: np.ndarray, shapes: RunShapes
+    ) -> list[torch.Tensor]:
+        """The results, copied from the memory of their run if results of several earlier runs are still in use.
+
+        A result keeps the memory of its run, which is as much as all values of a run need.
+        """
+        self._in_use = [one for one in self._in_use if one() is not None]
+        if len(self._in_use) >= _MOST_KEPT:
+            return [result.clone() if k in shapes.places else result for k, result in enumerate(results)]
+        if any(k in shapes.places for k in range(len(results))):
+            self._in_use.append(weakref.ref(memory))
+        return results
 
     def _call(self) -> None:
         if self._pause is not None and self._seconds > _LONG_RUN:
@@ -413,7 +450,9 @@ class NativeSession:
         words = self._words(shapes.regions, shapes.matmuls)
         self._slots[: len(words)] = [one.address for one in words]
         self._bound, self._shapes = words, shapes
-        self._makers = [_maker(shape, dtype) for dtype, shape, _ in shapes.outputs]
+        returned = shapes.outputs[: self._model.results]
+        self._makers = [_maker(dtype, shape, shapes.places.get(k)) for k, (dtype, shape, _) in enumerate(returned)]
+        self._offsets = [shapes.places[k] for k in range(len(returned), len(shapes.outputs))]
         self._inputs.begin([(tensor.dtype, tensor.shape) for tensor in inputs])
         self._outputs.begin([(dtype, computed) for dtype, _, computed in shapes.outputs])
 
@@ -453,13 +492,15 @@ class _Values:
         blocks = map(ctypes.addressof, (self.array, self._addresses, self._bound, self._types))
         self._bind = functools.partial(process.bind, count, *blocks)
 
-    def set(self, tensors: Sequence[torch.Tensor | None]) -> None:
+    def set(self, tensors: Sequence[torch.Tensor | None], addresses: Sequence[int] = ()) -> None:
         """Makes values of the tensors.
 
         Args:
             tensors: contiguous; None for a value that a run is to make.
+            addresses: of the values after these.
         """
-        self._addresses[: len(tensors)] = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+        given = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+        self._addresses[: len(given) + len(addresses)] = [*given, *addresses]
         if status := self._bind():
             self._library.check(status)
 
@@ -490,10 +531,17 @@ class _Values:
             self.array[k] = self._bound[k] = 0
 
 
-def _maker(shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], torch.Tensor] | None:
-    """Makes memory for an output; None for a large one, for which memory may be free only when it is computed."""
+def _maker(dtype: torch.dtype, shape: tuple[int, ...], offset: int | None) -> Callable[[Any], torch.Tensor] | None:
+    """Makes a result; None for a large one, for which memory may be free only when it is computed.
+
+    Args:
+        dtype, shape: of the result.
+        offset: in the memory of the run; None if it is not there.
+    """
+    if offset is not None:
+        return lambda memory: tensor_in(memory, offset, shape, dtype)
     if math.prod(shape) * dtype.itemsize >= SMALL_BYTES:
         return None
     strides = torch.empty(shape, device="meta").stride()
     # Faster than torch.empty.
-    return lambda: torch.empty_strided(shape, strides, dtype=dtype)
+    return lambda memory: torch.empty_strided(shape, strides, dtype=dtype)
