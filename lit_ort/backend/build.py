@@ -225,9 +225,7 @@ class _Build:
 
     def _lowered(self, position: int, phase: PhaseGraph, sources: SymbolSources) -> Lowered:
         self._dump.graph(_label(position), phase.module)
-        native, keeps_order = self._engine.native, self._engine.keeps_order
-        uses_openmp = native is not None and native.uses_openmp
-        return lower(phase, sources, self._name, keeps_order, self._device, native is not None, uses_openmp)
+        return lower(phase, sources, self._name, self._engine.keeps_order, self._device, self._engine.native)
 
     def _readable(
         self,

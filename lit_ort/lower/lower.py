@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
 import torch
@@ -36,6 +36,7 @@ from lit_ort.lower.native_operators import (
     obstacle,
     permuted_base,
 )
+from lit_ort.lower.node_order import runs_in_order
 from lit_ort.lower.operators import Lowering, lowering_of
 from lit_ort.lower.placed_values import ValueType, placed_values
 from lit_ort.lower.small_phases import without_session
@@ -57,12 +58,16 @@ from lit_ort.runtime.program import (
     SESSION,
     MatmulNode,
     Phase,
+    PlacedValue,
     RegionNode,
     ResultType,
     Source,
     Statement,
     TorchNode,
 )
+
+if TYPE_CHECKING:
+    from lit_ort.runtime.engines.native_sessions import NativeEngine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +84,7 @@ def lower(
     name: str,
     keeps_order: bool,
     device: torch.device = CPU,
-    allows_native: bool = False,
-    uses_openmp: bool = False,
+    native: NativeEngine | None = None,
 ) -> Lowered:
     """Lowers a phase to an ONNX model.
 
@@ -91,17 +95,17 @@ def lower(
         keeps_order: whether the engine runs nodes in the order of the model.
         device: the device of the phase. ONNX Runtime's kernels are for the CPU; on other devices, all operators are in
             torch nodes.
-        allows_native: whether the engine has native sessions.
-        uses_openmp: whether they run on the threads of OpenMP, with MKL's matmuls.
+        native: creates native sessions; None if the engine has none.
 
     Raises:
         ConvertError: a constant has a dtype that sessions don't support or is not on the CPU, or an operator has an
             argument that torch nodes don't support.
     """
-    is_native = allows_native and is_cpu(device) and obstacle(graph.module.graph, uses_openmp) is None
-    if is_native:
+    if native is not None and (not is_cpu(device) or obstacle(graph.module.graph, native.uses_openmp) is not None):
+        native = None
+    if native is not None:
         copy_views(graph.module.graph)
-    lowering = _Lowering(graph, sources, device, is_native, uses_openmp)
+    lowering = _Lowering(graph, sources, device, native)
     for node in graph.module.graph.nodes:
         lowering.visit(node)
     return lowering.finish(name, keeps_order)
@@ -115,17 +119,16 @@ class _Lowering:
         graph: PhaseGraph,
         sources: SymbolSources,
         device: torch.device,
-        is_native: bool,
-        uses_openmp: bool,
+        native: NativeEngine | None,
     ) -> None:
         module = graph.module
         self._module, self._sources, self._device = module, sources, device
         # The outputs after these are gradients, and values for the backward.
         self._results = graph.results
         self._builder = ModelBuilder()
-        self._is_native = is_native
-        self._uses_openmp = is_native and uses_openmp
-        self._by_onnx = onnx_nodes(module.graph) if is_cpu(device) and not is_native else frozenset()
+        self._native, self._is_native = native, native is not None
+        self._uses_openmp = native is not None and native.uses_openmp
+        self._by_onnx = onnx_nodes(module.graph) if is_cpu(device) and native is None else frozenset()
         self._regions: list[RegionNode] = []
         self._matmuls: list[MatmulNode] = []
         self._inputs: list[tuple[str, Source]] = []
@@ -186,11 +189,7 @@ class _Lowering:
         results = [self._native_output(node) for node in self._returned]
         self._close_builder()
         outputs = self._builder.output_names
-        gradients = frozenset(outputs[self._results :])
-        placed = placed_values(self._builder.nodes, self._types, self._output_names, gradients, self._sources)
-        for value in placed:
-            if value.name not in self._output_names:
-                self._builder.output(value.name, value.dtype, _fixed(self._types[value.name][1]))
+        placed = self._placed(frozenset(outputs[self._results :]))
         model = self._builder.build(name, keeps_order=False, is_native=True)
         phase = Phase(
             model.SerializeToString(),
@@ -206,6 +205,17 @@ class _Lowering:
             pool=self._pool(),
         )
         return Lowered(phase, model)
+
+    def _placed(self, gradients: frozenset[str]) -> tuple[PlacedValue, ...]:
+        """The values whose memory a run provides; they become outputs of the model."""
+        assert self._native is not None
+        placed = placed_values(self._builder.nodes, self._types, self._output_names, gradients, self._sources)
+        if placed and not runs_in_order(self._native):
+            return ()
+        for value in placed:
+            if value.name not in self._output_names:
+                self._builder.output(value.name, value.dtype, _fixed(self._types[value.name][1]))
+        return placed
 
     def _pool(self) -> str:
         if self._uses_openmp:

@@ -24,6 +24,7 @@ from lit_ort.runtime.program import PlacedValue
 
 # Each placed value takes part of a microsecond of a run; below this size the memory that it saves is worth less.
 _FEWEST_BYTES = 2**16
+_FEWEST_OF_ALL = SMALL_BYTES
 # Operators whose results have memory of their own; those of others can be views of their inputs.
 _OWNERS = frozenset(
     {
@@ -69,7 +70,7 @@ def placed_values(
             owner = None if value == name else list(placed).index(name)
             placed[value] = PlacedValue(value, dtype, terms_of(shape, sources), first, end, owner)
     total = sum(_bytes(*types[name]) for name, value in placed.items() if value.owner is None)
-    return tuple(placed.values()) if total >= SMALL_BYTES else ()
+    return tuple(placed.values()) if total >= _FEWEST_OF_ALL else ()
 
 
 class _Uses:

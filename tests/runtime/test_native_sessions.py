@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_ort import ORTBackend, SessionError
+from lit_ort import ORTBackend, ORTOptions, SessionError
 from lit_ort.lower import native_operators
+from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.engines import training_interface
 from lit_ort.runtime.engines.choice import engine_of
 from lit_ort.runtime.engines.native_sessions import NativeSession
@@ -288,3 +289,60 @@ def test_idle_threads_of_torch_end_before_a_long_run(uses_openmp: bool) -> None:
     compiled(weight)
     assert called == [0]
     assert torch.equal(torch.ones(10**6).add(1), torch.full((10**6,), 2.0))
+
+
+class Wide(nn.Module):
+    """A step whose values are large enough for the memory of a run."""
+
+    def __init__(self, width: int = 300) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(part for _ in range(4) for part in (nn.Linear(width, width), nn.Tanh())))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).square().mean()
+
+
+def gradients_of(step: Callable[..., Tensor], module: nn.Module, x: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad(step(x), list(module.parameters())))
+
+
+@pytest.mark.parametrize("runs", [2, 6])
+def test_gradients_of_several_runs_are_kept_apart(runs: int) -> None:
+    module = Wide()
+    step, engine = native(module)
+    inputs = [torch.randn(512, 300) for _ in range(runs)]
+    kept = [gradients_of(step, module, x) for x in inputs]
+    assert engine.compile_log.graphs[0].is_native
+    for gradients, x in zip(kept, inputs, strict=True):
+        torch.testing.assert_close(gradients, gradients_of(module, module, x))
+
+
+def test_accumulated_gradients() -> None:
+    module, batches = Wide(), [torch.randn(512, 300) for _ in range(5)]
+    step, _ = native(module)
+    for x in batches:
+        step(x).backward()
+    accumulated = [parameter.grad for parameter in module.parameters()]
+    expected = [sum(parts) for parts in zip(*(gradients_of(module, module, x) for x in batches), strict=True)]
+    torch.testing.assert_close(accumulated, expected)
+
+
+def test_a_value_of_each_run_that_is_kept_keeps_no_more_than_its_own_memory() -> None:
+    module, pool = Wide(), BufferPool()
+    step = torch.compile(module, backend=ORTBackend(ORTOptions(), pool=pool))
+    x = torch.randn(4096, 300)
+    kept, reserved = [], []
+    for _ in range(12):
+        kept.append(gradients_of(step, module, x)[0])
+        reserved.append(pool.reserved_bytes)
+    assert 0 < reserved[0] < reserved[3] == reserved[-1]
+
+
+def test_changing_sizes_in_the_memory_of_a_run(uses_openmp: bool) -> None:
+    module = Wide()
+    step, engine = native(module, dynamic=True)
+    for rows in (512, 700, 64, 2, 700, 1500):
+        x = torch.randn(rows, 300)
+        torch.testing.assert_close(gradients_of(step, module, x), gradients_of(module, module, x))
+    # Torch sums the rows.
+    assert [graph.is_native for graph in engine.compile_log.graphs] == [uses_openmp]

@@ -1,4 +1,5 @@
-"""Steps and programs of few elements take the ways of many: sums in two stages, threads, sessions, native sessions."""
+"""Steps and programs of few elements take the ways of many: sums in two stages, threads, sessions, native
+sessions, planned memory."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ LOW: Mapping[str, Mapping[str, float]] = {
     "lit_ort.regions.form_regions": {"_SMALL": 0},
     "lit_ort.regions.region_cost": {"_SMALL": 0},
     "lit_ort.lower.native_operators": {"FEWEST_OPERATORS": 0, "OPERATORS_OF_SWITCH": 0},
+    "lit_ort.lower.placed_values": {"_FEWEST_BYTES": 0, "_FEWEST_OF_ALL": 0},
     "lit_ort.lower.small_phases": {"MOST_OPERATORS": 0},
     "lit_ort.lower.work": {"_LEAST_FOR_THREADS": 0},
 }
