@@ -59,18 +59,18 @@ def placed_values(
     """
     found = _Uses(nodes, types)
     kept = frozenset(returned) - frozenset(gradients)
-    placed = dict[str, PlacedValue]()
+    placed = list[PlacedValue]()
     for name, (first, last) in found.uses.items():
         names = found.names[name]
         if name not in types or _bytes(*types[name]) < _FEWEST_BYTES or not kept.isdisjoint(names):
             continue
-        end = last if found.names[name].isdisjoint(returned) else len(nodes)
-        for value in sorted(names, key=lambda value: value != name):
+        end, position = last if frozenset(names).isdisjoint(returned) else len(nodes), len(placed)
+        for value in names:
             dtype, shape = types[value]
-            owner = None if value == name else list(placed).index(name)
-            placed[value] = PlacedValue(value, dtype, terms_of(shape, sources), first, end, owner)
-    total = sum(_bytes(*types[name]) for name, value in placed.items() if value.owner is None)
-    return tuple(placed.values()) if total >= _FEWEST_OF_ALL else ()
+            owner = None if value == name else position
+            placed.append(PlacedValue(value, dtype, terms_of(shape, sources), first, end, owner))
+    total = sum(_bytes(*types[value.name]) for value in placed if value.owner is None)
+    return tuple(placed) if total >= _FEWEST_OF_ALL else ()
 
 
 class _Uses:
@@ -78,13 +78,13 @@ class _Uses:
 
     Attributes:
         uses: the first and the last node that use the memory of each value.
-        names: the values in this memory: the value itself, and what nodes made of it by writing into it.
+        names: the values in this memory: the value itself first, then what nodes made of it by writing into it.
     """
 
     def __init__(self, nodes: Sequence[onnx.NodeProto], types: Mapping[str, ValueType]) -> None:
         self._types = types
         self.uses: dict[str, tuple[int, int]] = {}
-        self.names: dict[str, set[str]] = {}
+        self.names: dict[str, list[str]] = {}
         # The values in whose memory a value can be.
         owners: dict[str, frozenset[str]] = {}
         for position, node in enumerate(nodes):
@@ -99,13 +99,13 @@ class _Uses:
                 owners.update(dict.fromkeys(outputs, read))
                 continue
             for name in outputs:
-                owners[name], self.uses[name], self.names[name] = frozenset({name}), (position, position), {name}
+                owners[name], self.uses[name], self.names[name] = frozenset({name}), (position, position), [name]
 
     def _write(self, written: frozenset[str], result: str) -> frozenset[str]:
         """The owners of the memory of a value that is written into another's; none if its place is not known."""
         known = [name for name in written if name in self.uses]
         if len(written) == 1 and known and self._is_alike(known[0], result):
-            self.names[known[0]].add(result)
+            self.names[known[0]].append(result)
             return written
         for name in known:
             del self.uses[name]

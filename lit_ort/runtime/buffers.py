@@ -35,7 +35,11 @@ def tensor_in(memory: np.ndarray, offset: int, shape: Sequence[int], dtype: torc
         offset: of the tensor's first byte.
         shape, dtype: of the tensor.
     """
-    tensor = torch.from_numpy(np.ndarray(shape, _ELEMENTS[dtype.itemsize], memory, offset))
+    return _tensor_of(np.ndarray(shape, _ELEMENTS[dtype.itemsize], memory, offset), dtype)
+
+
+def _tensor_of(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+    tensor = torch.from_numpy(array)
     return tensor if tensor.dtype == dtype else tensor.view(dtype)
 
 
@@ -59,8 +63,7 @@ class BufferPool:
         size = -(-tensor_bytes // ALIGNMENT) * ALIGNMENT
         with self._lock:
             memory = self._take(size, shape, _ELEMENTS[dtype.itemsize])
-        tensor = torch.from_numpy(memory)
-        return tensor if tensor.dtype == dtype else tensor.view(dtype)
+        return _tensor_of(memory, dtype)
 
     @property
     def reserved_bytes(self) -> int:
