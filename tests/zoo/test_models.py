@@ -54,8 +54,8 @@ def test_same_as_eager(name: str) -> None:
         assert report.is_on_the_page(name, outcome.graphs), "run python -m tests.zoo.report"
 
 
-# Models whose layouts differ on the two kinds of threads, and models with operators that write in place. Their values are
-# too small to be placed otherwise.
+# Models whose layouts differ on the two kinds of threads, and models with operators that write in place. By default
+# their values are too small to be placed.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["SegFormer", *(pytest.param(name, marks=pytest.mark.sweep) for name in CASES if name != "SegFormer")]
