@@ -90,8 +90,7 @@ def main() -> None:
     show(f"6. {last.name}: what is computed for each element of one iteration space", "\n".join(map(str, region.nodes)))
 
     engine = engine_of("auto")
-    uses_openmp = engine.native is not None and engine.native.uses_openmp
-    lowered = lower(phase, {}, "step", engine.keeps_order, CPU, engine.native is not None, uses_openmp)
+    lowered = lower(phase, {}, "step", engine.keeps_order, CPU, engine.native)
     show("7. Lowered: an ONNX model", onnx.printer.to_text(lowered.model))
 
     session = Session(lowered.phase, SessionOptions(engine, threads=torch.get_num_threads()))
