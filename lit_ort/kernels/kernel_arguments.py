@@ -17,10 +17,10 @@ from lit_ort.regions.region import Apply, ColumnReduction, Load, Reduce, Region,
 from lit_ort.regions.region_run import Place, RegionRun
 
 ROW_BLOCKS, COLUMN_BLOCKS, TILE, SCRATCH = 0, 1, 2, 3
-DIVISION_BY_ZERO, BAD_INDEX = 4, 5
-BLOCK_FUNCTION, FINISH_FUNCTION = 6, 7
-ROWS, COLUMNS = 8, 9
-_HEADER = 10
+DIVISION_BY_ZERO, BAD_INDEX, BAD_VALUE = FLAGS = 4, 5, 6
+BLOCK_FUNCTION, FINISH_FUNCTION = 7, 8
+ROWS, COLUMNS = 9, 10
+_HEADER = 11
 WORD = 8
 
 # Vectors begin at multiples of this many columns of a tile, whatever their width: random numbers rely on it.
@@ -152,7 +152,7 @@ def pack(layout: Layout, run: RegionRun[int], blocks: Blocks, functions: tuple[i
     """The block of arguments; the addresses of tensors and of scratch memory are still to be written."""
     region = layout.region
     words = bytearray(WORD * layout.words)
-    header = [blocks.row_blocks, blocks.column_blocks, blocks.tile, 0, 0, 0, *functions]
+    header = [blocks.row_blocks, blocks.column_blocks, blocks.tile, 0, *(0 for _ in FLAGS), *functions]
     header += [rows_of(region, run), columns_of(region, run), *run.sizes]
     struct.pack_into(f"<{len(header)}q", words, 0, *header)
     places = [word for place in (*run.loads, *run.stores, *run.columns) for word in _words(place)]

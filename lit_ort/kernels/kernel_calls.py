@@ -13,8 +13,8 @@ from weakref import WeakValueDictionary
 import torch
 
 from lit_ort.kernels.kernel_arguments import (
-    BAD_INDEX,
     DIVISION_BY_ZERO,
+    FLAGS,
     SCRATCH,
     WORD,
     Layout,
@@ -30,8 +30,8 @@ from lit_ort.kernels.vector_text import Text
 from lit_ort.regions.region import Region
 from lit_ort.regions.region_run import RegionRun, check_run
 
-_FLAGS = slice(WORD * DIVISION_BY_ZERO, WORD * (BAD_INDEX + 1))
-_NO_FLAGS = bytes(2 * WORD)
+_NO_FLAGS = bytes(len(FLAGS) * WORD)
+_FLAGS = slice(WORD * FLAGS[0], WORD * FLAGS[0] + len(_NO_FLAGS))
 
 
 @dataclass(frozen=True)
@@ -155,6 +155,7 @@ class BoundKernel:
         Raises:
             ZeroDivisionError: an integer was divided by zero.
             IndexError: an index is outside of its size.
+            ValueError: an operator doesn't accept a value.
         """
         addresses = [tensor.data_ptr() for tensor in tensors]
         with self._lock:
@@ -164,9 +165,11 @@ class BoundKernel:
                 self._fail()
 
     def _fail(self) -> None:
-        division, index = struct.unpack_from("<2q", self._words, WORD * DIVISION_BY_ZERO)
-        struct.pack_into("<2q", self._words, WORD * DIVISION_BY_ZERO, 0, 0)
+        division, index, value = struct.unpack_from("<3q", self._words, WORD * DIVISION_BY_ZERO)
+        self._words[_FLAGS] = _NO_FLAGS
         if division:
             raise ZeroDivisionError("An integer was divided by zero in a compiled region. Divide by other numbers.")
+        if value:
+            raise ValueError("An operator in a compiled region doesn't accept a value.")
         assert index
         raise IndexError("An index is outside of the size of what it selects from, in a compiled region.")

@@ -23,10 +23,11 @@ from lit_ort.kernels.thread_pool import DENORMALS, WORD_FUNCTION, Runner, calls_
 # Positions of the words of arguments behind those of all kernels. The left and the right factor, what is added, if
 # anything is, and the result are the last words.
 _RESULT_POSITION = 3
-_COLUMNS, _ROWS, _INNER, _RIGHT_ROW, _LEFT_ROW, _RESULT_ROW, _RIGHT_FORM, _LEFT_FORM = range(8, 16)
-_ALPHA, _BETA, _COUNT, _RIGHT_BYTES, _LEFT_BYTES, _RESULT_BYTES, _GROUPS = range(16, 23)
-_RIGHT_ADDRESSES, _LEFT_ADDRESSES, _RESULT_ADDRESSES, _ROW_BYTES, _ADDED_BYTES = range(23, 28)
-_LEFT, _RIGHT, _ADDED = 28, 29, 30
+_OWN = FINISH_FUNCTION + 1
+_COLUMNS, _ROWS, _INNER, _RIGHT_ROW, _LEFT_ROW, _RESULT_ROW, _RIGHT_FORM, _LEFT_FORM = range(_OWN, _OWN + 8)
+_ALPHA, _BETA, _COUNT, _RIGHT_BYTES, _LEFT_BYTES, _RESULT_BYTES, _GROUPS = range(_OWN + 8, _OWN + 15)
+_RIGHT_ADDRESSES, _LEFT_ADDRESSES, _RESULT_ADDRESSES, _ROW_BYTES, _ADDED_BYTES = range(_OWN + 15, _OWN + 20)
+_LEFT, _RIGHT, _ADDED = range(_OWN + 20, _OWN + 23)
 _TRANSPOSED, _AS_IS = ord("T"), ord("N")
 # Bytes of a result that one block writes before the matmul is added.
 _BLOCK_BYTES = 2**18

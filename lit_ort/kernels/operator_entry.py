@@ -15,6 +15,7 @@ import torch
 
 from lit_ort.kernels.kernel_arguments import (
     BAD_INDEX,
+    BAD_VALUE,
     BLOCK_FUNCTION,
     DIVISION_BY_ZERO,
     WORD,
@@ -156,7 +157,7 @@ class RegionCallWords(CallWords):
         ]
         try:
             interpret(region, self._placed.run, tensors, outputs)
-        except IndexError as error:
+        except (IndexError, ValueError) as error:
             return f"{place} failed: {error}"
         except RuntimeError:
             pass  # torch's error for a division by zero
@@ -387,14 +388,18 @@ check:
 flags:
   %division = call i64 @word(ptr %arguments, i64 {DIVISION_BY_ZERO})
   %index = call i64 @word(ptr %arguments, i64 {BAD_INDEX})
-  %both = or i64 %division, %index
-  %wrong = icmp ne i64 %both, 0
+  %value = call i64 @word(ptr %arguments, i64 {BAD_VALUE})
+  %two = or i64 %division, %index
+  %any = or i64 %two, %value
+  %wrong = icmp ne i64 %any, 0
   br i1 %wrong, label %report, label %good
 report:
   %division_at = getelementptr i64, ptr %arguments, i64 {DIVISION_BY_ZERO}
   store i64 0, ptr %division_at
   %index_at = getelementptr i64, ptr %arguments, i64 {BAD_INDEX}
   store i64 0, ptr %index_at
+  %value_at = getelementptr i64, ptr %arguments, i64 {BAD_VALUE}
+  store i64 0, ptr %value_at
   %report_status = call ptr {{failed}}(ptr %words)
   ret ptr %report_status
 failed:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from lit_ort.kernels.kernel_arguments import (
     BAD_INDEX,
+    BAD_VALUE,
     COLUMN_ALIGNMENT,
     DIVISION_BY_ZERO,
     Layout,
@@ -31,7 +32,7 @@ from lit_ort.regions.region import (
     Store,
 )
 
-_FLAGS = {"division": DIVISION_BY_ZERO, "index": BAD_INDEX}
+_FLAGS = {"division": DIVISION_BY_ZERO, "index": BAD_INDEX, "value": BAD_VALUE}
 
 
 @dataclass

@@ -370,6 +370,12 @@ class Vector:
         dtype = {"int32": "float32", "int64": "float64"}[self.dtype]
         return self.made(f"bitcast {self.type} {self.name} to {type_text(dtype, self.lanes)}", dtype)
 
+    def require(self, test: Vector) -> Vector:
+        """This value; where `test` isn't met, the run reports an error."""
+        assert self.text.report is not None
+        self.text.report("value", ~test)
+        return self
+
     def where(self, chosen: Vector | Number, other: Vector | Number) -> Vector:
         """`chosen` where this bool is True, and `other` elsewhere."""
         first = chosen if isinstance(chosen, Vector) else other

@@ -197,6 +197,15 @@ class OnnxValue:
     def isinf(self) -> OnnxValue:
         return self.op("IsInf", dtype="bool") if self.is_float else self.ne(self)
 
+    def require(self, test: OnnxValue) -> OnnxValue:
+        """ONNX has no errors: NaN where `test` isn't met, of floats."""
+        return test.where(self, math.nan) if self.is_float else self
+
+    def copysign(self, sign: OnnxValue) -> OnnxValue:
+        is_negative = sign.lt(0.0) | (1.0 / sign).lt(0.0)
+        size = self.abs()
+        return is_negative.where(-size, size)
+
     def where(self, chosen: OnnxValue | float, other: OnnxValue | float) -> OnnxValue:
         known = chosen if isinstance(chosen, OnnxValue) else other
         assert isinstance(known, OnnxValue), "one of two choices is a value"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,8 +15,10 @@ from lit_ort._compat.torch_fx import is_view
 from lit_ort._compat.torch_sizes import channels_last, has_channels_last, inverse_order, may_overlap
 from lit_ort.regions.dropout_values import DROPOUT
 from lit_ort.regions.element_types import computed_in, is_float, name_of
+from lit_ort.regions.index_expressions import INDEX_HANDLERS, OWN_HANDLERS
 from lit_ort.regions.losses import LOSSES
-from lit_ort.regions.node_expressions import COPIES, HANDLERS, OWN_HANDLERS, shape_of, size_of_node
+from lit_ort.regions.node_expressions import COPIES, HANDLERS, Handler, shape_of, size_of_node
+from lit_ort.regions.normalizations import NORMALIZATIONS
 from lit_ort.regions.pointwise_table import BY_OVERLOAD, CHOOSE, COMPARE, FLOAT, OPERATORS
 from lit_ort.regions.row_operators import ROW_OPERATORS
 from lit_ort.regions.strided_views import StridedView
@@ -28,6 +30,7 @@ from lit_ort.regions.value_expressions import (
     NotRegional,
     Read,
     Value,
+    broadcast_shape,
     converted,
     cost_of_expression,
     is_all,
@@ -54,8 +57,9 @@ _OF_IMAGES = (
     "aten.native_group_norm",
 )
 _OF_IMAGES += ("aten._native_batch_norm", "aten.native_batch_norm", "lit_ort.in_memory_format")
+_HANDLERS: dict[Any, Handler] = {**HANDLERS, **INDEX_HANDLERS}
 # Operators that are several values.
-_SEVERAL: dict[Any, Callable[..., tuple[Expression | None, ...]]] = {**ROW_OPERATORS, **LOSSES}
+_SEVERAL: dict[Any, Callable[..., tuple[Expression | None, ...]]] = {**ROW_OPERATORS, **NORMALIZATIONS, **LOSSES}
 
 
 @dataclass(eq=False)
@@ -104,6 +108,12 @@ def _late_nodes(graph: fx.Graph) -> set[fx.Node]:
         if is_of_backward(node) or (node.users and all(user in late for user in node.users)):
             late.add(node)
     return late
+
+
+def _is_used(node: fx.Node, position: int) -> bool:
+    """Whether one of a node's results is used; its only result is."""
+    results = [user for user in node.users if user.target is operator.getitem]
+    return not results or any(user.args[1] == position and user.users for user in results)
 
 
 def _require_shape(node: fx.Node, expression: Expression, value: torch.Tensor) -> None:
@@ -253,8 +263,9 @@ class Reader:
         """The results of an operator that is several values; a dict if there are several of them."""
         result = node.meta.get("val")
         parts = result if isinstance(result, tuple | list) else (result,)
-        for part in parts:
-            if part is not None and (not isinstance(part, torch.Tensor) or product(shape_of(part)) == 0):
+        for position, part in enumerate(parts):
+            is_empty = not isinstance(part, torch.Tensor) or product(shape_of(part)) == 0
+            if part is not None and is_empty and _is_used(node, position):
                 raise NotRegional(str(node.target))
         expressions = operator_of(Terms(self, node), *node.args, **node.kwargs)
         known = {}
@@ -282,7 +293,7 @@ class Reader:
             raise NotRegional(str(node.target))
         if product(shape_of(value)) == 0 or value.device.type != "cpu":
             raise NotRegional("no elements, or another device")
-        handler = HANDLERS.get(node.target) or OWN_HANDLERS.get(str(node.target))  # type: ignore[call-overload]
+        handler = _HANDLERS.get(node.target) or OWN_HANDLERS.get(str(node.target))  # type: ignore[call-overload]
         if handler is not None:
             return handler(self, node, value)
         name = str(node.target).removeprefix("aten.")
@@ -402,11 +413,3 @@ class Terms:
 
     def squeezed(self, x: Expression, axes: Sequence[int]) -> Expression:
         return viewed(x, lambda view: view.drop(list(axes)))
-
-
-def broadcast_shape(shapes: Iterable[tuple[Number, ...]]) -> tuple[Number, ...]:
-    """The common shape of shapes that broadcast."""
-    known = list(shapes)
-    rank = max(map(len, known))
-    padded = [(1,) * (rank - len(shape)) + shape for shape in known]
-    return tuple(next((size for size in sizes if size != 1), 1) for sizes in zip(*padded, strict=True))

@@ -19,7 +19,7 @@ def interpret(
     """Run a region, writing to the outputs.
 
     Raises:
-        ValueError: the arguments aren't those of the region.
+        ValueError: the arguments aren't those of the region, or an operator doesn't accept a value.
         IndexError: an index is outside of its size.
     """
     check_run(region, run)

@@ -12,7 +12,7 @@ from torch import fx
 
 from lit_ort.regions.element_types import is_float, name_of
 from lit_ort.regions.pointwise_table import OPERATORS
-from lit_ort.regions.strided_views import StridedView, contiguous_strides
+from lit_ort.regions.strided_views import StridedView
 from lit_ort.regions.symbolic_size import Number, Size, number_of, numbers_of, product, quotient
 from lit_ort.regions.value_expressions import (
     Compute,
@@ -20,8 +20,6 @@ from lit_ort.regions.value_expressions import (
     Expression,
     NotRegional,
     Read,
-    Take,
-    Value,
     converted,
     is_all,
     shifted,
@@ -34,9 +32,6 @@ if TYPE_CHECKING:
 aten, prims = torch.ops.aten, torch.ops.prims
 # A concatenation of more parts is the library's: each point compares its index with all of them.
 _MOST_PARTS = 4
-# The bytes of a gradient to which rows are added, in new memory or in a copy. By torch's operator and by a region one
-# of 8 MB takes 0.74 and 0.74 ms, of 94 MB 4.8 and 7.4, of 154 MB 6.2 and 14.5 (Intel Xeon).
-_MOST_BYTES_OF_TABLE, _MOST_BYTES_OF_COPY = 2**27, 2**24
 
 
 def size_of_node(arg: Any) -> Any:
@@ -67,17 +62,23 @@ def _view(make: Callable[..., StridedView | None]) -> Handler:
 def _seen(reader: Reader, node: fx.Node, make: Callable[[StridedView], StridedView | None]) -> Expression:
     """A view of a node's first argument."""
 
+    return _seen_as(reader, node, reader.of(node.args[0]), make)
+
+
+def _seen_as(
+    reader: Reader, node: fx.Node, source: Expression, make: Callable[[StridedView], StridedView | None]
+) -> Expression:
+    """A view of an expression, or of the expression as a value of its own."""
+
     def view(given: StridedView) -> StridedView:
         made = make(given)
         if made is None:
             raise NotRegional("a reshape that is no view")
         return made
 
-    source = reader.of(node.args[0])
     try:
         return viewed(source, view)
     except NotRegional:
-        # The same view of the value itself.
         return viewed(reader.value(node.name, source).read(), view)
 
 
@@ -127,6 +128,29 @@ def _transpose(view: StridedView, first: int, second: int) -> StridedView:
     if order:
         order[first], order[second] = order[second], order[first]
     return view.permute(order)
+
+
+def _windows(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
+    axis, size, step = map(size_of_node, node.args[1:])
+    count = shape_of(value)[:-1][axis]
+    return _seen(reader, node, lambda view: view.windows(axis, size, step, count))
+
+
+def _repeated(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
+    """A value with an axis for the copies before each of its own, which then become one axis."""
+    times = [size_of_node(count) for count in node.args[1]]  # type: ignore[union-attr]
+
+    def copies(view: StridedView) -> StridedView:
+        shape: list[Number] = []
+        for _ in range(len(times) - len(view.shape)):
+            view = view.insert(0)
+        for axis, count in enumerate(times):
+            shape += [count, view.shape[2 * axis]]
+            view = view.insert(2 * axis)
+        return view.expand(shape)
+
+    shape = shape_of(value)
+    return _seen_as(reader, node, _seen(reader, node, copies), lambda view: view.reshape(shape))
 
 
 def _squeeze(view: StridedView, axes: int | Sequence[int] | None = None) -> StridedView:
@@ -360,71 +384,46 @@ def _padded(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
     return result
 
 
-def taken(reader: Reader, node: fx.Node, x: Any, index: Expression, axis: int) -> Expression:
-    """An element of each row of a matrix, or an element of a vector for each index."""
-    source = reader.as_read(reader.of(x), node.name)
-    assert source.value is not None
-    rows = source.view.strides[:axis] or (0,)
-    view = StridedView(index.shape, rows, source.view.offset)
-    return Take(source.value, view, index, source.view.strides[axis], source.shape[axis], source.dtype)
+def _with_selected(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
+    """A part in place of the elements at an index along an axis of zeros or of another constant."""
+    given = [size_of_node(arg) for arg in node.args]
+    base, (part, axis, index) = _base(reader, node, value), given[-3:] if _is_scatter(node) else (given[0], *given[2:])
+    axis %= value.dim()
+    start = index + base.shape[axis] if index < 0 else index
+    part = viewed(_part(reader, node, part), lambda view: view.insert(axis))
+    return _placed(reader, node, reader.cast(part, base.dtype), axis, start, base)
 
 
-def _embedding(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
-    table = reader.as_read(reader.of(node.args[0]), node.name)
-    assert table.value is not None
-    shape = shape_of(value)
-    index = viewed(reader.argument(node.args[1], shape[:-1], "int64"), lambda view: view.insert(-1))
-    index = reader.broadcast(index, shape)
-    strides = (*(0,) * (value.dim() - 1), table.view.strides[1])
-    view = StridedView(shape, strides, table.view.offset)
-    return Take(table.value, view, index, table.view.strides[0], table.shape[0], table.dtype)
+def _with_slice(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
+    """As `_with_selected`, of neighbouring elements."""
+    given = [*map(size_of_node, node.args), *(0, None, None, 1)[len(node.args) - 2 :]]
+    base, part = _base(reader, node, value), _part(reader, node, node.args[int(_is_scatter(node))])
+    axis, start, _, step = given[2:]
+    axis %= value.dim()
+    if step != 1:
+        raise NotRegional("every other element")
+    return _placed(reader, node, reader.cast(part, base.dtype), axis, _first(start, base.shape[axis]), base)
 
 
-def _embedding_gradient(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
-    gradient, indices, _, padding = node.args[:4]
-    if len(node.args) > 4 and node.args[4]:
-        raise NotRegional("a gradient scaled by the frequency of indices")
-    if _bytes_of(value) > _MOST_BYTES_OF_TABLE:
-        raise NotRegional("a large table, which torch's operator fills faster")
-    return _scatter(reader, node, value, (gradient, indices, padding), None)
+def _part(reader: Reader, node: fx.Node, arg: Any) -> Expression:
+    """What is written; not as elements of a larger value, which could not be written to in place before."""
+    part = reader.of(arg)
+    is_of_larger = isinstance(part, Read) and part.value is not None and not is_all(part)
+    return reader.value(node.name, part).read() if is_of_larger else part
 
 
-def _embedding_gradient_onto(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
-    table, *rest = node.args
-    if _bytes_of(value) > _MOST_BYTES_OF_COPY:
-        raise NotRegional("a large table, which torch's operator changes in place")
-    start = reader.as_read(reader.of(table), node.name)
-    if not is_all(start):
-        start = reader.value(node.name, start).read()
-    assert start.value is not None
-    if start.value.view.strides != contiguous_strides(start.value.shape):
-        raise NotRegional("a table in another order of memory")
-    return _scatter(reader, node, value, rest, start.value)
+def _is_scatter(node: fx.Node) -> bool:
+    return "scatter" in str(node.target)
 
 
-def _bytes_of(table: torch.Tensor) -> int:
-    return math.prod(table.shape) * table.dtype.itemsize
-
-
-def _scatter(
-    reader: Reader, node: fx.Node, value: torch.Tensor, arguments: Sequence[Any], start: Value | None
-) -> Expression:
-    """Rows of a gradient, added to those of a table that indices select, but for the row `padding`."""
-    gradient, indices, padding = arguments
-    shape, dtype = shape_of(gradient.meta["val"]), name_of(value.dtype) or ""
-    if len(shape) < 2 or shape[-1] == 1 or dtype not in ("float32", "float64"):
-        raise NotRegional("a table of one column, or of 16-bit numbers, whose sums are rounded at each addition")
-    rows = reader.argument(indices, shape[:-1], "int64")
-    added = reader.argument(gradient, shape, dtype)
-    if padding >= 0:
-        at = reader.broadcast(viewed(rows, lambda view: view.insert(-1)), shape)
-        counted = Compute("ne", (at, Constant(padding, shape, "int64")), shape, "bool")
-        added = Compute("where", (counted, added, Constant(0.0, shape, dtype)), shape, dtype)
-    result = Value(
-        node.name, shape_of(value), dtype, "scatter", added, is_of_backward=reader.is_backward, rows=rows, start=start
-    )
-    reader.values.steps.append(result)
-    return result.read()
+def _base(reader: Reader, node: fx.Node, value: torch.Tensor) -> Constant:
+    """What a part is written into."""
+    if not _is_scatter(node):
+        return Constant(0, shape_of(value), name_of(value.dtype) or "")
+    base = reader.of(node.args[0])
+    if not isinstance(base, Constant):
+        raise NotRegional("a write into known elements, which torch's operator does in place")
+    return base
 
 
 def _masked_fill(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
@@ -444,58 +443,8 @@ def _stack(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
     )
 
 
-def _index(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
-    """Elements of one axis by integers, negative ones counted from the end."""
-    indices = node.args[1]
-    assert isinstance(indices, list | tuple)
-    (axis, given), *others = [(axis, index) for axis, index in enumerate(indices) if index is not None]
-    if others or not isinstance(given, fx.Node) or name_of(given.meta["val"].dtype) not in ("int64", "int32"):
-        raise NotRegional("an index of several axes, or of booleans")
-    index = reader.cast(reader.of(given), "int64")
-    size = Constant(shape_of(node.args[0].meta["val"])[axis], index.shape, "int64")  # type: ignore[union-attr]
-    negative = Compute("lt", (index, Constant(0, index.shape, "int64")), index.shape, "bool")
-    wrapped = Compute("add", (index, size), index.shape, "int64")
-    return _selected(reader, node, value, Compute("where", (negative, wrapped, index), index.shape, "int64"), axis)
-
-
-def _index_select(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
-    axis, index = node.args[1], reader.cast(reader.of(node.args[2]), "int64")
-    assert isinstance(axis, int)
-    if len(index.shape) != 1 or not value.dim():
-        raise NotRegional("an index that is a number")
-    return _selected(reader, node, value, index, axis % value.dim())
-
-
-def _selected(reader: Reader, node: fx.Node, value: torch.Tensor, index: Expression, axis: int) -> Expression:
-    source, shape = reader.as_read(reader.of(node.args[0]), node.name), shape_of(value)
-    assert source.value is not None
-    own = source.view.strides
-    strides = (*own[:axis], *(0 for _ in index.shape), *own[axis + 1 :])
-    if source.shape[axis] == 0 or len(strides) != len(shape):
-        raise NotRegional("an index into nothing")
-    for _ in own[axis + 1 :]:
-        index = viewed(index, lambda view: view.insert(-1))
-    view = StridedView(shape, strides, source.view.offset)
-    return Take(source.value, view, reader.broadcast(index, shape), own[axis], source.shape[axis], source.dtype)
-
-
-def _gather(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
-    source = reader.as_read(reader.of(node.args[0]), node.name)
-    axis = node.args[1]
-    if not isinstance(axis, int) or not value.dim():
-        raise NotRegional("gather")
-    axis %= value.dim()
-    assert source.value is not None
-    index = reader.argument(node.args[2], shape_of(value), "int64")
-    strides = tuple(0 if other == axis else stride for other, stride in enumerate(source.view.strides))
-    view = StridedView(shape_of(value), strides, source.view.offset)
-    return Take(source.value, view, index, source.view.strides[axis], source.shape[axis], source.dtype)
-
-
 HANDLERS: dict[Any, Handler] = {
-    aten.view.default: _shaped(StridedView.reshape),
-    aten._unsafe_view.default: _shaped(StridedView.reshape),
-    aten.reshape.default: _shaped(StridedView.reshape),
+    **dict.fromkeys((aten.view.default, aten._unsafe_view.default, aten.reshape.default), _shaped(StridedView.reshape)),
     aten.permute.default: _view(StridedView.permute),
     aten.transpose.int: _view(_transpose),
     aten.t.default: _view(lambda view: view.permute(range(len(view.shape))[::-1])),
@@ -504,6 +453,10 @@ HANDLERS: dict[Any, Handler] = {
     aten.as_strided.default: _as_strided,
     aten.slice.Tensor: _slice,
     aten.select.int: _view(StridedView.select),
+    **dict.fromkeys((aten.diagonal.default, aten.diagonal_copy.default), _view(StridedView.diagonal)),
+    aten.flip.default: _view(StridedView.flip),
+    aten.unfold.default: _windows,
+    aten.repeat.default: _repeated,
     **{target: _view(_squeeze) for target in (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)},
     **dict.fromkeys(COPIES, _same),
     aten._to_copy.default: _to,
@@ -542,6 +495,8 @@ HANDLERS: dict[Any, Handler] = {
     aten.mean.dim: _reduce("mean"),
     aten.amax.default: _reduce("max"),
     aten.amin.default: _reduce("min"),
+    aten.max.default: _reduce("max"),
+    aten.min.default: _reduce("min"),
     aten.any.dim: _reduce("any"),
     aten.any.default: _reduce("any"),
     aten.all.dim: _reduce("all"),
@@ -550,16 +505,7 @@ HANDLERS: dict[Any, Handler] = {
     aten.stack.default: _stack,
     aten.masked_fill.Scalar: _masked_fill,
     aten.masked_fill.Tensor: _masked_fill,
-    aten.index.Tensor: _index,
-    aten.index_select.default: _index_select,
     aten.constant_pad_nd.default: _padded,
-    aten.embedding.default: _embedding,
-    aten.embedding_dense_backward.default: _embedding_gradient,
-    aten.gather.default: _gather,
-}
-
-# The operators of lit_ort, by name.
-OWN_HANDLERS: dict[str, Handler] = {
-    "lit_ort.embedding_gradient.default": _embedding_gradient,
-    "lit_ort.embedding_gradient_onto.default": _embedding_gradient_onto,
+    **dict.fromkeys((aten.select_backward.default, aten.select_scatter.default), _with_selected),
+    **dict.fromkeys((aten.slice_backward.default, aten.slice_scatter.default), _with_slice),
 }

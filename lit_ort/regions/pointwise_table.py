@@ -128,6 +128,18 @@ def _hard_gate(x: Any) -> Any:
     return (x + 3.0).maximum(0.0).minimum(6.0) * (1 / 6)
 
 
+def _hardswish_backward(grad: Any, x: Any) -> Any:
+    slope = x.ge(3.0).where(1.0, x * (1 / 3) + 0.5)
+    return x.le(-3.0).where(0.0, grad * slope)
+
+
+def _required(test: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    if not test.all():
+        wrong = x.expand(torch.broadcast_shapes(test.shape, x.shape))[~test.expand_as(x)][0]
+        raise ValueError(f"{wrong.item()} is not a value that the operator accepts")
+    return x
+
+
 def _sign(x: Any) -> Any:
     zero, one = x.like(0), x.like(1)
     if x.dtype in ("bool", "uint8"):
@@ -202,6 +214,8 @@ OPERATORS: dict[str, Pointwise] = {
         Pointwise("logical_or", ("logical_or.default",), COMPARE, torch.logical_or, lambda x, y: x.ne(0) | y.ne(0)),
         Pointwise("logical_xor", ("logical_xor.default",), COMPARE, torch.logical_xor, lambda x, y: x.ne(0) ^ y.ne(0)),
         Pointwise("where", ("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar"), CHOOSE, torch.where, lambda test, x, y: test.where(x, y)),  # noqa: E501
+        # a value, where a test is met; elsewhere an error of the run
+        Pointwise("require", (), CHOOSE, _required, lambda test, x: x.require(test), 2),
         # bits
         Pointwise("bitwise_and", ("bitwise_and.Tensor", "bitwise_and.Scalar"), INTEGER, torch.bitwise_and, lambda x, y: x & y),  # noqa: E501
         Pointwise("bitwise_or", ("bitwise_or.Tensor", "bitwise_or.Scalar"), INTEGER, torch.bitwise_or, lambda x, y: x | y),  # noqa: E501
@@ -249,6 +263,7 @@ OPERATORS: dict[str, Pointwise] = {
         Pointwise("xlogy", ("xlogy.Tensor", "xlogy.Scalar_Self", "xlogy.Scalar_Other"), FLOAT, torch.xlogy, _xlogy, 32),
         Pointwise("logaddexp", ("logaddexp.default",), FLOAT, torch.logaddexp, _logaddexp, 72),
         Pointwise("frac", ("frac.default",), FLOAT, torch.frac, lambda x: x - x.trunc(), 2),
+        Pointwise("copysign", ("copysign.Tensor", "copysign.Scalar"), FLOAT, torch.copysign, lambda x, y: x.copysign(y), 3),  # noqa: E501
         Pointwise("hypot", ("hypot.default",), FLOAT, torch.hypot, lambda x, y: x.hypot(y), 16),
         # activations and their gradients
         Pointwise("gelu", (), FLOAT, F.gelu, _gelu, 34),
@@ -273,6 +288,7 @@ OPERATORS: dict[str, Pointwise] = {
         Pointwise("hardtanh_backward", ("hardtanh_backward.default",), FLOAT, lambda g, x, low, high: torch.where((x <= low) | (x >= high), 0, g), lambda g, x, low, high: (x.le(low) | x.ge(high)).where(0.0, g), 3),  # noqa: E501
         Pointwise("hardsigmoid_backward", ("hardsigmoid_backward.default",), FLOAT, torch.ops.aten.hardsigmoid_backward, lambda g, x: (x.gt(-3.0) & x.lt(3.0)).where(g * (1 / 6), 0.0), 4),  # noqa: E501
         Pointwise("hardswish", ("hardswish.default",), FLOAT, F.hardswish, lambda x: x * _hard_gate(x), 8),
+        Pointwise("hardswish_backward", ("hardswish_backward.default",), FLOAT, torch.ops.aten.hardswish_backward, _hardswish_backward, 6),  # noqa: E501
         Pointwise("hardsigmoid", ("hardsigmoid.default",), FLOAT, F.hardsigmoid, _hard_gate, 7),
         # random numbers: seed, stream, row, column
         Pointwise("random", (), RANDOM, uniform, lambda seed, stream, row, column: seed.random(stream, row, column), 60),  # noqa: E501

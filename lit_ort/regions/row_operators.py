@@ -1,4 +1,4 @@
-"""ATen operators that are several values of a region: softmax and normalizations, with their gradients, and splits.
+"""ATen operators that are several values of a region: softmax, extremes, variances, with their gradients, and splits.
 
 Each is a function of a `Terms`, which makes expressions, and of the node's arguments.
 """
@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lit_ort.regions.node_expressions import joined, shape_of
+from lit_ort.regions.element_types import is_float
+from lit_ort.regions.node_expressions import along, joined, shape_of
+from lit_ort.regions.normalizations import Results, mean_over
+from lit_ort.regions.strided_views import StridedView
 from lit_ort.regions.symbolic_size import Number, product
 from lit_ort.regions.value_expressions import Compute, Constant, Expression, NotRegional, viewed
 
@@ -19,9 +22,6 @@ if TYPE_CHECKING:
     from lit_ort.regions.graph_values import Terms
 
 aten = torch.ops.aten
-
-
-Results = tuple[Expression | None, ...]
 
 
 def _largest_and_shares(terms: Terms, x: Expression, axis: int) -> tuple[Expression, Expression]:
@@ -65,48 +65,6 @@ def log_softmax_backward(terms: Terms, grad: Any, y: Any, axis: int, dtype: torc
     return (terms.apply("sub", g, terms.apply("mul", terms.apply("exp", terms.given(y)), total)),)
 
 
-def _mean(terms: Terms, x: Expression, axes: Sequence[int]) -> Expression:
-    return terms.apply("div", terms.reduce("sum", x, axes), product(x.shape[axis] for axis in axes))
-
-
-def layer_norm(terms: Terms, x: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Results:
-    x = terms.given(x)
-    axes = range(len(x.shape) - len(shape), len(x.shape))
-    mean = _mean(terms, x, axes)
-    centred = terms.apply("sub", x, mean)
-    variance = _mean(terms, terms.apply("mul", centred, centred), axes)
-    scale = terms.apply("rsqrt", terms.apply("add", variance, eps))
-    y = terms.apply("mul", centred, scale)
-    y = y if weight is None else terms.apply("mul", y, terms.given(weight))
-    return y if bias is None else terms.apply("add", y, terms.given(bias)), mean, scale
-
-
-def layer_norm_backward(
-    terms: Terms,
-    grad: Any,
-    x: Any,
-    shape: Sequence[int],
-    mean: Any,
-    scale: Any,
-    weight: Any,
-    bias: Any,
-    wanted: Sequence[bool],
-) -> Results:
-    g, x, scale = terms.given(grad), terms.given(x), terms.given(scale)
-    rank = len(x.shape)
-    inner, outer = range(rank - len(shape), rank), range(rank - len(shape))
-    y = terms.apply("mul", terms.apply("sub", x, terms.given(mean)), scale)
-    weighted = g if weight is None else terms.apply("mul", g, terms.given(weight))
-    first = _mean(terms, weighted, inner)
-    second = _mean(terms, terms.apply("mul", weighted, y), inner)
-    rest = terms.apply("sub", terms.apply("sub", weighted, first), terms.apply("mul", y, second))
-    return (
-        terms.apply("mul", rest, scale) if wanted[0] else None,
-        terms.squeezed(terms.reduce("sum", terms.apply("mul", g, y), outer), outer) if wanted[1] else None,
-        terms.squeezed(terms.reduce("sum", g, outer), outer) if wanted[2] else None,
-    )
-
-
 def _axes(x: Expression, axes: int | Sequence[int] | None) -> list[int]:
     """The axes of a reduction; all of them if none is named."""
     rank = len(x.shape)
@@ -119,7 +77,7 @@ def var_mean(terms: Terms, x: Any, axes: Sequence[int] | None = None, **kwargs: 
     over = _axes(x, axes)
     count = product(x.shape[axis] for axis in over)
     correction = kwargs.get("correction")
-    mean = _mean(terms, x, over)
+    mean = mean_over(terms, x, over)
     centred = terms.apply("sub", x, mean)
     if isinstance(correction, float) and not correction.is_integer():
         raise NotRegional(f"a variance with the correction {correction}")
@@ -167,6 +125,93 @@ def vector_norm(
     else:
         result = terms.reduce("sum" if order == 1 else "max", terms.apply("abs", x), over)
     return (result if keepdim else terms.squeezed(result, over),)
+
+
+def norm(terms: Terms, x: Any, order: float | None, axes: Sequence[int], keepdim: bool = False) -> Results:
+    return vector_norm(terms, x, 2 if order is None else order, axes, keepdim)
+
+
+def _extreme(terms: Terms, kind: str, x: Any, axis: int, keepdim: bool) -> tuple[Expression, Expression]:
+    """(the largest or smallest element along an axis, its first index); NaN is both."""
+    given = terms.reader.of(x)
+    shape = given.shape
+    if not shape:
+        raise NotRegional("an extreme of one number")
+    axis %= len(shape)
+    extreme = terms.reduce(kind, given, [axis])
+    found = Compute("eq", (given, terms.reader.broadcast(extreme, shape)), shape, "bool")
+    if is_float(given.dtype):
+        found = Compute("logical_or", (found, Compute("isnan", (given,), shape, "bool")), shape, "bool")
+    size = Constant(shape[axis], shape, "int64")
+    index = terms.reduce("min", Compute("where", (found, along(shape, axis), size), shape, "int64"), [axis])
+    return (extreme, index) if keepdim else (terms.squeezed(extreme, [axis]), terms.squeezed(index, [axis]))
+
+
+def _extreme_and_index(kind: str) -> Callable[..., Results]:
+    return lambda terms, x, axis, keepdim=False: _extreme(terms, kind, x, axis, keepdim)
+
+
+def _index_of_extreme(kind: str) -> Callable[..., Results]:
+    def operator_of(terms: Terms, x: Any, axis: int | None = None, keepdim: bool = False) -> Results:
+        if axis is None:
+            raise NotRegional("an index among all elements")
+        return _extreme(terms, kind, x, axis, keepdim)[1:]
+
+    return operator_of
+
+
+def aminmax(terms: Terms, x: Any, *, dim: int | None = None, keepdim: bool = False) -> Results:
+    given = terms.reader.of(x)
+    over = _axes(given, dim)
+    results = [terms.reduce(kind, given, over) for kind in ("min", "max")]
+    return tuple(result if keepdim else terms.squeezed(result, over) for result in results)
+
+
+def nansum(terms: Terms, x: Any, axes: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Results:
+    given = terms.given(x)
+    if dtype is not None:
+        raise NotRegional("a sum in another dtype")
+    over, shape = _axes(given, axes), given.shape
+    missing = Compute("isnan", (given,), shape, "bool")
+    known = Compute("where", (missing, Constant(0.0, shape, given.dtype), given), shape, given.dtype)
+    result = terms.reduce("sum", known, over)
+    return (result if keepdim else terms.squeezed(result, over),)
+
+
+def count_nonzero(terms: Terms, x: Any, axes: int | Sequence[int] | None = None) -> Results:
+    given = terms.reader.of(x)
+    over, shape = _axes(given, axes), given.shape
+    counted = Compute("ne", (given, Constant(0, shape, given.dtype)), shape, "bool")
+    return (terms.squeezed(terms.reduce("sum", terms.reader.cast(counted, "int64"), over), over),)
+
+
+def trace(terms: Terms, x: Any) -> Results:
+    def diagonal(view: StridedView) -> StridedView:
+        made = view.diagonal()
+        if made is None:
+            raise NotRegional("a diagonal of changing sizes")
+        return made
+
+    return (terms.squeezed(terms.reduce("sum", viewed(terms.given(x), diagonal), [0]), [0]),)
+
+
+def logit(terms: Terms, x: Any, eps: float | None = None) -> Results:
+    x = terms.given(x)
+    x = x if eps is None else terms.apply("clamp", x, float(eps), 1 - float(eps))
+    return (terms.apply("log", terms.apply("div", x, terms.apply("rsub", x, 1.0))),)
+
+
+def logit_backward(terms: Terms, grad: Any, x: Any, eps: float | None = None) -> Results:
+    x = terms.given(x)
+    low = 0.0 if eps is None else float(eps)
+    below, above = (
+        Compute(relation, (x, Constant(limit, x.shape, x.dtype)), x.shape, "bool")
+        for relation, limit in (("lt", low), ("gt", 1 - low))
+    )
+    outside = Compute("logical_or", (below, above), x.shape, "bool")
+    slope = terms.apply("div", terms.given(grad), terms.apply("mul", x, terms.apply("rsub", x, 1.0)))
+    flat = Constant(math.nan if eps is None else 0.0, x.shape, x.dtype)
+    return (Compute("where", (outside, flat, slope), x.shape, x.dtype),)
 
 
 def log_sigmoid(terms: Terms, x: Any) -> Results:
@@ -248,13 +293,23 @@ ROW_OPERATORS: dict[Any, Callable[..., Results]] = {
     aten._log_softmax.default: log_softmax,
     aten._softmax_backward_data.default: softmax_backward,
     aten._log_softmax_backward_data.default: log_softmax_backward,
-    aten.native_layer_norm.default: layer_norm,
-    aten.native_layer_norm_backward.default: layer_norm_backward,
     aten.var_mean.correction: var_mean,
     aten.var.correction: var,
     aten.std.correction: std,
     aten.logsumexp.default: logsumexp,
     aten.linalg_vector_norm.default: vector_norm,
+    aten.norm.ScalarOpt_dim: norm,
+    aten.max.dim: _extreme_and_index("max"),
+    aten.min.dim: _extreme_and_index("min"),
+    aten.argmax.default: _index_of_extreme("max"),
+    aten.argmin.default: _index_of_extreme("min"),
+    aten.aminmax.default: aminmax,
+    aten.nansum.default: nansum,
+    aten.count_nonzero.default: count_nonzero,
+    aten.count_nonzero.dim_IntList: count_nonzero,
+    aten.trace.default: trace,
+    aten.logit.default: logit,
+    aten.logit_backward.default: logit_backward,
     aten.log_sigmoid_forward.default: log_sigmoid,
     aten.log_sigmoid_backward.default: log_sigmoid_backward,
     aten._prelu_kernel.default: prelu,

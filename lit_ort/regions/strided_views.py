@@ -76,6 +76,36 @@ class StridedView:
         view = self.permute(kept)
         return StridedView(view.shape, view.strides, self.offset + index * self.strides[axis])
 
+    def diagonal(self, offset: int = 0, first: int = 0, second: int = 1) -> StridedView | None:
+        """The elements whose index along `second` is `offset` more than along `first`, along a new last axis.
+
+        None for sizes that are no numbers.
+        """
+        rows, columns = self.shape[first], self.shape[second]
+        if not isinstance(rows, int) or not isinstance(columns, int):
+            return None
+        row, column = self.strides[first], self.strides[second]
+        rank = len(self.shape)
+        kept = self.permute([axis for axis in range(rank) if axis not in (first % rank, second % rank)])
+        size = min(rows + min(offset, 0), columns - max(offset, 0))
+        start = self.offset + max(offset, 0) * column + max(-offset, 0) * row
+        return StridedView((*kept.shape, size), (*kept.strides, row + column), start)
+
+    def flip(self, axes: Sequence[int]) -> StridedView:
+        """With axes in reverse order."""
+        strides, offset = list(self.strides), self.offset
+        for axis in axes:
+            offset = offset + (self.shape[axis] - 1) * strides[axis]
+            strides[axis] = -strides[axis]
+        return StridedView(self.shape, tuple(strides), offset)
+
+    def windows(self, axis: int, size: int, step: int, count: Number) -> StridedView:
+        """`count` windows of `size` elements of an axis, each `step` behind the one before, along a new last axis."""
+        shape, strides = list(self.shape), list(self.strides)
+        stride = strides[axis]
+        shape[axis], strides[axis] = count, stride * step
+        return StridedView((*shape, size), (*strides, stride), self.offset)
+
     def reshape(self, shape: Sequence[Number]) -> StridedView | None:
         """Another shape of the same elements in the same order; None if that is no view."""
         if self.size == 0:

@@ -6,7 +6,7 @@ Views of an expression are views of what it reads, so that they cost nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -151,6 +151,14 @@ def viewed(expression: Expression, view: ViewOf) -> Expression:
         )
     args = tuple(viewed(arg, view) for arg in expression.args)
     return Compute(expression.operator, args, args[0].shape, expression.dtype)
+
+
+def broadcast_shape(shapes: Iterable[tuple[Number, ...]]) -> tuple[Number, ...]:
+    """The common shape of shapes that broadcast."""
+    known = list(shapes)
+    rank = max(map(len, known))
+    padded = [(1,) * (rank - len(shape)) + shape for shape in known]
+    return tuple(next((size for size in sizes if size != 1), 1) for sizes in zip(*padded, strict=True))
 
 
 def reads_of(expression: Expression) -> Iterator[Read | Take]:

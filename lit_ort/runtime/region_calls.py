@@ -94,8 +94,8 @@ def _of_sizes(
         results = [make(pool) for make in makers]
         try:
             bound(*given, *results)
-        except IndexError:
-            # The reference says which index.
+        except (IndexError, ValueError):
+            # The reference says which index or value.
             interpret(placed.region, placed.run, given, results)
             raise
         return results

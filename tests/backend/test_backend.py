@@ -461,6 +461,27 @@ def test_a_reason_is_reported_once_and_counted() -> None:
     assert "compare.py" in fallback
 
 
+def test_a_share_out_of_range_raises_as_in_eager() -> None:
+    engine = backend(fallback="warn")
+    loss = torch.compile(lambda x, y: F.binary_cross_entropy(x * 2, y), backend=engine)
+    target = torch.rand(3)
+    for x in (torch.tensor([0.1, 0.2, 0.7]), torch.tensor([-0.1, 0.2, 0.3])):
+        with pytest.raises(RuntimeError, match="Eager: all elements of input should be between 0 and 1"):
+            loss(x, target)
+        loss(torch.rand(3) / 2, target)
+    assert [graph.fallback for graph in engine.compile_log.graphs] == [None]
+
+
+@pytest.mark.parametrize("bad", [6, -7])
+def test_an_index_of_two_dimensions_out_of_range_raises_as_in_eager(bad: int) -> None:
+    engine = backend(fallback="warn")
+    pick = torch.compile(lambda x, row, column: x.exp()[row, column].sum(), backend=engine)
+    x, rows = torch.randn(5, 6), torch.arange(3)
+    with pytest.raises(IndexError, match=f"{bad} is out of bounds for dimension"):
+        pick(x, rows, torch.tensor([1, bad, 0]))
+    torch.testing.assert_close(pick(x, rows, torch.tensor([1, -6, 5])), x.exp()[rows, torch.tensor([1, 0, 5])].sum())
+
+
 def test_a_label_out_of_range_raises_as_in_eager() -> None:
     module = Classifier()
     loss = torch.compile(Classifier.loss, backend=backend())

@@ -10,7 +10,7 @@ import torch
 
 from lit_ort.kernels.kernel_arguments import blocks_of
 from lit_ort.regions.interpret_region import interpret
-from lit_ort.regions.region import Region
+from lit_ort.regions.region import Apply, Region
 from lit_ort.regions.region_builder import RegionBuilder
 from lit_ort.regions.region_run import Place, RegionRun
 from tests.kernels.test_generated_regions import threads
@@ -142,6 +142,21 @@ def test_an_index_outside_of_its_size_is_an_error(wrong: int, level: str, kernel
         bound(table, indices, result)
     indices[17] = 0
     bound(table, indices, result)
+
+
+@pytest.mark.parametrize("wrong", [-0.5, math.nan])
+def test_a_value_that_is_not_accepted_is_an_error(wrong: float, kernels: KernelCache) -> None:
+    builder = RegionBuilder(0, 1)
+    x = builder.load(0, "float32", "1")
+    builder.store(0, "float32", "1", builder.add(Apply("require", (builder.apply("ge", x, 0.0), x), "float32")))
+    place = Place(0, (1,))
+    x, result = torch.rand(37), torch.empty(37)
+    bound = kernels.kernel(builder.region()).bind(RegionRun((37,), (place,), (place,)))
+    for _ in range(2):
+        bound(x, result)
+        assert torch.equal(result, x)
+        with pytest.raises(ValueError, match="doesn't accept a value"):
+            bound(torch.cat([x[:-1], torch.tensor([wrong])]), result)
 
 
 def test_equal_regions_share_code(kernels: KernelCache) -> None:

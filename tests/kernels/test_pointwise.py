@@ -99,6 +99,8 @@ def arguments(operator: Pointwise, dtype: torch.dtype) -> list[torch.Tensor]:
     columns = [torch.tensor(column) for column in zip(*combinations, strict=True)]
     result = [columns[0].bool()] if first else []
     result += [pool[column] for column in columns[first:]]
+    if operator.name == "require":
+        return [argument[result[0]] for argument in result]
     if operator.name in DIVISIONS and not dtype.is_floating_point:
         # torch's own code ends the process for the smallest number by -1.
         allowed = (result[1] != 0) & ~((result[0] == torch.iinfo(dtype).min) & (result[1].long() == -1))

@@ -30,7 +30,59 @@ OPERATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "glu": lambda x, y: F.glu(x, 0) + F.glu(y, 0),
     "huber_loss": lambda x, y: F.huber_loss(x, y, delta=0.6) + F.huber_loss(x, y, reduction="none"),
     "smooth_l1_loss": lambda x, y: F.smooth_l1_loss(x, y, beta=0.6) + F.smooth_l1_loss(x, y, reduction="sum"),
+    "binary_cross_entropy.": lambda x, y: F.binary_cross_entropy(x.nan_to_num().sigmoid(), share(y), y.detach()) * y,
+    "binary_cross_entropy_backward": lambda x, y: F.binary_cross_entropy(share(x), share(y), reduction="none") * x * y,
+    "binary_cross_entropy_with_logits": lambda x, y: (
+        F.binary_cross_entropy_with_logits(x, share(y), y.detach(), pos_weight=y[0].detach()) * y
+    ),
+    "nll_loss": lambda x, y: F.nll_loss(x, labels(x), reduction="none")[:, None] * y + F.nll_loss(x, labels(x)),
+    "nll_loss2d": lambda x, y: (
+        F.nll_loss(x[None], labels(x.t())[None], y[:, 0].detach(), ignore_index=1)
+        + F.nll_loss(x[None, ..., None], labels(x.t())[None, :, None], reduction="none").view(-1) * y
+    ),
+    "soft_margin_loss": lambda x, y: F.soft_margin_loss(x, y.detach().sign()) * y,
+    "argmax": lambda x, y: x.argmax(-1, keepdim=True) * y + x.argmin(0) * x,
+    "max.dim": lambda x, y: x.max(-1, keepdim=True).values * y + x.max(0).values,
+    "min.dim": lambda x, y: x.min(-1, keepdim=True).values * y + x.min(0).values,
+    "max.default": lambda x, y: x.max() * y + x.min(),
+    "aminmax": lambda x, y: sum(torch.aminmax(x, dim=1, keepdim=True)) * y,
+    "nansum": lambda x, y: x.nansum(-1, keepdim=True) * y + x.nansum(),
+    "count_nonzero": lambda x, y: x.relu().count_nonzero(0) * y * x + x.relu().count_nonzero(),
+    "trace": lambda x, y: x.square().trace() * y,
+    "logit": lambda x, y: torch.logit(x.sigmoid() * 0.9 + 0.05) * y + torch.logit(x, eps=0.1),
+    "aten.norm": lambda x, y: F.pairwise_distance(x, y)[:, None] * x + F.pairwise_distance(x, y, p=1)[:, None],
+    "flip": lambda x, y: x.flip(0) * y.flip(0, 1) + x.exp().flip(1).t().flip(0).t(),
+    "repeat": lambda x, y: x.repeat(2, 3)[: len(x), : x.shape[1]] * y + x.exp().repeat(3, 1, 1).sum(0),
+    "aten.unfold.": lambda x, y: x.detach().unfold(0, 2, 1).sum(0)[:, :1].t() * y * x,
+    "diagonal": lambda x, y: torch.diagonal(x.detach(), 0).exp().sum() * y * x + x.detach().diagonal(-1).sum(),
+    "hardswish": lambda x, y: F.hardswish(x * 2) * y,
+    "copysign": lambda x, y: torch.copysign(x, y - 1) + torch.copysign(y, -2.0),
+    "replication_pad": lambda x, y: F.pad(x.detach()[None], (1, 3), "replicate")[0, :, 1:-3] * y * x,
+    "reflection_pad": lambda x, y: F.pad(x.detach().exp().t()[None], (1, 1), "reflect")[0, :, 2:].t() * y[:1] * x[:1],
+    "batch_norm": lambda x, y: F.batch_norm(x, *x.detach().aminmax(dim=0), y[0], y[1], training=True) + x,
+    "scatter": lambda x, y: (
+        torch.zeros_like(x).scatter(1, labels(x)[:, None], x[:, :1])
+        + torch.ones_like(x).scatter_add(0, labels(x.t())[None], x[:1])
+        + torch.full_like(x, 2.0).scatter(1, labels(x)[:, None], 3.0) * y
+        + x.gather(1, labels(x)[:, None])
+    ),
+    "aten.index.": lambda x, y: (
+        x[torch.arange(len(x)), -1 - labels(x)][:, None] * y + x[None].exp()[0, labels(x.t())][: len(x)]
+    ),
+    "slice_backward": lambda x, y: x[1:].exp().sum() * y + x[:, -1].exp()[:, None] * x[0],
 }
+
+
+def share(x: Tensor) -> Tensor:
+    """Numbers from 0 to 1."""
+    return x.detach().nan_to_num().sigmoid()
+
+
+def labels(x: Tensor) -> Tensor:
+    """A column for each row."""
+    return torch.arange(len(x)) % x.shape[1]
+
+
 SPECIAL = [0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 1e-30, -1e-30, 1e30, -1e30, 88.0, -88.0, 0.5, 2.0, -3.0]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import math
 import struct
 import threading
 import time
@@ -33,6 +34,19 @@ def any_number_of_operators(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 pytestmark = pytest.mark.usefixtures("uses_openmp")
+
+
+@pytest.fixture
+def sessions(monkeypatch: pytest.MonkeyPatch) -> list[NativeSession]:
+    """The sessions that a test makes."""
+    made, create = [], NativeSession.__init__
+
+    def init(session: NativeSession, *args: Any, **kwargs: Any) -> None:
+        made.append(session)
+        create(session, *args, **kwargs)
+
+    monkeypatch.setattr(NativeSession, "__init__", init)
+    return made
 
 
 def native(function: Callable[..., Any], **settings: Any) -> tuple[Callable[..., Any], ORTBackend]:
@@ -75,6 +89,17 @@ def test_a_division_by_zero_is_an_error() -> None:
         compiled(x, torch.tensor([1, 0, 3]))
 
 
+def test_a_value_that_an_operator_does_not_accept_is_an_error() -> None:
+    one, target = torch.eye(3), torch.rand(3, 3)
+    compiled, engine = native(lambda x, y: F.binary_cross_entropy(x @ one, y))
+    share = torch.rand(3, 3)
+    for wrong in (1.5, -0.5, math.nan):
+        torch.testing.assert_close(compiled(share, target), F.binary_cross_entropy(share, target))
+        assert engine.compile_log.graphs[0].is_native
+        with pytest.raises(SessionError, match="failed: .* is not a value that the operator accepts"):
+            compiled(torch.full((3, 3), wrong), target)
+
+
 def test_threads_share_a_session() -> None:
     module = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.LayerNorm(32), nn.Linear(32, 8))
     compiled, _ = native(module)
@@ -100,12 +125,12 @@ def test_threads_share_a_session() -> None:
     assert not failures
 
 
-def test_the_interpreter_is_free_during_a_run() -> None:
+def test_the_interpreter_is_free_during_a_run(sessions: list[NativeSession]) -> None:
     weight = torch.randn(1500, 1500)
     compiled, engine = native(lambda x: ((x @ x).tanh() @ x).tanh() @ x)
     compiled(weight)
     assert engine.compile_log.graphs[0].is_native
-    session = next(one for one in gc.get_objects() if isinstance(one, NativeSession))
+    session = sessions[-1]
     run, times = session._run, []
 
     def timed(*arguments: Any) -> Any:
@@ -271,11 +296,11 @@ def test_matmuls_of_denormals_take_as_long_as_others() -> None:
     assert times[1] < 3 * times[0]
 
 
-def test_idle_threads_of_torch_end_before_a_long_run(uses_openmp: bool) -> None:
+def test_idle_threads_of_torch_end_before_a_long_run(uses_openmp: bool, sessions: list[NativeSession]) -> None:
     compiled, _ = native(lambda x: ((x @ x).tanh() @ x).tanh() @ x)
     weight, called = torch.randn(64, 64), []
     compiled(weight)
-    session = next(one for one in gc.get_objects() if isinstance(one, NativeSession) and len(one._regions) == 2)
+    session = sessions[-1]
     if uses_openmp:
         assert session._pause is None
         return
