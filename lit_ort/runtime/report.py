@@ -272,7 +272,7 @@ class Choice:
         if not gain:
             return f"{self.step} ran in eager, {eager} a call: its operators are too short for compiling to gain time"
         return (
-            f"{self.step} ran in eager, {eager} a call: {self.calls[0]} calls are too few to win back about "
+            f"{self.step} ran in eager, {eager} a call: {self.calls[0]} calls are too few for about "
             f"{seconds:.0f} s of compiling (compile='always' compiles at once)"
         )
 

@@ -1,12 +1,14 @@
 """When a step is compiled: it begins in eager and is timed, as in just-in-time compilers, and compiled where that pays.
 
-What is left of the run, times the gain that is expected of each call, has to be worth the time that compiling takes.
+What is left of the run, times the gain that is expected of each call, has to be worth twice the time that compiling is
+expected to take.
 Then both ways run in turns, and the faster one stays.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,6 +31,12 @@ WINDOW = 1000
 # Seconds that compiling takes: at least, and for each operator of the forward. Measured with the zoo's 44 models: 0.6
 # to 11 s for 27 to 475 operators.
 _SECONDS, _SECONDS_PER_OPERATOR = 0.8, 0.012
+# What the first graph of a process takes more, for modules that are imported and functions that are first called.
+_SECONDS_OF_FIRST = 1.0
+_FIRST_IMPORTED = "lit_ort.backend.build"
+# What is expected to be won back has to be so many times the expected seconds: models of libraries took up to 3.5 times
+# as long as expected, where graphs break, and gained 0.6 of what was expected.
+_TIMES = 2.0
 # The share of a step's time that compiling gains: operators of this many seconds, forward and backward, gain nothing,
 # as calling them takes most of their time; long ones gain the most.
 _SHORT_OPERATOR, _LONG_OPERATOR, _MOST_GAIN = 30e-6, 150e-6, 0.25
@@ -61,7 +69,8 @@ def estimate_of(operators: int, seconds: float, has_backward: bool) -> Estimate:
     """
     each = seconds / max(operators, 1) / (1 if has_backward else _FORWARD)
     gain = _MOST_GAIN * (each - _SHORT_OPERATOR) / (_LONG_OPERATOR - _SHORT_OPERATOR)
-    return Estimate(_SECONDS + _SECONDS_PER_OPERATOR * operators, min(max(gain, 0.0), _MOST_GAIN))
+    first = 0.0 if _FIRST_IMPORTED in sys.modules else _SECONDS_OF_FIRST
+    return Estimate(first + _SECONDS + _SECONDS_PER_OPERATOR * operators, min(max(gain, 0.0), _MOST_GAIN))
 
 
 def operators_behind(output: Any, limit: int = 20_000) -> int:
@@ -163,7 +172,8 @@ class StepChoice:
         if calls < FIRST_CALLS or (calls > FIRST_CALLS and calls & (calls - 1)):
             return False
         estimate = self.estimate
-        return self._agreed(self._left() * median(self._seconds[EAGER]) * estimate.gain >= estimate.seconds)
+        gain = self._left() * median(self._seconds[EAGER]) * estimate.gain
+        return self._agreed(gain >= _TIMES * estimate.seconds)
 
     def _left(self) -> float:
         """The calls that are left; as many as there were if that is unknown."""
