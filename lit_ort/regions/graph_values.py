@@ -15,9 +15,9 @@ from lit_ort._compat.torch_fx import is_view
 from lit_ort._compat.torch_sizes import channels_last, has_channels_last, inverse_order, may_overlap
 from lit_ort.regions.dropout_values import DROPOUT
 from lit_ort.regions.element_types import computed_in, is_float, name_of
-from lit_ort.regions.index_expressions import INDEX_HANDLERS, OWN_HANDLERS
+from lit_ort.regions.index_expressions import INDEX_HANDLERS, OWN_INDEX_HANDLERS
 from lit_ort.regions.losses import LOSSES
-from lit_ort.regions.node_expressions import COPIES, HANDLERS, Handler, shape_of, size_of_node
+from lit_ort.regions.node_expressions import COPIES, HANDLERS, OWN_HANDLERS, Handler, shape_of, size_of_node
 from lit_ort.regions.normalizations import NORMALIZATIONS
 from lit_ort.regions.pointwise_table import BY_OVERLOAD, CHOOSE, COMPARE, FLOAT, OPERATORS
 from lit_ort.regions.row_operators import ROW_OPERATORS
@@ -58,6 +58,7 @@ _OF_IMAGES = (
 )
 _OF_IMAGES += ("aten._native_batch_norm", "aten.native_batch_norm", "lit_ort.in_memory_format")
 _HANDLERS: dict[Any, Handler] = {**HANDLERS, **INDEX_HANDLERS}
+_OWN_HANDLERS: dict[str, Handler] = {**OWN_HANDLERS, **OWN_INDEX_HANDLERS}
 # Operators that are several values.
 _SEVERAL: dict[Any, Callable[..., tuple[Expression | None, ...]]] = {**ROW_OPERATORS, **NORMALIZATIONS, **LOSSES}
 
@@ -293,7 +294,7 @@ class Reader:
             raise NotRegional(str(node.target))
         if product(shape_of(value)) == 0 or value.device.type != "cpu":
             raise NotRegional("no elements, or another device")
-        handler = _HANDLERS.get(node.target) or OWN_HANDLERS.get(str(node.target))  # type: ignore[call-overload]
+        handler = _HANDLERS.get(node.target) or _OWN_HANDLERS.get(str(node.target))  # type: ignore[call-overload]
         if handler is not None:
             return handler(self, node, value)
         name = str(node.target).removeprefix("aten.")

@@ -259,7 +259,7 @@ INDEX_HANDLERS: dict[Any, Handler] = {
 }
 
 # The operators of lit_ort, by name.
-OWN_HANDLERS: dict[str, Handler] = {
+OWN_INDEX_HANDLERS: dict[str, Handler] = {
     "lit_ort.embedding_gradient.default": _embedding_gradient,
     "lit_ort.embedding_gradient_onto.default": _embedding_gradient_onto,
 }

@@ -120,7 +120,7 @@ def _first(start: Number | None, size: Number) -> Number:
         return 0
     if isinstance(start, int) and isinstance(size, int):
         return range(size)[start:].start
-    return start
+    return start + size if start < 0 else start
 
 
 def _transpose(view: StridedView, first: int, second: int) -> StridedView:
@@ -426,6 +426,25 @@ def _base(reader: Reader, node: fx.Node, value: torch.Tensor) -> Constant:
     return base
 
 
+def _added_slices(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
+    """A value or zeros, with parts added to neighbouring elements along an axis each."""
+    base, given, _, axes, starts, _, steps = node.args
+    parts: Any = given
+    bounds: Any = zip(axes, map(size_of_node, starts), strict=True)  # type: ignore[arg-type]
+    if len(parts) > _MOST_PARTS or any(step != 1 for step in steps):  # type: ignore[union-attr]
+        raise NotRegional("many parts, or every other element")
+    shape, dtype = shape_of(value), name_of(value.dtype) or ""
+    nothing = Constant(0, shape, dtype)
+    result: Expression = nothing if base is None else reader.argument(base, shape, dtype)
+    if isinstance(result, Read) and result.value is not None and result.value.kind == "given":
+        raise NotRegional("a result of torch, to which its operator adds in place")
+    for part, (axis, start) in zip(parts, bounds, strict=True):
+        axis %= value.dim()
+        added = _placed(reader, node, reader.cast(reader.of(part), dtype), axis, _first(start, shape[axis]), nothing)
+        result = added if result is nothing else Compute("add", (result, added), shape, dtype)
+    return result
+
+
 def _masked_fill(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
     shape, dtype = shape_of(value), name_of(value.dtype) or ""
     x, mask, fill = (
@@ -509,3 +528,6 @@ HANDLERS: dict[Any, Handler] = {
     **dict.fromkeys((aten.select_backward.default, aten.select_scatter.default), _with_selected),
     **dict.fromkeys((aten.slice_backward.default, aten.slice_scatter.default), _with_slice),
 }
+
+# The operators of lit_ort, by name.
+OWN_HANDLERS: dict[str, Handler] = {"lit_ort.add_slices.default": _added_slices}

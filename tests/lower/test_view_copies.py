@@ -104,6 +104,15 @@ def test_views_of_any_sizes(operators: list[str]) -> None:
     assert not {"Slice", "Transpose"} & set(operators)
 
 
+def test_gradients_of_slices_of_any_sizes() -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return (x[:, -3:].exp() @ y[-2:].exp()).sum() + x[:, -1].exp().sum() + y[1:].exp().sum()
+
+    compiled = torch.compile(function, backend=backend(), dynamic=True)
+    for rows, length in ((2, 5), (3, 7), (4, 6)):
+        assert_same(function, compiled, torch.randn(rows, length, 2), torch.randn(length, 3))
+
+
 def test_results_in_the_order_of_memory_of_an_operator(operators: list[str]) -> None:
     """The channels of a convolution are last in memory."""
     convolution = nn.Conv2d(8, 8, 3).requires_grad_(False)
