@@ -13,7 +13,6 @@ from weakref import WeakValueDictionary
 import torch
 
 from lit_ort.kernels.kernel_arguments import (
-    DIVISION_BY_ZERO,
     FLAGS,
     SCRATCH,
     WORD,
@@ -165,7 +164,7 @@ class BoundKernel:
                 self._fail()
 
     def _fail(self) -> None:
-        division, index, value = struct.unpack_from("<3q", self._words, WORD * DIVISION_BY_ZERO)
+        division, index, value = struct.unpack_from(f"<{len(FLAGS)}q", self._words, WORD * FLAGS[0])
         self._words[_FLAGS] = _NO_FLAGS
         if division:
             raise ZeroDivisionError("An integer was divided by zero in a compiled region. Divide by other numbers.")

@@ -15,6 +15,7 @@ from lit_ort.regions.value_expressions import (
     Expression,
     NotRegional,
     Read,
+    compared,
 )
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 def _keep_scale(terms: Terms, seed: Any, p: float) -> tuple[Expression, Expression]:
     """(whether dropout is off, the factor of what is kept)."""
-    off = Compute("eq", (terms.reader.of(seed), Constant(DROPOUT_OFF, (), "int64")), (), "bool")
+    off = compared("eq", terms.reader.of(seed), DROPOUT_OFF)
     scale = Constant(1 / (1 - p) if p < 1 else 0.0, (), "float32", is_argument=True)
     return off, Compute("where", (off, Constant(1.0, (), "float32"), scale), (), "float32")
 

@@ -412,11 +412,9 @@ class _RegionOf:
             mask = self._node(expression.mask, level)
         if isinstance(expression, Read) and expression.value in self.nodes:
             node = self.nodes[expression.value]
-            return (
-                node
-                if mask is None
-                else builder.apply("where", mask, node, builder.literal(0, computed_in(expression.dtype)))
-            )
+            if mask is None:
+                return node
+            return builder.apply("where", mask, node, builder.literal(0, computed_in(expression.dtype)))
         strides = self._strides(expression.view, level, self.cuts)
         if expression.value is None:
             return self._number(strides, expression.view.offset)

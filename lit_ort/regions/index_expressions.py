@@ -22,7 +22,9 @@ from lit_ort.regions.value_expressions import (
     Take,
     Value,
     broadcast_shape,
+    compared,
     is_all,
+    required,
     viewed,
 )
 
@@ -88,7 +90,7 @@ def _index(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
     common = broadcast_shape(part.shape for part in parts)
     element: Expression = Constant(0, common, "int64")
     for axis, part in zip(axes, parts, strict=True):
-        index = _required_index(reader.broadcast(part, common), source.shape[axis])
+        index = required(reader.broadcast(part, common), ("ge", 0), ("lt", source.shape[axis]))
         step = Compute("mul", (index, Constant(source.view.strides[axis], common, "int64")), common, "int64")
         element = Compute("add", (element, step), common, "int64")
     own = source.view.strides
@@ -103,18 +105,9 @@ def _wrapped(reader: Reader, index: Any, size: Number) -> Expression:
         raise NotRegional("an index of booleans")
     given = reader.cast(reader.of(index), "int64")
     shape = given.shape
-    negative = Compute("lt", (given, Constant(0, shape, "int64")), shape, "bool")
+    negative = compared("lt", given, 0)
     wrapped = Compute("add", (given, Constant(size, shape, "int64")), shape, "int64")
     return Compute("where", (negative, wrapped, given), shape, "int64")
-
-
-def _required_index(index: Expression, size: Number) -> Expression:
-    """An index, with an error of the run where it is outside of its size."""
-    shape = index.shape
-    low = Compute("ge", (index, Constant(0, shape, "int64")), shape, "bool")
-    high = Compute("lt", (index, Constant(size, shape, "int64")), shape, "bool")
-    inside = Compute("logical_and", (low, high), shape, "bool")
-    return Compute("require", (inside, index), shape, "int64")
 
 
 def _index_select(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
@@ -175,7 +168,7 @@ def _written_at(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expressio
         raise NotRegional("several writes of a row, or a write into what is known")
     if isinstance(part, fx.Node) and part.meta["val"].dim() and shape_of(part.meta["val"]) != places:
         raise NotRegional("a part of what is written")
-    selected = reader.broadcast(_required_index(reader.cast(index, "int64"), shape[axis]), shape)
+    selected = reader.broadcast(required(reader.cast(index, "int64"), ("ge", 0), ("lt", shape[axis])), shape)
     is_selected = Compute("eq", (along(shape, axis), selected), shape, "bool")
     written: Expression = reader.argument(part, shape, dtype)
     if node.target is aten.scatter_add.default:
@@ -232,7 +225,7 @@ def _scatter(
     added = reader.argument(gradient, shape, dtype)
     if padding >= 0:
         at = reader.broadcast(viewed(rows, lambda view: view.insert(-1)), shape)
-        counted = Compute("ne", (at, Constant(padding, shape, "int64")), shape, "bool")
+        counted = compared("ne", at, padding)
         added = Compute("where", (counted, added, Constant(0.0, shape, dtype)), shape, dtype)
     result = Value(
         node.name, shape_of(value), dtype, "scatter", added, is_of_backward=reader.is_backward, rows=rows, start=start

@@ -16,7 +16,9 @@ from lit_ort.regions.value_expressions import (
     Constant,
     Expression,
     NotRegional,
+    compared,
     converted,
+    required,
     viewed,
 )
 
@@ -30,7 +32,7 @@ def _labels(reader: Reader, target: Any, ignore_index: int) -> tuple[Expression,
     """(the class of each place, or 0 if it is ignored; whether it isn't)."""
     labels = reader.of(target)
     shape = labels.shape
-    valid = Compute("ne", (labels, Constant(ignore_index, shape, labels.dtype)), shape, "bool")
+    valid = compared("ne", labels, ignore_index)
     return Compute("where", (valid, labels, Constant(0, shape, labels.dtype)), shape, labels.dtype), valid
 
 
@@ -168,13 +170,7 @@ def binary_cross_entropy(
     terms: Terms, x: Any, target: Any, weight: Any = None, reduction: int = 1
 ) -> tuple[Expression, ...]:
     """(target - 1) log(1 - x) - target log(x), with logarithms of at least -100; an x outside of 0 to 1 is an error."""
-    given, positive = terms.given(x), terms.given(target)
-    low, high = (
-        Compute(relation, (given, Constant(limit, given.shape, given.dtype)), given.shape, "bool")
-        for relation, limit in (("ge", 0.0), ("le", 1.0))
-    )
-    inside = Compute("logical_and", (low, high), given.shape, "bool")
-    share = Compute("require", (inside, given), given.shape, given.dtype)
+    positive, share = terms.given(target), required(terms.given(x), ("ge", 0.0), ("le", 1.0))
     of_one = terms.apply("maximum", terms.apply("log", share), -100.0)
     of_zero = terms.apply("maximum", terms.apply("log1p", terms.apply("neg", share)), -100.0)
     negative = terms.apply("mul", terms.apply("sub", positive, 1.0), of_zero)

@@ -20,6 +20,7 @@ from lit_ort.regions.value_expressions import (
     Expression,
     NotRegional,
     Read,
+    compared,
     converted,
     is_all,
     shifted,
@@ -62,10 +63,10 @@ def _view(make: Callable[..., StridedView | None]) -> Handler:
 def _seen(reader: Reader, node: fx.Node, make: Callable[[StridedView], StridedView | None]) -> Expression:
     """A view of a node's first argument."""
 
-    return _seen_as(reader, node, reader.of(node.args[0]), make)
+    return seen_as(reader, node, reader.of(node.args[0]), make)
 
 
-def _seen_as(
+def seen_as(
     reader: Reader, node: fx.Node, source: Expression, make: Callable[[StridedView], StridedView | None]
 ) -> Expression:
     """A view of an expression, or of the expression as a value of its own."""
@@ -132,6 +133,8 @@ def _transpose(view: StridedView, first: int, second: int) -> StridedView:
 
 def _windows(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
     axis, size, step = map(size_of_node, node.args[1:])
+    if value.dim() == 1:
+        raise NotRegional("a window of one number")
     count = shape_of(value)[:-1][axis]
     return _seen(reader, node, lambda view: view.windows(axis, size, step, count))
 
@@ -150,7 +153,7 @@ def _repeated(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
         return view.expand(shape)
 
     shape = shape_of(value)
-    return _seen_as(reader, node, _seen(reader, node, copies), lambda view: view.reshape(shape))
+    return seen_as(reader, node, _seen(reader, node, copies), lambda view: view.reshape(shape))
 
 
 def _squeeze(view: StridedView, axes: int | Sequence[int] | None = None) -> StridedView:
@@ -222,7 +225,7 @@ def _nan_to_num(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expressio
         return reader.of(node.args[0])
     limits, shape, dtype = torch.finfo(value.dtype), shape_of(value), name_of(value.dtype) or ""
     result = x = reader.argument(node.args[0], shape, dtype)
-    above, below = (Compute("eq", (x, Constant(bad, shape, dtype)), shape, "bool") for bad in (math.inf, -math.inf))
+    above, below = (compared("eq", x, bad) for bad in (math.inf, -math.inf))
     tests = Compute("isnan", (x,), shape, "bool"), above, below
     given, defaults = (*node.args, None, None, None)[1:4], (0.0, limits.max, limits.min)
     for test, number, default in zip(tests, given, defaults, strict=True):
@@ -238,7 +241,7 @@ def _triangle(relation: str) -> Handler:
         shape, dtype, rank = shape_of(value), name_of(value.dtype) or "", value.dim()
         diagonal = size_of_node((*node.args, 0)[1])
         offset = Compute("sub", (along(shape, rank - 1), along(shape, rank - 2)), shape, "int64")
-        kept = Compute(relation, (offset, Constant(diagonal, shape, "int64")), shape, "bool")
+        kept = compared(relation, offset, diagonal)
         return Compute(
             "where", (kept, reader.argument(node.args[0], shape, dtype), Constant(0, shape, dtype)), shape, dtype
         )
@@ -308,8 +311,7 @@ def along(shape: Sequence[Number], axis: int) -> Expression:
 def _between(shape: Sequence[Number], axis: int, start: Number, end: Number) -> Expression:
     """Whether the index along an axis is from `start` to below `end`."""
     index, shape = along(shape, axis), tuple(shape)
-    low = Compute("ge", (index, Constant(start, shape, "int64")), shape, "bool")
-    high = Compute("lt", (index, Constant(end, shape, "int64")), shape, "bool")
+    low, high = compared("ge", index, start), compared("lt", index, end)
     if start == 0:
         return high
     return low if end == shape[axis] else Compute("logical_and", (low, high), shape, "bool")

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lit_ort.regions.element_types import is_float
-from lit_ort.regions.node_expressions import along, joined, shape_of
+from lit_ort.regions.node_expressions import along, joined, seen_as, shape_of
 from lit_ort.regions.normalizations import Results, mean_over
 from lit_ort.regions.strided_views import StridedView
 from lit_ort.regions.symbolic_size import Number, product
-from lit_ort.regions.value_expressions import Compute, Constant, Expression, NotRegional, viewed
+from lit_ort.regions.value_expressions import Compute, Constant, Expression, NotRegional, compared, viewed
 
 if TYPE_CHECKING:
     from lit_ort.regions.graph_values import Terms
@@ -41,7 +41,7 @@ def safe_softmax(terms: Terms, x: Any, axis: int, dtype: torch.dtype | None = No
         raise NotRegional("a softmax in another dtype")
     x = terms.given(x)
     most, y = _largest_and_shares(terms, x, axis)
-    empty = Compute("eq", (most, Constant(-math.inf, most.shape, most.dtype)), most.shape, "bool")
+    empty = compared("eq", most, -math.inf)
     is_empty = terms.reader.broadcast(empty, x.shape)
     return (Compute("where", (is_empty, Constant(0.0, y.shape, y.dtype), y), y.shape, y.dtype),)
 
@@ -180,35 +180,31 @@ def nansum(terms: Terms, x: Any, axes: Any = None, keepdim: bool = False, *, dty
 
 def count_nonzero(terms: Terms, x: Any, axes: int | Sequence[int] | None = None) -> Results:
     given = terms.reader.of(x)
-    over, shape = _axes(given, axes), given.shape
-    counted = Compute("ne", (given, Constant(0, shape, given.dtype)), shape, "bool")
-    return (terms.squeezed(terms.reduce("sum", terms.reader.cast(counted, "int64"), over), over),)
+    over, counted = _axes(given, axes), terms.reader.cast(compared("ne", given, 0), "int64")
+    return (terms.squeezed(terms.reduce("sum", counted, over), over),)
 
 
 def trace(terms: Terms, x: Any) -> Results:
-    def diagonal(view: StridedView) -> StridedView:
-        made = view.diagonal()
-        if made is None:
-            raise NotRegional("a diagonal of changing sizes")
-        return made
+    diagonal = seen_as(terms.reader, terms.node, terms.given(x), StridedView.diagonal)
+    return (terms.squeezed(terms.reduce("sum", diagonal, [0]), [0]),)
 
-    return (terms.squeezed(terms.reduce("sum", viewed(terms.given(x), diagonal), [0]), [0]),)
+
+def _limits(terms: Terms, eps: float) -> tuple[float, float]:
+    """(eps, 1 - eps), each rounded to the dtype of the result, as torch does."""
+    low = torch.tensor(eps, dtype=terms.node.meta["val"].dtype)
+    return low.item(), (1 - low).item()
 
 
 def logit(terms: Terms, x: Any, eps: float | None = None) -> Results:
     x = terms.given(x)
-    x = x if eps is None else terms.apply("clamp", x, float(eps), 1 - float(eps))
+    x = x if eps is None else terms.apply("clamp", x, *_limits(terms, eps))
     return (terms.apply("log", terms.apply("div", x, terms.apply("rsub", x, 1.0))),)
 
 
 def logit_backward(terms: Terms, grad: Any, x: Any, eps: float | None = None) -> Results:
     x = terms.given(x)
-    low = 0.0 if eps is None else float(eps)
-    below, above = (
-        Compute(relation, (x, Constant(limit, x.shape, x.dtype)), x.shape, "bool")
-        for relation, limit in (("lt", low), ("gt", 1 - low))
-    )
-    outside = Compute("logical_or", (below, above), x.shape, "bool")
+    low, high = (0.0, 1.0) if eps is None else _limits(terms, eps)
+    outside = Compute("logical_or", (compared("lt", x, low), compared("gt", x, high)), x.shape, "bool")
     slope = terms.apply("div", terms.given(grad), terms.apply("mul", x, terms.apply("rsub", x, 1.0)))
     flat = Constant(math.nan if eps is None else 0.0, x.shape, x.dtype)
     return (Compute("where", (outside, flat, slope), x.shape, x.dtype),)
@@ -226,7 +222,7 @@ def log_sigmoid_backward(terms: Terms, grad: Any, x: Any, kept: Any) -> Results:
 
 def _where_positive(terms: Terms, x: Expression, positive: Expression, rest: Expression) -> Expression:
     shape, dtype = rest.shape, rest.dtype
-    test = Compute("gt", (x, Constant(0.0, x.shape, x.dtype)), x.shape, "bool")
+    test = compared("gt", x, 0.0)
     positive = terms.reader.broadcast(positive, shape)
     return Compute("where", (terms.reader.broadcast(test, shape), positive, rest), shape, dtype)
 

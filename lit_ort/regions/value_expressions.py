@@ -136,6 +136,17 @@ def converted(expression: Expression, dtype: str) -> Expression:
     return expression if expression.dtype == dtype else Compute("cast", (expression,), expression.shape, dtype)
 
 
+def compared(relation: str, x: Expression, number: float | Number) -> Compute:
+    """Whether each element has a relation to a number, such as "lt"."""
+    return Compute(relation, (x, Constant(number, x.shape, x.dtype)), x.shape, "bool")
+
+
+def required(x: Expression, low: tuple[str, float | Number], high: tuple[str, float | Number]) -> Compute:
+    """x, with an error of the run where an element doesn't have both relations to numbers."""
+    tests = tuple(compared(relation, x, number) for relation, number in (low, high))
+    return Compute("require", (Compute("logical_and", tests, x.shape, "bool"), x), x.shape, x.dtype)
+
+
 def viewed(expression: Expression, view: ViewOf) -> Expression:
     """A view of an expression; the view must be possible for all that it reads."""
     if isinstance(expression, Read):

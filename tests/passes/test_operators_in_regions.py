@@ -128,3 +128,24 @@ def test_operators_have_eagers_values_at_special_numbers(name: str) -> None:
     compiled = torch.compile(OPERATORS[name], backend=backend())
     with torch.no_grad():
         torch.testing.assert_close(compiled(x, y), OPERATORS[name](x, y), equal_nan=True)
+
+
+def test_a_window_of_one_number() -> None:
+    number = torch.tensor(3.5)
+    compiled = torch.compile(lambda x: x.unfold(0, 1, 1).exp(), backend=backend())
+    torch.testing.assert_close(compiled(number), number.unfold(0, 1, 1).exp())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_limits_of_logit_are_rounded_to_its_dtype(dtype: torch.dtype) -> None:
+    x = torch.tensor([0.0, 1e-3, 0.5, 0.999, 1.0, math.nan], dtype=dtype)
+    compiled = torch.compile(lambda x: torch.logit(x, 1e-3), backend=backend())
+    torch.testing.assert_close(compiled(x), torch.logit(x, 1e-3), equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool, torch.float64])
+def test_extremes_of_equal_elements_have_the_first_index(dtype: torch.dtype) -> None:
+    x = torch.tensor([[1, 3, 3, 0, 0], [2, 2, 2, 2, 2], [0, 1, 0, 3, 3]]).to(dtype)
+    function = lambda x: (*x.max(1), *x.min(0, keepdim=True), *torch.aminmax(x, dim=1), x.count_nonzero(0))  # noqa: E731
+    for actual, expected in zip(torch.compile(function, backend=backend())(x), function(x), strict=True):
+        assert torch.equal(actual, expected)
