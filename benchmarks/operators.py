@@ -189,16 +189,14 @@ def recurrent(length: int, batch: int, width: int, *, mode: str) -> tuple[Run, R
     layer = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU, "tanh": torch.nn.RNN}[mode](width, width)
     x, state, grad = torch.randn(length, batch, width), torch.zeros(1, batch, width), torch.randn(length, batch, width)
     cell = state if mode == "lstm" else None
-    weights = [parameter.detach() for parameter in layer.parameters()]
-    forward = kernel(lit_ort_ops.recurrent_layer.default)
-    backward = kernel(lit_ort_ops.recurrent_layer_backward.default)
+    leaves = [x, *layer.parameters()]
 
     def by_lit_ort() -> Any:
-        output, last, last_cell, saved = forward(x, state, cell, *weights, mode, False)
-        grads = grad, torch.zeros_like(last), torch.zeros_like(last_cell)
-        return backward(*grads, x, state, cell, *weights[:2], output, saved, mode, False, True)
-
-    leaves = [x, *layer.parameters()]
+        # Torch differentiates the matmuls around the loop, as in a step.
+        with torch.enable_grad():
+            given = leaves[0].requires_grad_(), state, cell
+            output, *_ = lit_ort_ops.recurrent_layer(*given, *leaves[1:], mode, False)
+            return torch.autograd.grad(output, leaves, grad)
 
     def by_torch() -> Any:
         with torch.enable_grad():

@@ -28,9 +28,9 @@ from lit_ort.regions.interpret_region import interpret
 from lit_ort.regions.placed_region import PlacedRegion
 
 # The words of a call: the numbers of inputs and outputs, the address of the arguments, and that of the first tensor's
-# word in it; the address of a function that computes all blocks, or 0 for ONNX Runtime's threads; then the rank and the
-# address of the sizes of each output.
-_INPUTS, _OUTPUTS, _ARGUMENTS, _TENSORS, _RUN, _SHAPES = range(6)
+# word in it; the address of a function that computes all blocks, or 0 for ONNX Runtime's threads; that of a function
+# that is called before, or 0; then the rank and the address of the sizes of each output.
+_INPUTS, _OUTPUTS, _ARGUMENTS, _TENSORS, _RUN, _PREPARE, _SHAPES = range(7)
 # The words of a value's type: its bytes, the address of its sizes, its rank and its element type.
 TYPE_WORDS = 4
 
@@ -108,12 +108,21 @@ class CallWords:
         arguments: the address of the kernel's arguments.
         tensors: the address of the first tensor's word in it.
         run: the address of a function that computes all blocks; 0 computes them on ONNX Runtime's threads.
+        prepare: the address of a function of the arguments that is called before, or 0.
 
     Attributes:
         address: of the words.
     """
 
-    def __init__(self, inputs: int, shapes: Sequence[Sequence[int]], arguments: int, tensors: int, run: int) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        shapes: Sequence[Sequence[int]],
+        arguments: int,
+        tensors: int,
+        run: int,
+        prepare: int = 0,
+    ) -> None:
         sizes = [size for shape in shapes for size in shape]
         self._sizes = (ctypes.c_int64 * max(1, len(sizes)))(*sizes)
         address = ctypes.addressof(self._sizes)
@@ -121,7 +130,7 @@ class CallWords:
         for shape in shapes:
             ranks += [len(shape), address]
             address += WORD * len(shape)
-        head = [inputs, len(shapes), arguments, tensors, run]
+        head = [inputs, len(shapes), arguments, tensors, run, prepare]
         self._words = (ctypes.c_int64 * (_SHAPES + len(ranks)))(*head, *ranks)
         self.address = ctypes.addressof(self._words)
 
@@ -364,6 +373,14 @@ output_stored:
   %j_next = add i64 %j, 1
   br label %output
 start:
+  %prepare_word = call i64 @word(ptr %words, i64 {_PREPARE})
+  %has_prepare = icmp ne i64 %prepare_word, 0
+  br i1 %has_prepare, label %prepare, label %run_blocks
+prepare:
+  %prepare_function = inttoptr i64 %prepare_word to ptr
+  call void %prepare_function(ptr %arguments)
+  br label %run_blocks
+run_blocks:
   %run_word = call i64 @word(ptr %words, i64 {_RUN})
   %has_run = icmp ne i64 %run_word, 0
   br i1 %has_run, label %openmp, label %session

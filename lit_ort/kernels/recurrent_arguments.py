@@ -25,7 +25,7 @@ class Cell:
         gates: the number of blocks of rows in its weights.
         saved: the blocks that a step saves for the gradient besides its output: for an LSTM the gates (input, forget,
             cell, output) and the cell's state; for a GRU the reset and the update gate, the state's part of the new
-            gate, and the new gate. The first `gates` blocks hold the matmuls with the input before.
+            gate, and the new gate.
         gradients: the blocks of a step's gradients: those of the gates; for a GRU those of the matmuls with the state
             (new, reset, update), followed by that of the matmul of the new gate with the input.
     """
@@ -42,10 +42,23 @@ class Cell:
 
 # The dtypes that there is machine code for.
 DTYPES: Mapping[torch.dtype, str] = MappingProxyType({torch.float32: "float32", torch.float64: "float64"})
-# By mode; "tanh" and "relu" are plain recurrent layers, whose output holds the matmuls with the input before.
+# By mode; "tanh" and "relu" are plain recurrent layers.
 CELLS: Mapping[str, Cell] = MappingProxyType(
     {"lstm": Cell(4, 5, 4), "gru": Cell(3, 4, 4), "tanh": Cell(1, 0, 1), "relu": Cell(1, 0, 1)}
 )
+
+
+# The inputs of the loops of a layer and of its gradient, in the order of the operators' arguments. A call has some.
+FORWARD_INPUTS = ("matmuls", "state", "cell", "weight", "input_bias", "bias")
+BACKWARD_INPUTS = ("grad", "of_last", "of_last_cell", "state", "cell", "weight", "output", "saved")
+
+
+def loop_outputs(mode: str, is_forward: bool) -> dict[str, int]:
+    """The outputs of a loop that are not empty: their positions among the operator's results, by their names."""
+    cells = {"last_cell": 2} if mode == "lstm" else {}
+    if is_forward:
+        return {"output": 0, "last": 1} | cells | ({"saved": 3} if CELLS[mode].saved else {})
+    return {"gradients": 0, "of_state": 1} | ({"of_cell": 2} if cells else {})
 
 
 @dataclass(frozen=True)
@@ -99,8 +112,9 @@ class Layer:
         state: float[batch, hidden], before the first step.
         cell: the same for an LSTM's cell.
         output: float[length, batch, hidden].
-        saved: float[length, batch, blocks * hidden]; see `Cell`. Before the layer runs, the matmuls with the input
-            are in it, or in `output`.
+        saved: float[length, batch, blocks * hidden], see `Cell`; None for plain layers, which save their output alone.
+        matmuls: float[length, batch, gates * hidden], of the weights with the input; None in the backward.
+        packed: the steps of packed rows, whose arrays are [rows, columns]; None if every step has all rows.
     """
 
     mode: str
@@ -111,7 +125,8 @@ class Layer:
     state: torch.Tensor
     cell: torch.Tensor | None
     output: torch.Tensor
-    saved: torch.Tensor
+    saved: torch.Tensor | None
+    matmuls: torch.Tensor | None = None
     packed: PackedSteps | None = None
 
     @property
@@ -141,9 +156,10 @@ class LayerGradients:
 
 _SIZES = ("steps", "rows", "hidden")
 _POINTERS = ("weight", "input_bias", "bias", "packed", "step_rows", "step_starts", "zeros")
-_ARRAYS = ("saved", "output", "state", "cell", "grad", "gradients", "of_state", "of_cell")
+_ARRAYS = ("saved", "output", "state", "cell", "matmuls", "grad", "gradients", "of_state", "of_cell")
 _HEADER = 1 + max(ROW_BLOCKS, COLUMN_BLOCKS, BLOCK_FUNCTION, FINISH_FUNCTION)
 _NAMES = (*_SIZES, *_POINTERS, *(f"{name}.{part}" for name in _ARRAYS for part in ("address", "step", "row")))
+WORDS = _HEADER + len(_NAMES)
 PLACES: Mapping[str, int] = MappingProxyType({name: _HEADER + at for at, name in enumerate(_NAMES)})
 
 
@@ -156,9 +172,9 @@ class Strided:
     row: int = 0
 
 
-def of_steps(tensor: torch.Tensor, reverse: bool) -> Strided:
+def of_steps(tensor: torch.Tensor | None, reverse: bool) -> Strided:
     """An array of packed rows, or [steps, rows, columns], whose steps run from the last to the first if `reverse`."""
-    if tensor.dim() == 2:
+    if tensor is None or tensor.dim() == 2:
         return of_rows(tensor)
     step, row = tensor.stride(0), tensor.stride(1)
     start = tensor.data_ptr()
@@ -173,12 +189,25 @@ def of_rows(tensor: torch.Tensor | None) -> Strided:
 
 
 def pack(
-    block: int, blocks: int, sizes: tuple[int, ...], pointers: tuple[int, ...], arrays: list[Strided]
+    block: int, blocks: int, sizes: tuple[int, int, int], pointers: Mapping[str, int], arrays: Mapping[str, Strided]
 ) -> bytearray:
-    """The block of arguments, with sizes, pointers and arrays in the order of their names."""
-    words = bytearray(WORD * (_HEADER + len(_NAMES)))
-    places = [word for array in arrays for word in (array.address, array.step, array.row)]
-    struct.pack_into(f"<{len(_NAMES)}q", words, WORD * _HEADER, *sizes, *pointers, *places)
+    """The block of arguments.
+
+    Args:
+        block: the address of the function of a block.
+        blocks: their number.
+        sizes: of the layer.
+        pointers, arrays: by their names; those that are missing are null.
+    """
+    words = bytearray(WORD * WORDS)
+    missing = Strided()
+    places = [word for name in _ARRAYS for word in _words(arrays.get(name, missing))]
+    addresses = [pointers.get(name, 0) for name in _POINTERS]
+    struct.pack_into(f"<{len(_NAMES)}q", words, WORD * _HEADER, *sizes, *addresses, *places)
     for position, value in ((ROW_BLOCKS, blocks), (COLUMN_BLOCKS, 1), (BLOCK_FUNCTION, block)):
         struct.pack_into("<q", words, WORD * position, value)
     return words
+
+
+def _words(array: Strided) -> tuple[int, int, int]:
+    return array.address, array.step, array.row

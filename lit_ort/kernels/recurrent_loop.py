@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -20,12 +21,26 @@ _ONE_BLOCK, _CELL = 300_000, 30
 
 
 @dataclass(frozen=True)
-class _Code:
-    """The functions of a loop: `pack(arguments)`, and the address of `block(arguments, number)`."""
+class LoopCode:
+    """The functions of a loop.
+
+    Attributes:
+        pack, block: the addresses of `pack(arguments)` and `block(arguments, number)`.
+    """
 
     code: MachineCode
-    pack: Callable[[int], None]
-    block: int
+
+    @cached_property
+    def pack(self) -> int:
+        return self.code.address("pack")
+
+    @cached_property
+    def block(self) -> int:
+        return self.code.address("block")
+
+    @cached_property
+    def call_pack(self) -> Callable[[int], None]:
+        return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.pack)
 
 
 class RecurrentLoops:
@@ -40,8 +55,8 @@ class RecurrentLoops:
 
     def __init__(self, cpu: Cpu | None = None) -> None:
         self.cpu = cpu or host_cpu()
-        self._runner = Runner(self.cpu, find_openmp())
-        self._codes: dict[tuple[str, torch.dtype, bool, bool], _Code] = {}
+        self.runner = Runner(self.cpu, find_openmp())
+        self._codes: dict[tuple[str, torch.dtype, bool, bool], LoopCode] = {}
         self._lock = threading.Lock()
 
     def packed_elements(self, mode: str, hidden: int, dtype: torch.dtype) -> int:
@@ -52,48 +67,59 @@ class RecurrentLoops:
 
     def forward(self, layer: Layer, packed: torch.Tensor) -> None:
         """Computes what a layer saves and its output, in place; `packed` is memory for its packed weights."""
-        self._call(layer, packed, [*_arrays(layer, layer.reverse), *[Strided()] * 4], True)
+        arrays = {**_arrays(layer, layer.reverse), "matmuls": of_steps(layer.matmuls, layer.reverse)}
+        self._call(layer, packed, arrays, True)
 
     def backward(self, layer: Layer, gradients: LayerGradients, packed: torch.Tensor) -> None:
         """Computes the gradients of a layer's gates and of its first state, in place."""
-        arrays = [
-            *_arrays(layer, not layer.reverse),
-            of_steps(gradients.grad, not layer.reverse),
-            of_steps(gradients.gates, not layer.reverse),
-            of_rows(gradients.state),
-            of_rows(gradients.cell),
-        ]
+        arrays = {
+            **_arrays(layer, not layer.reverse),
+            "grad": of_steps(gradients.grad, not layer.reverse),
+            "gradients": of_steps(gradients.gates, not layer.reverse),
+            "of_state": of_rows(gradients.state),
+            "of_cell": of_rows(gradients.cell),
+        }
         self._call(layer, packed, arrays, False)
 
-    def _call(self, layer: Layer, packed: torch.Tensor, arrays: list[Strided], is_forward: bool) -> None:
-        code = self._code(layer, is_forward)
+    def _call(self, layer: Layer, packed: torch.Tensor, arrays: Mapping[str, Strided], is_forward: bool) -> None:
+        dtype = layer.output.dtype
+        code = self.loop(layer.mode, dtype, is_forward, layer.packed is not None)
         # Both stay alive until the loop has run.
-        table, zeros = _packed_steps(layer, layer.reverse == is_forward)
-        given = (layer.weight, layer.input_bias, layer.bias, packed, *table, zeros)
-        pointers = tuple(0 if tensor is None else tensor.data_ptr() for tensor in given)
-        words = pack(code.block, self._blocks(layer, is_forward), layer.sizes, pointers, arrays)
+        (rows, starts), zeros = _packed_steps(layer, layer.reverse == is_forward)
+        given = {
+            "weight": layer.weight,
+            "input_bias": layer.input_bias,
+            "bias": layer.bias,
+            "packed": packed,
+            "step_rows": rows,
+            "step_starts": starts,
+            "zeros": zeros,
+        }
+        pointers = {name: tensor.data_ptr() for name, tensor in given.items() if tensor is not None}
+        rows = layer.output.numel() // layer.sizes[2]
+        blocks = self.blocks(layer.mode, layer.sizes, rows, is_forward)
+        words = pack(code.block, blocks, layer.sizes, pointers, arrays)
         address = ctypes.addressof(ctypes.c_char.from_buffer(words))
-        code.pack(address)
-        self._runner.run(address)
+        code.call_pack(address)
+        self.runner.run(address)
 
-    def _blocks(self, layer: Layer, is_forward: bool) -> int:
-        """Into how many blocks of rows a layer is cut. Results don't depend on it."""
-        _, rows, hidden = layer.sizes
-        gates = CELLS[layer.mode].gates
-        if layer.output.numel() * gates * (hidden + _CELL) < _ONE_BLOCK:
+    def blocks(self, mode: str, sizes: tuple[int, int, int], total: int, is_forward: bool) -> int:
+        """Into how many blocks of rows a layer is cut, whose steps have `total` rows. Results don't depend on it."""
+        _, rows, hidden = sizes
+        gates = CELLS[mode].gates
+        if total * hidden * gates * (hidden + _CELL) < _ONE_BLOCK:
             return 1
         groups = -(-rows // rows_at_once(gates if is_forward else 1, self.cpu.vector_bytes))
         return max(1, min(groups, torch.get_num_threads()))
 
-    def _code(self, layer: Layer, is_forward: bool) -> _Code:
-        dtype, is_packed = layer.output.dtype, layer.packed is not None
-        key = layer.mode, dtype, is_forward, is_packed
+    def loop(self, mode: str, dtype: torch.dtype, is_forward: bool, is_packed: bool = False) -> LoopCode:
+        """The loop of a kind of layers, or of their gradients."""
+        key = mode, dtype, is_forward, is_packed
         with self._lock:
             if key not in self._codes:
                 write = forward_text if is_forward else backward_text
-                code = MachineCode(str(write(layer.mode, DTYPES[dtype], self.cpu.vector_bytes, is_packed)), self.cpu)
-                function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address("pack"))
-                self._codes[key] = _Code(code, function, code.address("block"))
+                text = str(write(mode, DTYPES[dtype], self.cpu.vector_bytes, is_packed))
+                self._codes[key] = LoopCode(MachineCode(text, self.cpu))
             return self._codes[key]
 
 
@@ -105,6 +131,10 @@ def _packed_steps(layer: Layer, reverse: bool) -> tuple[Sequence[torch.Tensor | 
     return (rows, starts), layer.weight.new_zeros(len(layer.weight))
 
 
-def _arrays(layer: Layer, reverse: bool) -> list[Strided]:
-    saved = of_steps(layer.saved, reverse) if CELLS[layer.mode].saved else Strided()
-    return [saved, of_steps(layer.output, reverse), of_rows(layer.state), of_rows(layer.cell)]
+def _arrays(layer: Layer, reverse: bool) -> dict[str, Strided]:
+    return {
+        "saved": of_steps(layer.saved, reverse),
+        "output": of_steps(layer.output, reverse),
+        "state": of_rows(layer.state),
+        "cell": of_rows(layer.cell),
+    }

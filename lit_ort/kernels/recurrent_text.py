@@ -242,13 +242,14 @@ class Forward(Loop):
             before, cell_before = self.before(self.is_equal(step, 0), self.op("sub", step, 1))
             output = self.array("output", step)
             saved = self.array("saved", step) if self.cell.saved else output
+            given = self.array("matmuls", step)
 
             def columns() -> None:
                 gates = range(self.gates)
                 biases = [
                     [(self._bias("input_bias", k), self._bias("bias", k)) for k in gates] for _ in self.each_vector()
                 ]
-                self.each_group(lambda rows: self._group(rows, before, cell_before, saved, output, biases))
+                self.each_group(lambda rows: self._group(rows, before, cell_before, given, saved, output, biases))
 
             self.each_columns(columns)
         self.text.line("ret void")
@@ -264,13 +265,14 @@ class Forward(Loop):
         rows: list[str],
         before: Array | Split,
         cell_before: Array | Split,
+        inputs: Array,
         saved: Array,
         output: Array,
         biases: list[list[tuple[Vector, Vector]]],
     ) -> None:
         start = [
             [
-                self._start(saved, row, gate, *both)
+                self._start(inputs, row, gate, *both)
                 for vector in self.each_vector()
                 for gate, both in enumerate(biases[vector])
             ]
@@ -279,7 +281,7 @@ class Forward(Loop):
         matmuls = self.matmul(before, rows, self.depth, start)
         for vector in self.each_vector():
             given = [values[vector * self.gates : (vector + 1) * self.gates] for values in matmuls]
-            results = self._cells(given, rows, before, cell_before, saved, biases[vector])
+            results = self._cells(given, rows, before, cell_before, inputs, biases[vector])
             for row, values in zip(rows, results, strict=True):
                 for block, value in enumerate(values[:-1]):
                     self.store(saved, row, block, value)
@@ -291,7 +293,7 @@ class Forward(Loop):
         rows: list[str],
         before: Array | Split,
         cell_before: Array | Split,
-        saved: Array,
+        inputs: Array,
         biases: list[tuple[Vector, Vector]],
     ) -> list[list[Vector]]:
         """What the rows save, and their output, for a vector of columns."""
@@ -299,15 +301,15 @@ class Forward(Loop):
             cells = [self.load(cell_before, row) for row in rows]
             return [_lstm(given, cell) for given, cell in zip(matmuls, cells, strict=True)]
         if self.mode == "gru":
-            inputs = [self.load(saved, row, 2) + biases[2][0] for row in rows]
+            of_input = [self.load(inputs, row, 2) + biases[2][0] for row in rows]
             states = [self.load(before, row) for row in rows]
-            return [_gru(given, x, h) for given, x, h in zip(matmuls, inputs, states, strict=True)]
+            return [_gru(given, x, h) for given, x, h in zip(matmuls, of_input, states, strict=True)]
         return [[given[0].tanh() if self.mode == "tanh" else _relu(given[0])] for given in matmuls]
 
-    def _start(self, saved: Array, row: str, gate: int, input_bias: Vector, bias: Vector) -> Vector:
+    def _start(self, inputs: Array, row: str, gate: int, input_bias: Vector, bias: Vector) -> Vector:
         """What a gate's matmul with the state is added to."""
         if self.mode != "gru" or gate < 2:
-            return self.load(saved, row, gate) + (input_bias + bias)
+            return self.load(inputs, row, gate) + (input_bias + bias)
         return bias
 
 

@@ -26,10 +26,14 @@ from lit_ort._compat.torch_ops import ASSERTIONS
 from lit_ort._compat.torch_sizes import inverse_order, memory_order
 from lit_ort.errors import ConvertError
 from lit_ort.joint.phases import SOURCE, PhaseGraph
+from lit_ort.kernels.recurrent_arguments import loop_outputs
 from lit_ort.lower.emitter import Emitter
 from lit_ort.lower.engines import onnx_nodes
 from lit_ort.lower.model import ModelBuilder
 from lit_ort.lower.native_operators import (
+    is_native_loop,
+    loop_inputs,
+    loop_kind,
     memory_base,
     memory_of_inputs,
     native_lowering_of,
@@ -56,6 +60,7 @@ from lit_ort.runtime.program import (
     CALLER,
     OPENMP,
     SESSION,
+    LoopNode,
     MatmulNode,
     Phase,
     PlacedValue,
@@ -131,6 +136,7 @@ class _Lowering:
         self._by_onnx = onnx_nodes(module.graph) if is_cpu(device) and native is None else frozenset()
         self._regions: list[RegionNode] = []
         self._matmuls: list[MatmulNode] = []
+        self._loops: list[LoopNode] = []
         self._inputs: list[tuple[str, Source]] = []
         self._names: dict[fx.Node, str] = {}
         # The order of memory of the dimensions of values that a native session has in this order, and their names in
@@ -200,6 +206,7 @@ class _Lowering:
             tuple(self._terms),
             regions=tuple(self._regions),
             matmuls=tuple(self._matmuls),
+            loops=tuple(self._loops),
             results=tuple(results),
             placed=placed,
             pool=self._pool(),
@@ -257,6 +264,9 @@ class _Lowering:
         if node.target is REGION and self._is_native:
             self._region(node)
             return
+        if self._is_native and is_native_loop(node):
+            self._loop(node)
+            return
         lowering = self._lowering_of(node) if self._is_native or node in self._by_onnx else None
         if lowering is None:
             self._open_builder().add(node, node.meta.get(STREAM))
@@ -275,6 +285,20 @@ class _Lowering:
         self._types.update((name, (value.dtype, value.shape)) for name, value in zip(names, values, strict=True))
         for user in node.users:
             self._names[user] = names[arguments_of(user)[1]]
+
+    def _loop(self, node: fx.Node) -> None:
+        inputs, (mode, reverse), values = loop_inputs(node), loop_kind(node), node.meta["val"]
+        steps, rows, _ = values[0].shape
+        sizes = terms_of([steps, rows, inputs["state"].meta["val"].shape[-1]], self._sources)
+        self._loops.append(LoopNode(mode, reverse, values[0].dtype, sizes, tuple(inputs)))
+        given = [self._name_of(value) for value in inputs.values()]
+        positions = list(loop_outputs(mode, "matmuls" in inputs).values())
+        types = [(values[k].dtype, _fixed(values[k].shape)) for k in positions]
+        # The last output is memory for the packed weights.
+        names = self._builder.loop(len(self._loops) - 1, given, [*types, (values[0].dtype, None)], node.name)
+        found = dict(zip(positions, names, strict=False))
+        self._types.update((name, (values[k].dtype, values[k].shape)) for k, name in found.items())
+        self._names.update((user, found[k]) for user in node.users if (k := arguments_of(user)[1]) in found)
 
     def _lowering_of(self, node: fx.Node) -> Lowering | None:
         return native_lowering_of(node) if self._is_native else lowering_of(node)

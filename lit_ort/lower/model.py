@@ -16,6 +16,7 @@ from lit_ort.runtime.engines.engine_interface import (
     DOMAIN,
     IN_PLACE_OPERATOR,
     KERNEL_DOMAIN,
+    LOOP_OPERATOR,
     MATMUL_OPERATOR,
     OPERATOR,
     POSITION,
@@ -65,21 +66,25 @@ class ModelBuilder:
 
     def region(self, index: int, inputs: Sequence[str], outputs: Sequence[TensorType], name: str) -> list[str]:
         """Adds a compiled region and returns the names of its outputs; the arguments are those of `torch_node`."""
-        names = [self._unique(name) for _ in outputs]
-        self._values += zip(names, outputs, strict=True)
-        title, position = f"region_{names[0]}", {POSITION: str(index)}
-        node = helper.make_node(REGION_OPERATOR, list(inputs), names, name=title, domain=KERNEL_DOMAIN, **position)
-        self._nodes.append(node)
-        return names
+        return self._kernel(REGION_OPERATOR, index, inputs, outputs, name)
 
     def matmul(self, index: int, inputs: Sequence[str], output: TensorType, name: str) -> str:
         """Adds a matmul of MKL and returns the name of its output; the arguments are those of `torch_node`."""
-        result = self._unique(name)
-        self._values.append((result, output))
-        title, position = f"matmul_{result}", {POSITION: str(index)}
-        node = helper.make_node(MATMUL_OPERATOR, list(inputs), [result], name=title, domain=KERNEL_DOMAIN, **position)
+        return self._kernel(MATMUL_OPERATOR, index, inputs, [output], name)[0]
+
+    def loop(self, index: int, inputs: Sequence[str], outputs: Sequence[TensorType], name: str) -> list[str]:
+        """Adds a loop of a recurrent layer and returns the names of its outputs; as `region`."""
+        return self._kernel(LOOP_OPERATOR, index, inputs, outputs, name)
+
+    def _kernel(
+        self, operator: str, index: int, inputs: Sequence[str], outputs: Sequence[TensorType], name: str
+    ) -> list[str]:
+        names = [self._unique(name) for _ in outputs]
+        self._values += zip(names, outputs, strict=True)
+        title, position = f"{operator.lower()}_{names[0]}", {POSITION: str(index)}
+        node = helper.make_node(operator, list(inputs), names, name=title, domain=KERNEL_DOMAIN, **position)
         self._nodes.append(node)
-        return result
+        return names
 
     def torch_node(
         self, index: int, inputs: Sequence[str], outputs: Sequence[TensorType], name: str, is_in_place: bool = False

@@ -1,4 +1,4 @@
-"""The operators of native sessions besides regions: matmuls, and the views that they read.
+"""The operators of native sessions besides regions: matmuls, loops of recurrent layers, and the views that they read.
 
 Matmuls are ONNX Runtime's kernels, or MKL's where the session runs on the threads of OpenMP. A native session calls no
 Python, except for torch nodes of other operators.
@@ -16,6 +16,7 @@ from torch import fx
 from lit_ort._compat.torch_fx import first_argument, is_element, is_size, is_view
 from lit_ort._compat.torch_ops import ASSERTIONS, SLICE_END
 from lit_ort._compat.torch_sizes import hint_of, memory_order
+from lit_ort.kernels.recurrent_arguments import BACKWARD_INPUTS, FORWARD_INPUTS
 from lit_ort.lower.emitter import Emitter
 from lit_ort.lower.operators import ANY, LOWERINGS, Lowering, lowering_of
 from lit_ort.ops.hand_over import hand_over
@@ -31,6 +32,13 @@ _RESHAPES = frozenset({aten.reshape.default, aten.unsqueeze.default, aten.squeez
 # A call of a session takes about 20 us, a torch node 15 us, and an operator in one 4 us (Intel Xeon, one thread).
 FEWEST_OPERATORS, OPERATORS_OF_SWITCH = 6, 4
 _FLOATS = frozenset({torch.float32, torch.float64})
+# The loops of recurrent layers, by their first arguments; the mode and the direction follow.
+_LOOPS: Mapping[Any, Sequence[str]] = MappingProxyType(
+    {
+        torch.ops.lit_ort.recurrent_loop.default: FORWARD_INPUTS,
+        torch.ops.lit_ort.recurrent_loop_backward.default: BACKWARD_INPUTS,
+    }
+)
 
 
 def obstacle(graph: fx.Graph, uses_openmp: bool = False) -> str | None:
@@ -53,7 +61,7 @@ def obstacle(graph: fx.Graph, uses_openmp: bool = False) -> str | None:
             continue
         if node.target is REGION and None in memory_of_inputs(node):
             return f"a value of {node.name} in another layout than ONNX Runtime's"
-        is_native = node.target is REGION or native_lowering_of(node) is not None
+        is_native = node.target is REGION or native_lowering_of(node) is not None or is_native_loop(node)
         (native if is_native else by_torch).append(node)
     unfit = next((node for node in by_torch if not _has_form(node)), None)
     if unfit is not None:
@@ -93,6 +101,27 @@ def native_lowering_of(node: fx.Node) -> Lowering | None:
     """How an operator or a view is written in a native session; None if it has no form there."""
     lowering = lowering_of(node, NATIVE_OPERATORS)
     return lowering if lowering is None or lowering.view == is_view(node) else None
+
+
+def is_native_loop(node: fx.Node) -> bool:
+    """Whether a node is the loop of a recurrent layer, or of its gradient, that a native session computes."""
+    inputs = loop_inputs(node)
+    return bool(inputs) and all(one.meta["val"].dtype in _FLOATS for one in inputs.values())
+
+
+def loop_inputs(node: fx.Node) -> dict[str, fx.Node]:
+    """The inputs of the loop of a recurrent layer, by their names; none of any other node, nor of packed sequences."""
+    names = _LOOPS.get(node.target, ())
+    values = dict(zip(names, node.args, strict=False))
+    if len(node.args) > len(names) + 2 and node.args[len(names) + 2] is not None:
+        return {}
+    return {name: value for name, value in values.items() if isinstance(value, fx.Node)}
+
+
+def loop_kind(node: fx.Node) -> tuple[str, bool]:
+    """The mode of a loop, and whether its layer runs from the last step to the first."""
+    mode, reverse = node.args[len(_LOOPS[node.target]) :][:2]
+    return str(mode), bool(reverse)
 
 
 def memory_base(node: fx.Node) -> fx.Node:

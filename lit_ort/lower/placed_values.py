@@ -15,6 +15,7 @@ from lit_ort.runtime.engines.engine_interface import (
     DOMAIN,
     IN_PLACE_OPERATOR,
     KERNEL_DOMAIN,
+    LOOP_OPERATOR,
     MATMUL_OPERATOR,
     MICROSOFT,
     OPERATOR,
@@ -30,6 +31,7 @@ _OWNERS = frozenset(
     {
         (KERNEL_DOMAIN, REGION_OPERATOR),
         (KERNEL_DOMAIN, MATMUL_OPERATOR),
+        (KERNEL_DOMAIN, LOOP_OPERATOR),
         (DOMAIN, OPERATOR),
         ("", "MatMul"),
         ("", "Gemm"),

@@ -9,30 +9,28 @@ from lit_ort.kernels.recurrent_arguments import CELLS, Layer, LayerGradients
 
 
 def forward(layer: Layer) -> None:
-    """Computes what a layer saves and its output, in place.
-
-    The matmuls with the input have their bias, in one rounding; `layer.input_bias` is not read.
-    """
+    """Computes what a layer saves and its output, in place."""
     kind = CELLS[layer.mode]
     steps = _steps(layer, layer.reverse)
     for step, earlier in zip(steps, [None, *steps], strict=False):
         state, cell = _before(layer, step, earlier)
         matmuls = linear(state, layer.weight, layer.bias).chunk(kind.gates, 1)
+        inputs = _inputs(layer, step).chunk(kind.gates, 1)
         output = _rows(layer, layer.output, step)
-        blocks = _rows(layer, layer.saved, step).chunk(kind.saved, 1) if kind.saved else [output]
+        blocks = _kept(layer, step)
         if cell is not None:
-            i, f, g, o = (block.add_(matmul) for block, matmul in zip(blocks, matmuls, strict=False))
+            i, f, g, o = (torch.add(*parts, out=block) for *parts, block in zip(inputs, matmuls, blocks, strict=False))
             cell = torch.mul(f.sigmoid_(), cell, out=blocks[4]).addcmul_(i.sigmoid_(), g.tanh_())
             torch.mul(o.sigmoid_(), cell.tanh(), out=output)
         elif layer.mode == "gru":
             reset, update, part, new = blocks
-            reset.add_(matmuls[0]).sigmoid_()
-            update.add_(matmuls[1]).sigmoid_()
-            torch.addcmul(part, reset, matmuls[2], out=new).tanh_()
+            torch.add(inputs[0], matmuls[0], out=reset).sigmoid_()
+            torch.add(inputs[1], matmuls[1], out=update).sigmoid_()
+            torch.addcmul(inputs[2], reset, matmuls[2], out=new).tanh_()
             part.copy_(matmuls[2])
             torch.lerp(new, state, update, out=output)
         else:
-            output.add_(matmuls[0])
+            torch.add(inputs[0], matmuls[0], out=output)
             output.tanh_() if layer.mode == "tanh" else output.relu_()
 
 
@@ -44,7 +42,7 @@ def backward(layer: Layer, gradients: LayerGradients) -> None:
         grad, gates = _rows(layer, gradients.grad, step), _rows(layer, gradients.gates, step)
         of_state = gradients.state[: len(grad)].add_(grad)
         before, cell_before = _before(layer, step, earlier)
-        kept = _rows(layer, layer.saved if kind.saved else layer.output, step).chunk(max(1, kind.saved), 1)
+        kept = _kept(layer, step)
         results = gates.chunk(kind.gradients, 1)
         if gradients.cell is not None and cell_before is not None:
             _lstm(kept, cell_before, of_state, gradients.cell[: len(grad)], results)
@@ -65,6 +63,20 @@ def _rows(layer: Layer, tensor: torch.Tensor, step: int) -> torch.Tensor:
     return tensor.narrow(0, layer.packed.starts[step], layer.packed.rows[step])
 
 
+def _inputs(layer: Layer, step: int) -> torch.Tensor:
+    """The matmuls of a step with the input, and their bias."""
+    assert layer.matmuls is not None
+    matmuls = _rows(layer, layer.matmuls, step)
+    return matmuls if layer.input_bias is None else matmuls + layer.input_bias
+
+
+def _kept(layer: Layer, step: int) -> tuple[torch.Tensor, ...]:
+    """The blocks that a step saves; of a plain layer, its output."""
+    if layer.saved is None:
+        return (_rows(layer, layer.output, step),)
+    return _rows(layer, layer.saved, step).chunk(CELLS[layer.mode].saved, 1)
+
+
 def _before(layer: Layer, step: int, earlier: int | None) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The state and an LSTM's cell before a step: those of an earlier step, or the first ones of rows that begin."""
     if earlier is None:
@@ -73,8 +85,7 @@ def _before(layer: Layer, step: int, earlier: int | None) -> tuple[torch.Tensor,
     state = _continued(layer, _rows(layer, layer.output, earlier), layer.state, step)
     if layer.cell is None:
         return state, None
-    cells = _rows(layer, layer.saved, earlier).chunk(CELLS[layer.mode].saved, 1)[4]
-    return state, _continued(layer, cells, layer.cell, step)
+    return state, _continued(layer, _kept(layer, earlier)[4], layer.cell, step)
 
 
 def _continued(layer: Layer, earlier: torch.Tensor, first: torch.Tensor, step: int) -> torch.Tensor:

@@ -23,6 +23,9 @@ _KINDS = (Adam, AdamW, SGD, Adagrad)
 # In lower precision the forms round differently, and updates by a fused SGD are lost (torch 2.13).
 _DTYPES = ({torch.float32}, {torch.float64})
 _FORMATS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
+# A fused kernel wakes torch's threads once a parameter, of any size. Up to so many elements a parameter, one thread is
+# faster, and on busy cores each wake can take milliseconds.
+_ELEMENTS_OF_ONE_THREAD = 16384
 
 
 @contextmanager
@@ -37,17 +40,22 @@ def fused_form(optimizer: Any) -> Iterator[None]:
         yield
         return
     marked: list[dict[str, Any]] = []
+    threads = torch.get_num_threads()
 
     def mark() -> None:
         marked.extend(group for group in optimizer.param_groups if _is_fusible(group, optimizer.state))
         for group in marked:
             group["fused"] = True
+        if threads > 1 and _are_small([parameter for group in marked for parameter in _with_gradients(group)]):
+            torch.set_num_threads(1)
 
     def before(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         return mark() if closure is None else (args[:1], {**kwargs, "closure": partial(_called_before, mark, closure)})
 
     def unmark(*_: Any) -> None:
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
         for group in marked:
             group["fused"] = None
             # The default form does this, the fused one doesn't: a later backward would take the changed weights.
@@ -72,6 +80,10 @@ def _called_before(action: Callable[[], None], closure: Callable[[], Any]) -> An
 
 def _with_gradients(group: Mapping[str, Any]) -> list[Tensor]:
     return [parameter for parameter in group["params"] if parameter.grad is not None]
+
+
+def _are_small(parameters: list[Tensor]) -> bool:
+    return 0 < sum(map(Tensor.numel, parameters)) <= _ELEMENTS_OF_ONE_THREAD * len(parameters)
 
 
 def _is_fusible(group: Mapping[str, Any], states: Mapping[Tensor, Any]) -> bool:

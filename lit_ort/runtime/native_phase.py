@@ -58,7 +58,7 @@ class NativePhase:
         modules = [region.module for region in phase.regions]
         regions = [NativeRegion(*parts) for parts in zip(placed, made, modules, strict=True)]
         numbers = [*(region.sizes for region in phase.regions), *(result.shape for result in phase.results)]
-        numbers += [matmul.sizes for matmul in phase.matmuls]
+        numbers += [node.sizes for node in (*phase.matmuls, *phase.loops)]
         numbers += [value.shape for value in phase.placed]
         self._sized_inputs = inputs_in(term for terms in numbers for term in terms)
         names = [name for name, _ in phase.inputs]
@@ -73,6 +73,7 @@ class NativePhase:
             (*phase.outputs, *(value.name for value in phase.placed if value.name not in phase.outputs)),
             regions=regions,
             matmuls=phase.matmuls,
+            loops=phase.loops,
             results=len(phase.results),
             has_sizes=bool(self._sized_inputs),
             uses_openmp=uses_openmp,
@@ -118,6 +119,7 @@ class NativePhase:
         return RunShapes(
             tuple(numbers(region.sizes) for region in phase.regions),
             tuple(numbers(matmul.sizes) for matmul in phase.matmuls),
+            tuple(numbers(loop.sizes) for loop in phase.loops),
             tuple(outputs),
             places,
             size,

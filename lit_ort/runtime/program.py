@@ -131,6 +131,25 @@ class MatmulNode:
 
 
 @dataclasses.dataclass(frozen=True)
+class LoopNode:
+    """One node of an ONNX graph that is the loop over time of a recurrent layer, or of its gradient.
+
+    Args:
+        mode: "lstm", "gru", "tanh" or "relu".
+        reverse: whether the layer's steps run from the last to the first.
+        dtype: of all values.
+        sizes: the steps, the rows of each and the width of the state, as numbers or terms of `lit_ort.runtime.sizes`.
+        inputs: the names of its inputs, in order, as in `lit_ort.kernels.recurrent_calls`.
+    """
+
+    mode: str
+    reverse: bool
+    dtype: torch.dtype
+    sizes: tuple[Any, ...]
+    inputs: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class ResultType:
     """The type of an output of a native session, whose memory the caller allocates.
 
@@ -174,6 +193,7 @@ class Phase:
         nodes: its torch nodes; a node's `overload_name` is its position in this tuple.
         regions: its region nodes, likewise, if the session is native.
         matmuls: its matmuls of MKL, likewise, if the session is native and runs on OpenMP's threads.
+        loops: its loops of recurrent layers, likewise.
         results: the types of the outputs, if the session is native: if Python is called by torch nodes alone.
         placed: the large values of a native session, results among them.
         pool: the threads on which a native session runs: `OPENMP`, which torch's operators use too, `SESSION`, its own
@@ -194,6 +214,7 @@ class Phase:
     device: str = str(CPU)
     regions: tuple[RegionNode, ...] = ()
     matmuls: tuple[MatmulNode, ...] = ()
+    loops: tuple[LoopNode, ...] = ()
     results: tuple[ResultType, ...] = ()
     placed: tuple[PlacedValue, ...] = ()
     pool: str = SESSION

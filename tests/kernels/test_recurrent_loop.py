@@ -35,7 +35,7 @@ def layer(mode: str, shape: tuple[int, int, int], reverse: bool, dtype: torch.dt
         return torch.randn(sizes, dtype=dtype)
 
     cell = random(batch, hidden) if mode == "lstm" else None
-    saved = random(length if kind.saved else 0, batch, kind.saved * hidden)
+    saved = random(length, batch, kind.saved * hidden) if kind.saved else None
     made = Layer(
         mode,
         reverse,
@@ -46,6 +46,7 @@ def layer(mode: str, shape: tuple[int, int, int], reverse: bool, dtype: torch.dt
         cell,
         random(*shape),
         saved,
+        random(length, batch, size),
     )
     of_cell = None if cell is None else random(batch, hidden)
     gates = random(length, batch, kind.gradients * hidden)
@@ -81,10 +82,6 @@ def run(loops: RecurrentLoops, given: tuple[Layer, LayerGradients], at_end: bool
 def check(loops: RecurrentLoops, mode: str, shape: tuple[int, int, int], reverse: bool, dtype: torch.dtype) -> None:
     given = layer(mode, shape, reverse, dtype)
     (made, _), (gradients, _) = (copied(value) for value in given)
-    if made.input_bias is not None:
-        # The reference takes the matmuls with the bias.
-        kind, matmuls = CELLS[mode], made.saved if CELLS[mode].saved else made.output
-        matmuls[..., : kind.gates * shape[2]] += made.input_bias
     recurrent_steps.forward(made)
     recurrent_steps.backward(made, gradients)
     wanted = [tensor for value in (made, gradients) for tensor in tensors_of(value).values()]

@@ -14,7 +14,9 @@ from tests.compare import relative_error
 from tests.ops.helpers import RecordingAllocator
 
 layer_of = torch.ops.lit_ort.recurrent_layer
-gradients_of = torch.ops.lit_ort.recurrent_layer_backward
+loop_of = torch.ops.lit_ort.recurrent_loop
+gradients_of = torch.ops.lit_ort.recurrent_loop_backward
+states_before = torch.ops.lit_ort.packed_states_before
 MODES = ["lstm", "gru", "tanh", "relu"]
 LENGTH, BATCH, WIDTH, HIDDEN = 5, 3, 4, 6
 
@@ -23,7 +25,7 @@ LENGTH, BATCH, WIDTH, HIDDEN = 5, 3, 4, 6
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs a test by machine code, and by torch's operators as on CPUs without it."""
     if request.param == "torch":
-        monkeypatch.setattr(recurrent, "_loops", lambda: None)
+        monkeypatch.setattr(recurrent, "recurrent_loops", lambda: None)
     else:
         pytest.importorskip("llvmlite")
 
@@ -46,6 +48,19 @@ def arguments(
     return (x, state, cell if mode == "lstm" else None, *weights, *([None] * (4 - len(weights))), mode, reverse)
 
 
+def loop_arguments(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of the loop, from those of the layer."""
+    x, state, cell, input_weight, *rest = args
+    return ((x @ input_weight.t()).detach(), state, cell, *rest)
+
+
+def gradient_arguments(given: list[Any], results: tuple[torch.Tensor, ...], mode: str, *rest: Any) -> tuple[Any, ...]:
+    """The arguments of the loop's gradient, from those of the loop and its results."""
+    output, *last, saved = results
+    grads = [torch.randn_like(value) for value in (output, *last)]
+    return (*grads, *given[1:4], output, saved if saved.numel() else None, mode, *rest)
+
+
 def leaves_of(args: tuple[Any, ...]) -> list[torch.Tensor]:
     return [argument for argument in args if isinstance(argument, torch.Tensor)]
 
@@ -59,7 +74,7 @@ def check(module: nn.RNNBase, args: tuple[Any, ...]) -> None:
     x, state, cell, *_, reverse = args
     expected, last = module(x.flip(0) if reverse else x, state if cell is None else (state, cell))
     expected = expected.flip(0) if reverse else expected
-    actual, *last_states, _ = layer_of(*args)
+    actual, *last_states = layer_of(*args)
     pairs = [(actual, expected), *zip(last_states, [last] if cell is None else last, strict=False)]
     weight = torch.randn(*expected.shape[1:], len(expected), dtype=x.dtype).permute(2, 0, 1)
     losses = [
@@ -125,28 +140,22 @@ def test_gradcheck_and_opcheck(mode: str) -> None:
         return layer_of(tensors[0], *states, *tensors[-4:], mode, False)[: 3 if mode == "lstm" else 2]
 
     assert torch.autograd.gradcheck(outputs, leaves_of(args))
-    torch.library.opcheck(layer_of.default, args)
-    torch.library.opcheck(layer_of.default, (args[0].detach().contiguous(), *args[1:-1], True))
-    given = detached(args)
-    output, *last, saved = layer_of(*given)
-    for wants_x in (True, False):
-        rest = (output, saved, mode, False, wants_x)
-        grads = [torch.randn_like(value) for value in (output, *last)]
-        backward_args = (*grads, *given[:5], *rest)
-        torch.library.opcheck(gradients_of.default, backward_args)
+    loop = loop_arguments(args)
+    torch.library.opcheck(loop_of.default, (loop[0].requires_grad_(), *loop[1:]))
+    torch.library.opcheck(loop_of.default, (*loop_arguments(args)[:-1], True))
+    given = detached(loop)
+    torch.library.opcheck(gradients_of.default, gradient_arguments(given, loop_of(*given), mode, False))
 
 
 @pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("mode", MODES)
 def test_results_use_the_given_memory(mode: str) -> None:
     allocator = RecordingAllocator()
-    args = detached(arguments(twin(mode, True), mode, False))
-    results = OPERATORS[layer_of.default].kernel(allocator, *args)
+    args = detached(loop_arguments(arguments(twin(mode, True), mode, False)))
+    results = OPERATORS[loop_of.default].kernel(allocator, *args)
     assert all(allocator.contains(result) for result in results)
-    output, *last, saved = results
     backward = OPERATORS[gradients_of.default]
-    grads = [torch.randn_like(value) for value in (output, *last)]
-    gradients = backward.kernel(allocator, *grads, *args[:5], output, saved, mode, False, True)
+    gradients = backward.kernel(allocator, *gradient_arguments(args, results, mode, False))
     assert all(allocator.contains(gradient) for gradient in gradients)
     assert not any(gradient.isnan().any() for gradient in gradients)
 
@@ -204,7 +213,7 @@ def check_packed(module: nn.RNNBase, args: tuple[Any, ...]) -> None:
     else:
         found, last = module(sequence, states)
         expected, last = found.data, [last] if cell is None else last
-    actual, *last_states, _ = layer_of(*args)
+    actual, *last_states = layer_of(*args)
     pairs = [(actual, expected), *zip(last_states, last, strict=False)]
     weight = torch.randn(expected.shape[::-1], dtype=x.dtype).t()
     losses = [
@@ -278,11 +287,13 @@ def of_torch(module: nn.RNNBase, values: list[torch.Tensor], batch_sizes: torch.
 @pytest.mark.parametrize("mode", MODES)
 def test_opcheck_of_packed_sequences(mode: str) -> None:
     args = packed_arguments(twin(mode, True), mode, False, LENGTHS[3])
-    torch.library.opcheck(layer_of.default, args)
-    given = detached(args)
-    output, *last, saved = layer_of(*given)
-    grads = [torch.randn_like(value) for value in (output, *last)]
-    torch.library.opcheck(gradients_of.default, (*grads, *given[:5], output, saved, mode, False, True, args[-1]))
+    loop = loop_arguments(args)
+    torch.library.opcheck(loop_of.default, loop)
+    given = detached(loop)
+    results = loop_of(*given)
+    torch.library.opcheck(gradients_of.default, gradient_arguments(given, results, mode, False, args[-1]))
+    for reverse in (True, False):
+        torch.library.opcheck(states_before.default, (results[0], given[1], reverse, args[-1]))
 
 
 def test_batch_sizes_of_other_rows_are_refused() -> None:

@@ -1,7 +1,7 @@
 """Sessions of matmuls and compiled regions, which call no Python but for torch nodes.
 
 Matmuls are ONNX Runtime's kernels, on its threads, or MKL's in a custom operator, on the threads of OpenMP that torch's
-operators use too. Regions are a custom operator.
+operators use too. Regions and the loops of recurrent layers are custom operators.
 
 They are created and run through the C interface, in both builds in the same way.
 """
@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from ctypes import byref, c_char_p, c_int64, c_uint64, c_void_p
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -38,7 +39,9 @@ from lit_ort.kernels.operator_entry import (
     with_denormals,
     without_denormals,
 )
+from lit_ort.kernels.recurrent_calls import RecurrentCall, RecurrentCallCode, RecurrentCallWords
 from lit_ort.kernels.thread_pool import find_openmp, pause_of_openmp
+from lit_ort.ops.recurrent import recurrent_loops
 from lit_ort.regions.placed_region import SizedRegion, with_sizes
 from lit_ort.runtime.buffers import SMALL_BYTES, tensor_in
 from lit_ort.runtime.elements import ELEMENTS
@@ -46,6 +49,7 @@ from lit_ort.runtime.engines.engine_interface import (
     CHECK_THE_BATCH,
     FOR_A_REPORT,
     KERNEL_DOMAIN,
+    LOOP_OPERATOR,
     MATMUL_OPERATOR,
     POSITION,
     REGION_OPERATOR,
@@ -61,7 +65,7 @@ from lit_ort.runtime.engines.stock.torch_node_operator import (
     variadic_operator,
 )
 from lit_ort.runtime.nodes import RunState
-from lit_ort.runtime.program import MatmulNode
+from lit_ort.runtime.program import LoopNode, MatmulNode
 from lit_ort.runtime.region_calls import kernels
 
 # Errors are raised, not logged.
@@ -78,6 +82,7 @@ _MOST_SIZES = 64
 _LONG_RUN = 3e-3
 # omp_pause_soft of omp.h.
 _SOFT = 1
+_Sizes = tuple[tuple[int, ...], ...]
 _P, _S = c_void_p, ctypes.c_size_t
 _Run = ctypes.CFUNCTYPE(_P, _P, _P, _P, _P, _S, _P, _S, _P)
 _Bind = ctypes.PYFUNCTYPE(_P, _P, _S, _P, _P, _P, _P)
@@ -105,6 +110,7 @@ class NativeModel(Model):
     Args:
         regions: its regions; a node's attribute is its position among these.
         matmuls: its matmuls of MKL, likewise; the sizes of each are given at a run.
+        loops: its loops of recurrent layers, in the same way.
         results: the number of outputs that a run returns; the others are values whose memory a run provides.
         has_sizes: whether sizes change from run to run.
         uses_openmp: whether OpenMP's threads compute regions and matmuls.
@@ -112,6 +118,7 @@ class NativeModel(Model):
 
     regions: Sequence[NativeRegion] = ()
     matmuls: Sequence[MatmulNode] = ()
+    loops: Sequence[LoopNode] = ()
     results: int = 0
     has_sizes: bool = False
     uses_openmp: bool = False
@@ -123,6 +130,7 @@ class RunShapes(NamedTuple):
     Args:
         regions: the sizes that each region takes.
         matmuls: those of each matmul.
+        loops: those of each loop.
         outputs: the shape of each output, and the shape in which the session computes it.
         places: the offset of an output in the memory of the run, by the output's position.
         size: of this memory, in bytes.
@@ -130,6 +138,7 @@ class RunShapes(NamedTuple):
 
     regions: tuple[tuple[int, ...], ...]
     matmuls: tuple[tuple[int, ...], ...]
+    loops: tuple[tuple[int, ...], ...]
     outputs: tuple[tuple[torch.dtype, tuple[int, ...], tuple[int, ...]], ...]
     places: Mapping[int, int]
     size: int
@@ -148,15 +157,14 @@ class NativeEngine:
         self._library, self._environment, self._shares_arena = library, environment, shares_arena
         # Kernels are created on the thread that creates their session.
         self._creation = _Creation()
-        self._create = CreateKernel(functools.partial(self._create_kernel, False))
-        self._create_of_matmul = CreateKernel(functools.partial(self._create_kernel, True))
+        operators = REGION_OPERATOR, MATMUL_OPERATOR, LOOP_OPERATOR
+        self._create = {name: CreateKernel(functools.partial(self._create_kernel, name)) for name in operators}
         self._failed = _Failed(self._status_of_failure)
         # By their addresses: the words of calls.
         self._calls: WeakValueDictionary[int, RegionCallWords] = WeakValueDictionary()
         self._entry = self._entry_of_kernels()
         self._kernels = [
-            variadic_operator(name, function, self._entry.address)
-            for name, function in ((REGION_OPERATOR, self._create), (MATMUL_OPERATOR, self._create_of_matmul))
+            variadic_operator(name, function, self._entry.address) for name, function in self._create.items()
         ]
         self._domain = library.new("CreateCustomOpDomain", KERNEL_DOMAIN.encode())
         for kernel in self._kernels:
@@ -182,12 +190,17 @@ class NativeEngine:
             SessionError: ONNX Runtime rejects the model.
         """
         library, pool = self._library, self._pool(model.uses_openmp)
-        slots = (c_int64 * (1 + len(model.regions) + len(model.matmuls)))()
+        slots = (c_int64 * (1 + len(model.regions) + len(model.matmuls) + len(model.loops)))()
         options = library.new("CreateSessionOptions")
         torch_nodes: list[int] = []
         try:
             self._set(options, model, pool, threads)
-            self._creation.slots, self._creation.regions = ctypes.addressof(slots), len(model.regions)
+            first, matmuls = ctypes.addressof(slots), WORD * len(model.regions)
+            self._creation.slots = {
+                REGION_OPERATOR: first,
+                MATMUL_OPERATOR: first + matmuls,
+                LOOP_OPERATOR: first + matmuls + WORD * len(model.matmuls),
+            }
             with pool.operator.creating(model.inputs, model.device) as torch_nodes:
                 session = library.new("CreateSessionFromArray", self._environment, model.data, len(model.data), options)
         except EngineError as error:
@@ -229,7 +242,7 @@ class NativeEngine:
             library.call("AddSessionConfigEntry", options, key.encode(), value.encode())
         if model.nodes:
             library.call("AddCustomOpDomain", options, pool.operator.domain)
-        if model.regions or model.matmuls:
+        if model.regions or model.matmuls or model.loops:
             library.call("AddCustomOpDomain", options, self._domain)
 
     def _entry_of_kernels(self) -> OperatorEntry:
@@ -261,10 +274,10 @@ class NativeEngine:
         except Exception as error:
             return self._library.failed(f"a compiled region failed ({type(error).__name__}: {error})")
 
-    def _create_kernel(self, is_matmul: bool, this: int, table: int, info: int, kernel: Any) -> int | None:
+    def _create_kernel(self, operator: str, this: int, table: int, info: int, kernel: Any) -> int | None:
         try:
-            position = int(attribute_of(self._library, info, POSITION)) + is_matmul * self._creation.regions
-            kernel[0] = self._creation.slots + WORD * position
+            position = int(attribute_of(self._library, info, POSITION))
+            kernel[0] = self._creation.slots[operator] + WORD * position
             return None
         # No error may be raised into C; the status makes the session's creation fail.
         except Exception as error:
@@ -272,10 +285,9 @@ class NativeEngine:
 
 
 class _Creation(threading.local):
-    """The words of the kernels of the session that is created on this thread: its regions', then its matmuls'."""
+    """The address of the first word of each operator's kernels, of the session that is created on this thread."""
 
-    slots = 0
-    regions = 0
+    slots: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -447,7 +459,7 @@ class NativeSession:
             raise SessionError(f"a run failed: {message}", remedy=CHECK_THE_BATCH) from error
 
     def _bind(self, shapes: RunShapes, inputs: Sequence[torch.Tensor]) -> None:
-        words = self._words(shapes.regions, shapes.matmuls)
+        words = self._words(shapes.regions, shapes.matmuls, shapes.loops)
         self._slots[: len(words)] = [one.address for one in words]
         self._bound, self._shapes = words, shapes
         returned = shapes.outputs[: self._model.results]
@@ -456,7 +468,7 @@ class NativeSession:
         self._inputs.begin([(tensor.dtype, tensor.shape) for tensor in inputs])
         self._outputs.begin([(dtype, computed) for dtype, _, computed in shapes.outputs])
 
-    def _words_for(self, regions: tuple[tuple[int, ...], ...], matmuls: tuple[tuple[int, ...], ...]) -> list[CallWords]:
+    def _words_for(self, regions: _Sizes, matmuls: _Sizes, loops: _Sizes) -> list[CallWords]:
         words = list[RegionCallWords]()
         for region, numbers in zip(self._regions, regions, strict=True):
             placed = with_sizes(region.placed, numbers)
@@ -464,7 +476,8 @@ class NativeSession:
             words.append(RegionCallWords(kernel, placed, region.module, self._model.uses_openmp))
         self._process.calls.update((one.address, one) for one in words)
         words_of = functools.partial(_words_of, self._pool.matmuls)
-        return [*words, *map(words_of, self._model.matmuls, matmuls)]
+        words_of_loop = functools.partial(_words_of_loop, self._model.uses_openmp)
+        return [*words, *map(words_of, self._model.matmuls, matmuls), *map(words_of_loop, self._model.loops, loops)]
 
 
 def _words_of(code: MatmulCode | None, node: MatmulNode, sizes: tuple[int, ...]) -> CallWords:
@@ -474,6 +487,19 @@ def _words_of(code: MatmulCode | None, node: MatmulNode, sizes: tuple[int, ...])
     matmul = Matmul(node.dtype, count, rows, columns, inner, node.transposed, node.added)
     shape = (count, rows, columns) if node.is_batch else (rows, columns)
     return MatmulCallWords(code, matmul, shape)
+
+
+@functools.cache
+def _recurrent_code() -> RecurrentCallCode:
+    return RecurrentCallCode(kernels().cpu)
+
+
+def _words_of_loop(uses_openmp: bool, node: LoopNode, sizes: tuple[int, ...]) -> CallWords:
+    """The words of a loop's calls."""
+    loops, (steps, rows, hidden) = recurrent_loops(), sizes
+    assert loops is not None, "there are kernels, so there are loops"
+    call = RecurrentCall(node.mode, node.reverse, node.dtype, (steps, rows, hidden), node.inputs)
+    return RecurrentCallWords(_recurrent_code(), loops, call, uses_openmp)
 
 
 class _Values:
