@@ -13,6 +13,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from lit_ort._compat.torch_optim import has_step_hooks
 from lit_ort.runtime.fused_form import fused_form
+from tests.kernels.test_generated_regions import threads
 
 STEPS = 10
 Make = Callable[[list[Tensor]], Optimizer]
@@ -306,3 +307,41 @@ def test_an_exception_leaves_nothing_behind() -> None:
     assert optimizer.param_groups[0]["fused"] is None
     hook.remove()
     assert not has_step_hooks(optimizer)
+
+
+@pytest.mark.parametrize(("size", "expected"), [(64, 1), (100_000, 2)])
+def test_small_parameters_are_updated_on_one_thread(size: int, expected: int) -> None:
+    parameters = [nn.Parameter(torch.ones(size)) for _ in range(3)]
+    for parameter in parameters:
+        parameter.grad = torch.ones(size)
+    optimizer = Adam(parameters)
+    found: list[int] = []
+    with threads(2), fused_form(optimizer):
+        # After the hook that marks the groups.
+        optimizer.register_step_pre_hook(lambda *_: found.append(torch.get_num_threads()))
+        for _ in range(2):
+            optimizer.step()
+            assert torch.get_num_threads() == 2
+    # The first step creates the state, in the default form.
+    assert found == [2, expected]
+
+
+def test_threads_are_restored_after_a_step_that_fails() -> None:
+    parameter = nn.Parameter(torch.ones(4))
+    parameter.grad = torch.ones(4)
+    optimizer = Adam([parameter])
+    optimizer.step()
+
+    def fail(*_: Any) -> None:
+        assert torch.get_num_threads() == 1
+        raise ValueError("the step fails")
+
+    def step() -> None:
+        with fused_form(optimizer):
+            optimizer.register_step_pre_hook(fail)
+            optimizer.step()
+
+    with threads(2):
+        with pytest.raises(ValueError, match="the step fails"):
+            step()
+        assert torch.get_num_threads() == 2
