@@ -25,7 +25,7 @@ KINDS: dict[str, Callable[..., nn.RNNBase]] = {
 READS: dict[str, Callable[[Tensor, tuple[Tensor, ...]], Tensor]] = {
     "all results": lambda output, last: (output**2).sum() + sum((x**3).sum() for x in last),
     "the output": lambda output, last: (output**2).sum(),
-    "the last states": lambda output, last: sum((x**3).sum() for x in last),
+    "the last states": lambda output, last: torch.stack([(x**3).sum() for x in last]).sum(),
     "the last step": lambda output, last: (output[-1] ** 2).sum(),
 }
 
@@ -37,8 +37,8 @@ class Step(nn.Module):
         self.head = nn.Linear(5, 5)
         self.read, self.has_states = READS[read], has_states
 
-    def forward(self, x: Tensor, *states: Tensor) -> Tensor:
-        given = (states if len(states) > 1 else states[0]) if self.has_states else None
+    def forward(self, x: Tensor, *states: Any) -> Tensor:
+        given = None if not self.has_states else states if len(states) > 1 else states[0]
         output, last = self.layers(self.head(x), given)
         return self.read(output, last if isinstance(last, tuple) else (last,))
 

@@ -23,9 +23,9 @@ PATH = Path(__file__).parents[2] / "docs" / "support.md"
 _HEAD = """# What runs where
 
 The gradients of a graph are torch's: AOTAutograd traces forward and backward into one graph of ATen operators, so every
-operator that torch can differentiate is supported. A graph of matmuls in float32 or float64, recurrent layers, views and
-what regions can compute is a *native* session: ONNX Runtime runs it without a call of Python, with compiled regions and
-loops over time as custom operators.
+operator that torch can differentiate is supported. A graph of matmuls in float32 or float64, recurrent layers, views
+and what regions can compute is a *native* session: ONNX Runtime runs it without a call of Python, with compiled regions
+and loops over time as custom operators.
 Its matmuls are ONNX Runtime's, on its threads, or, on Intel's CPUs and on AMD's before Zen 5, where they are as fast or
 faster, MKL's in custom operators, on the threads of OpenMP that torch's operators use. On these threads a native
 session can also call torch for operators of any size; one with its own threads calls only small ones. In every other
