@@ -28,6 +28,7 @@ from lit_ort.capture.names import input_names
 from lit_ort.capture.no_grad_views import untracked_views
 from lit_ort.capture.numbers import NumberedGraph
 from lit_ort.capture.recurrent_devices import refuse_recurrent_layers
+from lit_ort.capture.symbolic_terms import SymbolSources, conditions_of, symbol_sources
 from lit_ort.capture.unnoticed import unnoticed_writes
 from lit_ort.errors import CaptureError
 from lit_ort.fusions import fusion_pipeline as fusions
@@ -49,7 +50,6 @@ from lit_ort.lower.lower import Lowered, lower
 from lit_ort.lower.model import LEAF
 from lit_ort.lower.planned_memory import peak_bytes
 from lit_ort.lower.readable_model import readable
-from lit_ort.lower.symbolic_terms import SymbolSources, conditions_of, symbol_sources, terms_of
 from lit_ort.ops.region_operator import REGION_NAME
 from lit_ort.options import BF16_MIXED, FLOAT32, LAYERS, TRUE_PRECISIONS, ORTOptions
 from lit_ort.passes import optimizer_updates
@@ -147,7 +147,7 @@ class _Build:
         joint = share_memory(trace(module, captured.examples), differentiable)
         self._dump.graph("3_joint", joint.module)
         inputs, values = captured.examples.tensors, [example_of(node) for node in returned_by(captured.module.graph)]
-        returned = normalize_outputs(joint, inputs, values, lambda sizes: terms_of(sizes, sources))
+        returned = normalize_outputs(joint, inputs, values, sources)
         mutations = [dataclasses.replace(m, mode=UNNOTICED) if m.input in unnoticed else m for m in returned.mutations]
         returned = dataclasses.replace(returned, mutations=tuple(mutations))
         computed = [dataclasses.replace(o, untracked=k in untracked) for k, o in enumerate(returned.outputs)]

@@ -24,6 +24,7 @@ from lit_ort._compat.torch_fx import (
 )
 from lit_ort._compat.torch_ops import ASSERTIONS
 from lit_ort._compat.torch_sizes import inverse_order, memory_order
+from lit_ort.capture.symbolic_terms import SymbolSources, term_of, terms_of
 from lit_ort.errors import ConvertError
 from lit_ort.joint.phases import SOURCE, PhaseGraph
 from lit_ort.lower.emitter import Emitter
@@ -40,7 +41,6 @@ from lit_ort.lower.node_order import runs_in_order
 from lit_ort.lower.operators import Lowering, lowering_of
 from lit_ort.lower.placed_values import ValueType, placed_values
 from lit_ort.lower.small_phases import without_session
-from lit_ort.lower.symbolic_terms import SymbolSources, term_of, terms_of
 from lit_ort.lower.torch_nodes import NodeBuilder, base_of, form_of
 from lit_ort.lower.view_copies import copy_views
 from lit_ort.lower.work import is_for_one_thread

@@ -48,7 +48,7 @@ def returned_by(function: Function, *inputs: Tensor) -> Returned:
     graph = captured(function, *inputs)
     joint = trace(graph.module, graph.examples)
     values = [torch_fx.example_of(node) for node in torch_fx.returned_by(graph.module.graph)]
-    return normalize_outputs(joint, graph.examples.tensors, values, lambda sizes: tuple(map(int, sizes)))
+    return normalize_outputs(joint, graph.examples.tensors, values, {})
 
 
 def run(phase: PhaseGraph, values: dict[tuple[str, int], Tensor]) -> list[Any]:
