@@ -24,9 +24,10 @@ from lit_ort._compat.torch_fx import (
 )
 from lit_ort._compat.torch_ops import ASSERTIONS
 from lit_ort._compat.torch_sizes import inverse_order, memory_order
+from lit_ort.capture.input_sources import SEED, SOURCE
 from lit_ort.capture.symbolic_terms import SymbolSources, term_of, terms_of
 from lit_ort.errors import ConvertError
-from lit_ort.joint.phases import SOURCE, PhaseGraph
+from lit_ort.joint.phases import PhaseGraph
 from lit_ort.lower.emitter import Emitter
 from lit_ort.lower.engines import onnx_nodes
 from lit_ort.lower.model import ModelBuilder
@@ -364,10 +365,13 @@ class _Lowering:
         )
 
     def _anchor(self) -> str:
-        """An input for a node without inputs, which ONNX Runtime would otherwise fold to a constant."""
+        """An input for a node without inputs, which ONNX Runtime would otherwise fold to a constant.
+
+        A phase without inputs has the seed as one, since every run has a seed.
+        """
         if not self._inputs:
-            self._inputs.append(("seed", Source("seed")))
-            self._builder.input("seed", torch.int64, [])
+            self._inputs.append((SEED.kind, SEED))
+            self._builder.input(SEED.kind, torch.int64, [])
         return self._inputs[0][0]
 
     # Outputs

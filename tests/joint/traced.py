@@ -11,9 +11,10 @@ from torch import Tensor, fx
 from lit_ort._compat import torch_fx
 from lit_ort.capture.capture import Captured, capture
 from lit_ort.capture.inlined_checkpoints import inline_checkpoints
+from lit_ort.capture.input_sources import SOURCE
 from lit_ort.capture.numbers import separate_numbers
 from lit_ort.joint.outputs import Returned, normalize_outputs
-from lit_ort.joint.phases import SOURCE, PhaseGraph
+from lit_ort.joint.phases import PhaseGraph
 from lit_ort.joint.trace import JointGraph, trace
 
 Function = Callable[..., Any]
