@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from lit_ort.joint.phases import SOURCE, PhaseGraph
+from lit_ort.capture.input_sources import SOURCE
+from lit_ort.joint.phases import PhaseGraph
 from lit_ort.lower.lower import lower
 from lit_ort.options import AUTO
 from lit_ort.runtime.engines.choice import engine_of

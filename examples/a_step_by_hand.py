@@ -78,7 +78,7 @@ def main() -> None:
     show("3. Fused: patterns are single operators", fused.module.graph)
 
     joint = trace(fused.module, fused.examples)
-    returned = normalize_outputs(joint, fused.examples.tensors, [torch.empty(())], tuple)
+    returned = normalize_outputs(joint, fused.examples.tensors, [torch.empty(())], {})
     show("4. Joint: AOTAutograd adds the backward", returned.joint.module.graph)
 
     phase = one_phase(returned.joint, loss=0, budget=None, recomputes=False)

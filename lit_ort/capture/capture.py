@@ -35,6 +35,7 @@ from lit_ort._compat.torch_ops import (
 from lit_ort.capture.dimensions import changing_dimensions
 from lit_ort.capture.examples import Examples, examples_of
 from lit_ort.capture.function_numbers import numbers_of_functions_to_tensors
+from lit_ort.capture.input_sources import declare_tensors
 from lit_ort.capture.locations import source_line
 from lit_ort.capture.numbers import NumberedGraph, copy_graph, size_symbols
 from lit_ort.capture.vmaps import inline_vmaps
@@ -49,7 +50,8 @@ class Captured:
     """A captured graph, ready for fusions.
 
     Args:
-        module: the graph; its inputs are the tensors of `examples` and nothing else.
+        module: the graph; its inputs are the tensors of `examples` and nothing else, and each has its `Source` in
+            `meta[SOURCE]`.
         examples: the fake tensors that it was traced with.
         fusible: whether it consists of ATen operators. A graph with higher-order operators stays as Dynamo produced it.
     """
@@ -80,6 +82,7 @@ def capture(graph: NumberedGraph, tensors: Sequence[torch.Tensor], keys: Sequenc
     numbers_of_functions_to_tensors(bound)
     if not _is_plain(bound.graph):
         _refuse_recurrent_dropout(bound.graph)
+        declare_tensors(bound.graph)
         return Captured(bound, examples, False)
     module = aten_graph(bound, examples.tensors, examples.mode)
     _refuse_incorrect_traces(module.graph)
@@ -88,6 +91,7 @@ def capture(graph: NumberedGraph, tensors: Sequence[torch.Tensor], keys: Sequenc
     changed = correct_strides(module.graph)
     if any(tensor.requires_grad for tensor in examples.tensors):
         _refuse_gradients_by_strides(module.graph, changed)
+    declare_tensors(module.graph)
     return Captured(module, examples, True)
 
 

@@ -17,8 +17,9 @@ from lit_ort._compat.torch_fx import first_argument, inputs_of, is_alias
 from lit_ort._compat.torch_ops import written_arguments
 from lit_ort.capture.capture import Captured
 from lit_ort.capture.examples import Examples
+from lit_ort.capture.input_sources import SEED, SOURCE
 
-SEED = "lit_ort_seed"
+_SEED_NAME = "lit_ort_seed"
 
 
 class FusionGraph:
@@ -74,7 +75,8 @@ class FusionGraph:
         if self._seed is None:
             last = inputs_of(self.graph)[-1]
             with self.graph.inserting_after(last):
-                self._seed = self.graph.placeholder(SEED)
+                self._seed = self.graph.placeholder(_SEED_NAME)
+            self._seed.meta[SOURCE] = SEED
         return self._seed
 
     def next_stream(self) -> int:

@@ -7,7 +7,7 @@ that layout, and a view restores its shape. The gradient of the result arrives i
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,12 +16,12 @@ from torch import fx
 from lit_ort._compat.torch_aot import OF_BACKWARD, Description
 from lit_ort._compat.torch_fx import output_of, returned_by
 from lit_ort._compat.torch_sizes import hint_of, inverse_order, memory_order
+from lit_ort.capture.symbolic_terms import SymbolSources, term_of, terms_of
 from lit_ort.errors import CaptureError
 from lit_ort.joint.trace import JointGraph, tangents_of
 from lit_ort.runtime.program import Mutation, Output, View
 
 aten = torch.ops.aten
-Terms = Callable[[Sequence[Any]], tuple[Any, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Returned:
 
 
 def normalize_outputs(
-    joint: JointGraph, inputs: Sequence[torch.Tensor], captured: Sequence[Any], terms: Terms
+    joint: JointGraph, inputs: Sequence[torch.Tensor], captured: Sequence[Any], sources: SymbolSources
 ) -> Returned:
     """Removes aliases from the outputs of a joint graph, and makes the remaining results contiguous.
 
@@ -49,7 +49,7 @@ def normalize_outputs(
         inputs: examples of the graph's tensor inputs.
         captured: examples of the outputs of the captured graph, with the strides that they have in eager. In the joint
             graph, a view of an input that is changed in place can have other strides.
-        terms: converts sizes to plain terms.
+        sources: the input and dimension of each symbolic size.
 
     Raises:
         CaptureError: an output is not a view of a result that a session can return.
@@ -64,7 +64,7 @@ def normalize_outputs(
     nodes = returned[:count]
     examples = [node.meta["val"] if isinstance(node, fx.Node) else None for node in nodes]
     layouts = [_layout(r, v, captured) for r, v in zip(joint.results, examples, strict=True)]
-    outputs = _outputs(joint, layouts, new_positions, inputs, captured, terms)
+    outputs = _outputs(joint, layouts, new_positions, inputs, captured, sources)
     tangents = tangents_of(joint.module)
     start = next(node for node in graph.nodes if node.op != "placeholder")
     for position in computed:
@@ -103,7 +103,7 @@ def _outputs(
     new_positions: dict[int, int],
     inputs: Sequence[torch.Tensor],
     captured: Sequence[Any],
-    terms: Terms,
+    sources: SymbolSources,
 ) -> tuple[Output, ...]:
     outputs: dict[int, Output] = {}
     for position, result in enumerate(joint.results):
@@ -118,21 +118,21 @@ def _outputs(
                     remedy="Return a tensor, or compute the number outside of the compiled step.",
                 )
             is_plain = _permutation(value) is None and not _has_unusual_strides(value)
-            view = None if is_plain else _view(value, value.storage_offset(), terms)
+            view = None if is_plain else _view(value, value.storage_offset(), sources)
             outputs[result.index] = Output("result", new_positions[position], view=view)
         elif alias[0] == "same":
             outputs[result.index] = Output("input", alias[1])
         elif alias[0] == "input":
             _require_fixed_order(inputs[alias[1]])
-            view = _view_of(captured[result.index], inputs[alias[1]], terms)
+            view = _view_of(captured[result.index], inputs[alias[1]], sources)
             outputs[result.index] = Output("input", alias[1], view=view)
         else:
-            view = _view_of(example, examples[alias[1]], terms)
+            view = _view_of(example, examples[alias[1]], sources)
             outputs[result.index] = Output("result", new_positions[alias[1]], view=view)
     return tuple(outputs[k] for k in range(len(captured)))
 
 
-def _view_of(value: torch.Tensor, base: torch.Tensor, terms: Terms) -> View:
+def _view_of(value: torch.Tensor, base: torch.Tensor, sources: SymbolSources) -> View:
     """Return an alias as a view of its base.
 
     Raises:
@@ -144,7 +144,7 @@ def _view_of(value: torch.Tensor, base: torch.Tensor, terms: Terms) -> View:
             "a view of such a tensor must have its dtype, without a lazy conjugation or negation",
             remedy="Return a copy of the view, with clone() or resolve_conj().",
         )
-    return _view(value, base.storage_offset(), terms)
+    return _view(value, base.storage_offset(), sources)
 
 
 def _require_fixed_order(value: torch.Tensor) -> None:
@@ -160,9 +160,9 @@ def _require_fixed_order(value: torch.Tensor) -> None:
         )
 
 
-def _view(value: torch.Tensor, base_offset: Any, terms: Terms) -> View:
-    offset = terms([value.storage_offset() - base_offset])[0]
-    return View(terms(value.shape), terms(value.stride()), offset)
+def _view(value: torch.Tensor, base_offset: Any, sources: SymbolSources) -> View:
+    offset = term_of(value.storage_offset() - base_offset, sources)
+    return View(terms_of(value.shape, sources), terms_of(value.stride(), sources), offset)
 
 
 def _layout(result: Description, value: Any, captured: Sequence[Any]) -> Any:

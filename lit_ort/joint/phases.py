@@ -18,6 +18,7 @@ from torch import fx
 from lit_ort._compat.torch_aot import OF_BACKWARD, is_marked, mark_recomputed, partition
 from lit_ort._compat.torch_fx import first_argument, inputs_of, output_of, returned_by, viewed_base
 from lit_ort._compat.torch_ops import OpOverload
+from lit_ort.capture.input_sources import SOURCE
 from lit_ort.joint.trace import JointGraph, tangents_of
 from lit_ort.runtime.program import Source
 
@@ -28,8 +29,6 @@ _WHOLE_VIEWS = frozenset(
     | {aten.unsqueeze.default, aten.expand.default, aten.squeeze.dim, aten.squeeze.dims, aten.detach.default}
 )
 _SAVED = "lit_ort_saved"
-# The key in the metadata of an input for its `Source`.
-SOURCE = "lit_ort_source"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +61,6 @@ def one_phase(joint: JointGraph, loss: int | None, budget: float | None, recompu
     copies: dict[fx.Node, fx.Node] = {}
     tangents = dict(zip(_tangents(joint.module), joint.tangents, strict=True))
     for node in module.graph.nodes:
-        description = node.meta.get("description")
         if node.op == "placeholder" and node.name in tangents:
             value = node.meta["val"]
             fill = 1.0 if tangents[node.name] == loss else 0.0
@@ -73,8 +71,6 @@ def one_phase(joint: JointGraph, loss: int | None, budget: float | None, recompu
             graph.output(fx.map_arg(node.args[0], copies.__getitem__))
         else:
             copies[node] = graph.node_copy(node, copies.__getitem__)
-            if node.op == "placeholder":
-                copies[node].meta[SOURCE] = Source("tensor", description.index)
     return PhaseGraph(fx.GraphModule(module, graph), len(joint.results))
 
 
@@ -83,20 +79,16 @@ def two_phases(joint: JointGraph, budget: float | None) -> tuple[PhaseGraph, Pha
     results = len(joint.results)
     forward, backward = partition(joint.module, results, budget)
     _save_bases(forward.graph, backward.graph, results)
-    descriptions = {node.name: node.meta["description"] for node in inputs_of(joint.module.graph)}
     tangents = _tangents(joint.module)
-    for node in inputs_of(forward.graph):
-        node.meta[SOURCE] = Source("tensor", descriptions[node.name].index)
+    sources = {node.name: node.meta[SOURCE] for node in inputs_of(joint.module.graph) if node.name not in tangents}
+    sources |= {name: Source("tangent", result) for name, result in zip(tangents, joint.tangents, strict=True)}
     returned = returned_by(forward.graph)
     values = returned[results:]
     saved = [node for node in values if node.op != "placeholder" and isinstance(node.meta.get("val"), torch.Tensor)]
     for node in inputs_of(backward.graph):
         name = _name_in_forward(node)
-        description = descriptions.get(name)
-        if description is not None and description.kind == "input":
-            node.meta[SOURCE] = Source("tensor", description.index)
-        elif node.name in tangents:
-            node.meta[SOURCE] = Source("tangent", joint.tangents[tangents.index(node.name)])
+        if name in sources:
+            node.meta[SOURCE] = sources[name]
         elif isinstance(node.meta.get("val"), torch.Tensor):
             node.meta[SOURCE] = Source("saved", next(k for k, value in enumerate(saved) if value.name == name))
     output_of(forward.graph).args = ((*returned[:results], *saved),)
@@ -222,8 +214,9 @@ def inputs_of_backward(joint: JointGraph) -> set[int]:
         if node.name in tangents or not backward.isdisjoint(node.all_input_nodes):
             backward.add(node)
             bases = () if node.op == "output" else map(viewed_base, node.all_input_nodes)
-            descriptions = [base.meta["description"] for base in bases if base.op == "placeholder"]
-            read |= {description.index for description in descriptions if description.kind == "input"}
+            inputs = [base for base in bases if base.op == "placeholder" and base.name not in tangents]
+            sources: Sequence[Source] = [node.meta[SOURCE] for node in inputs]
+            read |= {source.index for source in sources if source.kind == "tensor"}
     return read
 
 

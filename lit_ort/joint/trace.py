@@ -29,6 +29,7 @@ from lit_ort._compat.torch_aot import (
 from lit_ort._compat.torch_fx import correct_statistics, correct_strides, first_argument, inputs_of, output_of
 from lit_ort._compat.torch_ops import HigherOrderOperator, result_count
 from lit_ort.capture.examples import Examples
+from lit_ort.capture.input_sources import SOURCE
 from lit_ort.errors import CaptureError
 from lit_ort.runtime.program import DETACHED, NO_GRAD, TRACKED
 
@@ -40,8 +41,8 @@ class JointGraph:
     """Forward and backward in one graph.
 
     Args:
-        module: the graph; its inputs are the captured graph's tensors, then the tangents, and its outputs are the
-            results, then the gradients.
+        module: the graph; its inputs are the captured graph's, each with its `Source`, then the tangents, and its
+            outputs are the results, then the gradients.
         results: the description of each result: an `output`, `mutation` or `base`.
         gradients: for each gradient, the position of its tensor input.
         tangents: for each tangent, the position of the result whose gradient it is.
@@ -91,8 +92,11 @@ def trace(module: fx.GraphModule, examples: Examples) -> JointGraph:
     gradients = [(index, value) for index, value in gradients if isinstance(value, fx.Node)]
     _require_dense([value for _, value in gradients])
     graph.output((*flat[: len(results)], *(value for _, value in gradients)))
+    sources = [node.meta[SOURCE] for node in inputs_of(module.graph)]
     for node, description in zip(inputs, of_inputs, strict=True):
         values[node].meta["description"] = description
+        if description.kind == "input":
+            values[node].meta[SOURCE] = sources[description.index]
     _unwrap_effects(graph)
     _require_operators(graph)
     return JointGraph(

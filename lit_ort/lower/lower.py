@@ -24,8 +24,10 @@ from lit_ort._compat.torch_fx import (
 )
 from lit_ort._compat.torch_ops import ASSERTIONS
 from lit_ort._compat.torch_sizes import inverse_order, memory_order
+from lit_ort.capture.input_sources import SEED, SOURCE
+from lit_ort.capture.symbolic_terms import SymbolSources, term_of, terms_of
 from lit_ort.errors import ConvertError
-from lit_ort.joint.phases import SOURCE, PhaseGraph
+from lit_ort.joint.phases import PhaseGraph
 from lit_ort.kernels.recurrent_arguments import loop_outputs
 from lit_ort.lower.emitter import Emitter
 from lit_ort.lower.engines import onnx_nodes
@@ -44,7 +46,6 @@ from lit_ort.lower.node_order import runs_in_order
 from lit_ort.lower.operators import Lowering, lowering_of
 from lit_ort.lower.placed_values import ValueType, placed_values
 from lit_ort.lower.small_phases import without_session
-from lit_ort.lower.symbolic_terms import SymbolSources, term_of, terms_of
 from lit_ort.lower.torch_nodes import NodeBuilder, base_of, form_of
 from lit_ort.lower.view_copies import copy_views
 from lit_ort.lower.work import is_for_one_thread
@@ -388,10 +389,13 @@ class _Lowering:
         )
 
     def _anchor(self) -> str:
-        """An input for a node without inputs, which ONNX Runtime would otherwise fold to a constant."""
+        """An input for a node without inputs, which ONNX Runtime would otherwise fold to a constant.
+
+        A phase without inputs has the seed as one, since every run has a seed.
+        """
         if not self._inputs:
-            self._inputs.append(("seed", Source("seed")))
-            self._builder.input("seed", torch.int64, [])
+            self._inputs.append((SEED.kind, SEED))
+            self._builder.input(SEED.kind, torch.int64, [])
         return self._inputs[0][0]
 
     # Outputs

@@ -9,7 +9,7 @@ import onnx
 import torch
 
 from lit_ort._compat.torch_sizes import hint_of
-from lit_ort.lower.symbolic_terms import SymbolSources, terms_of
+from lit_ort.capture.symbolic_terms import SymbolSources, terms_of
 from lit_ort.runtime.buffers import SMALL_BYTES
 from lit_ort.runtime.engines.engine_interface import (
     DOMAIN,

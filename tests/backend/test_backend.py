@@ -185,9 +185,11 @@ def test_graphs_of_only_views_have_no_session() -> None:
 
 
 def test_a_fallback_names_a_defect_and_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lit_ort.backend.build.saved_inputs", lambda _: None)
+    monkeypatch.setattr("lit_ort.backend.graph_signature.saved_inputs", lambda _: None)
     step = torch.compile(lambda x: x.exp(), backend=backend())
-    with pytest.raises(CompileError, match=r"because of a defect of lit_ort: TypeError: .*, at backend/build.py:\d+"):
+    with pytest.raises(
+        CompileError, match=r"because of a defect of lit_ort: TypeError: .*, at backend/graph_signature.py:\d+"
+    ):
         step(torch.ones(3, requires_grad=True))
 
 

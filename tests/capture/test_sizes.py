@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lit_ort import ORTOptions
-from lit_ort.backend import build
+from lit_ort.backend import graph_signature
 from lit_ort.backend.backend import ORTBackend
 from lit_ort.backend.tracing_settings import dynamo_settings
 from lit_ort.errors import CaptureError, OptionsError
@@ -263,7 +263,7 @@ def test_a_graph_for_fixed_sizes_reports_why(monkeypatch: pytest.MonkeyPatch) ->
     def refuse(program: Any) -> Any:
         raise CaptureError("the sizes decide", remedy="Each size is compiled separately.")
 
-    monkeypatch.setattr(build, "conditions_of", refuse)
+    monkeypatch.setattr(graph_signature, "conditions_of", refuse)
     engine = backend()
     assert_equal_steps(Words(), engine, *(text(3, length) for length in (5, 8, 13, 8)))
     graphs = engine.compile_log.graphs

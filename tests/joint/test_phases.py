@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from lit_ort._compat.torch_fx import is_view, returned_by
 from lit_ort.capture.inlined_checkpoints import has_checkpoints
-from lit_ort.joint.phases import SOURCE, one_phase, saved_inputs, two_phases
+from lit_ort.capture.input_sources import SEED, SOURCE
+from lit_ort.fusions import fusion_pipeline
+from lit_ort.fusions.fusion_graph import FusionGraph
+from lit_ort.joint.phases import inputs_of_backward, one_phase, saved_inputs, two_phases
+from lit_ort.joint.trace import trace
 from lit_ort.lower.planned_memory import peak_bytes
-from tests.joint.traced import Function, count, joint_of, run, tensors
+from tests.joint.traced import Function, captured, count, joint_of, run, tensors
 
 aten = torch.ops.aten
 
@@ -96,6 +101,22 @@ def test_inputs_that_the_backward_reads_are_not_saved_twice() -> None:
     sources = [n.meta[SOURCE] for n in backward.module.graph.nodes if n.op == "placeholder"]
     assert sorted(source.kind for source in sources) == ["saved", "tangent", "tensor"]
     assert len(run(forward, tensors(weight(), rows()))) == 2
+
+
+def dropped(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    return (F.dropout(w @ x, 0.5, True).exp(),)
+
+
+def test_the_seed_is_an_input_of_every_phase_that_draws_from_it() -> None:
+    fused = FusionGraph(captured(dropped, weight(), rows()))
+    fusion_pipeline.apply(fused, ())
+    joint = trace(fused.module, fused.examples)
+    forward, backward = two_phases(joint, None)
+    whole = one_phase(joint, 0, None, recomputes=False)
+    for phase in (forward, backward, whole):
+        inputs = [n for n in phase.module.graph.nodes if n.op == "placeholder"]
+        assert [n.meta["val"].dtype for n in inputs if n.meta[SOURCE] == SEED] == [torch.int64]
+    assert inputs_of_backward(joint) == saved_inputs(backward) == {1}
 
 
 def transposed(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:

@@ -11,9 +11,10 @@ from torch import Tensor, fx
 from lit_ort._compat import torch_fx
 from lit_ort.capture.capture import Captured, capture
 from lit_ort.capture.inlined_checkpoints import inline_checkpoints
+from lit_ort.capture.input_sources import SOURCE
 from lit_ort.capture.numbers import separate_numbers
 from lit_ort.joint.outputs import Returned, normalize_outputs
-from lit_ort.joint.phases import SOURCE, PhaseGraph
+from lit_ort.joint.phases import PhaseGraph
 from lit_ort.joint.trace import JointGraph, trace
 
 Function = Callable[..., Any]
@@ -48,7 +49,7 @@ def returned_by(function: Function, *inputs: Tensor) -> Returned:
     graph = captured(function, *inputs)
     joint = trace(graph.module, graph.examples)
     values = [torch_fx.example_of(node) for node in torch_fx.returned_by(graph.module.graph)]
-    return normalize_outputs(joint, graph.examples.tensors, values, lambda sizes: tuple(map(int, sizes)))
+    return normalize_outputs(joint, graph.examples.tensors, values, {})
 
 
 def run(phase: PhaseGraph, values: dict[tuple[str, int], Tensor]) -> list[Any]:

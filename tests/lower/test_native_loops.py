@@ -38,7 +38,7 @@ class Step(nn.Module):
         self.read, self.has_states = READS[read], has_states
 
     def forward(self, x: Tensor, *states: Any) -> Tensor:
-        given = None if not self.has_states else states if len(states) > 1 else states[0]
+        given = states if len(states) > 1 else next(iter(states), None)
         output, last = self.layers(self.head(x), given)
         return self.read(output, last if isinstance(last, tuple) else (last,))
 
