@@ -73,8 +73,8 @@ class FusionGraph:
     def seed(self) -> fx.Node:
         """The input with the seed of the run, which is added if necessary."""
         if self._seed is None:
-            last = inputs_of(self.graph)[-1]
-            with self.graph.inserting_after(last):
+            following = next(node for node in self.graph.nodes if node.op != "placeholder")
+            with self.graph.inserting_before(following):
                 self._seed = self.graph.placeholder(_SEED_NAME)
             self._seed.meta[SOURCE] = SEED
         return self._seed

@@ -24,6 +24,15 @@ def test_fires(probability: float, operators: int) -> None:
     assert not [target for target in targets if "bernoulli" in target]
 
 
+def test_a_graph_without_inputs() -> None:
+    engine = backend()
+    step = torch.compile(lambda: F.dropout(torch.ones(1000), 0.5, True), backend=engine)
+    first, second = step(), step()
+    assert report_of(engine, NAME).fired == 1
+    assert set(first.unique().tolist()) == {0.0, 2.0}
+    assert not torch.equal(first, second)
+
+
 def test_must_not_fire() -> None:
     engine = backend()
     x = torch.randn(40, 50, requires_grad=True)
