@@ -55,7 +55,7 @@ def obstacle(graph: fx.Graph, uses_openmp: bool = False) -> str | None:
     for node in graph.nodes:
         # Results that nothing reads, such as gradients of absent biases, are no values of the session.
         values = [] if isinstance(node.meta.get("val"), (tuple, list)) else tensors_of(node)
-        if any(tensor.dtype not in ELEMENTS or 0 in tensor.shape for tensor in values):
+        if not _stays_in_torch_nodes(node) and any(t.dtype not in ELEMENTS or 0 in t.shape for t in values):
             return f"{node.name} is of a dtype or of sizes that sessions don't have"
         if node.op != "call_function" or is_size(node) or is_element(node) or is_view(node):
             continue
@@ -72,6 +72,14 @@ def obstacle(graph: fx.Graph, uses_openmp: bool = False) -> str | None:
     if len(native) < FEWEST_OPERATORS + OPERATORS_OF_SWITCH * _switches(graph, by_torch):
         return f"{len(native)} regions and matmuls, too few to outweigh the calls of a session and of torch from it"
     return None
+
+
+def _stays_in_torch_nodes(node: fx.Node) -> bool:
+    """Whether a value is complex, and only operators and views of torch nodes read it; as real numbers, others can."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or not value.is_complex() or 0 in value.shape or node.op != "call_function":
+        return False
+    return all(user.op == "call_function" and user.target is not REGION for user in node.users)
 
 
 def _has_form(node: fx.Node) -> bool:

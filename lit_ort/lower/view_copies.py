@@ -85,7 +85,7 @@ class _Copier:
 
     def copied(self, user: fx.Node, view: fx.Node | None) -> fx.Node | None:
         """The copy of a view, before an operator that reads it; None if it is no view, or a region can't copy it."""
-        if view is None or not is_view(view):
+        if view is None or not is_view(view) or view.meta["val"].is_complex():
             return None
         if view not in self._copies:
             self._copies[view] = self._copy(user, view)

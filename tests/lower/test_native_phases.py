@@ -443,3 +443,23 @@ def test_volumes_with_channels_last() -> None:
     weight = draw(4, 3, 3, 3, 3).detach().to(memory_format=torch.channels_last_3d).requires_grad_()
     image = torch.randn(2, 3, 5, 4, 6).to(memory_format=torch.channels_last_3d)
     assert_same(lambda x, w: F.conv3d(x, w).sigmoid() * 2 + 1, image, weight)
+
+
+COMPLEX: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "a filter": lambda x, w: torch.fft.irfft(torch.fft.rfft(x @ w) * torch.fft.rfft(w)[:4], n=6).exp(),
+    "parts": lambda x, w: torch.fft.fft(x @ w).real * torch.fft.fft(x).imag,
+    "a slice": lambda x, w: torch.fft.fft(x @ w)[:, 1:3].abs() * 2,
+    "a concatenation": lambda x, w: torch.cat([torch.fft.fft(x @ w), torch.fft.fft(x)]).abs().exp(),
+    "a matmul": lambda x, w: (torch.fft.fft(x @ w) @ torch.fft.fft(x).mT).abs(),
+    "with real numbers": lambda x, w: (torch.fft.fft(x @ w) * x).abs() @ w,
+    "a spectrum": lambda x, w: (
+        torch.stft((x @ w).flatten(), 8, 4, window=torch.hann_window(8), return_complex=True).abs().log1p()
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_complex_values_between_torch_nodes(name: str) -> None:
+    engine = assert_same(lambda x, w: COMPLEX[name](x, w).square().mean(), draw(4, 6), draw(6, 6))
+    (graph,) = engine.compile_log.graphs
+    assert {"Region", "ATen"} <= graph.operators_after.keys()
