@@ -1,4 +1,4 @@
-"""The parts of the strategies that are the same for both Lightning packages."""
+"""What the strategies have in common."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ import torch
 from lightning.pytorch.plugins.precision import Precision
 
 from lit_ort._compat.lightning import (
-    PYTORCH_LIGHTNING,
+    LIGHTNING,
     chosen_checkpoint_io,
     clears_gradients,
+    in_package,
     is_compiled,
     is_from_lightning,
     is_inside_epoch,
     own_class_of,
-    package_of,
     uncompile,
 )
 from lit_ort._compat.torch_optim import note_step
@@ -57,7 +57,7 @@ from lit_ort.strategies.step_methods import CompiledSteps
 from lit_ort.strategies.summary import FitSummary, show
 from lit_ort.strategies.training_draws import TrainingDraws, resume_torchs_generator
 
-# The mixins precede a strategy of either package in the bases of a strategy.
+# The mixins precede an `EitherStrategy` in the bases of a strategy.
 _Base: Any = object
 
 # When steps are compiled.
@@ -79,8 +79,6 @@ PRECISIONS = {
 class CompiledMixin(_Base):
     """A strategy whose training, validation, test and predict steps run through `torch.compile`."""
 
-    # The checkpoint plugin of the strategy's Lightning package.
-    checkpoint_io_class: ClassVar[Any] = AtomicCheckpointIO
     _steps: CompiledSteps | None = None
     _strict = False
 
@@ -100,10 +98,10 @@ class CompiledMixin(_Base):
     def checkpoint_io(self) -> Any:
         plugin = chosen_checkpoint_io(self)
         if plugin is None:
-            self.checkpoint_io = self.checkpoint_io_class()
+            self.checkpoint_io = _atomic_checkpoint_io(self.package)
         elif hasattr(plugin, "checkpoint_io"):
             # A wrapper, such as one that writes in the background; its setter keeps a plugin that is already set.
-            plugin.checkpoint_io = self.checkpoint_io_class()
+            plugin.checkpoint_io = _atomic_checkpoint_io(self.package)
         return super().checkpoint_io
 
     @checkpoint_io.setter
@@ -165,6 +163,15 @@ class CompiledMixin(_Base):
         return self._steps.run(step, *args, **kwargs)
 
 
+def _atomic_checkpoint_io(package: str) -> Any:
+    if package == LIGHTNING:
+        return AtomicCheckpointIO()
+    # The program has imported `pytorch_lightning` by now.
+    from lit_ort.strategies.pytorch_lightning_io import PyTorchLightningCheckpointIO
+
+    return PyTorchLightningCheckpointIO()
+
+
 class ORTMixin(CompiledMixin):
     """Runs steps through ONNX Runtime, and rejects unsupported settings when the Trainer is created."""
 
@@ -173,8 +180,6 @@ class ORTMixin(CompiledMixin):
     arguments: ClassVar[Any] = StrategyArguments
     # The class names of the Lightning accelerators that it supports.
     accelerators: tuple[str, ...] = ("CPUAccelerator",)
-    # The plugin for float32 of the strategy's Lightning package.
-    precision_class: ClassVar[Any] = Precision
     compile_log: CompileLog
     _draws: TrainingDraws | None = None
     _resumed_draws: Mapping[str, Any] | None = None
@@ -408,9 +413,6 @@ class ORTMixin(CompiledMixin):
                 f"{' and '.join(self.accelerators)}. Use Trainer(accelerator='cpu', strategy={self.strategy_name!r}), "
                 "or Lightning's own strategies on this accelerator."
             )
-        if package_of(accelerator) == PYTORCH_LIGHTNING != package_of(self):
-            # The loops of that package check for its own classes, which have the same attributes.
-            self.__class__ = _on_pytorch_lightning(type(self))
         super(ORTMixin, type(self)).accelerator.fset(self, accelerator)
 
     @property
@@ -434,7 +436,7 @@ class ORTMixin(CompiledMixin):
         if own_class_of(precision_plugin).__name__ == "MixedPrecision":
             if is_from_lightning(type(precision_plugin)):
                 # Lightning's plugin rejects clipping with fused optimizers, and `step_context` has its autocast.
-                precision_plugin = self.precision_class()
+                precision_plugin = in_package(Precision, self.package)()
                 precision_plugin.precision = precision
             else:
                 # A derived plugin can have its own autocast.
@@ -463,20 +465,6 @@ def _require_compile(value: str) -> str:
     if value not in COMPILES:
         raise OptionsError(f"compile={value!r} is not one of {COMPILES}. Choose one of them.")
     return value
-
-
-def _on_pytorch_lightning(kind: type) -> type:
-    """The class of strategies for `pytorch_lightning` that a class for `lightning.pytorch` corresponds to."""
-    from lit_ort import strategies
-    from lit_ort.strategies import on_pytorch_lightning
-
-    own = next(base for base in kind.__mro__ if vars(strategies).get(base.__name__) is base)
-    if own is not kind:
-        raise UnsupportedError(
-            f"{kind.__name__} derives from lit_ort's {own.__name__} for lightning.pytorch, but the Trainer is "
-            f"pytorch_lightning's. Derive it from lit_ort.strategies.on_pytorch_lightning.{own.__name__}."
-        )
-    return getattr(on_pytorch_lightning, own.__name__)
 
 
 @contextmanager
