@@ -10,8 +10,8 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins.precision import Precision
 
+from lit_ort.strategies.compiled_mixin import CompiledMixin
 from lit_ort.strategies.either_package import EitherSingleDeviceStrategy
-from lit_ort.strategies.mixins import CompiledMixin
 
 
 class CompiledStrategy(CompiledMixin, EitherSingleDeviceStrategy):

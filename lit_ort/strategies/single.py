@@ -17,7 +17,7 @@ from lit_ort._compat.lightning import move_to
 from lit_ort.errors import LitOrtWarning, UnsupportedError
 from lit_ort.strategies.arguments import Compile, StrategyArguments
 from lit_ort.strategies.either_package import EitherSingleDeviceStrategy
-from lit_ort.strategies.mixins import ORTMixin
+from lit_ort.strategies.ort_mixin import ORTMixin
 
 
 class ORTStrategy(ORTMixin, EitherSingleDeviceStrategy):
@@ -72,7 +72,7 @@ class ORTStrategy(ORTMixin, EitherSingleDeviceStrategy):
 
     @property
     def parallel_devices(self) -> Sequence[Any]:
-        """Empty. Lightning's connector sets it to the Trainer's devices."""
+        # Lightning's connector then sets it to the Trainer's devices.
         return ()
 
     @parallel_devices.setter

@@ -69,7 +69,7 @@ class ORTTensorStrategy(ProcessesMixin, Unwrapped, EitherDDPStrategy):
 
     @property
     def rank(self) -> int:
-        """Zero: for values that all ranks have, dropout has to be the same on all ranks."""
+        # For values that all ranks have, dropout has to be the same on all ranks.
         return 0
 
     @property
