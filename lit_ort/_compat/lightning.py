@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+LIGHTNING = "lightning.pytorch"
 PYTORCH_LIGHTNING = "pytorch_lightning"
 
 
@@ -22,7 +23,7 @@ def package_of(value: Any) -> str:
 
     Its class can also be derived from one of Lightning's, as libraries derive their Trainers.
     """
-    return PYTORCH_LIGHTNING if _is_in(own_class_of(value), PYTORCH_LIGHTNING) else "lightning.pytorch"
+    return PYTORCH_LIGHTNING if _is_in(own_class_of(value), PYTORCH_LIGHTNING) else LIGHTNING
 
 
 def is_from_lightning(value: Any) -> bool:
@@ -47,12 +48,20 @@ def derive_from_pytorch_lightning(*callbacks: type) -> None:
     """
     for callback in callbacks:
         bases = callback.__bases__
-        callback.__bases__ = (*bases, *(_in_pytorch_lightning(base) for base in bases if is_from_lightning(base)))
+        others = (in_package(base, PYTORCH_LIGHTNING) for base in bases if is_from_lightning(base))
+        callback.__bases__ = (*bases, *others)
 
 
-def _in_pytorch_lightning(kind: type) -> type:
-    module = kind.__module__.replace("lightning.pytorch", PYTORCH_LIGHTNING, 1)
-    return getattr(importlib.import_module(module), kind.__name__)
+def in_package(kind: type, package: str) -> Any:
+    """The class of `lightning.pytorch` or `pytorch_lightning` that a class of `lightning.pytorch` corresponds to."""
+    if package == LIGHTNING:
+        return kind
+    return getattr(importlib.import_module(kind.__module__.replace(LIGHTNING, package, 1)), kind.__name__)
+
+
+def configure_launcher(kind: Any, strategy: Any) -> None:
+    """Gives a strategy the launcher that one of Lightning's classes has."""
+    kind._configure_launcher(strategy)
 
 
 def is_compiled(module: Any) -> bool:

@@ -9,12 +9,12 @@ import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins.precision import Precision
-from lightning.pytorch.strategies import SingleDeviceStrategy
 
-from lit_ort.strategies.mixins import CompiledMixin
+from lit_ort.strategies.compiled_mixin import CompiledMixin
+from lit_ort.strategies.either_package import EitherSingleDeviceStrategy
 
 
-class CompiledStrategy(CompiledMixin, SingleDeviceStrategy):
+class CompiledStrategy(CompiledMixin, EitherSingleDeviceStrategy):
     """Runs every step through `torch.compile(backend=backend)` on one device, as `ORTStrategy` does with `ort`."""
 
     strategy_name = "compiled"

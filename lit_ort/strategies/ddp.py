@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lightning.pytorch.strategies import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import Unpack
 
@@ -15,11 +14,21 @@ from lit_ort.distributed.adasum import AdaSum, adasum_hook, require_power_of_two
 from lit_ort.errors import OptionsError, UnsupportedError
 from lit_ort.options import require_bool
 from lit_ort.strategies.arguments import Compile, ProcessArguments
+from lit_ort.strategies.either_package import EitherDDPStrategy
 from lit_ort.strategies.processes import ProcessesMixin
 
 
-class DDPMixin(ProcessesMixin):
-    """The implementation of `ORTDDPStrategy` for both Lightning packages."""
+class ORTDDPStrategy(ProcessesMixin, EitherDDPStrategy):
+    """Trains one module in several processes through ONNX Runtime, each with its part of a batch.
+
+    torch's DistributedDataParallel averages gradients over gloo. Dropout differs between ranks; all other randomness,
+    data order included, is that of Lightning's DDPStrategy.
+
+    Raises:
+        OptionsError: an invalid value.
+        UnsupportedError: an unsupported setting: another accelerator, SyncBatchNorm, AdaSum with three ranks ...
+        RankError: a process could not join the others.
+    """
 
     strategy_name = "ort_ddp"
 
@@ -107,7 +116,8 @@ class DDPMixin(ProcessesMixin):
         # Lightning registers communication hooks for CUDA only.
         hook, state, wrapper = (adasum_hook, AdaSum(), None) if self._adasum else self._hook
         if hook is not None:
-            self.model.register_comm_hook(state, hook if wrapper is None else wrapper(hook))
+            model: Any = self.model
+            model.register_comm_hook(state, hook if wrapper is None else wrapper(hook))
 
     # A step goes through DistributedDataParallel's forward, which prepares the averaging of gradients.
 
@@ -133,16 +143,3 @@ class DDPMixin(ProcessesMixin):
             module.__dict__.pop("forward", None)
             if is_manual:
                 prepare_backward_after_forward(wrapper, True)
-
-
-class ORTDDPStrategy(DDPMixin, DDPStrategy):
-    """Trains one module in several processes through ONNX Runtime, each with its part of a batch.
-
-    torch's DistributedDataParallel averages gradients over gloo. Dropout differs between ranks; all other randomness,
-    data order included, is that of Lightning's DDPStrategy.
-
-    Raises:
-        OptionsError: an invalid value.
-        UnsupportedError: an unsupported setting: another accelerator, SyncBatchNorm, AdaSum with three ranks ...
-        RankError: a process could not join the others.
-    """

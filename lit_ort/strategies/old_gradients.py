@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from lit_ort._compat.lightning import clears_gradients, is_from_lightning
 from lit_ort.backend.explanation import CompileLog
 
 
@@ -45,3 +46,13 @@ class OldGradients:
                     for parameter in group["params"]:
                         parameter.grad = None
         self._step, self._optimizers = None, ()
+
+
+def are_cleared_unseen(module: Any) -> bool:
+    """Whether Lightning clears a module's gradients after the training step that runs now, and no hook sees that."""
+    if not module.automatic_optimization or not clears_gradients(module.trainer):
+        return False
+    hooks = [getattr(module, hook) for hook in ("on_before_zero_grad", "optimizer_zero_grad")]
+    return all(
+        map(is_from_lightning, [*hooks, *(callback.on_before_zero_grad for callback in module.trainer.callbacks)])
+    )

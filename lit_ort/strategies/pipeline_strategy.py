@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.optim import Optimizer
@@ -22,11 +21,22 @@ from lit_ort.distributed.pipeline import Pipeline, Placement, placed, require_sc
 from lit_ort.errors import UnsupportedError
 from lit_ort.options import require_count
 from lit_ort.strategies.arguments import ProcessArguments, Schedule
+from lit_ort.strategies.either_package import EitherDDPStrategy
 from lit_ort.strategies.processes import ProcessesMixin, Unwrapped, take_from_first
 
 
-class PipelineMixin(ProcessesMixin):
-    """The implementation of `ORTPipelineStrategy` for both Lightning packages."""
+class ORTPipelineStrategy(ProcessesMixin, Unwrapped, EitherDDPStrategy):
+    """Trains a module whose `configure_model` creates a `lit_ort.Pipeline`: each process has some of its stages.
+
+    If there are more processes than `pipeline_size`, there are several pipelines, whose gradients are averaged.
+    Checkpoints have the form of a single process, and any strategy can read them. Every process of a pipeline reads the
+    same batches.
+
+    Raises:
+        OptionsError: an invalid value.
+        UnsupportedError: stages that can't be divided among the processes, parameters outside of stages ...
+        RankError: a process could not join the others.
+    """
 
     strategy_name = "ort_pipeline"
     _placement: Placement | None = None
@@ -139,20 +149,6 @@ class PipelineMixin(ProcessesMixin):
             for k, state in enumerate(checkpoint["optimizer_states"])
         ]
         super().load_optimizer_state_dict({"optimizer_states": states})
-
-
-class ORTPipelineStrategy(PipelineMixin, Unwrapped, DDPStrategy):
-    """Trains a module whose `configure_model` creates a `lit_ort.Pipeline`: each process has some of its stages.
-
-    If there are more processes than `pipeline_size`, there are several pipelines, whose gradients are averaged.
-    Checkpoints have the form of a single process, and any strategy can read them. Every process of a pipeline reads the
-    same batches.
-
-    Raises:
-        OptionsError: an invalid value.
-        UnsupportedError: stages that can't be divided among the processes, parameters outside of stages ...
-        RankError: a process could not join the others.
-    """
 
 
 def _require_stages(module: nn.Module) -> None:

@@ -25,7 +25,7 @@ from lit_ort._compat.lightning import (
 from lit_ort._compat.torch_distributed import end_with_parent
 from lit_ort.errors import RankError, UnsupportedError
 from lit_ort.strategies.arguments import ProcessArguments
-from lit_ort.strategies.mixins import ORTMixin
+from lit_ort.strategies.ort_mixin import ORTMixin
 
 # Parts of gloo's errors about a process that has ended or doesn't answer.
 _LOST = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "Broken pipe")

@@ -10,18 +10,27 @@ import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins.precision import Precision as PrecisionPlugin
-from lightning.pytorch.strategies import SingleDeviceStrategy
 from typing_extensions import Unpack
 
 from lit_ort._compat.devices import is_cpu
 from lit_ort._compat.lightning import move_to
 from lit_ort.errors import LitOrtWarning, UnsupportedError
 from lit_ort.strategies.arguments import Compile, StrategyArguments
-from lit_ort.strategies.mixins import ORTMixin
+from lit_ort.strategies.either_package import EitherSingleDeviceStrategy
+from lit_ort.strategies.ort_mixin import ORTMixin
 
 
-class SingleDeviceMixin(ORTMixin):
-    """The implementation of `ORTStrategy` for both Lightning packages."""
+class ORTStrategy(ORTMixin, EitherSingleDeviceStrategy):
+    """Trains, validates, tests and predicts with any LightningModule through ONNX Runtime on one device.
+
+    The module stays unchanged: hooks, `self.log`, state_dict keys, checkpoints. Graphs that can't run through ONNX
+    Runtime run in eager with a warning (`fallback="warn"`) or raise (`fallback="error"`). `lit_ort.explain(trainer)`
+    lists them.
+
+    Raises:
+        OptionsError: an invalid value.
+        UnsupportedError: an accelerator or a precision that isn't supported yet, or more than one device.
+    """
 
     strategy_name = "ort"
     accelerators = ("CPUAccelerator", "CUDAAccelerator")
@@ -63,7 +72,7 @@ class SingleDeviceMixin(ORTMixin):
 
     @property
     def parallel_devices(self) -> Sequence[Any]:
-        """Empty. Lightning's connector sets it to the Trainer's devices."""
+        # Lightning's connector then sets it to the Trainer's devices.
         return ()
 
     @parallel_devices.setter
@@ -112,16 +121,3 @@ class SingleDeviceMixin(ORTMixin):
                 f"num_nodes={nodes}, but strategy='ort' trains on one. Use num_nodes=1, or "
                 "strategy='ort_ddp' for several."
             )
-
-
-class ORTStrategy(SingleDeviceMixin, SingleDeviceStrategy):
-    """Trains, validates, tests and predicts with any LightningModule through ONNX Runtime on one device.
-
-    The module stays unchanged: hooks, `self.log`, state_dict keys, checkpoints. Graphs that can't run through ONNX
-    Runtime run in eager with a warning (`fallback="warn"`) or raise (`fallback="error"`). `lit_ort.explain(trainer)`
-    lists them.
-
-    Raises:
-        OptionsError: an invalid value.
-        UnsupportedError: an accelerator or a precision that isn't supported yet, or more than one device.
-    """

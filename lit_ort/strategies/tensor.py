@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import Unpack
@@ -18,6 +17,7 @@ from lit_ort.distributed.clipping import with_shared_norm
 from lit_ort.distributed.tensor_parallel import Shard, cut_of, cuts, shard
 from lit_ort.errors import UnsupportedError
 from lit_ort.strategies.arguments import ProcessArguments
+from lit_ort.strategies.either_package import EitherDDPStrategy
 from lit_ort.strategies.processes import ProcessesMixin, Unwrapped, take_from_first
 
 _MARK = "_lit_ort_shard"
@@ -39,8 +39,17 @@ _ELEMENTWISE = (
 )
 
 
-class TensorMixin(ProcessesMixin):
-    """The implementation of `ORTTensorStrategy` for both Lightning packages."""
+class ORTTensorStrategy(ProcessesMixin, Unwrapped, EitherDDPStrategy):
+    """Trains a module with a shard of the layers that its `tensor_plan()` names on each process (Megatron-LM).
+
+    Sums over processes are operators of the step's graph, which stays one graph. Every process reads the same batches,
+    and dropout in a sharded layer is the same on all processes. Checkpoints have the form of a single process.
+
+    Raises:
+        OptionsError: an invalid value.
+        UnsupportedError: no plan, a layer that can't be divided ...
+        RankError: a process could not join the others.
+    """
 
     strategy_name = "ort_tensor"
 
@@ -60,7 +69,7 @@ class TensorMixin(ProcessesMixin):
 
     @property
     def rank(self) -> int:
-        """Zero: for values that all ranks have, dropout has to be the same on all ranks."""
+        # For values that all ranks have, dropout has to be the same on all ranks.
         return 0
 
     @property
@@ -131,19 +140,6 @@ class TensorMixin(ProcessesMixin):
             own = {index: _own(shards[index], values, part) for index, values in state["state"].items()}
             states.append({**state, "state": own})
         super().load_optimizer_state_dict({"optimizer_states": states})
-
-
-class ORTTensorStrategy(TensorMixin, Unwrapped, DDPStrategy):
-    """Trains a module with a shard of the layers that its `tensor_plan()` names on each process (Megatron-LM).
-
-    Sums over processes are operators of the step's graph, which stays one graph. Every process reads the same batches,
-    and dropout in a sharded layer is the same on all processes. Checkpoints have the form of a single process.
-
-    Raises:
-        OptionsError: an invalid value.
-        UnsupportedError: no plan, a layer that can't be divided ...
-        RankError: a process could not join the others.
-    """
 
 
 def _world() -> dist.ProcessGroup:

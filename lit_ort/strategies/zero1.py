@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning.pytorch.strategies import DDPStrategy
-
-from lit_ort.strategies.ddp import DDPMixin
+from lit_ort.strategies.ddp import ORTDDPStrategy
 
 
-class Zero1Mixin(DDPMixin):
-    """The implementation of `ORTZero1Strategy` for both Lightning packages."""
+class ORTZero1Strategy(ORTDDPStrategy):
+    """As `ORTDDPStrategy`, but each process keeps the optimizer's state for only its shard of the parameters (ZeRO-1).
+
+    The module's optimizers and schedulers stay unchanged. Checkpoints contain the whole state; any number of processes
+    and strategies without sharding can read them. The arguments are those of `ORTDDPStrategy`.
+
+    Raises:
+        UnsupportedError: an optimizer that can't be sharded, or a setting that `ORTDDPStrategy` does not support.
+        OptionsError, RankError: as for `ORTDDPStrategy`.
+    """
 
     strategy_name = "ort_zero1"
 
@@ -26,15 +32,3 @@ class Zero1Mixin(DDPMixin):
 
     def _own_optimizer(self, optimizer: Any) -> Any:
         return getattr(optimizer, "optim", optimizer)
-
-
-class ORTZero1Strategy(Zero1Mixin, DDPStrategy):
-    """As `ORTDDPStrategy`, but each process keeps the optimizer's state for only its shard of the parameters (ZeRO-1).
-
-    The module's optimizers and schedulers stay unchanged. Checkpoints contain the whole state; any number of processes
-    and strategies without sharding can read them. The arguments are those of `ORTDDPStrategy`.
-
-    Raises:
-        UnsupportedError: an optimizer that can't be sharded, or a setting that `ORTDDPStrategy` does not support.
-        OptionsError, RankError: as for `ORTDDPStrategy`.
-    """

@@ -78,6 +78,17 @@ def test_layer_sync(package: str, enabled: bool) -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
+def test_launcher(package: str) -> None:
+    effect = "a Trainer of pytorch_lightning does not end the processes of ort_ddp after an error"
+    with canary("DDPStrategy._configure_launcher", LIGHTNING, effect) as lightning:
+        strategy = trainer_of(package, strategy="ddp").strategy
+        launchers = importlib.import_module(f"{package}.strategies.launchers")
+        strategy._launcher = None
+        lightning.configure_launcher(type(strategy), strategy)
+        assert type(strategy.launcher) is launchers._SubprocessScriptLauncher
+
+
+@pytest.mark.parametrize("package", PACKAGES)
 def test_lightning_optimizer(package: str) -> None:
     effect = "checkpoints of ort_pipeline and ort_tensor contain the wrapper's state"
     with canary("LightningOptimizer._optimizer", LIGHTNING, effect) as lightning:

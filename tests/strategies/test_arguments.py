@@ -10,14 +10,13 @@ from typing import Any, get_type_hints
 
 import pytest
 from lightning.pytorch.cli import LightningCLI
-from pytorch_lightning.plugins.precision import Precision
 
 import lit_ort
 from lit_ort import ORTDDPStrategy, ORTOptions, ORTPipelineStrategy, ORTStrategy, ORTTensorStrategy, ORTZero1Strategy
 from lit_ort.errors import OptionsError
 from lit_ort.options import OptionArguments
 from lit_ort.runtime.engines.choice import engine_of
-from lit_ort.strategies import CompiledStrategy, on_pytorch_lightning
+from lit_ort.strategies import CompiledStrategy
 from tests.lightning_models import Net, assert_same_weights
 from tests.strategies.test_lightning_features import Rows
 from tests.test_options import OTHERS
@@ -71,14 +70,6 @@ def test_options_reach_the_engine(strategy: type[Any]) -> None:
 def test_unknown_arguments_are_refused(strategy: type[Any], argument: str, nearest: str) -> None:
     with pytest.raises(OptionsError, match=rf"Unknown option '{argument}'\.{re.escape(nearest)} The options are "):
         strategy(**{argument: True})
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_both_packages_have_the_same_arguments_and_their_own_plugin(strategy: type[Any]) -> None:
-    other: Any = getattr(on_pytorch_lightning, strategy.__name__)
-    assert parameters(other) == parameters(strategy)
-    # Lightning clips in modules of the plugin's own package only.
-    assert issubclass(other.precision_class, Precision)
 
 
 def test_arguments_reach_distributed_data_parallel() -> None:

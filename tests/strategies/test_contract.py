@@ -18,8 +18,7 @@ from lightning.pytorch import Callback, seed_everything
 from lightning.pytorch.strategies import Strategy
 from torch import Tensor, nn
 
-from lit_ort import LitOrtWarning, ORTStrategy, UnsupportedError, explain
-from lit_ort.strategies import on_pytorch_lightning
+from lit_ort import LitOrtWarning, ORTStrategy, explain
 from tests.lightning_models import Net, assert_same_weights, loader, trainer
 from tests.scripts import run_code
 
@@ -190,10 +189,8 @@ assert pl.__spec__.loader.__class__.__module__.startswith(("importlib", "_frozen
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", ["pytorch_lightning", "lit_ort.strategies.on_pytorch_lightning"])
-def test_the_other_package_is_registered_when_it_is_imported(first: str) -> None:
-    script = IMPORT.replace("import pytorch_lightning as pl", f"import {first}\nimport pytorch_lightning as pl")
-    process = run_code([sys.executable, "-c", script])
+def test_the_other_package_is_registered_when_it_is_imported() -> None:
+    process = run_code([sys.executable, "-c", IMPORT])
     assert process.returncode == 0, process.stderr
 
 
@@ -240,16 +237,15 @@ def test_classes_that_libraries_derive_are_lightnings(package: str, caplog: pyte
     assert any("1 graph (1 fused)" in line for line in caplog.messages)
 
 
-@pytest.mark.parametrize("base", [ORTStrategy, on_pytorch_lightning.ORTStrategy])
-def test_strategies_that_libraries_derive(base: Any) -> None:
-    class Counting(base):
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_strategies_that_libraries_derive(package: str) -> None:
+    class Counting(ORTStrategy):
         steps = 0
 
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
             self.steps += 1
             return super().training_step(*args, **kwargs)
 
-    package = "lightning.pytorch" if base is ORTStrategy else "pytorch_lightning"
     strategy = Counting(fallback="error")
     own_trainer, module = _as_libraries_derive(package)
     own_trainer(strategy).fit(module(), loader())
@@ -283,14 +279,6 @@ def test_checkpoints_of_pytorch_lightning_before_2_6(tmp_path: Path, monkeypatch
     assert again.global_step == 2 * len(loader())
 
 
-def test_a_strategy_that_is_derived_for_the_other_package_is_refused() -> None:
-    class Own(ORTStrategy): ...
-
-    own_trainer, _ = _as_libraries_derive("pytorch_lightning")
-    with pytest.raises(UnsupportedError, match="Derive it from lit_ort.strategies.on_pytorch_lightning.ORTStrategy"):
-        own_trainer(Own())
-
-
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec:FutureWarning")
 def test_an_instance_works_with_the_other_package() -> None:
     import pytorch_lightning as pl
@@ -317,7 +305,11 @@ def test_an_instance_works_with_the_other_package() -> None:
         enable_model_summary=False,
     )
     own.fit(Other(), loader())
-    assert [graph.kind for graph in explain(own).graphs] == ["fused"]
+    assert own.strategy is strategy
+    assert [graph.kind for graph in explain(strategy).graphs] == ["fused"]
+    assert [kind.__module__ for kind in map(type, own.strategy._lightning_optimizers)] == [
+        "pytorch_lightning.core.optimizer"
+    ]
 
 
 class CountsInNumPy(Net):

@@ -198,11 +198,23 @@ def test_a_run_leaves_the_module_unchanged() -> None:
 
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
 def test_both_packages_register_the_names(package: str) -> None:
-    registry = importlib.import_module(f"{package}.strategies").StrategyRegistry
+    strategies = importlib.import_module(f"{package}.strategies")
     for name in ("ort", "ort_ddp", "ort_zero1", "ort_pipeline", "ort_tensor"):
-        strategy = registry.get(name)
+        strategy = strategies.StrategyRegistry.get(name)
         assert strategy.strategy_name == name
-        assert any(base.__module__.startswith(package.split(".")[0] + ".") for base in type(strategy).__mro__)
+        assert isinstance(strategy, strategies.SingleDeviceStrategy if name == "ort" else strategies.DDPStrategy)
+        assert isinstance(strategy, strategies.ParallelStrategy) is (name != "ort")
+
+
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+@pytest.mark.parametrize("strategy", ["ort", "ort_ddp"])
+def test_plugins_are_those_of_the_trainers_package(package: str, strategy: str) -> None:
+    pl = importlib.import_module(package)
+    runner = pl.Trainer(strategy=strategy, accelerator="cpu", devices=1, precision="bf16-mixed", logger=False)
+    # Lightning clips in modules of the plugin's own package only.
+    assert isinstance(runner.precision_plugin, importlib.import_module(f"{package}.plugins").Precision)
+    assert type(runner.precision_plugin).__name__ == "Precision"
+    assert isinstance(runner.strategy.checkpoint_io, importlib.import_module(f"{package}.plugins.io").TorchCheckpointIO)
 
 
 def test_a_run_with_pytorch_lightning() -> None:

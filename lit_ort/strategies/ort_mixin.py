@@ -1,12 +1,11 @@
-"""The parts of the strategies that are the same for both Lightning packages."""
+"""What the strategies have in common whose steps run through ONNX Runtime."""
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import os
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -17,29 +16,20 @@ import torch
 from lightning.pytorch.plugins.precision import Precision
 
 from lit_ort._compat.lightning import (
-    PYTORCH_LIGHTNING,
-    chosen_checkpoint_io,
-    clears_gradients,
-    is_compiled,
+    in_package,
     is_from_lightning,
     is_inside_epoch,
     own_class_of,
-    package_of,
-    uncompile,
 )
 from lit_ort._compat.torch_optim import note_step
 from lit_ort.backend.backend import ORTBackend
 from lit_ort.backend.eager import autocast_for
-from lit_ort.backend.events import DISABLED
 from lit_ort.backend.explanation import CompileLog
-from lit_ort.checkpoint_io import AtomicCheckpointIO
-from lit_ort.errors import LitOrtWarning, OptionsError, UnsupportedError
+from lit_ort.errors import LitOrtWarning, UnsupportedError
 from lit_ort.options import (
     AUTO,
-    BF16_MIXED,
     FLOAT32,
     NEVER,
-    TRUE_PRECISIONS,
     OptionArguments,
     ORTOptions,
     require_bool,
@@ -49,120 +39,28 @@ from lit_ort.runtime.fused_form import fused_form
 from lit_ort.runtime.report import COMPILED, EAGER
 from lit_ort.strategies.arguments import StrategyArguments
 from lit_ort.strategies.calls_left import calls_left
-from lit_ort.strategies.compile_progress import ProgressListener
 from lit_ort.strategies.compiled_code import IDLE, CompiledCode, code_key
+from lit_ort.strategies.compiled_mixin import CompiledMixin
 from lit_ort.strategies.jit import StepChoice, operators_in
+from lit_ort.strategies.old_gradients import are_cleared_unseen
 from lit_ort.strategies.optimizer_in_graph import clipping_of, reason_against_updates
-from lit_ort.strategies.step_methods import CompiledSteps
+from lit_ort.strategies.setting_checks import (
+    ALWAYS,
+    PRECISIONS,
+    argument_names,
+    asks_for_graphs,
+    require_accelerator,
+    require_compile,
+    require_precision,
+)
 from lit_ort.strategies.summary import FitSummary, show
 from lit_ort.strategies.training_draws import TrainingDraws, resume_torchs_generator
 
-# The mixins precede a strategy of either package in the bases of a strategy.
-_Base: Any = object
-
-# When steps are compiled.
-ALWAYS = "always"
-COMPILES = (AUTO, ALWAYS, NEVER)
+# When steps are compiled by a strategy with `compile=None`.
 COMPILE_VARIABLE = "LIT_ORT_COMPILE"
 
 # Attributes that a copy or a pickle of a strategy leaves out: sessions, their memory and compiled code.
 _OF_THIS_PROCESS = frozenset({"_code", "_code_key", "_fit", "_steps"})
-
-# The engine's precisions by those of Lightning's plugins. With a "true" precision, Lightning's plugin converts the
-# module and its batches, and graphs compute in the dtypes of their tensors.
-PRECISIONS = {
-    BF16_MIXED: BF16_MIXED,
-    **dict.fromkeys((FLOAT32, *TRUE_PRECISIONS.values()), FLOAT32),
-}
-
-
-class CompiledMixin(_Base):
-    """A strategy whose training, validation, test and predict steps run through `torch.compile`."""
-
-    # The checkpoint plugin of the strategy's Lightning package.
-    checkpoint_io_class: ClassVar[Any] = AtomicCheckpointIO
-    _steps: CompiledSteps | None = None
-    _strict = False
-
-    def backend_of(self, step: str) -> Callable[..., Any] | str:
-        """The Dynamo backend for a step."""
-        raise NotImplementedError
-
-    def _log_of_steps(self) -> CompileLog:
-        """The log that records the compilation of steps."""
-        return CompileLog()
-
-    def step_context(self, kind: str) -> AbstractContextManager[Any]:
-        """The context of a step of a kind: `train`, `val`, `test` or `predict`."""
-        return getattr(self.precision_plugin, f"{kind}_step_context")()
-
-    @property
-    def checkpoint_io(self) -> Any:
-        plugin = chosen_checkpoint_io(self)
-        if plugin is None:
-            self.checkpoint_io = self.checkpoint_io_class()
-        elif hasattr(plugin, "checkpoint_io"):
-            # A wrapper, such as one that writes in the background; its setter keeps a plugin that is already set.
-            plugin.checkpoint_io = self.checkpoint_io_class()
-        return super().checkpoint_io
-
-    @checkpoint_io.setter
-    def checkpoint_io(self, io: Any) -> None:
-        super(CompiledMixin, type(self)).checkpoint_io.fset(self, io)
-
-    def setup(self, trainer: Any) -> None:
-        super().setup(trainer)
-        module = self.lightning_module
-        assert module is not None
-        if is_compiled(module):
-            uncompile(module)
-            show(trainer, [f"{type(module).__name__} was compiled by torch.compile; this strategy compiles its steps"])
-        log = self._log_of_steps()
-        log.watch.listener = ProgressListener(trainer)
-        self._steps = CompiledSteps(module, self.backend_of, self._strict, log, self._chooser(trainer))
-
-    def _chooser(self, trainer: Any) -> Callable[[str, int], StepChoice] | None:
-        """Returns what chooses the way of a step's calls; None compiles every step at its first call."""
-        return None
-
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._in_context("train", "training_step", super().training_step, *args, **kwargs)
-
-    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._in_context("val", "validation_step", super().validation_step, *args, **kwargs)
-
-    def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._in_context("test", "test_step", super().test_step, *args, **kwargs)
-
-    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._in_context("predict", "predict_step", super().predict_step, *args, **kwargs)
-
-    def post_backward(self, closure_loss: Any) -> None:
-        super().post_backward(closure_loss)
-        if self._steps is not None:
-            self._steps.lap()
-
-    def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
-        # Manual optimization calls this within a step: code of an optimizer or of a hook does not belong in a graph.
-        module = self.lightning_module
-        is_manual = module is not None and not module.automatic_optimization
-        call = _untraced if is_manual else _called
-        return call(super().optimizer_step, *args, **kwargs)
-
-    def teardown(self) -> None:
-        self._steps = None
-        super().teardown()
-
-    def _in_context(self, kind: str, step: str, without_graphs: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Runs a step in the context of its kind; outside of setup and teardown, without graphs."""
-        if self._steps is None:
-            return without_graphs(*args, **kwargs)
-        with self.step_context(kind):
-            return self._run(step, *args, **kwargs)
-
-    def _run(self, step: str, *args: Any, **kwargs: Any) -> Any:
-        assert self._steps is not None, "steps are only compiled between setup and teardown"
-        return self._steps.run(step, *args, **kwargs)
 
 
 class ORTMixin(CompiledMixin):
@@ -173,8 +71,6 @@ class ORTMixin(CompiledMixin):
     arguments: ClassVar[Any] = StrategyArguments
     # The class names of the Lightning accelerators that it supports.
     accelerators: tuple[str, ...] = ("CPUAccelerator",)
-    # The plugin for float32 of the strategy's Lightning package.
-    precision_class: ClassVar[Any] = Precision
     compile_log: CompileLog
     _draws: TrainingDraws | None = None
     _resumed_draws: Mapping[str, Any] | None = None
@@ -206,10 +102,10 @@ class ORTMixin(CompiledMixin):
         options = {name: value for name, value in arguments.items() if name in OptionArguments.__annotations__}
         others = {name: value for name, value in arguments.items() if name not in options}
         fused_optimizer = others.pop("fused_optimizer", True)
-        require_known(others, _argument_names(type(self)))
+        require_known(others, argument_names(type(self), self.arguments))
         require_bool("fused_optimizer", fused_optimizer)
         self.options = ORTOptions(**options, optimizer_in_graph=optimizer_in_graph)
-        self.compile = _require_compile(os.environ.get(COMPILE_VARIABLE, AUTO) if compile is None else compile)
+        self.compile = require_compile(os.environ.get(COMPILE_VARIABLE, AUTO) if compile is None else compile)
         self._fused_optimizer = fused_optimizer
         self.compile_log = CompileLog()
         self._code = CompiledCode(self.options, self.compile_log)
@@ -252,7 +148,7 @@ class ORTMixin(CompiledMixin):
             self._code, self._code_key = CompiledCode(self.options, self.compile_log), None
 
     def _chooser(self, trainer: Any) -> Callable[[str, int], StepChoice] | None:
-        at_once = _asks_for_graphs(self.options) or torch.are_deterministic_algorithms_enabled()
+        at_once = asks_for_graphs(self.options) or torch.are_deterministic_algorithms_enabled()
         if self.compile == ALWAYS or (self.compile == AUTO and at_once):
             return None
         return partial(self._choice, trainer)
@@ -305,7 +201,8 @@ class ORTMixin(CompiledMixin):
         start = perf_counter()
         # A custom loop can run steps before on_train_start().
         drawing = nullcontext() if self._draws is None else self._draws.step()
-        with drawing, self._code.old_gradients.freed_by_run("training_step", self._cleared_optimizers()):
+        cleared = self.optimizers if are_cleared_unseen(self.lightning_module) else ()
+        with drawing, self._code.old_gradients.freed_by_run("training_step", cleared):
             output = super().training_step(*args, **kwargs)
         if self._fit is not None and not self.lightning_module.automatic_optimization:
             self._fit.add(start)
@@ -315,12 +212,6 @@ class ORTMixin(CompiledMixin):
     def rank(self) -> int:
         """The rank that the random stream of this process depends on."""
         return 0
-
-    def _cleared_optimizers(self) -> Sequence[Any]:
-        """The optimizers whose gradients Lightning clears after the step, and no hook sees that."""
-        module = self.lightning_module
-        clears = module.automatic_optimization and clears_gradients(module.trainer)
-        return self.optimizers if clears and not _listens_to_zero_grad(module, module.trainer.callbacks) else ()
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
         start = perf_counter()
@@ -402,15 +293,7 @@ class ORTMixin(CompiledMixin):
 
     @accelerator.setter
     def accelerator(self, accelerator: Any) -> None:
-        if accelerator is not None and own_class_of(accelerator).__name__ not in self.accelerators:
-            raise UnsupportedError(
-                f"accelerator is {type(accelerator).__name__}, but strategy={self.strategy_name!r} supports "
-                f"{' and '.join(self.accelerators)}. Use Trainer(accelerator='cpu', strategy={self.strategy_name!r}), "
-                "or Lightning's own strategies on this accelerator."
-            )
-        if package_of(accelerator) == PYTORCH_LIGHTNING != package_of(self):
-            # The loops of that package check for its own classes, which have the same attributes.
-            self.__class__ = _on_pytorch_lightning(type(self))
+        require_accelerator(accelerator, self.strategy_name, self.accelerators)
         super(ORTMixin, type(self)).accelerator.fset(self, accelerator)
 
     @property
@@ -420,21 +303,12 @@ class ORTMixin(CompiledMixin):
     @precision_plugin.setter
     def precision_plugin(self, precision_plugin: Any) -> None:
         precision = getattr(precision_plugin, "precision", FLOAT32)
-        if precision == "16-mixed":
-            raise UnsupportedError(
-                f"precision='16-mixed' with strategy={self.strategy_name!r}: its GradScaler scales the loss, but a run "
-                "has computed the gradients by then. Use 'bf16-mixed', which needs no scaling."
-            )
-        if precision not in PRECISIONS:
-            raise UnsupportedError(
-                f"precision={precision!r} is not supported by strategy={self.strategy_name!r}. Use one of "
-                f"{', '.join(PRECISIONS)}, or Lightning's own strategies with this precision."
-            )
+        require_precision(precision, self.strategy_name)
         engine_precision = PRECISIONS[precision]
         if own_class_of(precision_plugin).__name__ == "MixedPrecision":
             if is_from_lightning(type(precision_plugin)):
                 # Lightning's plugin rejects clipping with fused optimizers, and `step_context` has its autocast.
-                precision_plugin = self.precision_class()
+                precision_plugin = in_package(Precision, self.package)()
                 precision_plugin.precision = precision
             else:
                 # A derived plugin can have its own autocast.
@@ -446,55 +320,7 @@ class ORTMixin(CompiledMixin):
             self._code = CompiledCode(self.options, self.compile_log)
 
 
-def _asks_for_graphs(options: ORTOptions) -> bool:
-    """Whether options are about compiled steps alone, so that a step in eager would leave something undone."""
-    is_strict = options.fallback == "error"
-    has_own_memory = options.optimizer_in_graph or options.recompute is not None
-    return is_strict or has_own_memory or options.verifies or options.dump_dir is not None
-
-
-def _argument_names(strategy: type[ORTMixin]) -> list[str]:
-    parameters = inspect.signature(strategy).parameters.values()
-    own = [parameter.name for parameter in parameters if parameter.kind != inspect.Parameter.VAR_KEYWORD]
-    return [*own, *strategy.arguments.__annotations__]
-
-
-def _require_compile(value: str) -> str:
-    if value not in COMPILES:
-        raise OptionsError(f"compile={value!r} is not one of {COMPILES}. Choose one of them.")
-    return value
-
-
-def _on_pytorch_lightning(kind: type) -> type:
-    """The class of strategies for `pytorch_lightning` that a class for `lightning.pytorch` corresponds to."""
-    from lit_ort import strategies
-    from lit_ort.strategies import on_pytorch_lightning
-
-    own = next(base for base in kind.__mro__ if vars(strategies).get(base.__name__) is base)
-    if own is not kind:
-        raise UnsupportedError(
-            f"{kind.__name__} derives from lit_ort's {own.__name__} for lightning.pytorch, but the Trainer is "
-            f"pytorch_lightning's. Derive it from lit_ort.strategies.on_pytorch_lightning.{own.__name__}."
-        )
-    return getattr(on_pytorch_lightning, own.__name__)
-
-
 @contextmanager
 def _inside(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
     with outer, inner:
         yield
-
-
-def _called(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return method(*args, **kwargs)
-
-
-@partial(torch.compiler.disable, reason=DISABLED)
-def _untraced(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return method(*args, **kwargs)
-
-
-def _listens_to_zero_grad(module: Any, callbacks: Sequence[Any]) -> bool:
-    hooks = ("on_before_zero_grad", "optimizer_zero_grad")
-    overridden = any(not is_from_lightning(getattr(module, hook)) for hook in hooks)
-    return overridden or any(not is_from_lightning(callback.on_before_zero_grad) for callback in callbacks)
