@@ -462,4 +462,6 @@ COMPLEX: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def test_complex_values_between_torch_nodes(name: str) -> None:
     engine = assert_same(lambda x, w: COMPLEX[name](x, w).square().mean(), draw(4, 6), draw(6, 6))
     (graph,) = engine.compile_log.graphs
-    assert {"Region", "ATen"} <= graph.operators_after.keys()
+    # Matmuls are torch's in sessions that aren't native.
+    assert "ATen" in graph.operators_after
+    assert graph.operators_after.keys() & {"Matmul", "Gemm", "MatMul", "FusedMatMul"}
