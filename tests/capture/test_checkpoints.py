@@ -243,7 +243,7 @@ DRAWING: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("nested", [False, True], ids=["one", "nested"])
+@pytest.mark.parametrize("nested", [True, pytest.param(False, marks=pytest.mark.sweep)], ids=["nested", "one"])
 @pytest.mark.parametrize("kind", ["fused", "split", "eager", "recompute"])
 @pytest.mark.parametrize("name", DRAWING)
 def test_the_recomputation_draws_the_numbers_of_the_forward(

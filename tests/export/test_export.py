@@ -162,7 +162,7 @@ class Fitted(Net):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [Net, Fitted])
+@pytest.mark.parametrize("kind", [Fitted, pytest.param(Net, marks=pytest.mark.sweep)])
 def test_the_batch_of_the_last_fit_is_the_example(kind: type[Net], tmp_path: Path) -> None:
     module = kind()
     trainer("ort", max_epochs=1).fit(module, loader(), loader())

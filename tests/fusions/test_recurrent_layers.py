@@ -31,7 +31,7 @@ def fired(engine: Any) -> int:
     return next(report.fired for report in graph.passes if report.name == "recurrent_layers")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly(pytest.mark.sweep, KINDS, 2))
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_dropout_between_layers(kind: Any, bidirectional: bool) -> None:
     engine = backend(verify_first_step=True)
@@ -40,7 +40,7 @@ def test_dropout_between_layers(kind: Any, bidirectional: bool) -> None:
     assert fired(engine) == 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly(pytest.mark.sweep, KINDS, 2))
 @pytest.mark.parametrize(("layers", "probability", "training"), [(1, 0.0, True), (2, 0.0, True), (2, 0.5, False)])
 def test_no_other_dropout(kind: Any, layers: int, probability: float, training: bool) -> None:
     engine, module = backend(), kind(6, 8, num_layers=layers, dropout=probability).train(training)
@@ -50,7 +50,7 @@ def test_no_other_dropout(kind: Any, layers: int, probability: float, training: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("batch_first", mostly(pytest.mark.sweep, [True, False], 2))
 @pytest.mark.parametrize("bias", mostly(pytest.mark.sweep, [True, False], 2))
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bidirectional", [False, True])
@@ -129,7 +129,7 @@ def test_lstms_in_bfloat16_regions_match_eager() -> None:
     assert fired(engine) == 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly(pytest.mark.sweep, KINDS, 2))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @NEEDS_AUTOCAST_LSTMS
 def test_errors_in_bfloat16_regions_are_not_larger_than_in_eager(kind: Any, dtype: torch.dtype) -> None:

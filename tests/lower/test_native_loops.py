@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_ort.lower import placed_values
-from tests.compare import backend, mostly, relative_error
+from tests.compare import backend, relative_error
 from tests.lower.test_native_phases import any_number_of_operators, assert_native
 
 pytestmark = pytest.mark.usefixtures("uses_openmp", any_number_of_operators.__name__)
@@ -43,6 +44,13 @@ class Step(nn.Module):
         return self.read(output, last if isinstance(last, tuple) else (last,))
 
 
+def mostly_swept(kinds: Collection[str], others: Collection[Any]) -> list[Any]:
+    """All pairs as parameters of a test, most of them marked as a sweep; the others have every kind and every other."""
+    pairs = list(itertools.product(enumerate(kinds), enumerate(others)))
+    marks = [[] if k % len(others) == j % len(kinds) else [pytest.mark.sweep] for (k, _), (j, _) in pairs]
+    return [pytest.param(kind, other, marks=mark) for ((_, kind), (_, other)), mark in zip(pairs, marks, strict=True)]
+
+
 def states_of(step: Step, batch: int) -> list[Tensor]:
     layers = step.layers
     shape = layers.num_layers * (2 if layers.bidirectional else 1), batch, layers.hidden_size
@@ -69,9 +77,8 @@ def check(step: Step, *shapes: tuple[int, int], dynamic: bool | None = False, to
     assert_native(engine)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("read", mostly(pytest.mark.sweep, list(READS), 2))
-@pytest.mark.parametrize("has_states", [True, False])
+@pytest.mark.parametrize(("kind", "read"), mostly_swept(KINDS, READS))
+@pytest.mark.parametrize("has_states", [True, pytest.param(False, marks=pytest.mark.sweep)])
 def test_results_that_are_read(kind: str, read: str, has_states: bool) -> None:
     check(Step(kind, read, has_states), (6, 3))
 
@@ -86,8 +93,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(("kind", "name"), mostly_swept(KINDS, OPTIONS))
 def test_options(kind: str, name: str) -> None:
     options = OPTIONS[name]
     step = Step(kind, "all results", True, **options)
@@ -99,21 +105,20 @@ def test_sizes_that_change(kind: str) -> None:
     check(Step(kind, "all results", True, bidirectional=True), (4, 3), (6, 2), (1, 1), (9, 17), dynamic=True)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("is_long", [True, False])
+@pytest.mark.parametrize(("kind", "is_long"), mostly_swept(KINDS, (True, False)))
 def test_blocks_of_several_threads(kind: str, is_long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lit_ort.kernels.recurrent_loop._ONE_BLOCK", 0)
     check(Step(kind, "all results", True), (40, 2) if is_long else (3, 40))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_values_in_the_memory_of_a_run(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placed_values, "_FEWEST_BYTES", 0)
     monkeypatch.setattr(placed_values, "_FEWEST_OF_ALL", 0)
     check(Step(kind, "all results", True, num_layers=2, bidirectional=True), (6, 3), (5, 2), dynamic=True)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["lstm", "tanh"])
 def test_steps_without_gradients(kind: str) -> None:
     step = Step(kind, "all results", True)
     compiled = torch.compile(step, backend=(engine := backend()))

@@ -97,8 +97,22 @@ def step_of(name: str, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.filterwarnings("ignore:std:UserWarning")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(8, 16), (6, 37), (2, 1)])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((6, 37), torch.float32),
+        ((2, 1), torch.bfloat16),
+        *(
+            pytest.param(shape, dtype, marks=pytest.mark.sweep)
+            for shape, dtype in [
+                ((8, 16), torch.float32),
+                ((2, 1), torch.float32),
+                ((8, 16), torch.bfloat16),
+                ((6, 37), torch.bfloat16),
+            ]
+        ),
+    ],
+)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_operators_have_eagers_numbers_and_gradients(name: str, shape: tuple[int, int], dtype: torch.dtype) -> None:
     x, y = numbers(shape, dtype)
