@@ -8,9 +8,10 @@ the loop changes, and packs the weights. After it, `finish` copies the states of
 from __future__ import annotations
 
 import ctypes
-import itertools
 import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -18,7 +19,7 @@ from lit_ort.kernels.kernel_arguments import FINISH_FUNCTION, WORD
 from lit_ort.kernels.machine_code import Cpu, MachineCode
 from lit_ort.kernels.operator_entry import CallWords
 from lit_ort.kernels.recurrent_arguments import CELLS, PLACES, WORDS, Strided, loop_outputs, pack
-from lit_ort.kernels.recurrent_loop import RecurrentLoops
+from lit_ort.kernels.recurrent_loop import LoopCode, RecurrentLoops
 from lit_ort.kernels.thread_pool import WORD_FUNCTION
 
 _POINTERS = ("weight", "input_bias", "bias", "packed")
@@ -99,39 +100,60 @@ class RecurrentCallWords(CallWords):
     """
 
     def __init__(self, code: RecurrentCallCode, loops: RecurrentLoops, call: RecurrentCall, uses_openmp: bool) -> None:
-        steps, rows, hidden = call.sizes
         loop = loops.loop(call.mode, call.dtype, call.is_forward)
-        packed = loops.packed_elements(call.mode, hidden, call.dtype)
+        packed = loops.packed_elements(call.mode, call.sizes[2], call.dtype)
         names = [*call.inputs, *call.outputs, "packed"]
-        positions = {name: _TENSORS + k for k, name in enumerate(names)}
-        zeros = torch.zeros(hidden, dtype=call.dtype)
-        given = {name: array for name, array in _arrays(call).items() if name in names}
-        arrays = {name: Strided(0, array.step, array.row) for name, array in given.items()}
-        if not call.is_forward and "grad" not in names:
-            arrays["grad"] = Strided(zeros.data_ptr())
-        places = [(PLACES[name], positions[name], 0) for name in _POINTERS if name in names]
-        places += [(PLACES[f"{name}.address"], positions[name], array.address) for name, array in given.items()]
-        before, after = (
-            [
-                (positions.get(one.source, 0), one.offset, one.stride, positions[one.target], one.rows, one.bytes)
-                for one in copies
-            ]
-            for copies in (_copies_before(call), _copies_after(call))
-        )
-        blocks = loops.blocks(call.mode, call.sizes, steps * rows, call.is_forward)
-        block = pack(loop.block, blocks, call.sizes, {}, arrays)
-        words = list(struct.unpack(f"<{WORDS}q", block))
+        # The gradients of an output that has none.
+        zeros = torch.zeros(call.sizes[2], dtype=call.dtype)
+        # What the words refer to by address.
+        self._used: list[Any] = [code, loops, zeros]
+        words = list(struct.unpack(f"<{WORDS}q", _block_of(call, loop, loops, zeros.data_ptr())))
         words[FINISH_FUNCTION] = code.finish
-        tables = [(ctypes.c_int64 * len(table * 6))(*itertools.chain(*table)) for table in (places, before, after)]
-        for count, table in zip((len(places), len(before), len(after)), tables, strict=True):
-            words += [count, ctypes.addressof(table)]
+        positions = {name: _TENSORS + k for k, name in enumerate(names)}
+        for table in (_places(call, positions), *_copies(call, positions)):
+            words += self._counted(table)
         words += [loop.pack, *(0 for _ in names)]
-        self._arguments = (ctypes.c_int64 * len(words))(*words)
-        self._used = code, loops, zeros, tables
-        address = ctypes.addressof(self._arguments)
+        arguments = (ctypes.c_int64 * len(words))(*words)
+        self._used.append(arguments)
+        address = ctypes.addressof(arguments)
         run = loops.runner.address if uses_openmp else 0
         shapes = [*call.outputs.values(), (packed,)]
         super().__init__(len(call.inputs), shapes, address, address + WORD * _TENSORS, run, code.prepare)
+
+    def _counted(self, table: Sequence[Sequence[int]]) -> list[int]:
+        """The number of rows of a table, and the address of its words."""
+        words = [word for row in table for word in row]
+        array = (ctypes.c_int64 * len(words))(*words)
+        self._used.append(array)
+        return [len(table), ctypes.addressof(array)]
+
+
+def _block_of(call: RecurrentCall, loop: LoopCode, loops: RecurrentLoops, zeros: int) -> bytes:
+    """The arguments of the loop without the addresses of tensors."""
+    steps, rows, _ = call.sizes
+    arrays = {name: Strided(0, array.step, array.row) for name, array in _arrays(call).items()}
+    if "grad" not in call.inputs:
+        arrays["grad"] = Strided(zeros)
+    blocks = loops.blocks(call.mode, call.sizes, steps * rows, call.is_forward)
+    return bytes(pack(loop.block, blocks, call.sizes, {}, arrays))
+
+
+def _places(call: RecurrentCall, positions: Mapping[str, int]) -> list[tuple[int, int, int]]:
+    """Where the loop reads the address of each tensor: positions of that word and of the tensor's, and an offset."""
+    places = [(PLACES[name], positions[name], 0) for name in _POINTERS if name in positions]
+    arrays = {name: array for name, array in _arrays(call).items() if name in positions}
+    return places + [(PLACES[f"{name}.address"], positions[name], array.address) for name, array in arrays.items()]
+
+
+def _copies(call: RecurrentCall, positions: Mapping[str, int]) -> list[list[tuple[int, ...]]]:
+    """The words of the copies before and after the loop; a source at 0 is zeros."""
+    return [
+        [
+            (positions.get(one.source, 0), one.offset, one.stride, positions[one.target], one.rows, one.bytes)
+            for one in copies
+        ]
+        for copies in (_copies_before(call), _copies_after(call))
+    ]
 
 
 def _arrays(call: RecurrentCall) -> dict[str, Strided]:
