@@ -25,8 +25,15 @@ from lit_ort.lower.torch_node_function import torch_node_function
 from lit_ort.ops.region_operator import REGION
 from lit_ort.regions.placed_region import PlacedRegion, SizeArgument, from_json
 from lit_ort.regions.symbolic_size import Number, number_of, numbers_of
-from lit_ort.runtime.engines.engine_interface import DOMAIN, KERNEL_DOMAIN, MATMUL_OPERATOR, POSITION, REGION_OPERATOR
-from lit_ort.runtime.program import MatmulNode, Phase, TorchNode
+from lit_ort.runtime.engines.engine_interface import (
+    DOMAIN,
+    KERNEL_DOMAIN,
+    LOOP_OPERATOR,
+    MATMUL_OPERATOR,
+    POSITION,
+    REGION_OPERATOR,
+)
+from lit_ort.runtime.program import LoopNode, MatmulNode, Phase, TorchNode
 
 
 def readable(
@@ -38,7 +45,7 @@ def readable(
 ) -> onnx.ModelProto:
     """The model with a function in place of each region, and of each torch node that has one.
 
-    Matmuls of MKL are standard operators.
+    Matmuls of MKL are standard operators. Loops of recurrent layers stay operators of their own.
 
     A function whose sizes only a run tells has them as its last input, which is an input of the model; its text says
     which.
@@ -63,6 +70,8 @@ def readable(
         place = modules.get(node.output[0].rpartition(".")[0], "")
         if (node.domain, node.op_type) == (KERNEL_DOMAIN, REGION_OPERATOR):
             _call_function(result, node, next(regions), _unique(place or "step", taken), symbols)
+        elif (node.domain, node.op_type) == (KERNEL_DOMAIN, LOOP_OPERATOR):
+            _describe_loop(node, phase.loops[_position(node)], _unique(f"{place}.{node.op_type}".lstrip("."), taken))
         elif node.domain == DOMAIN:
             _call_torch_node(result, node, phase.nodes, _unique(f"{place}.torch".lstrip("."), taken))
         else:
@@ -141,6 +150,15 @@ def _call_torch_node(model: onnx.ModelProto, node: onnx.NodeProto, torch_nodes: 
         model.functions.append(function)
         node.op_type, node.domain = name, FUNCTION_DOMAIN
         del node.attribute[:]
+
+
+def _describe_loop(node: onnx.NodeProto, loop: LoopNode, name: str) -> None:
+    """Writes what a loop of a recurrent layer computes as attributes; `arguments` names its inputs."""
+    node.name = name
+    direction = "reverse" if loop.reverse else "forward"
+    described = helper.make_node(node.op_type, [], [], mode=loop.mode, direction=direction, arguments=list(loop.inputs))
+    del node.attribute[:]
+    node.attribute.extend(described.attribute)
 
 
 def _tensor(node: fx.Node) -> torch.Tensor:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from torch import Tensor, nn
@@ -126,3 +128,15 @@ def test_steps_without_gradients(kind: str) -> None:
     with torch.no_grad():
         assert relative_error(compiled(*given).detach(), step(*given).detach()) <= 1e-5
     assert_native(engine)
+
+
+def test_the_dumped_model_says_what_a_loop_computes(tmp_path: Path) -> None:
+    step = Step("gru", "the output", False, bidirectional=True)
+    compiled = torch.compile(step, backend=backend(dump_dir=str(tmp_path)))
+    compiled(torch.randn(4, 3, 5)).backward()
+    (path,) = tmp_path.glob("*/4_forward.onnx")
+    loops = [node for node in onnx.load(path).graph.node if node.op_type == "RecurrentLoop"]
+    found = [{one.name: onnx.helper.get_attribute_value(one) for one in node.attribute} for node in loops]
+    assert sorted(one["direction"] for one in found) == [b"forward", b"forward", b"reverse", b"reverse"]
+    assert {one["mode"] for one in found} == {b"gru"}
+    assert all(len(one["arguments"]) == len(node.input) for one, node in zip(found, loops, strict=True))
