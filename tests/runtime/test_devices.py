@@ -30,12 +30,14 @@ from tests.zoo import text_models
 from tests.zoo.run import compare_steps
 
 MODULES_WITH_IS_CPU = (
-    *("lit_ort.lower.lower", "lit_ort.lower.torch_nodes", "lit_ort.passes.pass_pipeline", "lit_ort.backend.build"),
-    *(
-        "lit_ort.runtime.nodes",
-        "lit_ort.runtime.engines.stock.torch_allocator",
-        "lit_ort.runtime.engines.stock.torch_node_operator",
-    ),
+    "lit_ort.backend.forward_stages",
+    "lit_ort.backend.graph_report",
+    "lit_ort.lower.lower",
+    "lit_ort.lower.torch_nodes",
+    "lit_ort.passes.pass_pipeline",
+    "lit_ort.runtime.nodes",
+    "lit_ort.runtime.engines.stock.torch_allocator",
+    "lit_ort.runtime.engines.stock.torch_node_operator",
 )
 needs_stock = pytest.mark.skipif(engine_of(AUTO).name != STOCK, reason="the training build runs on the CPU only")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
