@@ -34,6 +34,7 @@ from lit_ort.runtime.program import Form, Program
 _PHASES = ("4_forward", "5_backward")
 
 
+@others_as_compile_errors()
 def build(
     graph: NumberedGraph,
     tensors: Sequence[torch.Tensor],
@@ -60,29 +61,6 @@ def build(
         CompileError: the graph can't run through ONNX Runtime; each stage raises its own subclass. Any other exception
             of torch or of the lowering is its cause.
     """
-    with others_as_compile_errors():
-        return _build(graph, tensors, keys, options, name, engine, any_sizes, form)
-
-
-def require_pass_names(disabled: Sequence[str]) -> None:
-    """Checks `disable_passes`.
-
-    Raises:
-        OptionsError: an unknown name, or a pass that every graph needs.
-    """
-    passes.require_names(disabled, fusions.names(), fusions.required_names())
-
-
-def _build(
-    graph: NumberedGraph,
-    tensors: Sequence[torch.Tensor],
-    keys: Sequence[Any],
-    options: ORTOptions,
-    name: str,
-    engine: Engine,
-    any_sizes: bool,
-    form: Form | None,
-) -> Compilation:
     device = device_of(tensors)
     _require_device(engine, device)
     dump = Dump(options.dump_dir, name)
@@ -109,6 +87,15 @@ def _build(
     program = Program(step.kind, signature, *(part.phase for part in lowered))
     reports = (*fused.reports, *phases.reports)
     return Compilation(program, report_of(name, program, tensors, device, forward, phases.graphs, lowered, reports))
+
+
+def require_pass_names(disabled: Sequence[str]) -> None:
+    """Checks `disable_passes`.
+
+    Raises:
+        OptionsError: an unknown name, or a pass that every graph needs.
+    """
+    passes.require_names(disabled, fusions.names(), fusions.required_names())
 
 
 def _require_device(engine: Engine, device: torch.device) -> None:

@@ -18,7 +18,7 @@ from lit_ort._compat.torch_blas import MatmulFunctions
 from lit_ort.kernels.kernel_arguments import BLOCK_FUNCTION, COLUMN_BLOCKS, FINISH_FUNCTION, ROW_BLOCKS, WORD
 from lit_ort.kernels.machine_code import Cpu, MachineCode
 from lit_ort.kernels.operator_entry import CallWords
-from lit_ort.kernels.thread_pool import DENORMALS, WORD_FUNCTION, Runner, calls_of
+from lit_ort.kernels.thread_pool import DENORMALS, POINTER_FUNCTION, WORD_FUNCTION, Runner, calls_of
 
 # Positions of the words of arguments behind those of all kernels. The left and the right factor, what is added, if
 # anything is, and the result are the last words.
@@ -84,7 +84,7 @@ class MatmulCode:
 
     def __init__(self, functions: Mapping[torch.dtype, MatmulFunctions], cpu: Cpu, runner: Runner) -> None:
         texts = [_MATMUL.format(name=_name(dtype), **calls_of(one)) for dtype, one in functions.items()]
-        self._code = MachineCode("\n".join((WORD_FUNCTION, DENORMALS, _FILL, *texts)), cpu)
+        self._code = MachineCode("\n".join((WORD_FUNCTION, POINTER_FUNCTION, DENORMALS, _FILL, *texts)), cpu)
         self.runner, self.fill = runner, self._code.address("fill")
         self.matmuls = {dtype: self._code.address(f"matmul.{_name(dtype)}") for dtype in functions}
 
@@ -154,11 +154,6 @@ def _name(dtype: torch.dtype) -> str:
 
 _FILL = f"""
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
-define internal ptr @pointer(ptr %args, i64 %position) alwaysinline {{
-  %word = call i64 @word(ptr %args, i64 %position)
-  %pointer = inttoptr i64 %word to ptr
-  ret ptr %pointer
-}}
 define internal ptr @result(ptr %args) {{
   %position = call i64 @word(ptr %args, i64 {_RESULT_POSITION})
   %result = call ptr @pointer(ptr %args, i64 %position)

@@ -20,7 +20,7 @@ from lit_ort.kernels.machine_code import Cpu, MachineCode
 from lit_ort.kernels.operator_entry import CallWords
 from lit_ort.kernels.recurrent_arguments import CELLS, PLACES, WORDS, Strided, loop_outputs, pack
 from lit_ort.kernels.recurrent_loop import LoopCode, RecurrentLoops
-from lit_ort.kernels.thread_pool import WORD_FUNCTION
+from lit_ort.kernels.thread_pool import POINTER_FUNCTION, WORD_FUNCTION
 
 _POINTERS = ("weight", "input_bias", "bias", "packed")
 # Positions of the words behind those of a loop: the number and the address of the places that depend on tensors, and of
@@ -85,7 +85,7 @@ class RecurrentCallCode:
     """
 
     def __init__(self, cpu: Cpu) -> None:
-        self._code = MachineCode(WORD_FUNCTION + _TEXT, cpu)
+        self._code = MachineCode(WORD_FUNCTION + POINTER_FUNCTION + _TEXT, cpu)
         self.prepare, self.finish = map(self._code.address, ("prepare", "finish"))
 
 
@@ -196,23 +196,26 @@ def _copies_after(call: RecurrentCall) -> list[_Copy]:
 _TEXT = f"""
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
-define internal ptr @pointer(ptr %args, i64 %position) alwaysinline {{
-  %word = call i64 @word(ptr %args, i64 %position)
-  %pointer = inttoptr i64 %word to ptr
-  ret ptr %pointer
-}}
-define internal void @place(ptr %args) {{
+define internal void @each(ptr %args, i64 %position, i64 %width, ptr %function) {{
 entry:
-  %count = call i64 @word(ptr %args, i64 {_PLACES})
-  %table = call ptr @pointer(ptr %args, i64 {_PLACES + 1})
+  %count = call i64 @word(ptr %args, i64 %position)
+  %table_position = add i64 %position, 1
+  %table = call ptr @pointer(ptr %args, i64 %table_position)
   br label %head
 head:
   %k = phi i64 [ 0, %entry ], [ %k_next, %body ]
   %more = icmp slt i64 %k, %count
   br i1 %more, label %body, label %done
 body:
-  %at = mul i64 %k, 3
+  %at = mul i64 %k, %width
   %row = getelementptr i64, ptr %table, i64 %at
+  call void %function(ptr %args, ptr %row)
+  %k_next = add i64 %k, 1
+  br label %head
+done:
+  ret void
+}}
+define internal void @place(ptr %args, ptr %row) {{
   %target = call i64 @word(ptr %row, i64 0)
   %tensor = call i64 @word(ptr %row, i64 1)
   %offset = call i64 @word(ptr %row, i64 2)
@@ -220,9 +223,6 @@ body:
   %address = add i64 %start, %offset
   %slot = getelementptr i64, ptr %args, i64 %target
   store i64 %address, ptr %slot
-  %k_next = add i64 %k, 1
-  br label %head
-done:
   ret void
 }}
 define internal void @copy(ptr %args, ptr %copy) {{
@@ -259,34 +259,15 @@ body:
 done:
   ret void
 }}
-define internal void @copies(ptr %args, i64 %position) {{
-entry:
-  %count = call i64 @word(ptr %args, i64 %position)
-  %table_position = add i64 %position, 1
-  %table = call ptr @pointer(ptr %args, i64 %table_position)
-  br label %head
-head:
-  %k = phi i64 [ 0, %entry ], [ %k_next, %body ]
-  %more = icmp slt i64 %k, %count
-  br i1 %more, label %body, label %done
-body:
-  %at = mul i64 %k, 6
-  %row = getelementptr i64, ptr %table, i64 %at
-  call void @copy(ptr %args, ptr %row)
-  %k_next = add i64 %k, 1
-  br label %head
-done:
-  ret void
-}}
 define void @prepare(ptr %args) {{
-  call void @place(ptr %args)
-  call void @copies(ptr %args, i64 {_BEFORE})
+  call void @each(ptr %args, i64 {_PLACES}, i64 3, ptr @place)
+  call void @each(ptr %args, i64 {_BEFORE}, i64 6, ptr @copy)
   %pack = call ptr @pointer(ptr %args, i64 {_PACK})
   call void %pack(ptr %args)
   ret void
 }}
 define void @finish(ptr %args) {{
-  call void @copies(ptr %args, i64 {_AFTER})
+  call void @each(ptr %args, i64 {_AFTER}, i64 6, ptr @copy)
   ret void
 }}
 """

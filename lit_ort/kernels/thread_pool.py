@@ -108,6 +108,14 @@ define internal i64 @word(ptr %args, i64 %position) alwaysinline {
   ret i64 %value
 }
 """
+# A word that is an address.
+POINTER_FUNCTION = """
+define internal ptr @pointer(ptr %args, i64 %position) alwaysinline {
+  %word = call i64 @word(ptr %args, i64 %position)
+  %pointer = inttoptr i64 %word to ptr
+  ret ptr %pointer
+}
+"""
 # Functions of a block of arguments: a word of it, the number of its blocks, some of them, and what follows them.
 BLOCKS = (
     WORD_FUNCTION

@@ -39,14 +39,16 @@ def fused_form(optimizer: Any) -> Iterator[None]:
     if kind is None or not has_step_of(optimizer, kind):
         yield
         return
-    marked: list[dict[str, Any]] = []
+    # The groups, and their parameters with gradients.
+    marked: list[tuple[dict[str, Any], list[Tensor]]] = []
     threads = torch.get_num_threads()
 
     def mark() -> None:
-        marked.extend(group for group in optimizer.param_groups if _is_fusible(group, optimizer.state))
-        for group in marked:
+        groups = ((group, _with_gradients(group)) for group in optimizer.param_groups)
+        marked.extend((group, own) for group, own in groups if _is_fusible(group, own, optimizer.state))
+        for group, _ in marked:
             group["fused"] = True
-        if threads > 1 and _are_small([parameter for group in marked for parameter in _with_gradients(group)]):
+        if threads > 1 and _are_small([parameter for _, own in marked for parameter in own]):
             torch.set_num_threads(1)
 
     def before(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -56,10 +58,10 @@ def fused_form(optimizer: Any) -> Iterator[None]:
     def unmark(*_: Any) -> None:
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
-        for group in marked:
+        for group, own in marked:
             group["fused"] = None
             # The default form does this, the fused one doesn't: a later backward would take the changed weights.
-            torch.autograd.graph.increment_version(_with_gradients(group))
+            torch.autograd.graph.increment_version(own)
         marked.clear()
 
     handles = optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(unmark)
@@ -86,7 +88,7 @@ def _are_small(parameters: list[Tensor]) -> bool:
     return 0 < sum(map(Tensor.numel, parameters)) <= _ELEMENTS_OF_ONE_THREAD * len(parameters)
 
 
-def _is_fusible(group: Mapping[str, Any], states: Mapping[Tensor, Any]) -> bool:
+def _is_fusible(group: Mapping[str, Any], parameters: list[Tensor], states: Mapping[Tensor, Any]) -> bool:
     """Whether a group has torch's default form, and the fused form updates it in the same way."""
     if group["fused"] is not None or group["foreach"] is not None:
         return False
@@ -95,7 +97,6 @@ def _is_fusible(group: Mapping[str, Any], states: Mapping[Tensor, Any]) -> bool:
     if group.get("momentum") == 0 and group["weight_decay"] == 0:
         # Plain SGD's default form calls one operator for a parameter.
         return False
-    parameters = _with_gradients(group)
     # The fused form counts both steps of a parameter that is there twice before it takes the first one.
     if len(set(map(id, parameters))) < len(parameters):
         return False
