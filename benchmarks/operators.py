@@ -4,8 +4,8 @@
     python -m benchmarks.operators --names gru dropout --rounds 40
 
 Kernels run as in a session, with memory from a pool and without autograd, but for recurrent layers, whose matmuls
-autograd differentiates. torch runs its ATen operators, or autograd if there is no operator for the backward. Prints a line of JSON for each shape, and a table with the shapes at which a
-kernel is slower.
+autograd differentiates. torch runs its ATen operators, or autograd if there is no operator for the backward. Prints a
+line of JSON for each shape, and a table with the shapes at which a kernel is slower.
 """
 
 from __future__ import annotations
