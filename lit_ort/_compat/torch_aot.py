@@ -15,6 +15,7 @@ from torch.fx.node import has_side_effect
 from lit_ort._compat.interpolation import whole_interpolations
 from lit_ort._compat.patching import replaced
 from lit_ort._compat.recurrent_shapes import layers_of_this_cpu
+from lit_ort._compat.torch_fx import lazy_graph_modules
 from lit_ort._compat.torch_ops import OpOverload
 
 # Metadata by which the partitioners recognize nodes of the backward.
@@ -54,6 +55,7 @@ def joint_trace(graph_module: fx.GraphModule, examples: Sequence[Any], mode: Any
     with contextlib.ExitStack() as stack:
         stack.enter_context(whole_interpolations())
         stack.enter_context(layers_of_this_cpu())
+        stack.enter_context(lazy_graph_modules())
         stack.enter_context(tracing(TracingContext(mode)))
         # In eager, too, the backward runs outside of the forward's autocast region.
         stack.enter_context(functorch_config.patch(backward_pass_autocast="off"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutputException
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+from torch.fx._lazy_graph_module import _LazyGraphModule, _use_lazy_graph_module
 from torch.nn import functional
 from torch.utils import _pytree
 
@@ -46,6 +48,16 @@ CHECKS: frozenset[Any] = frozenset({torch._assert_async})  # pyright: ignore[rep
 MISTRACED_OPERATORS = frozenset({torch.ops.aten.multilabel_margin_loss.default})
 
 
+def graph_module_of(root: torch.nn.Module, graph: fx.Graph) -> fx.GraphModule:
+    """A module of a graph, whose Python code is written only if it is called: most are a stage's input alone."""
+    return _LazyGraphModule(root, graph)
+
+
+def lazy_graph_modules() -> AbstractContextManager[None]:
+    """A context in which torch makes such modules too."""
+    return _use_lazy_graph_module(True)
+
+
 @whole_interpolations()
 def aten_graph(graph_module: fx.GraphModule, examples: Sequence[Any], mode: Any) -> fx.GraphModule:
     """Trace a graph of torch functions to ATen operators; composite and in-place operators are kept.
@@ -62,7 +74,7 @@ def aten_graph(graph_module: fx.GraphModule, examples: Sequence[Any], mode: Any)
         return _Interpreter(graph_module).run(*inputs)
 
     # The graph can set the grad mode for the code after it.
-    with mode, preserve_node_meta(), torch.set_grad_enabled(torch.is_grad_enabled()):
+    with mode, preserve_node_meta(), torch.set_grad_enabled(torch.is_grad_enabled()), lazy_graph_modules():
         return make_fx(interpreted, pre_dispatch=True, tracing_mode="real")(*examples)
 
 

@@ -13,7 +13,7 @@ from torch.utils import checkpoint
 
 from lit_ort._compat.devices import CPU, device_of
 from lit_ort._compat.torch import enter_autocast, exit_autocast
-from lit_ort._compat.torch_fx import returned_by
+from lit_ort._compat.torch_fx import graph_module_of, returned_by
 from lit_ort._compat.value_checks import FAILED
 from lit_ort.capture.inlined_checkpoints import CHECKPOINT
 from lit_ort.capture.numbers import copy_graph
@@ -135,7 +135,7 @@ def _in_wider(graph_module: fx.GraphModule, arguments: Sequence[Any], narrow: to
             node.args = map_aggregate(node.args, widened)
             node.kwargs = map_aggregate(node.kwargs, widened)
     with torch.autocast(device_of(tensors_of(arguments)).type, enabled=False):
-        return _call_of(fx.GraphModule(graph_module, graph))(*map(widened, arguments))
+        return _call_of(graph_module_of(graph_module, graph))(*map(widened, arguments))
 
 
 def _as_example(value: Any, example: Any) -> Any:

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from lit_ort._compat.devices import is_cpu
-from lit_ort._compat.torch_fx import copy_nodes, inputs_of, output_of, returned_by
+from lit_ort._compat.torch_fx import copy_nodes, graph_module_of, inputs_of, output_of, returned_by
 from lit_ort.capture.capture import Captured, capture
 from lit_ort.capture.layers import mark_layers
 from lit_ort.capture.no_grad_views import untracked_views
@@ -158,7 +158,7 @@ def _trimmed(graph: NumberedGraph) -> tuple[NumberedGraph, list[Output | Compute
                 nodes.append(value)
             outputs.append(Computed(nodes.index(value), value.meta.get("example_value")))
     copied.output(tuple(nodes))
-    return dataclasses.replace(graph, module=fx.GraphModule(graph.module, copied)), outputs
+    return dataclasses.replace(graph, module=graph_module_of(graph.module, copied)), outputs
 
 
 def _return_once(module: fx.GraphModule) -> list[int]:

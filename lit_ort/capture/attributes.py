@@ -10,7 +10,7 @@ import operator
 import torch
 from torch import fx
 
-from lit_ort._compat.torch_fx import copy_nodes, inputs_of, output_of
+from lit_ort._compat.torch_fx import copy_nodes, graph_module_of, inputs_of, output_of
 
 
 def attributes_as_inputs(graph_module: fx.GraphModule) -> tuple[fx.GraphModule, tuple[torch.Tensor, ...]]:
@@ -34,7 +34,7 @@ def attributes_as_inputs(graph_module: fx.GraphModule) -> tuple[fx.GraphModule, 
             tensors.append(tensor)
         node.replace_all_uses_with(inputs[id(tensor)])
         graph.erase_node(node)
-    return fx.GraphModule(graph_module, graph), tuple(tensors)
+    return graph_module_of(graph_module, graph), tuple(tensors)
 
 
 def _attribute(module: fx.GraphModule, node: fx.Node) -> object:

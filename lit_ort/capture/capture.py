@@ -22,6 +22,7 @@ from lit_ort._compat.torch_fx import (
     correct_strides,
     example_of,
     first_argument,
+    graph_module_of,
     inputs_of,
 )
 from lit_ort._compat.torch_ops import (
@@ -237,7 +238,7 @@ def _bind_numbers(graph: NumberedGraph, examples: Examples, keys: Sequence[Any])
     for node, key in zip(placeholders[count + len(graph.sizes) :], keys, strict=True):
         _replace_by_value(node, key)
         copied.erase_node(node)
-    return fx.GraphModule(graph.module, copied)
+    return graph_module_of(graph.module, copied)
 
 
 def _replace_by_value(node: fx.Node, value: Any) -> None:

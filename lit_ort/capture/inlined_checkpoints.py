@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch_aot import mark_recomputed, must_recompute
-from lit_ort._compat.torch_fx import output_of
+from lit_ort._compat.torch_fx import graph_module_of, output_of
 
 CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
 
@@ -34,7 +34,7 @@ def inline_checkpoints(graph_module: fx.GraphModule) -> fx.GraphModule:
     output = graph.output(_Inliner(root, graph).copy(graph_module, (), None))
     output.meta = dict(output_of(graph_module.graph).meta)
     graph.lint()
-    return fx.GraphModule(root, graph)
+    return graph_module_of(root, graph)
 
 
 def chooses_what_to_keep(graph_module: fx.GraphModule, node: fx.Node) -> bool:

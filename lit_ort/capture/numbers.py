@@ -17,7 +17,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from lit_ort._compat.torch_fx import TENSORS_OF_NUMBERS, ancestors_of, inputs_of, output_of, returned_by
+from lit_ort._compat.torch_fx import (
+    TENSORS_OF_NUMBERS,
+    ancestors_of,
+    graph_module_of,
+    inputs_of,
+    output_of,
+    returned_by,
+)
 
 _ARITHMETIC = frozenset(
     {operator.add, operator.sub, operator.mul, operator.truediv, operator.iadd, operator.isub, operator.imul}
@@ -96,7 +103,7 @@ def separate_numbers(graph_module: fx.GraphModule) -> NumberedGraph:
     graph.lint()
     dtypes = tuple(dtype for _, dtype in as_tensors)
     return NumberedGraph(
-        fx.GraphModule(graph_module, graph), tuple(tensors), dtypes, tuple(size_inputs), len(keys), positions, numbers
+        graph_module_of(graph_module, graph), tuple(tensors), dtypes, tuple(size_inputs), len(keys), positions, numbers
     )
 
 
@@ -225,7 +232,7 @@ def _number_program(graph_module: fx.GraphModule, numbers: list[fx.Node]) -> Cal
                 raise ValueError(f"the number {numbers[0].name} is computed from tensors")
             copies[node] = program.node_copy(node, copies.__getitem__)
     program.output(tuple(copies[node] for node in numbers))
-    return fx.GraphModule(graph_module, program).forward
+    return graph_module_of(graph_module, program).forward
 
 
 def _input_before(graph: fx.Graph, name: str, example: Any) -> fx.Node:

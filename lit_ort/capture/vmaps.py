@@ -14,7 +14,7 @@ from torch import fx
 
 from lit_ort._compat.torch import enter_autocast, exit_autocast, set_grad_enabled
 from lit_ort._compat.torch_functorch import LOAD_RULES, VMAP_END, VMAP_FUNCTIONS, VMAP_START, operators_of
-from lit_ort._compat.torch_fx import copy_nodes, inputs_of
+from lit_ort._compat.torch_fx import copy_nodes, graph_module_of, inputs_of
 from lit_ort._compat.torch_ops import of_functorch
 from lit_ort.capture.examples import Examples
 
@@ -97,7 +97,7 @@ def _inline(module: fx.GraphModule, region: Sequence[fx.Node], values: dict[fx.N
     for node in region:
         copies[node] = subgraph.node_copy(node, copies.__getitem__)
     subgraph.output(tuple(copies[node] for node in outputs))
-    traced = operators_of(fx.GraphModule(module, subgraph), [values[node] for node in arguments])
+    traced = operators_of(graph_module_of(module, subgraph), [values[node] for node in arguments])
     for node in traced.graph.nodes:
         if node.op == "get_attr":
             name = f"{region[0].name}_{node.target}"

@@ -16,7 +16,15 @@ from torch import fx
 
 from lit_ort._compat.torch import memory_of
 from lit_ort._compat.torch_aot import Description
-from lit_ort._compat.torch_fx import copy_nodes, example_of, inputs_of, output_of, returned_by, viewed_base
+from lit_ort._compat.torch_fx import (
+    copy_nodes,
+    example_of,
+    graph_module_of,
+    inputs_of,
+    output_of,
+    returned_by,
+    viewed_base,
+)
 from lit_ort._compat.torch_sizes import hint_of, may_overlap, memory_order
 from lit_ort.errors import CaptureError
 from lit_ort.joint.trace import JointGraph
@@ -47,7 +55,7 @@ def name_bases(module: fx.GraphModule, differentiable: Sequence[int]) -> fx.Grap
             views = [graph.call_function(torch.ops.aten.alias.default, (base,)) for _ in range(1 if is_input else 2)]
             outputs += [_with_meta(view, base) for view in views]
     graph.output(tuple(outputs))
-    return fx.GraphModule(module, graph)
+    return graph_module_of(module, graph)
 
 
 def require_distinct_elements(module: fx.GraphModule, differentiable: Sequence[int]) -> None:

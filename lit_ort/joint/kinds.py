@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch import memory_of
-from lit_ort._compat.torch_fx import ancestors_of, copy_nodes, example_of, inputs_of, returned_by
+from lit_ort._compat.torch_fx import ancestors_of, copy_nodes, example_of, graph_module_of, inputs_of, returned_by
 
 
 def loss_position(module: fx.GraphModule, differentiable: Sequence[int]) -> int | None:
@@ -54,7 +54,7 @@ def detach_others(module: fx.GraphModule, differentiable: Sequence[int], loss: i
             outputs[position] = graph.call_method("detach", (node,))
             outputs[position].meta = dict(node.meta)
     graph.output(tuple(outputs))
-    return fx.GraphModule(module, graph)
+    return graph_module_of(module, graph)
 
 
 def _is_scalar(node: fx.Node) -> bool:

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch_aot import OF_BACKWARD, is_marked, mark_recomputed, partition
-from lit_ort._compat.torch_fx import first_argument, inputs_of, output_of, returned_by, viewed_base
+from lit_ort._compat.torch_fx import first_argument, graph_module_of, inputs_of, output_of, returned_by, viewed_base
 from lit_ort._compat.torch_ops import OpOverload
 from lit_ort.capture.input_sources import SOURCE
 from lit_ort.joint.trace import JointGraph, tangents_of
@@ -71,7 +71,7 @@ def one_phase(joint: JointGraph, loss: int | None, budget: float | None, recompu
             graph.output(fx.map_arg(node.args[0], copies.__getitem__))
         else:
             copies[node] = graph.node_copy(node, copies.__getitem__)
-    return PhaseGraph(fx.GraphModule(module, graph), len(joint.results))
+    return PhaseGraph(graph_module_of(module, graph), len(joint.results))
 
 
 def two_phases(joint: JointGraph, budget: float | None) -> tuple[PhaseGraph, PhaseGraph]:
@@ -177,7 +177,7 @@ def _concatenated(forward: fx.GraphModule, backward: fx.GraphModule, results: in
         outputs = returned_by(module.graph)
         returned += [local[node] for node in (outputs[:results] if module is forward else outputs)]
     graph.output(tuple(returned))
-    return fx.GraphModule(forward, graph)
+    return graph_module_of(forward, graph)
 
 
 def _by_need(graph: fx.Graph) -> list[fx.Node]:

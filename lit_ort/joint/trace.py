@@ -26,7 +26,14 @@ from lit_ort._compat.torch_aot import (
     keep_effect,
     writes_of,
 )
-from lit_ort._compat.torch_fx import correct_statistics, correct_strides, first_argument, inputs_of, output_of
+from lit_ort._compat.torch_fx import (
+    correct_statistics,
+    correct_strides,
+    first_argument,
+    graph_module_of,
+    inputs_of,
+    output_of,
+)
 from lit_ort._compat.torch_ops import HigherOrderOperator, result_count
 from lit_ort.capture.examples import Examples
 from lit_ort.capture.input_sources import SOURCE
@@ -153,7 +160,7 @@ def _with_constants(root: fx.GraphModule, graph: fx.Graph, captured: fx.GraphMod
             constant.meta["val"] = node.meta["val"]
             node.replace_all_uses_with(constant)
             graph.erase_node(node)
-    return fx.GraphModule(root, graph)
+    return graph_module_of(root, graph)
 
 
 def _unwrap_effects(graph: fx.Graph) -> None:

@@ -18,6 +18,7 @@ from lit_ort._compat.torch_fx import (
     example_of,
     fake_mode_of,
     first_argument,
+    graph_module_of,
     is_size,
     is_view,
     recomputed_example,
@@ -138,4 +139,4 @@ def _view_alone(view: fx.Node, base: fx.Node, order: list[int]) -> fx.GraphModul
         return copies[node]
 
     graph.output([copied(view)])
-    return fx.GraphModule(torch.nn.Module(), graph)
+    return graph_module_of(torch.nn.Module(), graph)
