@@ -144,12 +144,18 @@ def test_bf16_is_compared_under_autocast() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
-def test_a_step_with_random_numbers_draws_those_of_eager_in_a_session_alone() -> None:
-    result = measured(Noisy(), list(batch()), rounds=1, baselines=("eager", "inductor", "ort"))
+def test_a_step_with_random_numbers_draws_those_of_eager() -> None:
+    result = measured(Noisy(), list(batch()), rounds=1)
     error = result.figures["ort"].gradient_error
     assert error is not None
     assert error < 1e-4
+
+
+# Inductor takes a minute for the first step in an environment.
+@pytest.mark.sweep
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+def test_inductors_random_numbers_are_not_compared() -> None:
+    result = measured(Noisy(), list(batch()), rounds=1, baselines=("eager", "inductor"))
     assert result.figures["inductor"].gradient_error is None
     assert "Inductor's error is not measured" in str(result)
 

@@ -342,13 +342,14 @@ class Recurrent(nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
 @pytest.mark.parametrize(
-    "settings",
+    ("kind", "settings"),
     [
-        {"num_layers": 2, "batch_first": True},
-        {"bidirectional": True},
-        pytest.param({"bias": False, "batch_first": True}, marks=pytest.mark.sweep),
+        (nn.GRU, {"num_layers": 2, "batch_first": True}),
+        (nn.LSTM, {"bidirectional": True}),
+        pytest.param(nn.LSTM, {"num_layers": 2, "batch_first": True}, marks=pytest.mark.sweep),
+        pytest.param(nn.GRU, {"bidirectional": True}, marks=pytest.mark.sweep),
+        *(pytest.param(kind, {"bias": False, "batch_first": True}, marks=pytest.mark.sweep) for kind in (nn.GRU, nn.LSTM)),
     ],
 )
 def test_recurrent_layers_of_any_length(kind: Any, settings: dict[str, Any], tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def eager_losses(module: nn.Module, batches: list[Batch], optimizer: torch.optim
 
 
 # docs/deploy.md trains a BERT elsewhere.
-SLOW = ("convolutions", "LSTM")
+SLOW = ("convolutions",)
 SWEEP = sorted(CASES.keys() - {"MLP", *SLOW})
 
 

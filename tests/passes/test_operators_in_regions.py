@@ -135,13 +135,17 @@ def test_operators_have_eagers_numbers_and_gradients(name: str, shape: tuple[int
     assert not any(name in target for target in engine.compile_log.graphs[0].torch_operators)
 
 
-@pytest.mark.parametrize("name", OPERATORS)
-def test_operators_have_eagers_values_at_special_numbers(name: str) -> None:
+@pytest.mark.parametrize("part", range(4))
+def test_operators_have_eagers_values_at_special_numbers(part: int) -> None:
     x = torch.tensor(SPECIAL).repeat(16, 1)
     y = x.t().contiguous()
-    compiled = torch.compile(OPERATORS[name], backend=backend())
+    operators = {name: OPERATORS[name] for name in list(OPERATORS)[part::4]}
+
+    def values(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        return {name: operator(x, y) for name, operator in operators.items()}
+
     with torch.no_grad():
-        torch.testing.assert_close(compiled(x, y), OPERATORS[name](x, y), equal_nan=True)
+        torch.testing.assert_close(torch.compile(values, backend=backend())(x, y), values(x, y), equal_nan=True)
 
 
 def test_a_window_of_one_number() -> None:
