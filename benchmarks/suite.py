@@ -3,6 +3,7 @@
     python benchmarks/suite.py results.jsonl                     # all small models, an hour; continues where it stopped
     python benchmarks/suite.py results.jsonl --quick             # one model of each kind, in ten minutes
     python benchmarks/suite.py results.jsonl --models Llama ViT --sizes small medium --precisions 32-true bf16-mixed
+    python benchmarks/suite.py results.jsonl --baselines eager ort  # in half of the time
     python benchmarks/suite.py results.jsonl --report            # the tables and the picture of the measurements so far
 
 A step consists of forward, loss, backward, clipping where it is usual, and fused AdamW, with dropout as configured.
@@ -23,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,7 +34,7 @@ from benchmarks.models import GROUPS, MODELS
 from benchmarks.models.case import SIZES, SMALL
 from benchmarks.suite_report import picture, summary, table
 from lit_ort.benchmark.machine import machine, versions
-from lit_ort.benchmark.result import BASELINES, ORT
+from lit_ort.benchmark.result import BASELINES, EAGER, ORT
 from lit_ort.benchmark.run import interleaved
 
 FLOAT32, BF16 = "32-true", "bf16-mixed"
@@ -64,11 +65,17 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--groups", nargs="+", choices=list(GROUPS), metavar="GROUP", help=", ".join(GROUPS))
     parser.add_argument("--sizes", nargs="+", default=[SMALL], choices=SIZES, help="sizes of the models")
     parser.add_argument("--precisions", nargs="+", default=[FLOAT32], choices=(FLOAT32, BF16), help="precisions")
+    baselines = parser.add_argument(
+        "--baselines", nargs="+", default=list(BASELINES), choices=BASELINES, help="of steps"
+    )
     parser.add_argument("--rounds", type=int, default=12, help="timed turns of each baseline")
     parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)}")
     parser.add_argument("--report", action="store_true", help="measure nothing, only print the tables")
     parser.add_argument("--alone", nargs=4, help=argparse.SUPPRESS)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if not {EAGER, ORT} <= {*arguments.baselines}:
+        parser.error(str(argparse.ArgumentError(baselines, f"{EAGER} and {ORT} are compared, so both are needed")))
+    return arguments
 
 
 def measure(arguments: argparse.Namespace) -> None:
@@ -78,7 +85,7 @@ def measure(arguments: argparse.Namespace) -> None:
         for size in arguments.sizes:
             for precision in arguments.precisions:
                 if (name, size, precision) not in measured:
-                    line = measure_model(name, size, precision, arguments.rounds)
+                    line = measure_model(name, size, precision, arguments.rounds, arguments.baselines)
                     with arguments.results.open("a") as file:
                         file.write(json.dumps(line) + "\n")
                     print(progress(line), file=sys.stderr, flush=True)
@@ -92,11 +99,13 @@ def model_names(arguments: argparse.Namespace) -> list[str]:
     return [name for group in arguments.groups or GROUPS for name in GROUPS[group]]
 
 
-def measure_model(name: str, size: str, precision: str, rounds: int) -> dict[str, Any]:
+def measure_model(
+    name: str, size: str, precision: str, rounds: int, baselines: Sequence[str] = BASELINES
+) -> dict[str, Any]:
     """The line of a model; it has an `error` if the model could not be measured."""
     line: dict[str, Any] = {"model": name, "size": size, "precision": precision, "date": time.strftime("%Y-%m-%d")}
     try:
-        figures = in_turns({b: Process.started(name, size, precision, b) for b in BASELINES}, rounds)
+        figures = in_turns({b: Process.started(name, size, precision, b) for b in baselines}, rounds)
     except ProcessError as error:
         return {**line, "error": str(error)}
     return {**line, "machine": machine(), "versions": versions(), "figures": figures}

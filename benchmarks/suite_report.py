@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ from benchmarks.models import GROUPS, TASKS
 Line = dict[str, Any]
 EAGER, INDUCTOR, ORT = "eager", "inductor", "ort"
 SLOWEST = 5
+# In the summary of `explain`.
+_SHARE = re.compile(r"(\d+)% ONNX Runtime")
 
 
 def table(lines: Sequence[Line]) -> str:
@@ -31,11 +34,11 @@ def _table(lines: Sequence[Line], title: str) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in lines[-1]["versions"].items())
     head = (
         "| model | eager, ms | inductor, ms | ort, ms | ort / eager | ort / inductor | first step, s: inductor, ort, "
-        "ort from cache | peak memory, MB: eager, inductor, ort | error | fallbacks |"
+        "ort from cache | peak memory, MB: eager, inductor, ort | in ONNX Runtime | error | fallbacks |"
     )
     rows = [_row(line) for line in sorted(lines, key=_to_eager, reverse=True)]
     caption = f"{title}; {lines[-1]['machine']}; {versions}; {lines[-1]['date']}"
-    return "\n".join([caption, "", head, "|---|---|---|---|---|---|---|---|---|---|", *rows])
+    return "\n".join([caption, "", head, "|" + "---|" * 11, *rows])
 
 
 def summary(lines: Sequence[Line]) -> str:
@@ -51,13 +54,13 @@ def summary(lines: Sequence[Line]) -> str:
         panel = [line for line in selected if "error" not in line]
         for name, group in _groups(panel):
             rows.append(f"| {size}, {precision} | {name}, {len(group)} | {' | '.join(_summary(group))} |")
-        names = "; compared with inductor: ".join(_slowest(panel, to) for to in (EAGER, INDUCTOR))
+        names = "; compared with inductor: ".join(filter(None, (_slowest(panel, to) for to in (EAGER, INDUCTOR))))
         slowest.append(f"Slowest compared with eager, {size}, {precision}: {names}.")
     return "\n".join([*rows, "", *slowest])
 
 
 def _slowest(lines: Sequence[Line], to: str) -> str:
-    worst = sorted(lines, key=lambda line: ratio(line, to), reverse=True)[:SLOWEST]
+    worst = sorted(_compared(lines, to), key=lambda line: ratio(line, to), reverse=True)[:SLOWEST]
     return ", ".join(f"{line['model']} {ratio(line, to):.2f}" for line in worst)
 
 
@@ -69,22 +72,33 @@ def _groups(lines: Sequence[Line]) -> list[tuple[str, list[Line]]]:
     return [(name, group) for name, group in [*groups.items(), ("all of these", everything), (TASKS, tasks)] if group]
 
 
+def _compared(lines: Sequence[Line], to: str) -> list[Line]:
+    """The lines in which a baseline was measured."""
+    return [line for line in lines if to in line["figures"]]
+
+
 def _row(line: Line) -> str:
     figures = line["figures"]
-    first = [figures[INDUCTOR]["first_step_s"], figures[ORT]["first_step_s"], figures[ORT]["cached_first_step_s"]]
-    peaks = [figures[name]["peak_mb"] for name in (EAGER, INDUCTOR, ORT)]
-    error = figures[ORT]["gradient_error"]
+    of_ort, has_inductor = figures[ORT], INDUCTOR in figures
+    first = [figures.get(INDUCTOR, {}).get("first_step_s"), of_ort["first_step_s"], of_ort["cached_first_step_s"]]
+    peaks = [figures.get(name, {}).get("peak_mb") for name in (EAGER, INDUCTOR, ORT)]
+    error, share = of_ort["gradient_error"], _SHARE.search(of_ort["ran"])
     cells = [
         line["model"],
-        *(f"{median(line, name):.1f}" for name in (EAGER, INDUCTOR, ORT)),
+        *(f"{median(line, name):.1f}" if name in figures else "" for name in (EAGER, INDUCTOR, ORT)),
         f"{ratio(line, EAGER):.2f}",
-        f"{ratio(line, INDUCTOR):.2f}",
-        ", ".join(f"{seconds:.1f}" for seconds in first),
-        ", ".join("" if peak is None else f"{peak:.0f}" for peak in peaks),
+        f"{ratio(line, INDUCTOR):.2f}" if has_inductor else "",
+        _list(first, ".1f"),
+        _list(peaks, ".0f"),
+        "" if share is None else f"{share[1]} %",
         "draws" if error is None else f"{error:.0e}",
-        str(len(figures[ORT]["fallbacks"])),
+        str(len(of_ort["fallbacks"])),
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def _list(values: Iterable[float | None], form: str) -> str:
+    return ", ".join("" if value is None else format(value, form) for value in values)
 
 
 def median(line: Line, baseline: str) -> float:
@@ -104,11 +118,12 @@ def _to_eager(line: Line) -> float:
 def _summary(lines: Sequence[Line]) -> list[str]:
     cells = []
     for to in (EAGER, INDUCTOR):
-        ratios = [ratio(line, to) for line in lines]
-        cells += [f"{mean(ratios):.2f}", f"{sum(r < 1 for r in ratios)} of {len(ratios)}"]
+        ratios = [ratio(line, to) for line in _compared(lines, to)]
+        cells += [f"{mean(ratios):.2f}", f"{sum(r < 1 for r in ratios)} of {len(ratios)}"] if ratios else ["", ""]
     peaks = [line["figures"][ORT]["peak_mb"] / line["figures"][EAGER]["peak_mb"] for line in lines if _has_peaks(line)]
-    firsts = [line["figures"][ORT]["first_step_s"] / line["figures"][INDUCTOR]["first_step_s"] for line in lines]
-    return [*cells, f"{mean(peaks):.2f}" if peaks else "", f"{mean(firsts):.2f}"]
+    pairs = [(line["figures"][ORT], line["figures"][INDUCTOR]) for line in _compared(lines, INDUCTOR)]
+    firsts = [of_ort["first_step_s"] / other["first_step_s"] for of_ort, other in pairs]
+    return [*cells, *(f"{mean(ratios):.2f}" if ratios else "" for ratios in (peaks, firsts))]
 
 
 def _has_peaks(line: Line) -> bool:
@@ -152,6 +167,9 @@ def picture(lines: Sequence[Line], path: Path) -> None:
 
 def _draw(axis: Any, lines: Sequence[Line], positions: Mapping[str, int]) -> None:
     for offset, to, color in ((-0.2, EAGER, "tab:blue"), (0.2, INDUCTOR, "tab:orange")):
-        rows = [positions[line["model"]] + offset for line in lines]
-        axis.barh(rows, [ratio(line, to) - 1 for line in lines], 0.38, left=1, color=color, label=f"relative to {to}")
+        compared = _compared(lines, to)
+        rows = [positions[line["model"]] + offset for line in compared]
+        axis.barh(
+            rows, [ratio(line, to) - 1 for line in compared], 0.38, left=1, color=color, label=f"relative to {to}"
+        )
     axis.axvline(1, color="black", linewidth=0.8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ def line(model: str, eager: float, inductor: float, ort: float, **fields: Any) -
             "cached_first_step_s": 1.0,
             "peak_mb": 100.0 if name == "eager" else 50.0,
             "gradient_error": 1e-6,
+            "ran": "time of runs: 97% ONNX Runtime, 3% torch operators" if name == "ort" else "",
             "fallbacks": [],
         }
         for name, ms in times.items()
@@ -52,7 +54,7 @@ def test_the_table_lists_the_slowest_models_first() -> None:
     text = suite_report.table([line("BERT", 100, 80, 40), line("Llama", 100, 80, 90), line("ResNet", 100, 120, 110)])
     rows = [row for row in text.splitlines() if row.startswith("| ")]
     assert [row.split(" | ")[0] for row in rows[1:4]] == ["| ResNet", "| Llama", "| BERT"]
-    assert "| BERT | 100.0 | 80.0 | 40.0 | 0.40 | 0.50 | 10.0, 2.0, 1.0 | 100, 50, 50 | 1e-06 | 0 |" in rows
+    assert "| BERT | 100.0 | 80.0 | 40.0 | 0.40 | 0.50 | 10.0, 2.0, 1.0 | 100, 50, 50 | 97 % | 1e-06 | 0 |" in rows
 
 
 def test_models_with_errors_are_listed() -> None:
@@ -69,6 +71,27 @@ def test_the_summary_names_the_slowest_models() -> None:
         "Slowest compared with eager, small, 32-true: ResNet 1.10, Llama 0.90, task GPT-2 0.50, BERT 0.40; compared "
         "with inductor: Llama 1.12, ResNet 0.92, task GPT-2 0.62, BERT 0.50."
     )
+
+
+def test_a_baseline_can_be_left_out(tmp_path: Path) -> None:
+    lines = [line("BERT", 100, 80, 40), line("Llama", 100, 80, 90)]
+    for one in lines:
+        del one["figures"]["inductor"]
+    assert "| BERT | 100.0 |  | 40.0 | 0.40 |  | , 2.0, 1.0 | 100, , 50 | 97 % | 1e-06 | 0 |" in suite_report.table(
+        lines
+    )
+    text = suite_report.summary(lines)
+    assert "| small, 32-true | all of these, 2 | 0.60 | 2 of 2 |  |  | 0.50 |  |" in text
+    assert text.endswith("Slowest compared with eager, small, 32-true: Llama 0.90, BERT 0.40.")
+    suite_report.picture(lines, tmp_path / "suite.png")
+    assert (tmp_path / "suite.png").exists()
+
+
+def test_what_is_compared_is_needed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["suite.py", "results.jsonl", "--baselines", "inductor", "ort"])
+    with pytest.raises(SystemExit):
+        suite.parse()
+    assert "argument --baselines: eager and ort are compared, so both are needed" in capsys.readouterr().err
 
 
 @pytest.mark.sweep
@@ -115,12 +138,18 @@ def test_continues_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.Monk
     results.write_text(json.dumps(line("BERT", 2, 2, 1)) + "\n")
     names: list[str] = []
 
-    def measure_model(name: str, size: str, precision: str, rounds: int) -> dict[str, Any]:
+    def measure_model(name: str, size: str, precision: str, rounds: int, baselines: Any) -> dict[str, Any]:
         names.append(name)
         return line(name, 3, 2, 1)
 
     monkeypatch.setattr(suite, "measure_model", measure_model)
-    arguments = {"models": ["BERT", "Llama"], "sizes": ["small"], "precisions": ["32-true"], "rounds": 1}
+    arguments = {
+        "models": ["BERT", "Llama"],
+        "sizes": ["small"],
+        "precisions": ["32-true"],
+        "rounds": 1,
+        "baselines": None,
+    }
     suite.measure(argparse.Namespace(results=results, **arguments))
     assert names == ["Llama"]
     assert [result["model"] for result in suite.read(results)] == ["BERT", "Llama"]
