@@ -349,7 +349,10 @@ class Recurrent(nn.Module):
         (nn.LSTM, {"bidirectional": True}),
         pytest.param(nn.LSTM, {"num_layers": 2, "batch_first": True}, marks=pytest.mark.sweep),
         pytest.param(nn.GRU, {"bidirectional": True}, marks=pytest.mark.sweep),
-        *(pytest.param(kind, {"bias": False, "batch_first": True}, marks=pytest.mark.sweep) for kind in (nn.GRU, nn.LSTM)),
+        *(
+            pytest.param(kind, {"bias": False, "batch_first": True}, marks=pytest.mark.sweep)
+            for kind in (nn.GRU, nn.LSTM)
+        ),
     ],
 )
 def test_recurrent_layers_of_any_length(kind: Any, settings: dict[str, Any], tmp_path: Path) -> None:
