@@ -115,6 +115,11 @@ class Function:
 class Listener(Protocol):
     """Receives the events of the functions that are compiled while it listens."""
 
+    @property
+    def rewind(self) -> Callable[[], None]:
+        """Sets generators to their states before the latest run that drew from them."""
+        ...
+
     def gradient_read(self) -> None:
         """A function reads the `grad` of a tensor."""
         ...
@@ -340,9 +345,9 @@ def _install() -> None:
     _enter_in_conversions(_context_of_thread)
     keep_writes(lambda: bool(_LISTENERS))
     # The last one comes first at an instruction.
-    keep_expected_branches(lambda: bool(_LISTENERS) and _runs_can_be_dropped())
+    keep_expected_branches(lambda: bool(_LISTENERS) and _runs_can_be_dropped(), lambda: _LISTENERS[-1].rewind)
     keep_input_values(lambda: bool(_LISTENERS))
-    keep_checks(lambda: bool(_LISTENERS))
+    keep_checks(lambda: bool(_LISTENERS) and _runs_can_be_dropped())
     keep_metric_calls(lambda: bool(_LISTENERS))
     keep_numbers(lambda: bool(_LISTENERS))
     keep_lookups(lambda: bool(_LISTENERS))

@@ -22,7 +22,7 @@ from torch._dynamo.exc import SpeculationRestartAnalysis
 from torch._dynamo.variables import ConstantVariable, TensorVariable, TorchInGraphFunctionVariable
 
 from lit_ort._compat.deferred_calls import JUMPS, calls_of, defer_calls, replace_instructions
-from lit_ort._compat.input_functions import is_unchanged, name_of_call
+from lit_ort._compat.input_functions import is_unchanged, name_of_call, writes
 
 # What a finite value makes of a condition.
 _OF_FINITE: Mapping[str, bool] = MappingProxyType(
@@ -32,6 +32,11 @@ _KEEP = frozenset({"any", "all", "bool", "item", "detach"})
 _NEGATE = frozenset({"logical_not", "not_", "bitwise_not", "invert", "__invert__"})
 # Operators that write without a trace of it.
 _STATEFUL = ("batch_norm", "instance_norm")
+# Functions and methods that draw from torch's generator, without the underscores of those in place.
+_RANDOM = frozenset(
+    "bernoulli cauchy exponential geometric gumbel_softmax log_normal multinomial normal poisson rand rand_like "
+    "randint randint_like randn randn_like randperm random rrelu uniform".split()
+)
 # Of Dynamo's `SpeculationLog`, which outlives a trace that is begun again: its branches end the graph.
 _ENDED = "_lit_ort_branches_end"
 _JUMP = next(name for name in ("POP_JUMP_FORWARD_IF_FALSE", "POP_JUMP_IF_FALSE") if name in dis.opmap)
@@ -43,10 +48,11 @@ class _Again:
     Args:
         tx: Dynamo's translator of the function.
         failed: whether the branch was another.
+        rewind: sets torch's generator to its state before the run.
     """
 
-    def __init__(self, tx: Any, failed: Any) -> None:
-        self._tx = tx
+    def __init__(self, tx: Any, failed: Any, rewind: Callable[[], None]) -> None:
+        self._tx, self._rewind = tx, rewind
         self.arguments: Sequence[Any] = [failed]
 
     def write(self, cg: Any) -> None:
@@ -57,7 +63,9 @@ class _Again:
             self._tx.speculation_log.clear()
             raise SpeculationRestartAnalysis(restart_reason="a function that may run again changes its inputs")
         end = create_instruction("NOP")
-        names = [output.install_global_by_id("__lit_ort_branch", function) for function in (bool, _in_eager)]
+        draws = any(name_of_call(node).strip("_") in _RANDOM for node in output.graph.nodes)
+        again = functools.partial(_in_eager, self._rewind if draws else None)
+        names = [output.install_global_by_id("__lit_ort_branch", function) for function in (bool, again)]
         cg.add_push_null(lambda: cg.append_output(cg.create_load_global(names[0], add=True)))
         cg(self.arguments[0])
         cg.extend_output([*create_call_function(1, False), create_instruction(_JUMP, target=end)])
@@ -81,8 +89,10 @@ def _arguments(code: Any) -> tuple[str, ...]:
     return code.co_varnames[:count]
 
 
-def _in_eager(function: Any, *values: Any) -> Any:
+def _in_eager(rewind: Callable[[], None] | None, function: Any, *values: Any) -> Any:
     """Calls a function in eager, with the values of its arguments, the last of which can be lists of more."""
+    if rewind is not None:
+        rewind()
     code = function.__code__
     names = code.co_varnames
     keywords = dict(zip(names[code.co_argcount :], values[code.co_argcount :], strict=False))
@@ -96,18 +106,25 @@ def _in_eager(function: Any, *values: Any) -> Any:
     return run(*positional, **keywords)
 
 
-def keep_expected_branches(is_enabled: Callable[[], bool]) -> None:
+def keep_expected_branches(is_enabled: Callable[[], bool], rewind_of: Callable[[], Callable[[], None]]) -> None:
     """Puts the hooks into Dynamo, for the rest of the process.
 
     Args:
         is_enabled: whether branches are taken as expected in the trace at hand.
+        rewind_of: returns what sets torch's generator to its state before the latest run that drew from it.
     """
     skip_code(_in_eager.__code__)
     defer_calls()
-    replace_instructions(JUMPS, functools.partial(_jump, is_enabled))
+    replace_instructions(JUMPS, functools.partial(_jump, is_enabled, rewind_of))
 
 
-def _jump(is_enabled: Callable[[], bool], original: Callable[..., None], tx: Any, inst: Any) -> None:
+def _jump(
+    is_enabled: Callable[[], bool],
+    rewind_of: Callable[[], Callable[[], None]],
+    original: Callable[..., None],
+    tx: Any,
+    inst: Any,
+) -> None:
     if is_enabled() and type(tx.stack[-1]) is TensorVariable:
         expected = _expected(tx.stack[-1].as_proxy().node)
         if expected is not None and _can_run_again(tx):
@@ -116,7 +133,9 @@ def _jump(is_enabled: Callable[[], bool], original: Callable[..., None], tx: Any
             failed = test.call_function(tx, [tx.pop(), ConstantVariable.create(0)], {})
             calls = calls_of(tx.output)
             # Before all calls that change something.
-            calls.insert(sum(isinstance(call, _Again) for call in calls), _Again(tx.output.root_tx, failed))
+            calls.insert(
+                sum(isinstance(call, _Again) for call in calls), _Again(tx.output.root_tx, failed, rewind_of())
+            )
             if inst.opname.endswith("IF_TRUE") is expected:
                 tx.jump(inst)
             return
@@ -147,4 +166,18 @@ def _keeps_inputs(node: fx.Node) -> bool:
         return is_unchanged(node)
     name = name_of_call(node)
     schema = getattr(node.target, "_schema", None)
-    return not name.endswith(_STATEFUL) and not (schema is not None and schema.is_mutable)
+    if name.endswith(_STATEFUL) or (schema is not None and schema.is_mutable):
+        return False
+    # Writes through `.data` are not counted by the version of an input.
+    return not writes(node) or not _shares_memory_of_inputs(node)
+
+
+def _shares_memory_of_inputs(node: fx.Node) -> bool:
+    inputs = set(map(_memory, node.graph.find_nodes(op="placeholder"))) - {None}
+    return any(_memory(argument) in inputs for argument in node.all_input_nodes)
+
+
+def _memory(node: fx.Node) -> int | None:
+    example = node.meta.get("example_value")
+    has_memory = isinstance(example, torch.Tensor) and example.layout is torch.strided
+    return example.untyped_storage()._cdata if has_memory else None

@@ -123,10 +123,11 @@ def is_unchanged(node: fx.Node) -> bool:
     if not isinstance(example, torch.Tensor):
         return True
     # Tensors of inference mode don't count their versions.
-    return not any(map(_writes, node.graph.nodes)) if example.is_inference() else not example._version
+    return not any(map(writes, node.graph.nodes)) if example.is_inference() else not example._version
 
 
-def _writes(node: fx.Node) -> bool:
+def writes(node: fx.Node) -> bool:
+    """Whether a node writes in place."""
     name = name_of_call(node)
     is_in_place = name in ("setitem", "__setitem__", "copy_") or (name[-1:] == "_" and not name.endswith("__"))
     return "out" in node.kwargs or (is_in_place and name not in _OPERATORS) or name in _IN_PLACE

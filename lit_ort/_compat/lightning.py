@@ -88,6 +88,11 @@ def is_lightning_module(module: Any) -> bool:
     return own_class_of(module).__name__ == "LightningModule" and is_from_lightning(own_class_of(module))
 
 
+def base_with_log(module: Any) -> Any:
+    """The class of a LightningModule that has Lightning's own `log`."""
+    return next(cls for cls in type(module).__mro__ if "log" in vars(cls) and is_from_lightning(vars(cls)["log"]))
+
+
 def trainer_of_steps(package: str, steps: int) -> Any:
     """A Trainer without data that answers for the length of a run: one epoch of so many batches.
 

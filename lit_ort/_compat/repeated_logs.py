@@ -18,10 +18,11 @@ class RepeatedLogs:
 
     Args:
         module: the LightningModule.
+        base: Lightning's class of it.
     """
 
-    def __init__(self, module: Any) -> None:
-        self._module = module
+    def __init__(self, module: Any, base: Any) -> None:
+        self._module, self._base = module, base
         # By the arguments but for the value: the key of the result, and the result.
         self._known: dict[Any, tuple[str, Any]] = {}
 
@@ -55,8 +56,8 @@ class RepeatedLogs:
 
     @property
     def _log_as_lightning(self) -> Callable[..., None]:
-        # The module's attribute can be this object's method while a step runs.
-        return type(self._module).log.__get__(self._module)
+        # The module's attribute can be this object's method while a step runs, and its class can have one of its own.
+        return self._base.log.__get__(self._module)
 
     def _note(self, call: Any, results: Any, kwargs: dict[str, Any]) -> None:
         function, dataloader, name, *_ = call

@@ -7,20 +7,25 @@ that raise run with the values that their variables had at the check, so that ty
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import dis
 import functools
 import inspect
+import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch._dynamo import eval_frame
 from torch._dynamo.bytecode_analysis import JUMP_OPCODES, TERMINAL_OPCODES, livevars_analysis
 from torch._dynamo.bytecode_transformation import (
     create_call_function,
     create_instruction,
     create_jump_absolute,
+    parse_exception_table,
     transform_code_object,
 )
 from torch._dynamo.eval_frame import skip_code
@@ -51,6 +56,10 @@ _BY_ITEMS: Mapping[type, type] = types.MappingProxyType(
     {TupleVariable: tuple, ListVariable: list, SizeVariable: torch.Size}
 )
 _NO_ARGUMENT_LISTS = ~(inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+
+
+# Whose frames are between the program's and the trace.
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), contextlib.__file__)
 
 
 class _NotKept(Exception):
@@ -167,7 +176,7 @@ def _leaves_statements(inst: Any) -> bool:
 
 def can_be_caught(tx: Any, body: Sequence[Any]) -> bool:
     """Whether the program may catch what the statements raise, or handles another exception."""
-    if len(tx.exn_vt_stack) or any(_is_in_try(tx, inst) for inst in body):
+    if len(tx.exn_vt_stack) or any(_is_in_try(tx, inst) for inst in body) or _may_be_caught_in_eager():
         return True
     while tx is not None:
         if tx.f_code.co_flags & inspect.CO_GENERATOR or _is_in_try(tx, tx.current_instruction):
@@ -180,6 +189,28 @@ def can_be_caught(tx: Any, body: Sequence[Any]) -> bool:
             return True
         tx = tx.parent
     return False
+
+
+def _may_be_caught_in_eager() -> bool:
+    """Whether the function at hand is called in a `try` or `with` block, by one that Dynamo leaves in eager."""
+    frame = sys._getframe()
+    while frame is not None and not _is_entry(frame.f_code):
+        if not frame.f_code.co_filename.startswith(_LIBRARIES) and _is_in_block(frame):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_entry(code: types.CodeType) -> bool:
+    """Whether it is what the program calls instead of a compiled function."""
+    return code.co_name == "compile_wrapper" and code.co_filename == eval_frame.__file__
+
+
+def _is_in_block(frame: types.FrameType) -> bool:
+    code = frame.f_code
+    if sys.version_info < (3, 11):
+        return any(inst.opname.startswith("SETUP_") for inst in dis.get_instructions(code))
+    return any(entry.start <= frame.f_lasti <= entry.end for entry in parse_exception_table(code.co_exceptiontable))
 
 
 def _is_in_try(tx: Any, inst: Any) -> bool:

@@ -19,6 +19,7 @@ from lit_ort.capture.inlined_checkpoints import CHECKPOINT
 from lit_ort.capture.numbers import copy_graph
 from lit_ort.options import BF16_MIXED
 from lit_ort.runtime.program import tensors_of
+from lit_ort.runtime.random import in_eager
 
 
 def autocast_of(precision: str, device: torch.device) -> torch.dtype | None:
@@ -98,8 +99,9 @@ class _ToFailedCheck(_Interpreter):
 def _run(graph_module: fx.GraphModule, run: Callable[..., Any], arguments: Sequence[Any], precision: str) -> Any:
     device = device_of(tensors_of(arguments))
     if precision != BF16_MIXED or torch.is_autocast_enabled(device.type):
-        return run(*arguments)
-    with autocast_for(precision, device):
+        with in_eager(device):
+            return run(*arguments)
+    with autocast_for(precision, device), in_eager(device):
         outputs = run(*arguments)
     examples = returned_by(graph_module.graph)
     return tuple(_as_example(value, example) for value, example in zip(outputs, examples, strict=True))

@@ -124,6 +124,7 @@ class Records:
     breaks: tuple[GraphBreak, ...]
     recompiles: dict[tuple[str, str], Recompile]
     untraced: frozenset[str | None]
+    in_parts: frozenset[str | None]
     gradient_readers: frozenset[str | None]
 
 
@@ -148,6 +149,7 @@ class CompileLog:
         self._recompiles: dict[tuple[str, str], Recompile] = {}
         self._reasons: set[str] = set()
         self._untraced: set[str | None] = set()
+        self._in_parts: set[str | None] = set()
         self._gradient_readers: set[str | None] = set()
         _LOGS[id(self)] = self
         trace_again()
@@ -169,6 +171,7 @@ class CompileLog:
             tuple(self.breaks),
             dict(self._recompiles),
             frozenset(self._untraced),
+            frozenset(self._in_parts),
             frozenset(self._gradient_readers),
         )
 
@@ -180,6 +183,7 @@ class CompileLog:
         self.breaks.extend(one for one in records.breaks if self.is_new(_at(one)))
         self._recompiles = {**records.recompiles, **self._recompiles}
         self._untraced |= records.untraced
+        self._in_parts |= records.in_parts
         self._gradient_readers |= records.gradient_readers
 
     @property
@@ -194,6 +198,14 @@ class CompileLog:
     def note_untraced(self, step: str | None) -> None:
         """Records that Dynamo doesn't trace a part of a step's code."""
         self._untraced.add(step)
+
+    def note_parts(self, step: str | None) -> None:
+        """Records that a step is several graphs, of which the later ones can be traced anew after the first has run."""
+        self._in_parts.add(step)
+
+    def is_traced_in_parts(self, step: str) -> bool:
+        """Whether a step is several graphs, between which code runs that can't read gradients."""
+        return step in self._in_parts
 
     def reads_gradients(self, step: str) -> bool:
         """Whether code of a step, as far as it was traced, reads the `grad` of a tensor."""

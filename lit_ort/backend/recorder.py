@@ -16,11 +16,15 @@ from lit_ort.backend.events import (
 )
 from lit_ort.backend.explanation import CompileLog
 from lit_ort.errors import CaptureError
+from lit_ort.runtime.random import rewind
 from lit_ort.runtime.report import EagerFunction
 
 
 class EventRecorder:
     """A listener for Dynamo's events.
+
+    Attributes:
+        rewind: sets torch's generator back before a run whose function runs again in eager.
 
     Args:
         step: the name of the step that is compiled, or None for a function of `torch.compile`.
@@ -42,6 +46,8 @@ class EventRecorder:
         self._compile_log = compile_log
         self._raising: list[EagerFunction] = []
 
+    rewind = staticmethod(rewind)
+
     def gradient_read(self) -> None:
         if self._compile_log is not None:
             self._compile_log.note_gradient_read(self._step)
@@ -49,6 +55,8 @@ class EventRecorder:
     def graph_break(self, obstacle: Obstacle, resumes: bool) -> None:
         if not is_own(obstacle):
             self._note_untraced()
+        elif self._compile_log is not None:
+            self._compile_log.note_parts(self._step)
         graph_break = graph_break_of(self._step, obstacle, resumes)
         if graph_break is not None and self._compile_log is not None:
             self._compile_log.note_break(graph_break)

@@ -42,8 +42,9 @@ class LogRecorder:
     @takes_results
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         keeps_graph = kwargs.get("enable_graph", False)
-        if isinstance(value, torch.Tensor) and not keeps_graph:
-            value = value.detach()
+        if isinstance(value, torch.Tensor):
+            # The value at the call, which the step may change in place afterwards.
+            value = value.clone() if keeps_graph else value.detach().clone()
         self.calls.append((name, value, args, kwargs))
 
     @takes_results

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import fx
 
 from lit_ort._compat.torch_fx import is_view, output_of, returned_by
@@ -27,6 +28,9 @@ def hand_over_gradients(module: fx.GraphModule, results: int, parameters: Sequen
     """
     graph = module.graph
     returned = returned_by(graph)
+    for position, value in enumerate(returned[:results]):
+        if isinstance(value, fx.Node) and _base(value) in parameters:
+            returned[position] = _copied(graph, value)
     order = {node: position for position, node in enumerate(graph.nodes)}
     for position, parameter in enumerate(parameters, start=results):
         gradient = returned[position]
@@ -39,6 +43,21 @@ def hand_over_gradients(module: fx.GraphModule, results: int, parameters: Sequen
         returned[position] = call
     output_of(graph).args = (tuple(returned),)
     return len(parameters)
+
+
+def _base(value: fx.Node) -> fx.Node:
+    while is_view(value):
+        value = value.all_input_nodes[0]
+    return value
+
+
+def _copied(graph: fx.Graph, value: fx.Node) -> fx.Node:
+    """A copy of a value that is returned, before its memory is updated."""
+    place = value if value.op == "call_function" else list(graph.find_nodes(op="placeholder"))[-1]
+    with graph.inserting_after(place):
+        copy = graph.call_function(torch.ops.aten.clone.default, (value,))
+    copy.meta = {"val": value.meta["val"]}
+    return copy
 
 
 def _readers(value: fx.Node) -> list[fx.Node]:

@@ -53,6 +53,7 @@ class SeedSource:
 
 _source: ContextVar[SeedSource | None] = ContextVar("lit_ort_source", default=None)
 _dropout: ContextVar[bool] = ContextVar("lit_ort_dropout", default=True)
+_latest: ContextVar[RandomNumbers | None] = ContextVar("lit_ort_latest_numbers", default=None)
 
 
 def draw_seed() -> int:
@@ -159,20 +160,50 @@ class RandomNumbers:
             with _in_state(*self._states[stream]):
                 return target(*args, **kwargs)
         note_draw()
+        _latest.set(self)
+        self.begin(stream, device)
+        return target(*args, **kwargs)
+
+    def begin(self, stream: int, device: torch.device) -> torch.Generator:
+        """Keeps the state of the device's default generator as that from which a stream draws."""
         generator = generator_of(device)
         self._states[stream] = generator, generator.get_state()
-        return target(*args, **kwargs)
+        return generator
 
     @contextmanager
     def again(self) -> Iterator[None]:
         """Lets torch draw what the run drew, from its beginning; afterwards the generators are as they were."""
+        with ExitStack() as stack:
+            for generator, state in self.first_states.items():
+                stack.enter_context(_in_state(generator, state))
+            yield
+
+    @property
+    def first_states(self) -> dict[torch.Generator, torch.Tensor]:
+        """The states of generators before the run drew from them."""
         firsts: dict[torch.Generator, torch.Tensor] = {}
         for generator, state in self._states.values():
             firsts.setdefault(generator, state)
-        with ExitStack() as stack:
-            for generator, state in firsts.items():
-                stack.enter_context(_in_state(generator, state))
-            yield
+        return firsts
+
+
+@contextmanager
+def in_eager(device: torch.device) -> Iterator[None]:
+    """A context in which operators draw from the device's generator without a run that notes it."""
+    numbers = RandomNumbers()
+    generator = numbers.begin(0, device)
+    _latest.set(numbers)
+    yield
+    if not torch.equal(generator.get_state(), numbers.first_states[generator]):
+        note_draw()
+
+
+def rewind() -> None:
+    """Sets generators to their states before the latest run that drew from them, whose results are not used."""
+    numbers = _latest.get()
+    if numbers is not None:
+        for generator, state in numbers.first_states.items():
+            generator.set_state(state)
 
 
 @contextmanager

@@ -81,7 +81,7 @@ class GraphReport:
     def head(self) -> str:
         """The report in one line."""
         counts = f"{self.inputs} inputs, {self.gradient_count} gradients"
-        reused = ", used again" if self.is_reused else ""
+        reused = ", reused" if self.is_reused else ""
         return f"{self.name}: {self.kind}, {counts}, {self.precision}, {self.seconds:.1f} s{reused}"
 
     def __str__(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
@@ -128,8 +128,10 @@ class ORTDDPStrategy(ProcessesMixin, EitherDDPStrategy):
         is_manual = not module.automatic_optimization
         run = super()._run
 
+        own = {name: value for name, value in module.__dict__.items() if name == "forward"}
+
         def forward(*args: Any, **kwargs: Any) -> Any:
-            del module.__dict__["forward"]
+            _restore_forward(module, own)
             with graphs_of_buckets(wrapper) if self._overlap else graphs_by_bucket(False):
                 result = run(step, *args, **kwargs)
             if is_manual:  # manual_backward prepares the reduction
@@ -140,6 +142,12 @@ class ORTDDPStrategy(ProcessesMixin, EitherDDPStrategy):
         try:
             return wrapper(*args, **kwargs)
         finally:
-            module.__dict__.pop("forward", None)
+            _restore_forward(module, own)
             if is_manual:
                 prepare_backward_after_forward(wrapper, True)
+
+
+def _restore_forward(module: Any, own: Mapping[str, Any]) -> None:
+    """Gives a module back its own attribute `forward`, or none."""
+    module.__dict__.pop("forward", None)
+    module.__dict__.update(own)

@@ -16,7 +16,8 @@ class OldGradients:
     """Gradients that Lightning clears between the training step and the backward.
 
     A run computes the new gradients with the loss, so that the old ones would take memory at the same time. They are
-    freed as the run begins: by then Dynamo has traced the code of the step, and knows whether it can read gradients.
+    freed as the run begins: by then Dynamo has traced the code of a step of one graph, and knows whether it can read
+    gradients.
 
     Args:
         compile_log: knows that; also an attribute.
@@ -37,7 +38,8 @@ class OldGradients:
             self._step, self._optimizers = None, ()
 
     def before_run(self) -> None:
-        if self._step is None or self.compile_log.may_read_gradients(self._step):
+        log = self.compile_log
+        if self._step is None or log.may_read_gradients(self._step) or log.is_traced_in_parts(self._step):
             return
         for optimizer in self._optimizers:
             # Not through `zero_grad`, which Lightning calls once per step, and which an optimizer can override.

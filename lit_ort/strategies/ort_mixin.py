@@ -142,6 +142,7 @@ class ORTMixin(CompiledMixin):
     def teardown(self) -> None:
         ways = self._settled_ways if self._steps is None else self._steps.settled_ways
         super().teardown()
+        self._resumed_draws, self._resumed_ways = None, {}
         if self._code_key is not None:
             self._code.detach(ways)
             IDLE.put(self._code_key, self._code)
@@ -270,8 +271,9 @@ class ORTMixin(CompiledMixin):
         checkpoint = super().load_checkpoint(checkpoint_path, *arguments)
         # Hooks such as on_load_checkpoint() receive only Lightning's entries.
         own = checkpoint.pop("lit_ort", None)
-        self._resumed_draws, self._resumed_ways = own, (own or {}).get("ways", {})
+        # Weights that are validated, tested or predicted with resume nothing.
         if own is not None and self.lightning_module.trainer.state.fn == "fit":
+            self._resumed_draws, self._resumed_ways = own, own.get("ways", {})
             # Before the loader draws the order of an epoch's data.
             resume_torchs_generator(own)
         return checkpoint

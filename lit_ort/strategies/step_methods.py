@@ -15,13 +15,14 @@ from typing import Any
 import torch
 
 from lit_ort._compat.devices import wait_for
-from lit_ort._compat.lightning import checks_logged_values_at_once, is_from_lightning
+from lit_ort._compat.lightning import base_with_log, checks_logged_values_at_once, is_from_lightning
+from lit_ort._compat.patching import replaced
 from lit_ort._compat.repeated_logs import RepeatedLogs
 from lit_ort.backend.events import DISABLED
 from lit_ort.backend.explanation import CompileLog
 from lit_ort.backend.tracing_settings import LogRecorder, dynamo_settings, in_place_of
 from lit_ort.errors import warn_at
-from lit_ort.runtime.random import SeededDropout, draw_seed, seeded
+from lit_ort.runtime.random import SeededDropout, draw_seed, in_eager, seeded
 from lit_ort.runtime.report import COMPILED
 from lit_ort.strategies.jit import StepChoice, Stopwatch
 
@@ -53,8 +54,13 @@ class CompiledSteps:
         self._strict = strict
         self._compile_log = compile_log
         self._recorder = LogRecorder(module.log_dict)
-        self._logs = RepeatedLogs(module) if is_from_lightning(type(module).log) else None
-        self._compiled: dict[tuple[str, tuple[Any, ...]], Callable[..., Any]] = {}
+        # The class whose `log` is Lightning's: that of a class below calls it.
+        self._base = base_with_log(module)
+        self._logs = RepeatedLogs(module, self._base)
+        self._has_own_log = not is_from_lightning(type(module).log)
+        self._records = _recording(module, self._recorder.log, self._base.log)
+        # By the step's name and the index of its dataloader: the method, which a hook can replace, and its code.
+        self._compiled: dict[tuple[str, tuple[Any, ...]], tuple[Callable[..., Any], Callable[..., Any]]] = {}
         self._disabled: dict[tuple[int, str], tuple[Callable[..., Any], Callable[..., Any]]] = {}
         self._reported: set[str] = set()
         self._choice_of = choice_of
@@ -126,19 +132,22 @@ class CompiledSteps:
     @property
     def _log(self) -> Callable[..., None]:
         """What takes the module's calls of `log`: the module's own method where it has one."""
-        return self._module.log if self._logs is None or "log" in vars(self._module) else self._logs.log
+        return self._module.log if self._has_own_log or "log" in vars(self._module) else self._logs.log
 
     def _run_compiled(
         self, name: str, index: tuple[Any, ...], allows: Callable[[], bool] | None, *args: Any, **kwargs: Any
     ) -> Any:
-        step, compiles = self._compiled.get((name, index)), nullcontext()
-        if step is None:
-            function = _function(getattr(self._module, name), index)
-            step = torch.compile(function, backend=self._backend_of(name))
-            self._compiled[name, index], compiles = step, _collection_paused()
+        method, compiles = getattr(self._module, name), nullcontext()
+        known, step = self._compiled.get((name, index), (None, None))
+        if step is None or known != method:
+            step = torch.compile(_function(method, index), backend=self._backend_of(name))
+            self._compiled[name, index], compiles = (method, step), _collection_paused()
         log = self._compile_log
         settings = dynamo_settings(name, self._strict, self._report, log, allows)
-        with compiles, log.watch.step(name), settings, self._attached():
+        # Code outside of graphs can draw.
+        has_parts = log.may_read_gradients(name) or log.is_traced_in_parts(name)
+        draws = in_eager(self._module.device) if has_parts else nullcontext()
+        with compiles, log.watch.step(name), settings, self._attached(), draws:
             return step(*args, **kwargs)
 
     def _report(self, place: str | None, message: str) -> None:
@@ -153,8 +162,13 @@ class CompiledSteps:
         module = self._module
         with ExitStack() as stack:
             log = self._log
+            is_replaced = "log" in vars(module)
             if checks_logged_values_at_once(module):
                 stack.enter_context(in_place_of(module, "log", torch.compiler.disable(module.log, reason=DISABLED)))
+            elif self._has_own_log and not is_replaced:
+                # What a `log` of the module's own class does belongs to the step, up to Lightning's.
+                stack.callback(self._recorder.replay, self._logs.log)
+                stack.enter_context(replaced(self._base, "log", self._records))
             else:
                 stack.callback(self._recorder.replay, log)
                 stack.enter_context(in_place_of(module, "log", self._recorder.log))
@@ -174,6 +188,15 @@ class CompiledSteps:
         if known is None or known[0] != method:
             known = self._disabled[id(owner), name] = method, torch.compiler.disable(method, reason=DISABLED)
         return known[1]
+
+
+def _recording(module: Any, record: Callable[..., None], log: Callable[..., None]) -> Callable[..., None]:
+    """A method of Lightning's class that records the calls of one module."""
+
+    def recording(owner: Any, *args: Any, **kwargs: Any) -> None:
+        return record(*args, **kwargs) if owner is module else log(owner, *args, **kwargs)
+
+    return recording
 
 
 def _outside_of_graphs(module: Any) -> Iterator[tuple[Any, str]]:

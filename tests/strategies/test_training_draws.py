@@ -40,6 +40,9 @@ class Drawing(LightningModule):
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         return self.net(self.draw(batch[0])).square().mean()
 
+    def test_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        self.net(batch[0])
+
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.seen += [outputs["loss"].item(), batch[0].sum().item()]
         if self.trainer.global_step == self.saved_at and batch_idx < 3:
@@ -107,15 +110,21 @@ def test_dropout_leaves_the_order_of_data_to_the_seed(draw: Callable[[Tensor], T
     assert runs[0][::2] != fit(lambda x: x, "auto")[::2]
 
 
+# Drawn in code that Dynamo doesn't trace.
+OUTSIDE = torch.compiler.disable(DRAWS["noise"])
+
+
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
 @pytest.mark.parametrize("compile", ["always", "auto"])
 @pytest.mark.parametrize("steps", [6, 8], ids=["inside_epoch", "between_epochs"])
-@pytest.mark.parametrize("draw", [DRAWS["noise"], DROPOUTS["values"]], ids=["noise", "dropout"])
+@pytest.mark.parametrize(
+    "draw", [DRAWS["noise"], DROPOUTS["values"], OUTSIDE], ids=["noise", "dropout", "outside of graphs"]
+)
 def test_a_resumed_run_draws_what_the_whole_one_drew(
     tmp_path: Path, draw: Callable[[Tensor], Tensor], steps: int, compile: Literal["always", "auto"]
 ) -> None:
     # Inside of an epoch, and with dropout alone, a loader draws its order from the seed again, as in eager.
-    shuffle = draw is DRAWS["noise"] and steps == 8
+    shuffle = draw is not DROPOUTS["values"] and steps == 8
     path = tmp_path / "run.ckpt"
     whole = fit(draw, lit_ort.ORTStrategy(compile=compile), shuffle=shuffle, saved_at=steps, path=path)
     resumed = fit(draw, lit_ort.ORTStrategy(compile=compile), shuffle=shuffle, ckpt_path=path)
@@ -128,3 +137,24 @@ def test_a_run_resumed_with_another_seed_draws_other_numbers(tmp_path: Path) -> 
     resumed = fit(DRAWS["noise"], "ort", ckpt_path=path, seed=2)
     assert len(resumed) == len(whole) - 16
     assert set(resumed).isdisjoint(whole)
+
+
+def test_a_checkpoint_that_is_only_validated_resumes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "run.ckpt"
+    fit(DROPOUTS["values"], "ort", shuffle=False, saved_at=6, path=path)
+
+    def losses(seed: int) -> list[float]:
+        seed_everything(0, verbose=False)
+        module, rows = Drawing(DROPOUTS["values"], -1, ""), torch.randn(4, 6).repeat(4, 1)
+        loader = DataLoader(TensorDataset(rows), 4)
+        quiet: Any = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+        trainer = Trainer(
+            accelerator="cpu", strategy=lit_ort.ORTStrategy(compile="always"), max_epochs=1, enable_checkpointing=False,
+            **quiet,
+        )  # fmt: skip
+        trainer.test(module, loader, ckpt_path=path, verbose=False)
+        seed_everything(seed, verbose=False)
+        trainer.fit(module, loader)
+        return module.seen
+
+    assert losses(1) == losses(1) != losses(2)
