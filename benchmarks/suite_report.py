@@ -160,7 +160,7 @@ def picture(lines: Sequence[Line], path: Path) -> None:
     axes[0][0].margins(y=0.01)
     figure.supxlabel("time of a training step with ONNX Runtime, relative to the other baseline (left of 1: faster)")
     figure.suptitle(f"{measured[-1]['machine']}, {measured[-1]['date']}", fontsize=9)
-    axes[0][-1].legend(loc="lower right")
+    axes[0][-1].legend(loc="upper left")
     figure.savefig(path, dpi=100)
     pyplot.close(figure)
 
@@ -168,6 +168,8 @@ def picture(lines: Sequence[Line], path: Path) -> None:
 def _draw(axis: Any, lines: Sequence[Line], positions: Mapping[str, int]) -> None:
     for offset, to, color in ((-0.2, EAGER, "tab:blue"), (0.2, INDUCTOR, "tab:orange")):
         compared = _compared(lines, to)
+        if not compared:
+            continue
         rows = [positions[line["model"]] + offset for line in compared]
         axis.barh(
             rows, [ratio(line, to) - 1 for line in compared], 0.38, left=1, color=color, label=f"relative to {to}"
