@@ -47,7 +47,7 @@ from lit_ort.backend.verify import Check
 from lit_ort.capture.associative_scans import decompose_associative_scans
 from lit_ort.capture.attributes import attributes_as_inputs
 from lit_ort.capture.derivatives import refuse_derivatives
-from lit_ort.capture.dimensions import changing_dimensions
+from lit_ort.capture.dimensions import changing_dimensions, changing_strides, layout_of
 from lit_ort.capture.inlined_checkpoints import inline_checkpoints
 from lit_ort.capture.locations import first_line
 from lit_ort.capture.numbers import separate_numbers
@@ -323,6 +323,7 @@ class CompiledGraph:
             self._obstacle = error
             return
         self._resized = sorted(changing_dimensions(self._graph.module))
+        self._restrided = changing_strides(self._graph.module)
         self._any_sizes = backend.options.dynamic == AUTO and bool(self._resized)
 
     def __call__(self, *arguments: Any) -> Any:
@@ -338,13 +339,12 @@ class CompiledGraph:
         if have_tangents(tensors):
             return self._without_graph(_forward_mode(), arguments)
         # As text, since 0.0 and -0.0 are equal, and nan is not equal to itself.
-        key = (tuple(map(repr, keys)), tuple([tensors[position].shape for position in self._resized]))
+        shapes = tuple([tensors[position].shape for position in self._resized])
+        key = (tuple(map(repr, keys)), shapes, tuple([layout_of(tensors[position]) for position in self._restrided]))
         if key in self._executables:
             executable = self._executables[key]
         else:
-            executable = self._executables[key] = self._compiled_for(key[0], tensors) or self._compile(
-                key, keys, tensors
-            )
+            executable = self._executables[key] = self._compiled_for(key, tensors) or self._compile(key, keys, tensors)
         if executable is not None and executable.wanted is not None:
             executable = self._in_form(executable.wanted, key, keys, tensors)
         if executable is None:
@@ -397,10 +397,11 @@ class CompiledGraph:
         with self._backend.compile_log.clock.running("eager"):
             return run_in_eager(self._original, arguments, self._backend.options.precision)
 
-    def _compiled_for(self, keys: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> Executable | None:
+    def _compiled_for(self, key: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> Executable | None:
         """An executable that was compiled for other sizes and supports these too."""
-        for (other_keys, _), executable in self._executables.items():
-            if other_keys == keys and executable is not None:
+        numbers, _, layouts = key
+        for (other_numbers, _, other_layouts), executable in self._executables.items():
+            if (other_numbers, other_layouts) == (numbers, layouts) and executable is not None:
                 if executable.changes_size and executable.serves(tensors):
                     return executable
         return None
@@ -463,7 +464,8 @@ _FEWER_SIZES = "Pad or bucket batches to fewer sizes, and pass changing numbers 
 
 def _described(key: tuple[Any, ...]) -> str:
     """The sizes and numbers of a call."""
-    return ", ".join(str(part) for group in key for part in group)
+    numbers, shapes, _ = key
+    return ", ".join(map(str, (*numbers, *shapes)))
 
 
 def ort(

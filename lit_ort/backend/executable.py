@@ -81,10 +81,20 @@ class Executable:
             _write(mutation, tensors, results)
         outputs = [output_value(output, results, tensors, numbers) for output in self.signature.outputs]
         if self._forms.inner:
-            watch(results, outputs, self._forms.inner, self._sharing)
+            watch(
+                results,
+                outputs,
+                [k for k in self._forms.inner if not self._is_input(outputs[k], k, tensors)],
+                self._sharing,
+            )
         if self.signature.grad_mode is not None:
             torch.set_grad_enabled(self.signature.grad_mode)
         return tuple(outputs)
+
+    def _is_input(self, value: Any, position: int, tensors: Tensors) -> bool:
+        """Whether an output is an input itself, whose gradient is complete where its own function receives it."""
+        output = self.signature.outputs[position]
+        return output.source == "input" and value is tensors[output.index]
 
 
 def is_for(signature: Signature, tensors: Tensors) -> bool:

@@ -70,7 +70,7 @@ def _reads_number(node: fx.Node) -> bool:
 
 def _convert(user: fx.Node, number: fx.Node) -> None:
     dtype = arithmetic_dtype(user, number)
-    if dtype is None:
+    if dtype is None or number not in user.args:
         raise CaptureError(
             f"{user.name} in an autograd.Function uses {number.name}, a number that changes from step to step, other "
             "than in arithmetic with a tensor",

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -29,6 +30,14 @@ from lit_ort._compat.torch_fx import (
 _ARITHMETIC = frozenset(
     {operator.add, operator.sub, operator.mul, operator.truediv, operator.iadd, operator.isub, operator.imul}
     | {operator.itruediv, torch.add, torch.sub, torch.mul, torch.div, torch.true_divide}
+)
+_IN_PLACE: Mapping[Any, Any] = MappingProxyType(
+    {
+        operator.iadd: operator.add,
+        operator.isub: operator.sub,
+        operator.imul: operator.mul,
+        operator.itruediv: operator.truediv,
+    }
 )
 _METHODS = frozenset({"add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_"})
 # If the result is narrower than float32, a Python number takes part in the arithmetic in float32.
@@ -65,7 +74,7 @@ class NumberedGraph:
             return tensors, (), ()
         values = self.numbers(*inputs)
         count = len(self.dtypes)
-        tensors += [torch.tensor(v, dtype=t) for v, t in zip(values[:count], self.dtypes, strict=True)]
+        tensors += map(_tensor_of, values[:count], self.dtypes)
         return tensors, values[count : count + self.keys], values[count + self.keys :]
 
     def module_arguments(self, tensors: Sequence[torch.Tensor], keys: Sequence[Any]) -> list[Any]:
@@ -75,6 +84,11 @@ class NumberedGraph:
         size_inputs = placeholders[len(tensors) : len(tensors) + len(self.sizes)]
         sizes = [symbols[str(_value(node))] for node in size_inputs]
         return [*tensors, *(tensors[position].shape[dimension] for position, dimension in sizes), *keys]
+
+
+def _tensor_of(value: Any, dtype: torch.dtype) -> torch.Tensor:
+    # An integer that doesn't fit wraps around, as in arithmetic with a number.
+    return torch.tensor(value, dtype=dtype) if dtype.is_floating_point else torch.tensor(value).to(dtype)
 
 
 def separate_numbers(graph_module: fx.GraphModule) -> NumberedGraph:
@@ -91,6 +105,7 @@ def separate_numbers(graph_module: fx.GraphModule) -> NumberedGraph:
     evaluated = [originals[node] for node in (*(number for number, _ in as_tensors), *keys, *returned)]
     numbers = _number_program(graph_module, evaluated) if evaluated else None
     number_inputs = [_number_input(graph, number, dtype, users) for (number, dtype), users in as_tensors.items()]
+    _stack_numbers(graph)
     key_inputs = [_key_input(graph, node, free) for node in keys]
     _drop_free(graph, free)
     ordered = [
@@ -181,22 +196,22 @@ def _uses(
             if user in free or user.op == "output":
                 continue
             dtype = arithmetic_dtype(user, node)
-            if dtype is None:
+            if dtype is None or (_is_tensor_of_numbers(user) and not free.issuperset(user.all_input_nodes)):
                 keys[node] = None
             else:
                 as_tensors.setdefault((node, dtype), []).append(user)
     return as_tensors, list(keys)
 
 
-def _is_tensor_of_number(node: fx.Node) -> bool:
-    """Whether a node makes a 0-d tensor of a number."""
+def _is_tensor_of_numbers(node: fx.Node) -> bool:
+    """Whether a node makes a tensor of a number, or of numbers in lists."""
     return node.target in TENSORS_OF_NUMBERS and _is_tensor(node) and not node.kwargs.get("requires_grad")
 
 
 def arithmetic_dtype(user: fx.Node, number: fx.Node) -> torch.dtype | None:
     """The dtype of a number in arithmetic with a tensor, or as a tensor itself; None for any other use."""
     value = _value(user)
-    if _is_tensor_of_number(user):
+    if _is_tensor_of_numbers(user):
         return value.dtype
     is_arithmetic = user.target in _ARITHMETIC if user.op == "call_function" else user.target in _METHODS
     if not is_arithmetic or user.op not in ("call_function", "call_method") or not isinstance(value, torch.Tensor):
@@ -248,12 +263,32 @@ def _number_input(graph: fx.Graph, number: fx.Node, dtype: torch.dtype, users: l
     name = f"number_{number.name}_{str(dtype).removeprefix('torch.')}"
     node = _input_before(graph, name, torch.zeros((), dtype=dtype))
     for user in users:
-        if _is_tensor_of_number(user):
-            user.replace_all_uses_with(node)
-            graph.erase_node(user)
-        else:
-            user.replace_input_with(number, node)
+        # Python's numbers don't change in place.
+        if user.target in _IN_PLACE and user.args[0] is number:
+            user.target = _IN_PLACE[user.target]
+        user.replace_input_with(number, node)
     return node
+
+
+def _stack_numbers(graph: fx.Graph) -> None:
+    """Makes the tensors of numbers that have become inputs: copies, as each may be changed in place."""
+    for node in list(graph.nodes):
+        if node.target not in TENSORS_OF_NUMBERS or not any(map(_is_tensor, node.all_input_nodes)):
+            continue
+        with graph.inserting_before(node):
+            value = _stacked(graph, node.args[0], _value(node).dtype)
+            copy = graph.call_method("clone", (value,))
+        copy.meta = dict(node.meta)
+        node.replace_all_uses_with(copy)
+        graph.erase_node(node)
+
+
+def _stacked(graph: fx.Graph, value: Any, dtype: torch.dtype) -> fx.Node:
+    if isinstance(value, fx.Node):
+        return value
+    if isinstance(value, (list, tuple)):
+        return graph.call_function(torch.stack, ([_stacked(graph, part, dtype) for part in value],))
+    return graph.call_function(torch.full, ((), value), {"dtype": dtype})
 
 
 def _key_input(graph: fx.Graph, number: fx.Node, free: set[fx.Node]) -> fx.Node:

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
+from lit_ort._compat.devices import device_of
 from lit_ort._compat.torch import enter_autocast, exit_autocast, set_grad_enabled
 from lit_ort._compat.torch_functorch import LOAD_RULES, VMAP_END, VMAP_FUNCTIONS, VMAP_START, operators_of
 from lit_ort._compat.torch_fx import copy_nodes, graph_module_of, inputs_of
@@ -36,9 +38,11 @@ def inline_vmaps(module: fx.GraphModule, examples: Examples) -> None:
         module.graph.erase_node(node)
     regions = _regions(module.graph)
     with examples.mode:
-        values = _Values(module).of(examples.tensors)
+        run = _Values(module, device_of(examples.tensors).type)
+        values = run.of(examples.tensors)
         for region in regions:
-            _inline(module, region, values)
+            with run.autocast[region[0]]:
+                _inline(module, region, values)
     module.recompile()
 
 
@@ -66,12 +70,21 @@ def _may_inline(region: Sequence[fx.Node]) -> bool:
 
 
 class _Values(fx.Interpreter):
-    """Runs a graph and records the value of every node."""
+    """Runs a graph and records the value of every node.
 
-    def __init__(self, module: fx.GraphModule) -> None:
+    Args:
+        module: the graph.
+        device: of its inputs.
+
+    Attributes:
+        autocast: the state of autocast at the first nodes of regions.
+    """
+
+    def __init__(self, module: fx.GraphModule, device: str) -> None:
         super().__init__(module, garbage_collect_values=False)
         self._values: dict[fx.Node, Any] = {}
-        self._depth = 0
+        self._depth, self._device = 0, device
+        self.autocast: dict[fx.Node, torch.autocast] = {}
 
     def of(self, inputs: Sequence[Any]) -> dict[fx.Node, Any]:
         """The values for these inputs. If an error occurs, open levels are closed."""
@@ -83,6 +96,9 @@ class _Values(fx.Interpreter):
         return self._values
 
     def run_node(self, n: fx.Node) -> Any:
+        if n.target is VMAP_START:
+            dtype, is_enabled = torch.get_autocast_dtype(self._device), torch.is_autocast_enabled(self._device)
+            self.autocast[n] = torch.autocast(self._device, dtype, is_enabled)
         self._values[n] = super().run_node(n)
         self._depth += (n.target is VMAP_START) - (n.target is VMAP_END)
         return self._values[n]

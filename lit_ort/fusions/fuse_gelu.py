@@ -38,6 +38,9 @@ def fuse_gelu(graph: FusionGraph) -> PassReport:
         if last is None:
             declined.append(f"{node.name}: it is not used as in 0.5 * x * (1 + {node.target})")
             continue
+        if not graph.may_join(_between(last, x), [x]):
+            declined.append(f"{node.name}: it is in another grad mode than the product, or x is written between them")
+            continue
         with graph.graph.inserting_before(last):
             kwargs: dict[str, Any] = {"approximate": "tanh"} if node.target is aten.tanh.default else {}
             gelu = graph.graph.call_function(aten.gelu.default, (x,), kwargs)
@@ -83,6 +86,16 @@ def _last_product(node: fx.Node, x: fx.Node) -> fx.Node | None:
         halved = _only_user(product)
         return halved if halved is not None and _scaled(halved, 0.5) is product else None
     return None
+
+
+def _between(last: fx.Node, x: fx.Node) -> set[fx.Node]:
+    """The nodes that compute a value from another one."""
+    found, waiting = {last}, [last]
+    while waiting:
+        new = [node for node in waiting.pop().all_input_nodes if node is not x and node not in found]
+        found.update(new)
+        waiting.extend(new)
+    return found
 
 
 def _scaled(value: Any, factor: float) -> fx.Node | None:

@@ -46,7 +46,7 @@ def fuse_linear_cross_entropy(graph: FusionGraph) -> PassReport:
             continue
         loss = _Loss.of(node)
         chain = _chain(loss.scores)
-        reason = loss.obstacle() or (chain if isinstance(chain, str) else None)
+        reason = loss.obstacle() or (chain if isinstance(chain, str) else _against_joining(graph, loss, chain))
         if reason is not None:
             declined.append(f"{node.name}: {reason}")
             continue
@@ -124,6 +124,13 @@ def _chain(scores: fx.Node) -> _Chain | str:
     if elements < SMALLEST_LOGITS:
         return f"the logits have {elements} elements, fewer than {SMALLEST_LOGITS}"
     return _Chain(node, tuple(steps), transposed)
+
+
+def _against_joining(graph: FusionGraph, loss: _Loss, chain: _Chain) -> str | None:
+    nodes = [chain.linear, *chain.steps, loss.scores, loss.node]
+    if graph.may_join(nodes, chain.linear.all_input_nodes):
+        return None
+    return "the linear layer is in another grad mode than the loss, or a value is written between them"
 
 
 def _swaps_classes(node: fx.Node) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,6 +35,7 @@ class FusionGraph:
         self._examples = captured.examples
         self._low = _low_precision_nodes(self.graph)
         self._tracked = _tracked_nodes(self.graph, captured.examples)
+        self._bases, self._untracked = _bases_and_untracked(self.graph)
         self._seed: fx.Node | None = None
         self._streams = 0
         self._origin: Mapping[str, Any] = {}
@@ -60,6 +61,27 @@ class FusionGraph:
     def requires_grad(self, node: fx.Node) -> bool:
         """Whether a value requires grad; also true if that is unknown."""
         return node in self._tracked
+
+    def may_join(self, nodes: Iterable[fx.Node], inputs: Iterable[fx.Node]) -> bool:
+        """Whether one operator at the last of some nodes computes what they compute, and has their gradient.
+
+        Args:
+            nodes: all in one grad mode, if so.
+            inputs: the values that they read, none of which is written between the first and the last of them.
+        """
+        joined = set(nodes)
+        if len({node in self._untracked for node in joined}) > 1:
+            return False
+        # Nodes that a fusion has added write nothing.
+        bases = {self._bases.get(value, value) for value in (*inputs, *joined)}
+        started = 0
+        for node in self.graph.nodes:
+            if started and any(self._bases.get(written, written) in bases for written in written_arguments(node)):
+                return False
+            started += node in joined
+            if started == len(joined):
+                return True
+        return False
 
     def autocast_input(self, value: fx.Node, node: fx.Node) -> fx.Node:
         """Casts an input of a node to bfloat16 if autocast does so for matmuls at this node."""
@@ -143,6 +165,20 @@ def _low_precision_nodes(graph: fx.Graph) -> set[fx.Node]:
         elif low:
             nodes.add(node)
     return nodes
+
+
+def _bases_and_untracked(graph: fx.Graph) -> tuple[dict[fx.Node, fx.Node], set[fx.Node]]:
+    """For each value the one whose memory it is a view of, and the nodes inside of no_grad."""
+    bases: dict[fx.Node, fx.Node] = {}
+    untracked: set[fx.Node] = set()
+    enabled = torch.is_grad_enabled()
+    for node in graph.nodes:
+        bases[node] = bases[first_argument(node)] if is_alias(node) else node
+        if node.target is set_grad_enabled:
+            enabled = bool(node.args[0])
+        elif not enabled:
+            untracked.add(node)
+    return bases, untracked
 
 
 def _tracked_nodes(graph: fx.Graph, examples: Examples) -> set[fx.Node]:
