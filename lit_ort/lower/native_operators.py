@@ -177,6 +177,9 @@ def _whole_base(node: fx.Node) -> fx.Node | None:
     """The value with all the elements of a view in their order of memory; None if there is none."""
     value = node.meta["val"]
     while is_view(node) and node.target in _RESHAPES | _PERMUTES:
+        # A reshape of what is not in order copies it.
+        if node.target in _RESHAPES and not first_argument(node).meta["val"].is_contiguous():
+            return None
         node = first_argument(node)
     base = node.meta["val"]
     # Sessions have contiguous inputs, whatever the strides of the trace.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from lit_ort.regions.counter_random import DROPOUT_OFF
+from lit_ort.regions.element_types import computed_in
 from lit_ort.regions.node_expressions import along
 from lit_ort.regions.strided_views import StridedView
 from lit_ort.regions.symbolic_size import product
@@ -16,6 +17,7 @@ from lit_ort.regions.value_expressions import (
     NotRegional,
     Read,
     compared,
+    converted,
 )
 
 if TYPE_CHECKING:
@@ -52,8 +54,10 @@ def _dropout_backward(terms: Terms, grad: Any, mask: Any, seed: Any, p: float) -
 
 
 def _masked(terms: Terms, x: Expression, mask: Expression, scale: Expression) -> Expression:
-    product = terms.apply("mul", x, scale)
-    return Compute("where", (mask, product, Constant(0, x.shape, product.dtype)), x.shape, product.dtype)
+    # As a factor: what is not finite stays so.
+    dtype = computed_in(x.dtype)
+    scale = terms.reader.broadcast(converted(scale, dtype), x.shape)
+    return terms.apply("mul", x, Compute("where", (mask, scale, Constant(0, x.shape, dtype)), x.shape, dtype))
 
 
 # By name, since this room doesn't define them.

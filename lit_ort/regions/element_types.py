@@ -30,6 +30,15 @@ def computed_in(dtype: str) -> str:
     return "float32" if dtype in _HALVES else dtype
 
 
+def stored(number: float, dtype: str) -> float:
+    """A number as an element of a dtype has it in memory."""
+    return torch.full((), number, dtype=MEMORY_DTYPES[dtype]).item()
+
+
+def is_half(dtype: str) -> bool:
+    return dtype in _HALVES
+
+
 def is_float(dtype: str) -> bool:
     return dtype.startswith(("float", "bfloat"))
 

@@ -352,8 +352,11 @@ class _RegionOf:
         for value, kind in self.group.kinds.items():
             assert value.expression is not None
             node = self._node(value.expression, self._level(value))
-            node = self.builder.reduce(value.kind, node) if kind == REDUCED else node
-            self.nodes[value] = self._rounded(node, value.dtype) if kind == REDUCED else node
+            if kind == REDUCED:
+                # Sums of integers are int64.
+                node = self.builder.cast(self.builder.reduce(value.kind, node), computed_in(value.dtype))
+                node = self._rounded(node, value.dtype)
+            self.nodes[value] = node
         stores, columns = [], []
         for number, value in enumerate(self.stored):
             kind = self.group.kinds[value]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from lit_ort._compat.torch_aot import is_of_backward
 from lit_ort._compat.torch_fx import is_view
 from lit_ort._compat.torch_sizes import channels_last, has_channels_last, inverse_order, may_overlap
 from lit_ort.regions.dropout_values import DROPOUT
-from lit_ort.regions.element_types import computed_in, is_float, name_of
+from lit_ort.regions.element_types import computed_in, is_float, is_half, name_of, stored
 from lit_ort.regions.index_expressions import INDEX_HANDLERS, OWN_INDEX_HANDLERS
 from lit_ort.regions.losses import LOSSES
 from lit_ort.regions.node_expressions import COPIES, HANDLERS, OWN_HANDLERS, Handler, shape_of, size_of_node
@@ -337,6 +338,8 @@ class Reader:
             raise NotRegional(f"{name} of {dtype}")
         dtypes = ["bool" if rule == CHOOSE and not position else common for position in range(len(args))]
         arguments = tuple(self.argument(arg, shape_of(value), kind) for arg, kind in zip(args, dtypes, strict=True))
+        if rule == COMPARE and is_half(common):
+            arguments = tuple(_in_memory_of(argument, common) for argument in arguments)
         if len(arguments) != OPERATORS[name].formula.__code__.co_argcount:
             raise NotRegional(f"{name} of {len(arguments)} arguments")
         return Compute(name, arguments, shape_of(value), dtype)
@@ -356,6 +359,11 @@ class Reader:
         long = [axis for axis in range(rank) if expression.shape[axis] != 1]
         reduced = tuple(at for at, axis in enumerate(long) if axis in axes)
         result = viewed(expression, lambda view: view.drop([axis for axis in range(rank) if axis not in long]))
+        factors = _factors(product(result.shape)) if kind == "sum" and len(long) == len(reduced) == 1 else None
+        if factors is not None:
+            # The rounding errors of a long sum grow with the number of its terms.
+            result = viewed(result, lambda view: view.reshape(factors) or view)
+            long, reduced = [0, 1], (0, 1)
         if len(reduced) == len(long) > 1 and product(expression.shape) > _LONG_ROW:
             # First each row, then all rows, so that threads share the rows. Only the whole is rounded to 16 bits.
             rows = self._reduced(name, kind, converted(result, computed_in(expression.dtype)), reduced[-1:])
@@ -381,6 +389,22 @@ class Reader:
         value = Value(name, shape, expression.dtype, kind, expression, axes, self.is_backward)
         self.values.steps.append(value)
         return value.read()
+
+
+def _in_memory_of(expression: Expression, dtype: str) -> Expression:
+    """An expression with the values that it has in a dtype."""
+    if isinstance(expression, Constant):
+        number = expression.number
+        return expression if isinstance(number, Size) else replace(expression, number=stored(number, dtype))
+    return converted(expression, dtype)
+
+
+def _factors(size: Number) -> tuple[int, int] | None:
+    """Two sizes whose product is a large one and that are close to each other; None if there are none."""
+    if not isinstance(size, int) or size <= _LONG_ROW:
+        return None
+    first = next((k for k in range(math.isqrt(size), 15, -1) if size % k == 0), None)
+    return None if first is None else (first, size // first)
 
 
 class Terms:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from lit_ort.regions.element_types import is_float, name_of
+from lit_ort.regions.element_types import computed_in, is_float, name_of, stored
 from lit_ort.regions.pointwise_table import OPERATORS
 from lit_ort.regions.strided_views import StridedView
 from lit_ort.regions.symbolic_size import Number, Size, number_of, numbers_of, product, quotient
@@ -175,7 +175,8 @@ def _constant(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
     number: Any = 0 if "zeros" in name else 1 if "ones" in name else size_of_node(node.args[position])
     if not isinstance(number, float | int | Size):
         raise NotRegional(name)
-    return Constant(number, shape_of(value), name_of(value.dtype) or "")
+    dtype = name_of(value.dtype) or ""
+    return Constant(number if isinstance(number, Size) else stored(number, dtype), shape_of(value), dtype)
 
 
 def _arange(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
@@ -255,7 +256,9 @@ def _scaled(name: str) -> Handler:
     def handler(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
         dtype = name_of(value.dtype) or ""
         left, right = (reader.argument(arg, shape_of(value), dtype) for arg in node.args)
-        alpha: Any = node.kwargs.get("alpha", 1)
+        alpha: Any = size_of_node(node.kwargs.get("alpha", 1))
+        if not isinstance(alpha, int | float | Size):
+            raise NotRegional(f"alpha {alpha!r}")
         if alpha != 1:
             right = Compute("mul", (right, Constant(alpha, right.shape, dtype)), right.shape, dtype)
         return Compute(name, (left, right), shape_of(value), dtype)
@@ -292,13 +295,15 @@ def _reduce(kind: str) -> Handler:
         axes = [given] if isinstance(given, int) else [a for a in given or () if isinstance(a, int)]  # type: ignore[union-attr]
         dtype = name_of(value.dtype) or ""
         dtype = "bool" if kind in ("any", "all") else dtype
-        expression = converted(reader.of(node.args[0]), dtype)
+        # The mean of 16-bit floats is rounded once, and so may exceed their range before.
+        expression = converted(reader.of(node.args[0]), computed_in(dtype) if kind == "mean" else dtype)
         keep = bool(node.kwargs.get("keepdim", keep))
         if kind != "mean":
             return reader.reduction(node.name, kind, expression, axes, keep)
         total = reader.reduction(node.name, "sum", expression, axes, keep)
         count = quotient(product(expression.shape), product(total.shape))
-        return Compute("div", (total, Constant(count, total.shape, dtype)), total.shape, dtype)
+        mean = Compute("div", (total, Constant(count, total.shape, total.dtype)), total.shape, total.dtype)
+        return converted(mean, dtype)
 
     return handler
 

@@ -22,8 +22,7 @@ def is_faster(region: Region, run: RegionRun[Number]) -> bool:
     """Whether a region is at least as fast as the operators that it consists of."""
     if product(run.sizes) < _SMALL:
         return True
-    if any(isinstance(node, Apply) and node.operator == "random" for node in region.nodes):
-        # Torch's operators would draw other numbers than a region that draws the same ones again.
+    if is_random(region):
         return True
     applied = [
         node for node in region.nodes if isinstance(node, Apply) and not node.operator.startswith(("cast", "round_to"))
@@ -33,6 +32,11 @@ def is_faster(region: Region, run: RegionRun[Number]) -> bool:
         alone = _FASTER_ALONE_IN_FLOAT64 if only.dtype == "float64" else _FASTER_ALONE
         return only.operator not in alone
     return not reduces_strided(region, run)
+
+
+def is_random(region: Region) -> bool:
+    """Whether a region has random numbers, of which torch's operators would have others where they are repeated."""
+    return any(isinstance(node, Apply) and node.operator == "random" for node in region.nodes)
 
 
 def reduces_strided(region: Region, run: RegionRun[Number]) -> bool:
