@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -27,6 +28,7 @@ from lit_ort._compat.lightning import (
     replace_sigterm_handler,
     validation_follows,
 )
+from lit_ort._compat.plain_checkpoints import plain_values
 from lit_ort.errors import OptionsError
 from lit_ort.files import remove_unfinished
 
@@ -140,13 +142,17 @@ class LastCheckpoint(Checkpoint):
         dataloader_idx: int = 0,
     ) -> None:
         # Several processes can have different numbers of validation batches; they stop at the next training step.
-        if self._signum is not None and trainer.world_size == 1:
+        # Nor between the batches of an optimizer step, whose gradients are not part of a checkpoint.
+        is_between = trainer.state.fn == "fit" and is_accumulating(trainer)
+        if self._signum is not None and trainer.world_size == 1 and not is_between:
             note_sigterm(trainer)
 
     on_test_batch_end = on_validation_batch_end
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.sanity_checking and _any_of(trainer, self._is_due)[0]:
+        if trainer.sanity_checking or is_accumulating(trainer):
+            return
+        if _any_of(trainer, self._is_due)[0]:
             self._save(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -216,6 +222,14 @@ def _pass_on(trainer: Trainer, signum: int, _: Any) -> None:
         trainer.strategy.launcher.kill(signum)  # pyright: ignore[reportAttributeAccessIssue] - launchers of processes
 
 
+def values_in(trainer: Trainer, path: Path) -> dict[str, Any]:
+    """The tensors and plain values of a checkpoint, whatever objects are among its hyperparameters."""
+    try:
+        return trainer.strategy.checkpoint_io.load_checkpoint(path, weights_only=True)
+    except pickle.UnpicklingError:
+        return plain_values(path)
+
+
 class BestCheckpoint(ModelCheckpoint):
     """Lightning's `ModelCheckpoint` with one file, which a later run in the folder replaces only by a better one."""
 
@@ -230,7 +244,7 @@ class BestCheckpoint(ModelCheckpoint):
         path = Path(self.dirpath or "") / f"{self.filename}{self.FILE_EXTENSION}"
         if not path.is_file():
             return
-        saved = trainer.strategy.checkpoint_io.load_checkpoint(path, weights_only=True)
+        saved = values_in(trainer, path)
         score = saved.get("callbacks", {}).get(self.state_key, {}).get("current_score")
         if isinstance(score, Tensor) and self._is_better(score):
             self.best_k_models = {str(path): score}

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_ort.callbacks.checkpoint_callbacks import LastCheckpoint
+from lit_ort.callbacks.checkpoint_callbacks import LastCheckpoint, values_in
 from lit_ort.errors import LitOrtWarning, NonFiniteError, OptionsError
 from lit_ort.files import whole_file
 
@@ -63,12 +63,12 @@ def _copy_last(trainer: Trainer) -> str:
     if not _is_finite(trainer, last):
         return f"The weights in {last} are not finite either."
     path = last.with_stem(f"{last.stem}_finite")
-    if trainer.is_global_zero:
-        with last.open("rb") as source, whole_file(path) as copy:
-            shutil.copyfileobj(source, copy)
+    # By the process whose loss it is, whatever the loss of the others.
+    with last.open("rb") as source, whole_file(path) as copy:
+        shutil.copyfileobj(source, copy)
     return f"The last checkpoint with finite weights is kept as {path}."
 
 
 def _is_finite(trainer: Trainer, path: Path) -> bool:
-    state = trainer.strategy.checkpoint_io.load_checkpoint(path, weights_only=True)["state_dict"]
+    state = values_in(trainer, path)["state_dict"]
     return all(bool(torch.isfinite(value).all()) for value in state.values() if value.is_floating_point())

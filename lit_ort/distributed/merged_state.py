@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,13 +24,18 @@ def gathered(value: Any, group: dist.ProcessGroup) -> list[Any]:
 
 
 def in_order(names: Sequence[str]) -> list[str]:
-    """Sort names of parameters as in a single process: by the number of the stage."""
-    return sorted(names, key=_stage_of)
+    """Sort names of parameters as in a single process: by pipeline, in the given order, and stage."""
+    pipelines = list(dict.fromkeys(_stage_of(name)[0] for name in names))
+    return sorted(names, key=lambda name: (pipelines.index(_stage_of(name)[0]), _stage_of(name)[1]))
 
 
-def _stage_of(name: str) -> int:
+def _stage_of(name: str) -> tuple[str, int]:
+    """The name of a parameter's pipeline and the number of its stage; an empty name and -1 without one."""
     words = name.split(".")
-    return int(words[words.index("stages") + 1]) if "stages" in words else -1
+    for k, (word, number) in enumerate(itertools.pairwise(words)):
+        if word == "stages" and number.isdigit():
+            return ".".join(words[: k + 1]), int(number)
+    return "", -1
 
 
 def merged_weights(parts: Sequence[State]) -> State:

@@ -7,7 +7,7 @@ Source: Shoeybi et al., Megatron-LM, 2019 (arXiv:1909.08053).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -134,8 +134,9 @@ class HeadAttention(nn.Module):
         projected = F.linear(same_on_ranks(x, self._shard.group), self.in_proj_weight, self.in_proj_bias)
         heads = (part.unflatten(-1, (-1, self.head_width)).transpose(1, 2) for part in projected.chunk(3, -1))
         dropout = self.dropout if self.training else 0.0
-        # With is_causal, the mask is the causal one.
+        # With is_causal, the mask is the causal one. True excludes a key here, and admits it in torch's function.
         mask = None if is_causal else attn_mask
+        mask = ~mask if mask is not None and mask.dtype == torch.bool else mask
         result = F.scaled_dot_product_attention(*heads, attn_mask=mask, dropout_p=dropout, is_causal=is_causal)
         result = self.out_proj(result.transpose(1, 2).flatten(2))
         return (result if self.batch_first else result.transpose(0, 1)), None
@@ -189,6 +190,8 @@ class VocabularyCrossEntropy(nn.Module):
             targets: int64[rows].
         """
         assert self.words is not None
+        # In float32 under autocast too, as torch's operator.
+        logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
         group, count = self._shard.group, logits.shape[-1]
         largest = largest_over_ranks(logits.detach().amax(-1), group)
         shifted = logits - largest.unsqueeze(-1)
@@ -254,6 +257,7 @@ def shard(module: nn.Module, plan: Mapping[str, str], part: Shard) -> None:
             _require_divisible_layer(name, style, layer, part.size)
             module.set_submodule(name, STYLES[style](layer, part))
     for first, others in tied.items():
+        _require_same_cut(module, (first, *others))
         for name in others:
             owner, _, leaf = name.rpartition(".")
             setattr(module.get_submodule(owner), leaf, module.get_parameter(first))
@@ -272,6 +276,17 @@ def _tied_names(module: nn.Module) -> dict[str, list[str]]:
         else:
             first_names[parameter] = name
     return further_names
+
+
+def _require_same_cut(module: nn.Module, names: Sequence[str]) -> None:
+    cuts = {name: cut_of(module.get_parameter(name)) for name in names}
+    if len(set(cuts.values())) > 1:
+        whole = [name for name, cut in cuts.items() if cut is None]
+        raise UnsupportedError(
+            f"{' and '.join(names)} are one parameter, but tensor_plan "
+            + (f"leaves {whole[0]} whole" if whole else "shards them along different dimensions")
+            + ". Name the layers of a tied parameter with styles that shard it alike, or none of them."
+        )
 
 
 def _require_divisible_layer(name: str, style: str, layer: Any, size: int) -> None:

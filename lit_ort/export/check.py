@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -187,6 +188,7 @@ def error_of(result: Tensor, reference: Tensor) -> float:
     if not reference.is_floating_point():
         return float((result != reference).any())
     same = (result == reference) | (result.isnan() & reference.isnan())
-    difference = torch.where(same, 0.0, (result.double() - reference.double()).abs())
+    # A value that is not a number on one side alone is as far away as can be.
+    difference = torch.where(same, 0.0, (result.double() - reference.double()).abs()).nan_to_num(nan=math.inf)
     finite = reference[reference.isfinite()].double().abs()
     return float(difference.max()) / max(float(finite.max()) if finite.numel() else 0.0, 1e-12)

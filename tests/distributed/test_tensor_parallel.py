@@ -219,6 +219,15 @@ def test_invalid_plans_raise(plan: dict[str, str], message: str) -> None:
         shard(Net(), plan, Shard("none", 0, 2))
 
 
+def test_a_tied_parameter_is_sharded_everywhere_or_nowhere() -> None:
+    module = nn.ModuleDict({"words": nn.Embedding(8, 4), "out": nn.Linear(4, 8, bias=False)})
+    module["out"].weight = module["words"].weight
+    with pytest.raises(
+        UnsupportedError, match=r"words.weight and out.weight are one parameter.*leaves words.weight whole"
+    ):
+        shard(module, {"out": "output"}, Shard("none", 0, 2))
+
+
 @pytest.mark.parametrize("layer", [nn.CrossEntropyLoss(label_smoothing=0.1), nn.CrossEntropyLoss(reduction="sum")])
 def test_a_loss_that_is_not_a_plain_mean_is_rejected(layer: nn.Module) -> None:
     module = nn.ModuleDict({"loss": layer})

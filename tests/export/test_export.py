@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import lit_ort
 from lit_ort.errors import ExportError
 from lit_ort.export import write as writing
+from lit_ort.export.check import error_of
 from tests.lightning_models import BATCH, Net, loader, trainer
 from tests.zoo import image_and_sound_models, plain_models, text_models
 
@@ -390,3 +391,9 @@ def test_fixed_sizes_are_named_with_their_place(tmp_path: Path) -> None:
     assert "sizes that the module uses as constants: x has 5" in str(exported)
     fixed = lit_ort.export(Weighted(), tmp_path / "model.onnx", (torch.randn(2, 5, 4), torch.randn(3)), dynamic=False)
     assert not fixed.fixed_sizes
+
+
+def test_a_value_that_is_not_a_number_is_the_largest_error() -> None:
+    one, nothing = torch.ones(3), torch.tensor([1.0, torch.nan, 1.0])
+    assert error_of(nothing, one) == error_of(one, nothing) == torch.inf
+    assert error_of(nothing, nothing) == error_of(one, one) == 0

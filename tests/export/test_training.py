@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import re
+import runpy
 import shutil
 import sys
 from pathlib import Path
@@ -343,6 +344,12 @@ def test_frozen_parts_and_buffers(tmp_path: Path) -> None:
     loaded = lit_ort.load_training_checkpoint(module, exported.folder)
     changed = {name for name, value in module.state_dict().items() if not torch.equal(value, before[name])}
     assert changed == set(loaded) == {"2.weight", "2.bias"} | {n for n in before if "running" in n or "num_b" in n}
+    file, loop = exported.folder / "parameters.safetensors", runpy.run_path(str(exported.folder / "train.py"))
+    steps = loop["train"]([{"input": torch.randn(4, 6).numpy()}] * 3, 0.1)
+    content = file.read_bytes()
+    next(steps)
+    steps.close()
+    assert file.read_bytes() != content
     module[1].eval()
     lit_ort.export_training(module, tmp_path / "fixed", torch.randn(4, 6), **settings)
     assert set(read_tensors(tmp_path / "fixed" / "parameters.safetensors")) == set(exported.trainable)

@@ -56,7 +56,7 @@ export async function train(ort, read, batches, report, {learningRate = 1e-3, se
     const reported = {};
     for (const [name, tensor] of Object.entries(results)) {
       if (name.endsWith(".next")) state[name.slice(0, -5)] = tensor;
-      else reported[name] = tensor.data[0];
+      else reported[name] = Number(tensor.data[0]);
     }
     report(number++, reported);
   }

@@ -46,7 +46,9 @@ def write(name, arrays):
         header[key] = {"dtype": codes[array.dtype], "shape": list(array.shape), "data_offsets": offsets}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    (FOLDER / name).write_bytes(b"".join([len(text).to_bytes(8, "little"), text, *parts]))
+    unfinished = FOLDER / f"{name}.unfinished"
+    unfinished.write_bytes(b"".join([len(text).to_bytes(8, "little"), text, *parts]))
+    unfinished.replace(FOLDER / name)
 
 
 def session(name):
@@ -64,25 +66,27 @@ def train(batches, learning_rate=1e-3, seed=0):
     new = {name: ort.OrtValue.ortvalue_from_numpy(np.empty_like(array)) for name, array in state.items()}
     given = {value.name for value in step.get_inputs()}
     reports = [value.name for value in step.get_outputs() if not value.name.endswith(".next")]
-    for k, batch in enumerate(batches):
-        numbers = {"learning_rate": np.array(learning_rate, np.float32), "seed": np.array(seed + k, np.int64)}
-        binding = step.io_binding()
-        for name in state:
-            binding.bind_ortvalue_input(name, now[name])
-            binding.bind_ortvalue_output(f"{name}.next", new[name])
-        for name, array in {**numbers, **batch}.items():
-            if name in given:
-                binding.bind_cpu_input(name, np.ascontiguousarray(array))
-        for name in reports:
-            binding.bind_output(name)
-        step.run_with_iobinding(binding)
-        now, new = new, now
-        results = binding.get_outputs()[len(state) :]
-        yield {name: float(value.numpy()) for name, value in zip(reports, results, strict=True)}
-    parameters = read("parameters.safetensors")
-    arrays = {name: value.numpy() for name, value in now.items()}
-    write("parameters.safetensors", {name: arrays[name] for name in arrays if name in parameters})
-    write("optimizer.safetensors", {name: arrays[name] for name in arrays if name not in parameters})
+    try:
+        for k, batch in enumerate(batches):
+            numbers = {"learning_rate": np.array(learning_rate, np.float32), "seed": np.array(seed + k, np.int64)}
+            binding = step.io_binding()
+            for name in state:
+                binding.bind_ortvalue_input(name, now[name])
+                binding.bind_ortvalue_output(f"{name}.next", new[name])
+            for name, array in {**numbers, **batch}.items():
+                if name in given:
+                    binding.bind_cpu_input(name, np.ascontiguousarray(array))
+            for name in reports:
+                binding.bind_output(name)
+            step.run_with_iobinding(binding)
+            now, new = new, now
+            results = binding.get_outputs()[len(state) :]
+            yield {name: float(value.numpy()) for name, value in zip(reports, results, strict=True)}
+    finally:  # also if the caller takes no more steps, or a batch is at fault
+        parameters = read("parameters.safetensors")
+        arrays = {name: value.numpy() for name, value in now.items()}
+        write("parameters.safetensors", {name: arrays[name] for name in arrays if name in parameters})
+        write("optimizer.safetensors", {name: arrays[name] for name in arrays if name not in parameters})
 
 
 def run(name, batch):

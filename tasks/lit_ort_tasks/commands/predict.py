@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import io
 import json
 import os
 import sys
@@ -133,14 +134,15 @@ def _continue(model: Model, line: CommandLine) -> None:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        # Programs that write tables begin with a byte order mark.
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: can't be read: {error}. Give a text file in UTF-8.") from error
 
 
 def _column(line: CommandLine) -> list[str]:
     path, name = Path(line.values["csv"]), line.values.get("column", "text")
-    rows = csv.DictReader(_read(path).splitlines(keepends=True))
+    rows = csv.DictReader(io.StringIO(_read(path), newline=""))
     columns = rows.fieldnames or []
     require(name in columns, f"column={name}: {path} has {', '.join(columns) or 'no columns'}. Give one of them.")
     return [row[name] or "" for row in rows]

@@ -39,6 +39,8 @@ from lit_ort_tasks.runs import RESULTS, checkpoint_to_resume, discard_refused, r
 
 # What `export=training` writes, and the folder for it.
 TRAINING = "training"
+# Of results.json, if an export failed.
+EXPORT_ERROR = "export_error"
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ def fit_and_test(config: DictConfig, folder: Path) -> dict[str, Any]:
         trainer.save_checkpoint(checkpoint, weights_only=False)
     metrics |= first(trainer.test(task, datamodule=data, ckpt_path=checkpoint, verbose=False, weights_only=True))
     callbacks = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue] (set by a connector)
-    exported = export_model(config, task, data, folder, checkpoint)
+    exported, problem = exported_model(config, task, data, folder, checkpoint)
     statistics = next((part.summary() for part in callbacks if isinstance(part, StepStatistics)), None)
     results = {
         "headline": list(getattr(task, "headline", ("loss",))),
@@ -121,6 +123,7 @@ def fit_and_test(config: DictConfig, folder: Path) -> dict[str, Any]:
         "checkpoint": checkpoint,
         "exported": exported,
         "folder": str(folder),
+        **({} if problem is None else {EXPORT_ERROR: problem}),
     }
     record_end(trainer, final_figures(results))
     return results
@@ -134,6 +137,14 @@ def show_anomaly_note(config: DictConfig, trainer: Trainer) -> None:
         eager = f"{command_line('train')} strategy=eager debug=anomaly"
         note = f"detect_anomaly: a compiled step is checked as one operator; `{eager}` names the operator of the model"
         Console(soft_wrap=True, highlight=False).print(note)
+
+
+def exported_model(*arguments: Any) -> tuple[str | None, str | None]:
+    """What `export_model` returns, or its error: the results of the training are kept."""
+    try:
+        return export_model(*arguments), None
+    except (InputError, LitOrtError) as error:
+        return None, str(error)
 
 
 @rank_zero_only
@@ -266,7 +277,9 @@ def run_configured(config: DictConfig) -> float | None:
                 sys.exit(f"error: {link}")
         raise
     report(results, folder)
-    finish_wandb(0)
+    finish_wandb(int(EXPORT_ERROR in results))
+    if EXPORT_ERROR in results:
+        sys.exit(f"error: {results[EXPORT_ERROR]}")
     return objective(results)
 
 

@@ -49,10 +49,10 @@ def test_texts_and_columns_have_classes(berts: dict[str, Path], tmp_path: Path) 
     run = f"run={berts[CLASSIFIER]}"
     ended = predict(run, "text=the list is empty", "text=sorted")
     assert [line.split(" ")[0] in ("short", "long") for line in ended.stdout.splitlines()] == [True, True]
-    (tmp_path / "rows.csv").write_text('id,words\n1,"the list"\n2,sorted\n')
+    (tmp_path / "rows.csv").write_text('\ufeffid,words\n1,"the list\u2028"\n2,sorted\n')
     ended = predict(run, f"csv={tmp_path / 'rows.csv'}", "column=words")
     rows = [json.loads(line) for line in ended.stdout.splitlines()]
-    assert [row["text"] for row in rows] == ["the list", "sorted"]
+    assert [row["text"] for row in rows] == ["the list\u2028", "sorted"]
     assert all(row["label"] in ("short", "long") and 0.5 <= row["probability"] <= 1 for row in rows)
     assert "column=text: " in predict(run, f"csv={tmp_path / 'rows.csv'}").stderr
 

@@ -1,0 +1,73 @@
+"""Callbacks that read checkpoints with hyperparameters that are objects."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import lit_ort
+from lit_ort._compat.plain_checkpoints import plain_values
+from lit_ort.callbacks import BestCheckpoint, LastCheckpoint, NonFiniteLoss
+from lit_ort.errors import NonFiniteError
+from tests.lightning_models import Net, loader, trainer
+
+
+class Kind(enum.Enum):
+    SMALL = 1
+
+
+class WithObjects(Net):
+    def __init__(self, root: Path = Path("data"), kind: Kind = Kind.SMALL) -> None:
+        super().__init__()
+        self.save_hyperparameters({"root": root, "kind": kind})
+
+
+class Diverging(WithObjects):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return loss * float("nan") if self.current_epoch else loss
+
+
+class Hostile:
+    """Calls a function where it is read."""
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (Path("called"),)
+
+
+def test_only_plain_values_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    objects = {"path": Path("x"), "kind": Kind.SMALL, "hostile": Hostile()}
+    torch.save({"weights": {"w": torch.arange(3)}, "objects": objects, "step": 4}, "run.ckpt")
+    values = plain_values(Path("run.ckpt"))
+    assert torch.equal(values["weights"]["w"], torch.arange(3))
+    assert (values["step"], values["objects"].keys()) == (4, objects.keys())
+    assert not Path("called").exists()
+
+
+def test_a_later_run_in_the_folder(tmp_path: Path) -> None:
+    def run(rate: float) -> BestCheckpoint:
+        best = BestCheckpoint(tmp_path, "best", monitor="val_loss")
+        module = WithObjects()
+        module.hparams["learning_rate"] = rate
+        trainer(lit_ort.ORTStrategy(compile="never"), callbacks=[best], enable_checkpointing=True).fit(
+            module, loader(), loader()
+        )
+        return best
+
+    first = run(0.1)
+    again = run(0.0)
+    assert again.best_model_score == first.best_model_score
+
+
+def test_the_last_finite_checkpoint_is_kept(tmp_path: Path) -> None:
+    callbacks = [LastCheckpoint(tmp_path), NonFiniteLoss()]
+    fit = trainer(lit_ort.ORTStrategy(compile="never"), callbacks=callbacks, enable_checkpointing=True, max_epochs=3)
+    with pytest.raises(NonFiniteError, match="finite weights is kept as"):
+        fit.fit(Diverging(), loader(), loader())
+    assert (tmp_path / "last_finite.ckpt").is_file()
