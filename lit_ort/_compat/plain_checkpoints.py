@@ -19,6 +19,9 @@ class _Placeholder:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
+    def __call__(self, *args: Any, **kwargs: Any) -> _Placeholder:
+        return self
+
     def __setstate__(self, state: Any) -> None: ...
 
     def __setitem__(self, key: Any, value: Any) -> None: ...
