@@ -179,5 +179,6 @@ def _shares_memory_of_inputs(node: fx.Node) -> bool:
 
 def _memory(node: fx.Node) -> int | None:
     example = node.meta.get("example_value")
-    has_memory = isinstance(example, torch.Tensor) and example.layout is torch.strided
-    return example.untyped_storage()._cdata if has_memory else None
+    if not isinstance(example, torch.Tensor) or example.layout is not torch.strided:
+        return None
+    return example.untyped_storage()._cdata

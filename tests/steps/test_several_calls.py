@@ -80,7 +80,8 @@ def same(function: Callable[..., Any], calls: Calls) -> None:
             results = call(*inputs)
             parts = [part for part in (results if isinstance(results, tuple) else (results,)) if part.requires_grad]
             if parts:
-                sum((part * torch.arange(part.numel()).view(part.shape)).sum() for part in parts).backward()
+                totals = [(part * torch.arange(part.numel()).view(part.shape)).sum() for part in parts]
+                torch.stack(totals).sum().backward()
             found.append((results, [value.grad for value in inputs if _is_float(value)]))
         torch.testing.assert_close(found[1], found[0])
 

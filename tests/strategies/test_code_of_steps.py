@@ -47,7 +47,7 @@ class Plain(LightningModule):
 class LoggedThenChanged(Plain):
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("rate", torch.ones(()))
+        self.rate = nn.Buffer(torch.ones(()))
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         loss = self.loss(batch[0])

@@ -95,7 +95,7 @@ def predict(arguments: Sequence[str]) -> None:
     elif inputs == ["csv"]:
         for text, (label, probability) in _with_labels(model, _column(line)):
             row = {"text": text, "label": label, "probability": round(probability, 4)}
-            print(json.dumps(row, ensure_ascii=False))
+            print(_line_of(row))
     elif model.facts.kind == CLASSIFIER:
         for text, (label, probability) in _with_labels(model, line.texts):
             print(f"{label} ({probability:.1%}): {text}")
@@ -106,6 +106,14 @@ def predict(arguments: Sequence[str]) -> None:
                 print(f"  [MASK] {number}: " + ", ".join(f"{token} ({share:.1%})" for token, share in tokens))
     else:
         _continue(model, line)
+
+
+def _line_of(row: dict[str, Any]) -> str:
+    """A row as JSON on one line, also for readers that know other line ends than Unix."""
+    text = json.dumps(row, ensure_ascii=False)
+    for separator in "\x85\u2028\u2029":
+        text = text.replace(separator, f"\\u{ord(separator):04x}")
+    return text
 
 
 def _with_labels(model: Model, texts: Sequence[str]) -> zip[tuple[str, tuple[str, float]]]:
