@@ -35,6 +35,8 @@ class Listener:
         self.eager: list[tuple[Obstacle, Function]] = []
         self.recompiles: list[tuple[Function, str, Stack]] = []
 
+    def rewind(self) -> None: ...
+
     def gradient_read(self) -> None:
         pass
 
