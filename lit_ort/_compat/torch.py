@@ -52,6 +52,9 @@ def versions_of(tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
     return tuple([0 if tensor.is_inference() else tensor._version for tensor in tensors])
 
 
+is_view: Callable[[torch.Tensor], bool] = operator.methodcaller("_is_view")
+
+
 def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """The `apply` of a function without `setup_context`, without the look at its signature and at functorch's wrappers.
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 import torch
 
 from lit_ort._compat.tensor_hooks import take_node_hooks
-from lit_ort._compat.torch import apply_of, batch_of, keeps_graph, untraced, versions_of
+from lit_ort._compat.torch import apply_of, batch_of, is_view, keeps_graph, untraced, versions_of
 from lit_ort.errors import SessionError
 from lit_ort.runtime.gradient_watches import Watches, watches_of
 from lit_ort.runtime.parameter_updates import Updates, is_consumed
@@ -119,14 +119,17 @@ def _shapes(tensors: Tensors) -> list[torch.Size]:
     return [tensor.shape for tensor in tensors]
 
 
-def _resizable(results: Tensors, written: Container[int]) -> list[torch.Tensor]:
+def _for_callers(results: Tensors, written: Container[int]) -> list[torch.Tensor]:
     """The results, with small ones in memory of torch, which `resize_` and operators with `out=` can resize.
 
-    Large ones keep the memory that sessions reuse, and so do those whose values are `written` to inputs.
+    Large ones keep the memory that sessions reuse, and so do those whose values are `written` to inputs. None is a view:
+    autograd refuses in-place changes of views that were made in an autograd function or without gradients.
     """
     return [
         result.clone()
         if result.nbytes <= _SMALL_BYTES and k not in written and not result.untyped_storage().resizable()
+        else result.data
+        if is_view(result)
         else result
         for k, result in enumerate(results)
     ]
@@ -142,7 +145,7 @@ def _forward_call(session: Session, signature: Signature) -> Call:
 
     def call(tensors: Tensors, random: RandomNumbers | None = None) -> list[torch.Tensor]:
         random = RandomNumbers(signature.seeded) if random is None else random
-        return _resizable(session.run(RunInputs(tensors, _shapes(tensors), random)), written)
+        return _for_callers(session.run(RunInputs(tensors, _shapes(tensors), random)), written)
 
     return call
 
@@ -165,7 +168,7 @@ def _fused_call(session: Session, signature: Signature, forms: OtherForms, updat
             ctx.run = Run.of(tensors, random, changed) if keeps_run else None
             outputs = session.run(RunInputs(tensors, _shapes(tensors), random))
             ctx.gradients = outputs[results:]
-            outputs = _resizable(outputs[:results], written)
+            outputs = _for_callers(outputs[:results], written)
             # Autograd detects in-place changes of these before the backward.
             ctx.save_for_backward(*[tensors[k] for k in signature.saved_inputs])
             ctx.set_materialize_grads(False)
@@ -283,7 +286,7 @@ class SplitRunner:
             def forward(ctx: Any, random: RandomNumbers, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
                 ctx.random, ctx.run = random, Run.of(tensors, random, changed) if keeps_run else None
                 outputs = runner._forward.run(RunInputs(tensors, _shapes(tensors), random))
-                results = _resizable(outputs[: signature.results], written)
+                results = _for_callers(outputs[: signature.results], written)
                 ctx.saved = outputs[signature.results :]
                 # Autograd detects in-place changes of these before the backward.
                 ctx.save_for_backward(*(tensors[k] for k in signature.saved_inputs))

@@ -352,21 +352,6 @@ def test_a_file_that_is_not_a_library(content: bytes, tmp_path: Path, monkeypatc
         choice.engine_of(AUTO)
 
 
-def test_results_of_an_autograd_function_can_be_changed_in_place() -> None:
-    """Autograd doesn't allow this for views, such as a slice of a larger tensor."""
-    graph = Graph(x=torch.ones(3))
-    negated = graph.builder.node("Neg", ["x"], "negated")
-    (doubled,) = graph.by_torch(lambda x: [x * 2], ["x"], torch.float32)
-
-    class Run(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Any:
-            return tuple(graph.run({negated: torch.float32, doubled: torch.float32}))
-
-    for result, expected in zip(Run.apply(torch.ones(3, requires_grad=True)), (0.0, 3.0), strict=True):
-        assert torch.equal(result.add_(1), torch.full((3,), expected))
-
-
 _TOO_LARGE = """
 import torch
 from lit_ort.errors import SessionError

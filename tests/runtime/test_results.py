@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from tests.compare import backend
 
@@ -106,3 +107,35 @@ def test_large_results_are_not_copied_and_keep_their_size() -> None:
         torch.testing.assert_close(action(compiled(x)), action(double(x)))
     with pytest.raises(RuntimeError, match="resize storage that is not resizable"):
         compiled(x).resize_(2**20)
+
+
+# Results that are views in memory: of a torch node without a session, of memory of a run, of a pool of another dtype.
+LINEAR, LARGE = nn.Linear(8, 8), nn.Linear(256, 1024)
+VIEWS: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
+    "no session": (lambda x: F.linear(x, LINEAR.weight), torch.randn(2, 3, 8)),
+    "small": (lambda x: LINEAR(x).tanh() + 1, torch.randn(4, 8)),
+    "native": (lambda x: LARGE(x).tanh() + 1, torch.randn(512, 256)),
+    "bfloat16": (lambda x: LARGE(x).bfloat16() * 2, torch.randn(1024, 256)),
+    "float64": (lambda x: LARGE(x).double().cumsum(1), torch.randn(512, 256)),
+}
+
+
+@pytest.mark.parametrize("has_gradients", [True, False])
+@pytest.mark.parametrize("change", ["mul_", "detach_"])
+@pytest.mark.parametrize("name", VIEWS)
+def test_results_can_be_changed_in_place(name: str, change: str, has_gradients: bool) -> None:
+    """Autograd doesn't allow this for views that were made in an autograd function or without gradients."""
+    function, x = VIEWS[name]
+    factor = torch.full((1,), 2.0, requires_grad=True)
+    compiled, outcomes = torch.compile(function, backend=backend()), []
+    for own in (compiled, function):
+        with torch.set_grad_enabled(has_gradients):
+            result = own(x)
+        result = result.mul_(factor.to(result.dtype)) if change == "mul_" else result.detach_()
+        if result.requires_grad:
+            result.sum().backward()
+        outcomes.append((result.detach(), factor.grad, LINEAR.weight.grad))
+        for parameter in (factor, LINEAR.weight):
+            parameter.grad = None
+    close = 1e-2 if name == "bfloat16" else 1e-4
+    torch.testing.assert_close(*outcomes, rtol=close, atol=close)

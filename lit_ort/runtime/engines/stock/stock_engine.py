@@ -182,8 +182,7 @@ class _Session:
             size = math.prod(shape) * dtype.itemsize
             tensor = memory.view(-1).view(torch.uint8)[:size].view(dtype).view(shape)
         library.release("ReleaseValue", value)
-        # Autograd doesn't allow in-place changes of views among the outputs of an autograd function.
-        return tensor.data
+        return tensor
 
     def _type_of(self, value: int) -> tuple[list[int], torch.dtype]:
         """The shape and dtype of a value."""
