@@ -122,8 +122,8 @@ def _shapes(tensors: Tensors) -> list[torch.Size]:
 def _for_callers(results: Tensors, written: Container[int]) -> list[torch.Tensor]:
     """The results, with small ones in memory of torch, which `resize_` and operators with `out=` can resize.
 
-    Large ones keep the memory that sessions reuse, and so do those whose values are `written` to inputs. None is a view:
-    autograd refuses in-place changes of views that were made in an autograd function or without gradients.
+    Large ones keep the memory that sessions reuse, and so do those whose values are `written` to inputs. None is a
+    view: autograd refuses in-place changes of views that were made in an autograd function or without gradients.
     """
     return [
         result.clone()

@@ -106,6 +106,14 @@ def _reserved(size: int) -> _Segment:
             ) from error
 
 
+class _Block(weakref.ref[np.ndarray]):
+    """A used block. Its callback has to be a function in C: a signal's error in one of Python's would be lost."""
+
+    __slots__ = ("size", "start")
+    start: int
+    size: int
+
+
 class _Segment:
     """Contiguous address space, divided into used and free blocks; adjacent free blocks are merged.
 
@@ -119,9 +127,9 @@ class _Segment:
         # The start and the size of each free block, ordered by address.
         self._starts = [0]
         self._sizes = [size]
-        self._used: dict[int, tuple[weakref.ref[np.ndarray], int]] = {}
+        self._used: dict[int, _Block] = {}
         # A weakref callback only appends here: it can run at any moment, also while this thread holds the lock.
-        self._returned: collections.deque[int] = collections.deque()
+        self._returned: collections.deque[_Block] = collections.deque()
 
     def take(self, size: int, shape: tuple[int, ...], element: type[np.generic]) -> np.ndarray | None:
         """An array in a block of `size` bytes, which stays in use while the array is referenced; None if no free block
@@ -139,8 +147,8 @@ class _Segment:
             self._starts[k], self._sizes[k] = start + size, length - size
         self.highest = max(self.highest, start + size)
         memory = np.ndarray(shape, element, self._memory, start)
-        returned = self._returned
-        self._used[start] = (weakref.ref(memory, lambda _: returned.append(start)), size)
+        block = self._used[start] = _Block(memory, self._returned.append)
+        block.start, block.size = start, size
         return memory
 
     def trim(self) -> None:
@@ -157,8 +165,9 @@ class _Segment:
         while self._returned:
             self._free(self._returned.popleft())
 
-    def _free(self, start: int) -> None:
-        _, size = self._used.pop(start)
+    def _free(self, block: _Block) -> None:
+        start, size = block.start, block.size
+        del self._used[start]
         k = bisect.bisect(self._starts, start)
         if k < len(self._starts) and self._starts[k] == start + size:
             size += self._sizes[k]

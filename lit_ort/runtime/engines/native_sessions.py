@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from lit_ort._compat import torch_blas
+from lit_ort._compat.held_signals import HeldSignals
 from lit_ort.errors import EngineError, SessionError
 from lit_ort.kernels.kernel_arguments import WORD
 from lit_ort.kernels.kernel_calls import Kernel
@@ -411,7 +412,7 @@ class NativeSession:
             results = [make(memory) if make is not None else None for make in self._makers]
             self._outputs.set(results, self._addresses(memory))
             if self._model.nodes:
-                with Serving(self._model, state), self._pool.operator.running(given):
+                with HeldSignals(), Serving(self._model, state), self._pool.operator.running(given):
                     self._call()
             else:
                 self._call()

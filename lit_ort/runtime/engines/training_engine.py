@@ -15,6 +15,7 @@ import onnxruntime
 import torch
 
 from lit_ort._compat import devices as torch_devices
+from lit_ort._compat.held_signals import HeldSignals
 from lit_ort._compat.onnxruntime import CPU, ORT_ERRORS, C, environment_of, run_of
 from lit_ort._compat.torch import from_dlpack, to_dlpack
 from lit_ort.errors import SessionError
@@ -90,7 +91,7 @@ class _Session:
 
     def run(self, tensors: Sequence[torch.Tensor], state: RunState) -> list[torch.Tensor]:
         fetched = C.OrtValueVector()
-        with Serving(self._model, state):
+        with HeldSignals(), Serving(self._model, state):
             try:
                 self._run(C.RunOptions(), self._inputs, _to_ort(tensors), self._outputs, fetched, self._devices)
             except ORT_ERRORS as error:

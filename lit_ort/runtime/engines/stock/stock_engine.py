@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lit_ort._compat.devices import CPU
+from lit_ort._compat.held_signals import HeldSignals
 from lit_ort.errors import EngineError, SessionError
 from lit_ort.runtime.elements import DTYPES, ELEMENTS
 from lit_ort.runtime.engines.engine_interface import CHECK_THE_BATCH, FOR_A_REPORT, Model
@@ -147,7 +148,7 @@ class _Session:
         addresses = (feed.value_of(tensor) for feed, tensor in zip(feeds, contiguous, strict=True))
         inputs = (c_uint64 * input_count)(*addresses)
         outputs = (c_uint64 * output_count)()
-        with Serving(self._model, state), self._operator.running(contiguous):
+        with HeldSignals(), Serving(self._model, state), self._operator.running(contiguous):
             try:
                 self._library.call(
                     "Run",
