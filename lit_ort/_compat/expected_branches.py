@@ -10,7 +10,7 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -32,11 +32,6 @@ _KEEP = frozenset({"any", "all", "bool", "item", "detach"})
 _NEGATE = frozenset({"logical_not", "not_", "bitwise_not", "invert", "__invert__"})
 # Operators that write without a trace of it.
 _STATEFUL = ("batch_norm", "instance_norm")
-# Functions and methods that draw from torch's generator, without the underscores of those in place.
-_RANDOM = frozenset(
-    "bernoulli cauchy exponential geometric gumbel_softmax log_normal multinomial normal poisson rand rand_like "
-    "randint randint_like randn randn_like randperm random rrelu uniform".split()
-)
 # Of Dynamo's `SpeculationLog`, which outlives a trace that is begun again: its branches end the graph.
 _ENDED = "_lit_ort_branches_end"
 _JUMP = next(name for name in ("POP_JUMP_FORWARD_IF_FALSE", "POP_JUMP_IF_FALSE") if name in dis.opmap)
@@ -58,13 +53,13 @@ class _Again:
     def write(self, cg: Any) -> None:
         code, output = self._tx.f_code, self._tx.output
         # Hooks are set before.
-        if output.side_effects.tensor_hooks or not all(map(_keeps_inputs, output.graph.nodes)):
+        inputs = frozenset(map(_memory, output.graph.find_nodes(op="placeholder"))) - {None}
+        if output.side_effects.tensor_hooks or not all(_keeps_inputs(node, inputs) for node in output.graph.nodes):
             setattr(self._tx.speculation_log, _ENDED, True)
             self._tx.speculation_log.clear()
             raise SpeculationRestartAnalysis(restart_reason="a function that may run again changes its inputs")
         end = create_instruction("NOP")
-        draws = any(name_of_call(node).strip("_") in _RANDOM for node in output.graph.nodes)
-        again = functools.partial(_in_eager, self._rewind if draws else None)
+        again = functools.partial(_in_eager, self._rewind)
         names = [output.install_global_by_id("__lit_ort_branch", function) for function in (bool, again)]
         cg.add_push_null(lambda: cg.append_output(cg.create_load_global(names[0], add=True)))
         cg(self.arguments[0])
@@ -89,10 +84,9 @@ def _arguments(code: Any) -> tuple[str, ...]:
     return code.co_varnames[:count]
 
 
-def _in_eager(rewind: Callable[[], None] | None, function: Any, *values: Any) -> Any:
+def _in_eager(rewind: Callable[[], None], function: Any, *values: Any) -> Any:
     """Calls a function in eager, with the values of its arguments, the last of which can be lists of more."""
-    if rewind is not None:
-        rewind()
+    rewind()
     code = function.__code__
     names = code.co_varnames
     keywords = dict(zip(names[code.co_argcount :], values[code.co_argcount :], strict=False))
@@ -111,7 +105,7 @@ def keep_expected_branches(is_enabled: Callable[[], bool], rewind_of: Callable[[
 
     Args:
         is_enabled: whether branches are taken as expected in the trace at hand.
-        rewind_of: returns what sets torch's generator to its state before the latest run that drew from it.
+        rewind_of: returns what sets torch's generators to their states before the latest run.
     """
     skip_code(_in_eager.__code__)
     defer_calls()
@@ -160,8 +154,12 @@ def _can_run_again(tx: Any) -> bool:
     return not root.f_code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR)
 
 
-def _keeps_inputs(node: fx.Node) -> bool:
-    """Whether a node changes no input, as far as can be seen."""
+def _keeps_inputs(node: fx.Node, inputs: Container[int | None]) -> bool:
+    """Whether a node changes no input, as far as can be seen.
+
+    Args:
+        inputs: the memory of inputs.
+    """
     if node.op == "placeholder":
         return is_unchanged(node)
     name = name_of_call(node)
@@ -169,12 +167,11 @@ def _keeps_inputs(node: fx.Node) -> bool:
     if name.endswith(_STATEFUL) or (schema is not None and schema.is_mutable):
         return False
     # Writes through `.data` are not counted by the version of an input.
-    return not writes(node) or not _shares_memory_of_inputs(node)
-
-
-def _shares_memory_of_inputs(node: fx.Node) -> bool:
-    inputs = set(map(_memory, node.graph.find_nodes(op="placeholder"))) - {None}
-    return any(_memory(argument) in inputs for argument in node.all_input_nodes)
+    if not writes(node):
+        return True
+    written: list[fx.Node] = []
+    fx.node.map_arg((node.args[:1], node.kwargs.get("out"), node.kwargs.get("input")), written.append)
+    return not any(_memory(argument) in inputs for argument in written)
 
 
 def _memory(node: fx.Node) -> int | None:

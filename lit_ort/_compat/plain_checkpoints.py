@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickle
 import types
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,33 @@ class _Placeholder:
     def add(self, item: Any) -> None: ...
 
 
+def _placeholder_of(*_: Any) -> type[_Placeholder]:
+    return _Placeholder
+
+
+def _tensor_of_subclass(make: Callable[..., torch.Tensor], kind: type, arguments: Any, state: Any) -> torch.Tensor:
+    return make(*arguments)
+
+
+# Classes within classes are attributes, and tensors of classes that are not known are tensors.
+_OWN: Mapping[str, Any] = types.MappingProxyType(
+    {"builtins.getattr": _placeholder_of, "torch._tensor._rebuild_from_type_v2": _tensor_of_subclass}
+)
+
+
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str, /) -> Any:
-        return _get_allowed_globals().get(f"{module_name}.{global_name}", _Placeholder)
+        # The name of the module in Python 2, which files of torch have.
+        name = f"{'builtins' if module_name == '__builtin__' else module_name}.{global_name}"
+        return _OWN[name] if name in _OWN else _get_allowed_globals().get(name, _Placeholder)
+
+
+def _load(file: Any, **settings: Any) -> Any:
+    return _Unpickler(file, **settings).load()
 
 
 # What torch reads with in place of the module `pickle`.
-_PICKLE = types.SimpleNamespace(Unpickler=_Unpickler, load=pickle.load, __name__="pickle")
+_PICKLE = types.SimpleNamespace(Unpickler=_Unpickler, load=_load, __name__="pickle")
 
 
 def plain_values(path: Path) -> dict[str, Any]:

@@ -12,17 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_ort._compat.lightning import base_with_log
+
 
 class RepeatedLogs:
     """Logs as a LightningModule does. A call that repeats an earlier one, but for its value, isn't checked again.
 
     Args:
         module: the LightningModule.
-        base: Lightning's class of it.
+
+    Attributes:
+        base: the class whose `log` is Lightning's. That of a class below calls it.
     """
 
-    def __init__(self, module: Any, base: Any) -> None:
-        self._module, self._base = module, base
+    def __init__(self, module: Any) -> None:
+        self._module, self.base = module, base_with_log(module)
         # By the arguments but for the value: the key of the result, and the result.
         self._known: dict[Any, tuple[str, Any]] = {}
 
@@ -57,7 +61,7 @@ class RepeatedLogs:
     @property
     def _log_as_lightning(self) -> Callable[..., None]:
         # The module's attribute can be this object's method while a step runs, and its class can have one of its own.
-        return self._base.log.__get__(self._module)
+        return self.base.log.__get__(self._module)
 
     def _note(self, call: Any, results: Any, kwargs: dict[str, Any]) -> None:
         function, dataloader, name, *_ = call

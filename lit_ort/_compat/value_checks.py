@@ -12,6 +12,7 @@ import dataclasses
 import dis
 import functools
 import inspect
+import os
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -59,7 +60,7 @@ _NO_ARGUMENT_LISTS = ~(inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
 
 
 # Whose frames are between the program's and the trace.
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), contextlib.__file__)
+_LIBRARIES = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[1]}{os.sep}", contextlib.__file__)
 
 
 class _NotKept(Exception):

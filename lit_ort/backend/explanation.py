@@ -203,17 +203,17 @@ class CompileLog:
         """Records that a step is several graphs, of which the later ones can be traced anew after the first has run."""
         self._in_parts.add(step)
 
-    def is_traced_in_parts(self, step: str) -> bool:
-        """Whether a step is several graphs, between which code runs that can't read gradients."""
-        return step in self._in_parts
+    def runs_outside_of_graphs(self, step: str) -> bool:
+        """Whether code of a step, as far as it has run, runs between graphs or is not traced."""
+        return step in self._in_parts or step in self._untraced
 
     def reads_gradients(self, step: str) -> bool:
         """Whether code of a step, as far as it was traced, reads the `grad` of a tensor."""
         return step in self._gradient_readers
 
     def may_read_gradients(self, step: str) -> bool:
-        """Whether code of a step, as far as it has run, reads the `grad` of a tensor, or is not traced and can."""
-        return step in self._gradient_readers or step in self._untraced
+        """Whether code of a step reads the `grad` of a tensor, or may do so where it is not traced, or not yet."""
+        return self.reads_gradients(step) or self.runs_outside_of_graphs(step)
 
     def is_new(self, reason: str) -> bool:
         """Whether a reason is reported for the first time."""

@@ -41,10 +41,9 @@ class LogRecorder:
 
     @takes_results
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        keeps_graph = kwargs.get("enable_graph", False)
         if isinstance(value, torch.Tensor):
             # The value at the call, which the step may change in place afterwards.
-            value = value.clone() if keeps_graph else value.detach().clone()
+            value = (value if kwargs.get("enable_graph", False) else value.detach()).clone()
         self.calls.append((name, value, args, kwargs))
 
     @takes_results

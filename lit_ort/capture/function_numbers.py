@@ -16,7 +16,7 @@ from torch import fx
 from lit_ort._compat.torch_fx import inputs_of, returned_by, tree_leaves
 from lit_ort._compat.torch_ops import AUTOGRAD_FUNCTION
 from lit_ort.capture.locations import source_line
-from lit_ort.capture.numbers import arithmetic_dtype
+from lit_ort.capture.numbers import arithmetic_dtype, replace_number
 from lit_ort.errors import CaptureError
 
 _OF_NUMBERS = frozenset({operator.neg, operator.pos, operator.add, operator.sub, operator.mul, operator.truediv})
@@ -80,4 +80,4 @@ def _convert(user: fx.Node, number: fx.Node) -> None:
         )
     with user.graph.inserting_before(user):
         converted = user.graph.call_method("to", (number, dtype))
-    user.replace_input_with(number, converted)
+    replace_number(user, number, converted)

@@ -105,7 +105,7 @@ def separate_numbers(graph_module: fx.GraphModule) -> NumberedGraph:
     evaluated = [originals[node] for node in (*(number for number, _ in as_tensors), *keys, *returned)]
     numbers = _number_program(graph_module, evaluated) if evaluated else None
     number_inputs = [_number_input(graph, number, dtype, users) for (number, dtype), users in as_tensors.items()]
-    _stack_numbers(graph)
+    _stack_numbers(graph, set(number_inputs))
     key_inputs = [_key_input(graph, node, free) for node in keys]
     _drop_free(graph, free)
     ordered = [
@@ -263,21 +263,25 @@ def _number_input(graph: fx.Graph, number: fx.Node, dtype: torch.dtype, users: l
     name = f"number_{number.name}_{str(dtype).removeprefix('torch.')}"
     node = _input_before(graph, name, torch.zeros((), dtype=dtype))
     for user in users:
-        # Python's numbers don't change in place.
-        if user.target in _IN_PLACE and user.args[0] is number:
-            user.target = _IN_PLACE[user.target]
-        user.replace_input_with(number, node)
+        replace_number(user, number, node)
     return node
 
 
-def _stack_numbers(graph: fx.Graph) -> None:
+def replace_number(user: fx.Node, number: fx.Node, tensor: fx.Node) -> None:
+    """Lets a node read a 0-d tensor instead of a number, which doesn't change in place."""
+    if user.target in _IN_PLACE and user.args[0] is number:
+        user.target = _IN_PLACE[user.target]
+    user.replace_input_with(number, tensor)
+
+
+def _stack_numbers(graph: fx.Graph, numbers: set[fx.Node]) -> None:
     """Makes the tensors of numbers that have become inputs: copies, as each may be changed in place."""
     for node in list(graph.nodes):
-        if node.target not in TENSORS_OF_NUMBERS or not any(map(_is_tensor, node.all_input_nodes)):
+        if node.target not in TENSORS_OF_NUMBERS or numbers.isdisjoint(node.all_input_nodes):
             continue
         with graph.inserting_before(node):
             value = _stacked(graph, node.args[0], _value(node).dtype)
-            copy = graph.call_method("clone", (value,))
+            copy = graph.call_method("to", (value, _value(node).device), {"copy": True})
         copy.meta = dict(node.meta)
         node.replace_all_uses_with(copy)
         graph.erase_node(node)

@@ -189,6 +189,8 @@ def error_of(result: Tensor, reference: Tensor) -> float:
         return float((result != reference).any())
     same = (result == reference) | (result.isnan() & reference.isnan())
     # A value that is not a number on one side alone is as far away as can be.
-    difference = torch.where(same, 0.0, (result.double() - reference.double()).abs()).nan_to_num(nan=math.inf)
+    difference = torch.where(same, 0.0, (result.double() - reference.double()).abs()).nan_to_num(
+        nan=math.inf, posinf=math.inf
+    )
     finite = reference[reference.isfinite()].double().abs()
     return float(difference.max()) / max(float(finite.max()) if finite.numel() else 0.0, 1e-12)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,12 +12,13 @@ import torch
 from torch import fx
 
 from lit_ort._compat.devices import CPU
-from lit_ort._compat.torch import enter_autocast, exit_autocast, set_grad_enabled
-from lit_ort._compat.torch_fx import first_argument, inputs_of, is_alias
+from lit_ort._compat.torch import enter_autocast, exit_autocast
+from lit_ort._compat.torch_fx import first_argument, inputs_of, is_alias, viewed_base
 from lit_ort._compat.torch_ops import written_arguments
 from lit_ort.capture.capture import Captured
 from lit_ort.capture.examples import Examples
 from lit_ort.capture.input_sources import SEED, SOURCE
+from lit_ort.capture.no_grad_views import untracked_nodes
 
 _SEED_NAME = "lit_ort_seed"
 
@@ -34,8 +35,8 @@ class FusionGraph:
         self.graph = captured.module.graph
         self._examples = captured.examples
         self._low = _low_precision_nodes(self.graph)
-        self._tracked = _tracked_nodes(self.graph, captured.examples)
-        self._bases, self._untracked = _bases_and_untracked(self.graph)
+        self._untracked = untracked_nodes(self.graph)
+        self._tracked = _tracked_nodes(self.graph, captured.examples, self._untracked)
         self._seed: fx.Node | None = None
         self._streams = 0
         self._origin: Mapping[str, Any] = {}
@@ -72,11 +73,10 @@ class FusionGraph:
         joined = set(nodes)
         if len({node in self._untracked for node in joined}) > 1:
             return False
-        # Nodes that a fusion has added write nothing.
-        bases = {self._bases.get(value, value) for value in (*inputs, *joined)}
+        bases = set(map(viewed_base, (*inputs, *joined)))
         started = 0
         for node in self.graph.nodes:
-            if started and any(self._bases.get(written, written) in bases for written in written_arguments(node)):
+            if started and any(viewed_base(written) in bases for written in written_arguments(node)):
                 return False
             started += node in joined
             if started == len(joined):
@@ -167,33 +167,17 @@ def _low_precision_nodes(graph: fx.Graph) -> set[fx.Node]:
     return nodes
 
 
-def _bases_and_untracked(graph: fx.Graph) -> tuple[dict[fx.Node, fx.Node], set[fx.Node]]:
-    """For each value the one whose memory it is a view of, and the nodes inside of no_grad."""
-    bases: dict[fx.Node, fx.Node] = {}
-    untracked: set[fx.Node] = set()
-    enabled = torch.is_grad_enabled()
-    for node in graph.nodes:
-        bases[node] = bases[first_argument(node)] if is_alias(node) else node
-        if node.target is set_grad_enabled:
-            enabled = bool(node.args[0])
-        elif not enabled:
-            untracked.add(node)
-    return bases, untracked
-
-
-def _tracked_nodes(graph: fx.Graph, examples: Examples) -> set[fx.Node]:
+def _tracked_nodes(graph: fx.Graph, examples: Examples, untracked: Container[fx.Node]) -> set[fx.Node]:
     """The nodes that can require grad: those computed, outside of no_grad, from values that require grad."""
     pairs = zip(inputs_of(graph), examples.tensors, strict=True)
     tracked = {node for node, example in pairs if example.requires_grad}
     bases: dict[fx.Node, fx.Node] = {}
-    enabled = torch.is_grad_enabled()
     for node in graph.nodes:
         is_detached = node.target is torch.ops.aten.detach.default
         is_view = is_alias(node) and not is_detached
         bases[node] = bases[first_argument(node)] if is_view else node
-        if node.target is set_grad_enabled:
-            enabled = bool(node.args[0])
-        elif enabled and not is_detached and any(argument in tracked for argument in node.all_input_nodes):
+        is_untracked = node in untracked or is_detached
+        if not is_untracked and any(argument in tracked for argument in node.all_input_nodes):
             tracked.add(node)
             # A tensor that is changed in place requires grad from then on, as do all views of its base.
             for written in written_arguments(node):

@@ -141,6 +141,7 @@ class RandomNumbers:
     __slots__ = ("_drops", "_states", "seed")
 
     def __init__(self, seeded: bool = False) -> None:
+        _latest.set(self)
         self.seed = draw_seed() if seeded else 0
         self._drops = _dropout.get()
         # The generator and its state when an operator drew first, by the operator's stream, in the order of the draws.
@@ -160,7 +161,6 @@ class RandomNumbers:
             with _in_state(*self._states[stream]):
                 return target(*args, **kwargs)
         note_draw()
-        _latest.set(self)
         self.begin(stream, device)
         return target(*args, **kwargs)
 
@@ -192,14 +192,13 @@ def in_eager(device: torch.device) -> Iterator[None]:
     """A context in which operators draw from the device's generator without a run that notes it."""
     numbers = RandomNumbers()
     generator = numbers.begin(0, device)
-    _latest.set(numbers)
     yield
     if not torch.equal(generator.get_state(), numbers.first_states[generator]):
         note_draw()
 
 
 def rewind() -> None:
-    """Sets generators to their states before the latest run that drew from them, whose results are not used."""
+    """Sets generators to their states before the latest run, if it drew from them: its results are not used."""
     numbers = _latest.get()
     if numbers is not None:
         for generator, state in numbers.first_states.items():

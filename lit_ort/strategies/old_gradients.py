@@ -38,8 +38,7 @@ class OldGradients:
             self._step, self._optimizers = None, ()
 
     def before_run(self) -> None:
-        log = self.compile_log
-        if self._step is None or log.may_read_gradients(self._step) or log.is_traced_in_parts(self._step):
+        if self._step is None or self.compile_log.may_read_gradients(self._step):
             return
         for optimizer in self._optimizers:
             # Not through `zero_grad`, which Lightning calls once per step, and which an optimizer can override.

@@ -1,4 +1,4 @@
-"""Compiles and runs the step methods of a LightningModule without changing the module.
+"""Compiles and runs the step methods of a LightningModule, which is as before after each call.
 
 Both Lightning packages are supported, `lightning.pytorch` and `pytorch_lightning`: their classes have the same names
 and no common base.
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from lit_ort._compat.devices import wait_for
-from lit_ort._compat.lightning import base_with_log, checks_logged_values_at_once, is_from_lightning
+from lit_ort._compat.lightning import checks_logged_values_at_once, is_from_lightning
 from lit_ort._compat.patching import replaced
 from lit_ort._compat.repeated_logs import RepeatedLogs
 from lit_ort.backend.events import DISABLED
@@ -33,7 +33,8 @@ class CompiledSteps:
     """The step methods of one module, each compiled at its first call.
 
     Args:
-        module: the LightningModule. Only its `log`, and what manual optimization calls, are replaced while a step runs.
+        module: the LightningModule. While a step runs, its `log` is replaced (Lightning's own, if the module's class
+            has another), and what manual optimization calls.
         backend_of: returns the Dynamo backend for a step's name.
         strict: raise errors that keep a step from being compiled, instead of running it in eager with a warning.
         compile_log: records graphs, graph breaks and recompiles.
@@ -54,11 +55,9 @@ class CompiledSteps:
         self._strict = strict
         self._compile_log = compile_log
         self._recorder = LogRecorder(module.log_dict)
-        # The class whose `log` is Lightning's: that of a class below calls it.
-        self._base = base_with_log(module)
-        self._logs = RepeatedLogs(module, self._base)
+        self._logs = RepeatedLogs(module)
         self._has_own_log = not is_from_lightning(type(module).log)
-        self._records = _recording(module, self._recorder.log, self._base.log)
+        self._records = _recording(module, self._recorder.log, self._logs.base.log)
         # By the step's name and the index of its dataloader: the method, which a hook can replace, and its code.
         self._compiled: dict[tuple[str, tuple[Any, ...]], tuple[Callable[..., Any], Callable[..., Any]]] = {}
         self._disabled: dict[tuple[int, str], tuple[Callable[..., Any], Callable[..., Any]]] = {}
@@ -122,7 +121,7 @@ class CompiledSteps:
         """
         seed, device = draw_seed(), self._module.device
         if self._has_dropout is not None:
-            with seeded(seed, device=device) if self._has_dropout else nullcontext():
+            with seeded(seed, device=device) if self._has_dropout else in_eager(device):
                 yield
             return
         with SeededDropout(seed, device) as dropout:
@@ -144,9 +143,7 @@ class CompiledSteps:
             self._compiled[name, index], compiles = (method, step), _collection_paused()
         log = self._compile_log
         settings = dynamo_settings(name, self._strict, self._report, log, allows)
-        # Code outside of graphs can draw.
-        has_parts = log.may_read_gradients(name) or log.is_traced_in_parts(name)
-        draws = in_eager(self._module.device) if has_parts else nullcontext()
+        draws = in_eager(self._module.device) if log.runs_outside_of_graphs(name) else nullcontext()
         with compiles, log.watch.step(name), settings, self._attached(), draws:
             return step(*args, **kwargs)
 
@@ -168,7 +165,7 @@ class CompiledSteps:
             elif self._has_own_log and not is_replaced:
                 # What a `log` of the module's own class does belongs to the step, up to Lightning's.
                 stack.callback(self._recorder.replay, self._logs.log)
-                stack.enter_context(replaced(self._base, "log", self._records))
+                stack.enter_context(replaced(self._logs.base, "log", self._records))
             else:
                 stack.callback(self._recorder.replay, log)
                 stack.enter_context(in_place_of(module, "log", self._recorder.log))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,14 @@ class Kind(enum.Enum):
     SMALL = 1
 
 
+class Own(Tensor):
+    """A class that torch doesn't know."""
+
+
 class WithObjects(Net):
+    class Mode:
+        """A class within a class."""
+
     def __init__(self, root: Path = Path("data"), kind: Kind = Kind.SMALL) -> None:
         super().__init__()
         self.save_hyperparameters({"root": root, "kind": kind})
@@ -42,11 +50,22 @@ class Hostile:
 
 def test_only_plain_values_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    objects = {"path": Path("x"), "kind": Kind.SMALL, "hostile": Hostile()}
-    torch.save({"weights": {"w": torch.arange(3)}, "objects": objects, "step": 4}, "run.ckpt")
+    objects = {"path": Path("x"), "kind": Kind.SMALL, "hostile": Hostile(), "nested": WithObjects.Mode()}
+    weights = {"w": torch.arange(3), "own": torch.arange(3).as_subclass(Own)}
+    plain = {"step": 4, "ids": {1, 2}, "root": 1j, "bytes": bytearray(b"x")}
+    torch.save({"weights": weights, "objects": objects, **plain}, "run.ckpt")
     values = plain_values(Path("run.ckpt"))
-    assert torch.equal(values["weights"]["w"], torch.arange(3))
-    assert (values["step"], values["objects"].keys()) == (4, objects.keys())
+    assert all(torch.equal(value, torch.arange(3)) for value in values["weights"].values())
+    assert {name: values[name] for name in plain} == plain
+    assert values["objects"].keys() == objects.keys()
+    assert not Path("called").exists()
+
+
+def test_files_that_are_no_checkpoints_call_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.ckpt").write_bytes(pickle.dumps(Hostile(), 2))
+    with pytest.raises((RuntimeError, pickle.UnpicklingError)):
+        plain_values(Path("run.ckpt"))
     assert not Path("called").exists()
 
 

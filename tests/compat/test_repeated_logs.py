@@ -155,7 +155,7 @@ def test_what_is_logged_can_be_changed_in_place_afterwards(tmp_path: Path) -> No
 def test_a_module_without_a_trainer_is_warned_as_in_lightning() -> None:
     module = Net()
     with pytest.warns(UserWarning, match="not registered on the model"):
-        RepeatedLogs(module, LightningModule).log("loss", torch.zeros(()))
+        RepeatedLogs(module).log("loss", torch.zeros(()))
 
 
 def test_the_other_package(tmp_path: Path) -> None:
