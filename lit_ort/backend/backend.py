@@ -341,9 +341,8 @@ class CompiledGraph:
         # As text, since 0.0 and -0.0 are equal, and nan is not equal to itself.
         shapes = tuple([tensors[position].shape for position in self._resized])
         key = (tuple(map(repr, keys)), shapes, tuple([layout_of(tensors[position]) for position in self._restrided]))
-        if key in self._executables:
-            executable = self._executables[key]
-        else:
+        executable = self._executables.get(key, _UNKNOWN)
+        if executable is _UNKNOWN:
             executable = self._executables[key] = self._compiled_for(key, tensors) or self._compile(key, keys, tensors)
         if executable is not None and executable.wanted is not None:
             executable = self._in_form(executable.wanted, key, keys, tensors)
@@ -400,7 +399,8 @@ class CompiledGraph:
     def _compiled_for(self, key: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> Executable | None:
         """An executable that was compiled for other sizes and supports these too."""
         numbers, _, layouts = key
-        for (other_numbers, _, other_layouts), executable in self._executables.items():
+        # Other threads can add to it.
+        for (other_numbers, _, other_layouts), executable in list(self._executables.items()):
             if (other_numbers, other_layouts) == (numbers, layouts) and executable is not None:
                 if executable.changes_size and executable.serves(tensors):
                     return executable
@@ -459,6 +459,8 @@ def _forward_mode() -> CompileError:
     )
 
 
+# No executable has been sought yet; None is the choice of eager.
+_UNKNOWN: Any = object()
 _FEWER_SIZES = "Pad or bucket batches to fewer sizes, and pass changing numbers as tensors."
 
 

@@ -14,12 +14,15 @@ from lit_ort._compat.torch_fx import ancestors_of, inputs_of, returned_by
 from lit_ort.capture.derivatives import inner_results
 from lit_ort.runtime.autograd import NOT_REPEATABLE, Call, Entries, Run, eager_only
 from lit_ort.runtime.gradient_watches import Watch, Watches
+from lit_ort.runtime.latest import Latest
 from lit_ort.runtime.program import EAGER, FUSED, SPLIT, Form, Signature
 from lit_ort.runtime.views import output_gradients, tracked_output
 
 Tensors = Sequence[torch.Tensor]
 Gradients = Mapping[int, torch.Tensor]
 
+# Each has its own sessions, for given sizes.
+_MOST_FORMS = 8
 _DOUBLE_BACKWARD = (
     "its gradient is differentiated again (create_graph=True), which a session's gradient can't be. From now on it "
     "runs in eager; the rest of the step stays in ONNX Runtime."
@@ -69,7 +72,7 @@ class Forms:
     ) -> None:
         self._graph, self._can_be_fused = graph, can_be_fused
         self._bind, self._run_in_eager, self._fall_back = bind, run_in_eager, fall_back
-        self._bound: dict[tuple[Form, tuple[torch.Size, ...]], BoundForm] = {}
+        self._bound: Latest[tuple[Form, tuple[torch.Size, ...]], BoundForm] = Latest(_MOST_FORMS)
         self.wanted: Form | None = None
         inner = inner_results(graph)
         order = {node: place for place, node in enumerate(graph.nodes)}

@@ -25,9 +25,12 @@ def loss_position(module: fx.GraphModule, differentiable: Sequence[int]) -> int 
         differentiable: positions of the outputs that can receive a gradient.
 
     Returns:
-        None if there is no such scalar, or if two of these outputs share memory.
+        None if there is no such scalar, if two of these outputs share memory, or if gradients in float16 have to be
+        computed from a loss that is scaled.
     """
     values = returned_by(module.graph)
+    if any(_is_float16(node) for node in module.graph.nodes):
+        return None
     candidates = [(k, values[k]) for k in differentiable]
     # The gradient of an input that the graph changes in place, and returns, is that of its new value.
     inputs = {memory_of(value) for value in map(example_of, inputs_of(module.graph)) if isinstance(value, torch.Tensor)}
@@ -36,6 +39,11 @@ def loss_position(module: fx.GraphModule, differentiable: Sequence[int]) -> int 
         return None
     nodes = [node for _, node in scalars]
     return next((k for k, node in scalars if _is_last(node, nodes)), None)
+
+
+def _is_float16(node: fx.Node) -> bool:
+    value = example_of(node)
+    return isinstance(value, torch.Tensor) and value.dtype == torch.float16
 
 
 def _is_last(node: fx.Node, scalars: Sequence[fx.Node]) -> bool:

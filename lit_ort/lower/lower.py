@@ -139,6 +139,7 @@ class _Lowering:
         self._matmuls: list[MatmulNode] = []
         self._loops: list[LoopNode] = []
         self._inputs: list[tuple[str, Source]] = []
+        self._sizes_of_inputs: list[Any] = []
         self._names: dict[fx.Node, str] = {}
         # The order of memory of the dimensions of values that a native session has in this order, and their names in
         # the order of the graph.
@@ -210,6 +211,7 @@ class _Lowering:
             loops=tuple(self._loops),
             results=tuple(results),
             placed=placed,
+            sizes=terms_of(self._sizes_of_inputs, self._sources),
             pool=self._pool(),
         )
         return Lowered(phase, model)
@@ -237,6 +239,7 @@ class _Lowering:
             return
         source = dataclasses.replace(node.meta[SOURCE], form=AS_REAL if value.is_complex() else "")
         self._inputs.append((node.name, source))
+        self._sizes_of_inputs.extend(size for size in value.shape if isinstance(size, torch.SymInt))
         dtype, shape = (value.dtype, _fixed(value.shape)) if self._is_native else self._boundary_type(value)
         self._require_type(node, dtype)
         # Inputs of the model are booleans, not uint8.

@@ -202,7 +202,7 @@ def _fused_call(session: Session, signature: Signature, forms: OtherForms, updat
                 # An earlier backward has freed the saved tensors.
                 ctx.run.require_unchanged(signature.saved_inputs)
             else:
-                assert ctx.saved_tensors is not None, "raises if a saved tensor has changed"
+                _ = ctx.saved_tensors  # raises if one has changed
             gradients = [gradient.clone() for gradient in ctx.gradients] if keep else ctx.gradients
             gradients = _for_autograd(gradients, arrived[loss], updates)
             entries = _place(gradients, ctx.input_count, signature.gradients)
@@ -285,11 +285,14 @@ class SplitRunner:
             @staticmethod
             def forward(ctx: Any, random: RandomNumbers, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
                 ctx.random, ctx.run = random, Run.of(tensors, random, changed) if keeps_run else None
+                # The backward reads what the forward read, such as statistics before their update.
+                copies = {k: tensors[k].clone() for k in signature.saved_inputs if k in changed}
                 outputs = runner._forward.run(RunInputs(tensors, _shapes(tensors), random))
                 results = _for_callers(outputs[: signature.results], written)
                 ctx.saved = outputs[signature.results :]
+                ctx.copies = copies
                 # Autograd detects in-place changes of these before the backward.
-                ctx.save_for_backward(*(tensors[k] for k in signature.saved_inputs))
+                ctx.save_for_backward(*(tensors[k] for k in signature.saved_inputs if k not in changed))
                 ctx.shapes, ctx.types, ctx.differentiated = _shapes(tensors), _types(results), frozenset()
                 ctx.in_eager, ctx.results = in_eager, len(results)
                 ctx.set_materialize_grads(False)
@@ -318,7 +321,8 @@ class SplitRunner:
             if saved is None:
                 ctx.differentiated |= arrived.keys()
                 return forms.gradients(signature, ctx.run, arrived, needed, again=True)
-            saved_inputs = dict(zip(signature.saved_inputs, ctx.saved_tensors, strict=True))
+            unchanged = (k for k in signature.saved_inputs if k not in changed)
+            saved_inputs = {**dict(zip(unchanged, ctx.saved_tensors, strict=True)), **ctx.copies}
             if not keep:
                 ctx.saved = None
                 ctx.differentiated |= arrived.keys()

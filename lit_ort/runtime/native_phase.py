@@ -11,6 +11,7 @@ import torch
 from lit_ort.errors import KernelError, SessionError
 from lit_ort.regions.placed_region import from_json
 from lit_ort.runtime.engines.engine_interface import Engine, LocationOf
+from lit_ort.runtime.latest import MOST_SIZES, Latest
 from lit_ort.runtime.nodes import NodeFunction, RunState
 from lit_ort.runtime.offsets import offsets_of
 from lit_ort.runtime.program import CALLER, OPENMP, Phase
@@ -59,7 +60,7 @@ class NativePhase:
         regions = [NativeRegion(*parts) for parts in zip(placed, made, modules, strict=True)]
         numbers = [*(region.sizes for region in phase.regions), *(result.shape for result in phase.results)]
         numbers += [node.sizes for node in (*phase.matmuls, *phase.loops)]
-        numbers += [value.shape for value in phase.placed]
+        numbers += [phase.sizes, *(value.shape for value in phase.placed)]
         self._sized_inputs = inputs_in(term for terms in numbers for term in terms)
         names = [name for name, _ in phase.inputs]
         uses_openmp = phase.pool == OPENMP
@@ -79,7 +80,7 @@ class NativePhase:
             uses_openmp=uses_openmp,
         )
         self._phase, self._session = phase, native.session(model, 1 if phase.pool == CALLER else threads)
-        self._shapes: dict[tuple[Sequence[int], ...], RunShapes] = {}
+        self._shapes: Latest[tuple[Sequence[int], ...], RunShapes] = Latest(MOST_SIZES)
 
     def run(self, tensors: Sequence[torch.Tensor], shapes: Shapes, state: RunState) -> list[torch.Tensor]:
         """Runs the session and returns its outputs, in order.

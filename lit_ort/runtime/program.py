@@ -196,6 +196,7 @@ class Phase:
         loops: its loops of recurrent layers, likewise.
         results: the types of the outputs, if the session is native: if Python is called by torch nodes alone.
         placed: the large values of a native session, results among them.
+        sizes: the dynamic sizes of the inputs of a native session, as terms.
         pool: the threads on which a native session runs: `OPENMP`, which torch's operators use too, `SESSION`, its own
             threads, or `CALLER`, where others would be awake too late to save time.
         inputs: the name and the source of each input.
@@ -217,6 +218,7 @@ class Phase:
     loops: tuple[LoopNode, ...] = ()
     results: tuple[ResultType, ...] = ()
     placed: tuple[PlacedValue, ...] = ()
+    sizes: tuple[Any, ...] = ()
     pool: str = SESSION
 
     @property

@@ -14,6 +14,7 @@ from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.clock import Clock
 from lit_ort.runtime.engines.engine_interface import Engine, Model
 from lit_ort.runtime.engines.no_session import NoSession
+from lit_ort.runtime.latest import MOST_SIZES, Latest
 from lit_ort.runtime.native_phase import NativePhase
 from lit_ort.runtime.nodes import Hooks, NodeFunction, RunState, bind, failed_statement, from_ort, overload_of, to_ort
 from lit_ort.runtime.program import Phase, Source, TorchNode
@@ -76,7 +77,7 @@ class Session:
         self._phase, self._pool, self._clock = phase, options.pool, options.clock
         self._before_run = options.before_run
         self._sources = [source for _, source in phase.inputs]
-        self._sizes: dict[tuple[Sequence[int], ...], tuple[list[int], list[torch.Tensor]]] = {}
+        self._sizes: Latest[tuple[Sequence[int], ...], tuple[list[int], list[torch.Tensor]]] = Latest(MOST_SIZES)
         terms = [*phase.terms, *(term for source in self._sources for term in source.terms)]
         self._sized_inputs = inputs_in(terms)
         self._has_sizes = bool(phase.terms) or any(source.kind == "sizes" for source in self._sources)

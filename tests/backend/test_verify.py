@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -131,3 +132,22 @@ def test_gradients_are_compared_if_the_loss_is_also_returned_detached(monkeypatc
     scale_outputs(monkeypatch, (5, 8), 1.5)
     with pytest.raises(VerificationError, match=r"gradient of .*head\.weight"):
         torch.compile(step, backend=backend(verify_first_step=True))(Classifier(), *batch)
+
+
+@pytest.mark.parametrize("other", [None, 0.0, math.inf])
+@pytest.mark.parametrize("value", [-math.inf, math.nan])
+def test_values_that_are_not_finite_have_to_be_the_same(
+    value: float, other: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def masked(x: Tensor, value: float) -> Tensor:
+        return (x.exp() * 3).masked_fill(x > 0, value)
+
+    x = torch.linspace(-1, 1, 64)
+    compiled = torch.compile(lambda x: masked(x, value), backend=backend(verify_first_step=True))
+    if other is None:
+        compiled(x)
+        return
+    monkeypatch.setattr(verify, "run_in_eager", lambda graph, inputs, precision: [masked(inputs[0], other)])
+    monkeypatch.setattr(verify, "in_float64", lambda graph, inputs: [masked(inputs[0].double(), other)])
+    with pytest.raises(VerificationError, match="output 0 inf"):
+        compiled(x)

@@ -177,3 +177,45 @@ def test_an_autograd_function_that_uses_a_changing_float_other_than_in_arithmeti
     compiled(x, 0.5)
     with pytest.raises(CaptureError, match="a number that changes from step to step.*Pass the number.*as a tensor"):
         compiled(x, 0.7)
+
+
+class Accumulated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, beta: float) -> torch.Tensor:
+        factor: Any = beta
+        factor *= x
+        total: Any = beta
+        total += x.double().sum()
+        ctx.beta = beta
+        return factor + total + beta
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradients[0] * ctx.beta, None
+
+
+@of_functions
+def test_an_autograd_function_that_accumulates_into_a_changing_float() -> None:
+    compiled = torch.compile(lambda x, beta: Accumulated.apply(x, beta), backend=backend())
+    for beta in (0.1, 0.2, 0.3):
+        x = torch.randn(3)
+        torch.testing.assert_close(compiled(x, beta), beta * x + (beta + x.double().sum()) + beta)
+
+
+def scaled(x: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(x.sum(), dtype=torch.float64) * x
+
+
+def weighted(x: torch.Tensor) -> torch.Tensor:
+    values = [x.mean(), x.square().mean()]
+    return (torch.tensor(values).softmax(0) * torch.stack(values)).sum()
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
+@pytest.mark.parametrize("step", [scaled, weighted])
+def test_a_tensor_of_tensors_has_its_own_dtype_and_no_gradient(step: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    weights = [torch.arange(4.0).requires_grad_() for _ in range(2)]
+    for weight, function in zip(weights, (step, torch.compile(step, backend=backend(fallback="warn"))), strict=True):
+        function(weight).sum().backward()
+    torch.testing.assert_close(weights[0].grad, weights[1].grad)
+    torch.testing.assert_close(step(weights[0]), step(weights[1]))

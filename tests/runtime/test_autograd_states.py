@@ -205,3 +205,47 @@ def test_a_gradient_for_another_result_of_a_graph_of_any_size() -> None:
             run(x)[position].sum().backward()
             found.append(gradients(layer))
         torch.testing.assert_close(found[1], found[0])
+
+
+class Centered(nn.Module):
+    """Subtracts a mean that it updates before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(8, 8)
+        self.register_buffer("mean", torch.zeros(8))
+        self.mean: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.layer(x)
+        with torch.no_grad():
+            self.mean.lerp_(hidden.mean(0), 0.1)
+        return torch.nn.functional.gelu(hidden - self.mean)
+
+
+def test_a_recomputed_forward_reads_the_buffers_of_its_time() -> None:
+    module, twin, x = Centered(), Centered(), torch.randn(4, 8)
+    step = torch.compile(module, backend=backend(recompute=0.0))
+    for _ in range(2):
+        step(x).sum().backward()
+        twin(x).sum().backward()
+    torch.testing.assert_close(gradients(module), gradients(twin))
+    torch.testing.assert_close(module.mean, twin.mean)
+
+
+def test_gradients_in_float16_are_computed_from_the_scaled_loss() -> None:
+    """A gradient of 2e-8 is zero in float16, and is not if the loss is scaled as by a GradScaler."""
+
+    def loss(weight: Tensor, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.float16):
+            return (x @ weight).float().mean() * 1e-6
+
+    x = torch.ones(4, 8)
+    found = []
+    for function in (loss, torch.compile(loss, backend=backend())):
+        weight = torch.ones(8, 8, requires_grad=True)
+        (function(weight, x) * 65536).backward()
+        found.append(weight.grad)
+    assert bool((found[0] > 0).all())
+    torch.testing.assert_close(found[1], found[0])

@@ -24,6 +24,7 @@ from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.engines import training_interface
 from lit_ort.runtime.engines.choice import engine_of
 from lit_ort.runtime.engines.native_sessions import NativeSession
+from lit_ort.runtime.latest import MOST_SIZES, Latest
 from lit_ort.runtime.native_phase import NativePhase
 from tests.compare import backend
 
@@ -371,3 +372,31 @@ def test_changing_sizes_in_the_memory_of_a_run(uses_openmp: bool) -> None:
         torch.testing.assert_close(gradients_of(step, module, x), gradients_of(module, module, x))
     # Torch sums the rows.
     assert [graph.is_native for graph in engine.compile_log.graphs] == [uses_openmp]
+
+
+def test_sizes_that_are_contracted_away() -> None:
+    """No size of a region, of a result or of a matmul on OpenMP's threads tells the number of rows."""
+    weights = [torch.randn(8, 8) for _ in range(3)]
+
+    def gram(x: Tensor) -> Tensor:
+        values = x.t() @ x
+        for weight in weights:
+            values = (values @ weight).tanh()
+        return values
+
+    compiled, engine = native(gram)
+    with torch.no_grad():
+        for rows in (16, 32, 64, 20, 32):
+            x = torch.randn(rows, 8) / 8
+            torch.testing.assert_close(compiled(x), gram(x))
+    assert engine.count == 2
+
+
+def test_the_latest_sizes_are_kept() -> None:
+    compiled, engine = native(lambda x: (x * 2).tanh() @ x.t())
+    for rows in range(2, 2 + 2 * MOST_SIZES):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(compiled(x), (x * 2).tanh() @ x.t())
+    kept = [part for part in gc.get_objects() if type(part) is Latest]
+    assert engine.count == 2
+    assert max(map(len, kept)) == MOST_SIZES

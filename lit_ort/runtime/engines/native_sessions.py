@@ -65,6 +65,7 @@ from lit_ort.runtime.engines.stock.torch_node_operator import (
     attribute_of,
     variadic_operator,
 )
+from lit_ort.runtime.latest import MOST_SIZES, Latest
 from lit_ort.runtime.nodes import RunState
 from lit_ort.runtime.program import LoopNode, MatmulNode
 from lit_ort.runtime.region_calls import kernels
@@ -76,8 +77,6 @@ _MESSAGE = "Status Message: "
 _NO_OPTIMIZATION = 0
 # Results of so many runs may keep the memory of their runs: those of a step, and gradients that are accumulated.
 _MOST_KEPT = 3
-# The words of regions for so many sets of sizes are kept.
-_MOST_SIZES = 64
 # Threads of OpenMP spin for milliseconds after torch's last operator, such as an optimizer's, on the cores that a run
 # needs. Ending them takes 50 us, and starting them again as much, so it is worth it before runs of so many seconds.
 _LONG_RUN = 3e-3
@@ -367,7 +366,7 @@ class NativeSession:
         self._regions = model.regions
         self._lock = threading.Lock()
         self._shapes: RunShapes | None = None
-        self._words = functools.lru_cache(_MOST_SIZES)(self._words_for)
+        self._words: Latest[tuple[_Sizes, _Sizes, _Sizes], list[CallWords]] = Latest(MOST_SIZES)
         self._bound: list[CallWords] = []
         self._inputs, self._outputs = (_Values(process, len(n)) for n in (model.inputs, model.outputs))
         # Makes a result in the memory of a run or, if it has few bytes, in its own; None for a result that the session
@@ -460,7 +459,10 @@ class NativeSession:
             raise SessionError(f"a run failed: {message}", remedy=CHECK_THE_BATCH) from error
 
     def _bind(self, shapes: RunShapes, inputs: Sequence[torch.Tensor]) -> None:
-        words = self._words(shapes.regions, shapes.matmuls, shapes.loops)
+        sizes = shapes.regions, shapes.matmuls, shapes.loops
+        words = self._words.get(sizes)
+        if words is None:
+            words = self._words[sizes] = self._words_for(*sizes)
         self._slots[: len(words)] = [one.address for one in words]
         self._bound, self._shapes = words, shapes
         returned = shapes.outputs[: self._model.results]
