@@ -6,6 +6,7 @@ The classes of the two packages have the same names but no common base, so Light
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -86,6 +87,14 @@ def trainer_of(module: Any) -> Any | None:
 
 def is_lightning_module(module: Any) -> bool:
     return own_class_of(module).__name__ == "LightningModule" and is_from_lightning(own_class_of(module))
+
+
+def step_arguments(step: Callable[..., Any], batch: Any) -> tuple[Any, ...]:
+    """The arguments that Lightning's loops pass to a step: the batch and, if the step takes one, an index."""
+    kinds = [parameter.kind for parameter in inspect.signature(step).parameters.values()]
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    takes_index = inspect.Parameter.VAR_POSITIONAL in kinds or sum(kind in positional for kind in kinds) >= 2
+    return (batch, 0) if takes_index else (batch,)
 
 
 def base_with_log(module: Any) -> Any:

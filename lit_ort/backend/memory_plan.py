@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from lit_ort._compat.lightning import step_arguments
 from lit_ort._compat.torch_fx import tree_leaves, tree_map
 from lit_ort.backend.eager import autocast_for
 from lit_ort.backend.tracing_settings import LogRecorder, dynamo_settings, in_place_of
@@ -92,7 +93,7 @@ def plan_memory(
     """
     options = ORTOptions() if options is None else options
     if hasattr(step, "training_step"):
-        arguments = (*arguments, 0) if len(arguments) == 1 else arguments
+        arguments = step_arguments(step.training_step, *arguments) if len(arguments) == 1 else arguments
     plan = _planned(step, arguments, options)
     if batch_dim is None:
         return plan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -205,4 +206,6 @@ def largest_error(actual: Gradients, expected: Gradients) -> float:
     # A gradient that is zero up to rounding would have an arbitrary relative error.
     floor = 1e-2 * max(float(value.norm()) for value in expected.values())
     pairs = [(actual.get(name, torch.zeros_like(value)), value) for name, value in expected.items()]
-    return max(float((value - reference).norm()) / max(float(reference.norm()), floor) for value, reference in pairs)
+    errors = [float((value - reference).norm()) / max(float(reference.norm()), floor) for value, reference in pairs]
+    # `max` leaves out NaN.
+    return max(math.inf if math.isnan(error) else error for error in errors)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from lit_ort._compat.lightning import is_lightning_module, package_of, trainer_of, trainer_of_steps
+from lit_ort._compat.lightning import is_lightning_module, package_of, step_arguments, trainer_of, trainer_of_steps
 from lit_ort._compat.torch_fx import tree_leaves
 from lit_ort.backend.backend import ORTBackend
 from lit_ort.backend.eager import autocast_for
@@ -67,7 +67,7 @@ class Workload:
     def forward(self, module: Any, batch: Any) -> Tensor:
         """Runs the forward and returns the loss."""
         if self.is_lightning:
-            output = module.training_step(batch, 0)
+            output = module.training_step(*step_arguments(module.training_step, batch))
         elif isinstance(batch, Mapping):
             output = module(**batch)
         else:

@@ -71,4 +71,6 @@ def _copy_last(trainer: Trainer) -> str:
 
 def _is_finite(trainer: Trainer, path: Path) -> bool:
     state = values_in(trainer, path)["state_dict"]
-    return all(bool(torch.isfinite(value).all()) for value in state.values() if value.is_floating_point())
+    # There can be values of `get_extra_state`.
+    weights = [value for value in state.values() if isinstance(value, torch.Tensor)]
+    return all(bool(torch.isfinite(weight).all()) for weight in weights if weight.is_floating_point())

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lit_ort._compat.lightning import step_arguments
 from lit_ort._compat.torch_fx import tree_flatten, tree_leaves, tree_unflatten
 from lit_ort.errors import ExportError
 from lit_ort.export.caches import Layers, Pair, is_cache, is_pair, pack_caches, unpack_caches
@@ -76,7 +77,7 @@ def function_of(
     Raises:
         ExportError: the batch has no tensors, or the number of names is wrong.
     """
-    arguments, keywords = _arguments(batch, step)
+    arguments, keywords = _arguments(module, batch, step)
     leaves, spec = tree_flatten((arguments, keywords))
     positions = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     if not positions:
@@ -154,10 +155,10 @@ def tensors_of(value: Any) -> tuple[Tensor, ...]:
     return tuple(leaf for leaf in tree_leaves(_plain(value)) if isinstance(leaf, Tensor))
 
 
-def _arguments(batch: Any, step: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _arguments(module: nn.Module, batch: Any, step: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     batch = unpack_caches(batch)
     if step != FORWARD:
-        return (batch, 0), {}
+        return step_arguments(getattr(module, step), batch), {}
     if isinstance(batch, Mapping):
         return (), dict(batch)
     return (tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)), {}

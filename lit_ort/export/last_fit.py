@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch.utilities import CombinedLoader
 from torch import nn
 
+from lit_ort._compat.lightning import step_arguments
 from lit_ort.errors import ExportError
 from lit_ort.export.call import FORWARD, TRAINING_STEP, evaluating
 from lit_ort.export.trainer import trainer_of, without_trainer
@@ -43,7 +44,8 @@ def _arguments_of_forward(module: nn.Module, batch: Any) -> Any:
     )
     try:
         with evaluating(module), without_trainer(module), torch.no_grad():
-            getattr(module, TRAINING_STEP)(batch, 0)
+            method = getattr(module, TRAINING_STEP)
+            method(*step_arguments(method, batch))
     # User code can raise any exception.
     except Exception as error:
         raise ExportError(

@@ -86,10 +86,13 @@ def unfinished_files(folder: Path, last: str) -> Iterator[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=f".{last}.") as name:
             yield Path(name)
-            for file in sorted(_files_of(Path(name)), key=lambda file: file.name == last):
+            files = sorted(_files_of(Path(name)), key=lambda file: file.name == last)
+            for file in files:
                 # Some tools write files of weights that only their owner can read.
                 shutil.copymode(Path(name, last), file)
                 os.replace(file, folder / file.name)
+            if all(file.name != _weights_file(last) for file in files):
+                (folder / _weights_file(last)).unlink(missing_ok=True)  # of a larger model before
     except OSError as error:
         raise ExportError(
             f"{folder / last} can't be written: {error.strerror or error}. Choose another path."
@@ -103,10 +106,14 @@ def _save(model: onnx.ModelProto, path: Path) -> bool:
         import onnx_ir  # comes with onnxscript, of the export extra
 
         # onnx.save_model would remove the weights from the model in memory.
-        onnx_ir.save(onnx_ir.from_proto(model), path, external_data=f"{path.name}.data")
+        onnx_ir.save(onnx_ir.from_proto(model), path, external_data=_weights_file(path.name))
     else:
         onnx.save_model(model, path)
     return external
+
+
+def _weights_file(name: str) -> str:
+    return f"{name}.data"
 
 
 def _weight_bytes(model: onnx.ModelProto) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.metadata
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,24 @@ def test_the_largest_error() -> None:
     expected = {"loss": torch.tensor(1.0), "weight": torch.ones(4)}
     assert largest_error({**expected, "weight": torch.ones(4) * 1.1}, expected) == pytest.approx(0.1, rel=1e-3)
     assert largest_error({"loss": torch.tensor(1.0)}, expected) == pytest.approx(1.0)
+    assert largest_error({**expected, "weight": torch.full((4,), math.nan)}, expected) == math.inf
+
+
+class OfBatchesAlone(Net):
+    """Lightning passes the index of a batch to steps that take it."""
+
+    def training_step(self, batch: Any) -> Tensor:
+        return super().training_step(batch, 0)
+
+    def predict_step(self, batch: Any) -> Tensor:
+        return super().predict_step(batch, 0)
+
+
+def test_a_step_without_the_index_of_the_batch(tmp_path: Path) -> None:
+    module, batch = OfBatchesAlone(), next(iter(loader()))
+    assert measured(module, batch, baselines=("eager",), rounds=1).figures["eager"].median_ms > 0
+    assert lit_ort.plan_memory(module, batch).run_bytes > 0
+    assert lit_ort.export(module, tmp_path / "m.onnx", batch, step="predict_step").outputs
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,11 @@ class WithObjects(Net):
 
 
 class Diverging(WithObjects):
+    def get_extra_state(self) -> dict[str, int]:
+        return {"count": 1}
+
+    def set_extra_state(self, state: Any) -> None: ...
+
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
         return loss * float("nan") if self.current_epoch else loss

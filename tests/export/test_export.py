@@ -154,6 +154,10 @@ def test_weights_beyond_two_gib_lie_beside_the_model(tmp_path: Path, monkeypatch
     assert (tmp_path / "h.onnx.data").stat().st_size < 3 * 64 * 64
     small = lit_ort.export(nn.Linear(64, 64), tmp_path / "q.onnx", torch.randn(2, 64), quantize="int8")
     assert small.size_bytes < halved.size_bytes
+    # Nothing is left of a larger model.
+    monkeypatch.undo()
+    lit_ort.export(nn.Linear(64, 64), tmp_path / "h.onnx", torch.randn(2, 64))
+    assert not (tmp_path / "h.onnx.data").exists()
 
 
 class Fitted(Net):
