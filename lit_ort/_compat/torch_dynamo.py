@@ -8,7 +8,7 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from torch._dynamo.variables import (
 )
 from torch._dynamo.variables.builder import VariableBuilder
 from torch.autograd.graph import get_gradient_edge
+from torch.backends import cudnn
 from torch.distributions import constraints, kl
 from torch.distributions.utils import lazy_property
 from torch.fx import _symbolic_trace
@@ -235,6 +236,11 @@ def _as_declared(mask: torch.Tensor | None, is_causal: bool | None = None, size:
     return is_causal is True
 
 
+def _without_cudnn(*_: Any, **settings: Any) -> AbstractContextManager[None]:
+    """`torch.backends.cudnn.flags` of a build without cuDNN, where the flags of a library that is not there are set."""
+    return nullcontext()
+
+
 def _is_dependent(constraint: Any) -> bool:
     """Whether a constraint of a distribution can't be checked."""
     return isinstance(constraint, constraints._Dependent)
@@ -263,6 +269,7 @@ _TRACED_AS: tuple[tuple[Any, type[UserFunctionVariable], Any], ...] = (
     (kl.kl_divergence, _Divergence, kl.kl_divergence),
     (rnn.pack_padded_sequence, packed_sequences.Packing, packed_sequences.pack_padded_sequence),
     (rnn.pad_packed_sequence, UserFunctionVariable, packed_sequences.pad_packed_sequence),
+    *(() if cudnn.is_available() else ((cudnn.flags, UserFunctionVariable, _without_cudnn),)),
 )
 
 

@@ -316,6 +316,18 @@ def test_detect_is_causal_mask() -> None:
             compiled(torch.ones(3, 1, 4), mask)
 
 
+@pytest.mark.skipif(torch.backends.cudnn.is_available(), reason="the flags of a build with cuDNN end a graph")
+def test_flags_of_cudnn() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        with torch.backends.cudnn.flags(enabled=False):
+            return x.exp()
+
+    with canary("torch.backends.cudnn.flags", DYNAMO, "the loss of every model with CTC runs in eager") as dynamo:
+        compiled = torch.compile(step, backend="eager", fullgraph=True)
+        with dynamo.replaced_functions():
+            torch.testing.assert_close(compiled(torch.ones(3)), step(torch.ones(3)))
+
+
 class Tripled(torch.autograd.Function):
     """The identity, with three times its gradient."""
 
