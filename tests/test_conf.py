@@ -13,8 +13,8 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import ConfigCompositionException, InstantiationException, MissingConfigException
-from hydra.utils import instantiate
 from lightning.pytorch import Trainer
+from lit_ort_tasks.commands.train import part_of
 from lit_ort_tasks.data.tokenization import train_byte_level_bpe, train_wordpiece
 from omegaconf import DictConfig, OmegaConf
 
@@ -71,17 +71,17 @@ def data_arguments(target: str) -> dict[str, Any]:
 def make(config: DictConfig, group: str) -> Any:
     """Instantiate the part of a group."""
     if group in ("logger", "callbacks"):
-        return [instantiate(part) for part in config[group].values()]
+        return [part_of(part) for part in config[group].values()]
     if group == "task":
-        return instantiate(config.task, **data_arguments(config.task["_target_"]))
+        return part_of(config.task, **data_arguments(config.task["_target_"]))
     if group in ("optimizer", "scheduler"):
         task = make(config, "task")
         task.trainer = Trainer(max_steps=10, logger=False)
         task.configure_model()
         return task.configure_optimizers()
     if group in ("precision", "trainer"):
-        return instantiate(config.trainer, logger=False)
-    return instantiate(config[group])
+        return part_of(config.trainer, logger=False)
+    return part_of(config[group])
 
 
 def test_every_group_is_found() -> None:
@@ -103,6 +103,13 @@ def test_every_choice_composes_and_instantiates(
     # Further callbacks are added to the default ones, whose values a task sets.
     override = f"+callbacks={choice}" if group == "callbacks" and choice != "default" else f"{group}={choice}"
     assert make(composed(tmp_path, override), group)
+
+
+@pytest.mark.parametrize("optimizer", choices("optimizer"))
+def test_the_state_of_every_optimizer_has_plain_values(optimizer: str, tmp_path: Path) -> None:
+    made = make(composed(tmp_path, f"optimizer={optimizer}"), "optimizer")
+    torch.save(made.state_dict(), tmp_path / "state.pt")
+    assert torch.load(tmp_path / "state.pt", weights_only=True)["param_groups"][0]["lr"] > 0
 
 
 @pytest.mark.parametrize("experiment", choices("experiment"))

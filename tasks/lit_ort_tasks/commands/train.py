@@ -57,16 +57,25 @@ def make(config: DictConfig) -> Run:
     require_visible_gradients(config)
     require_processes(config, os.environ)
     seed_everything(config.seed, workers=True, verbose=False)
-    strategy = instantiate(config.strategy)
-    data = instantiate(config.data)
-    task = instantiate(config.task, **data.task_arguments)
-    callbacks = [instantiate(part) for part in config.get("callbacks", {}).values()]
+    strategy = part_of(config.strategy)
+    data = part_of(config.data)
+    task = part_of(config.task, **data.task_arguments)
+    callbacks = [part_of(callback) for callback in config.get("callbacks", {}).values()]
     for callback in callbacks:
         if isinstance(callback, LastCheckpoint):
             callback.resume = resume_command
-    loggers = [instantiate(part) for part in config.get("logger", {}).values()]
-    trainer: Trainer = instantiate(config.trainer, strategy=strategy, callbacks=callbacks, logger=loggers)
+    loggers = [part_of(logger) for logger in config.get("logger", {}).values()]
+    trainer: Trainer = part_of(config.trainer, strategy=strategy, callbacks=callbacks, logger=loggers)
     return Run(trainer, task, data)
+
+
+def part_of(config: DictConfig, **arguments: Any) -> Any:
+    """Return the object that a part of a configuration describes, of lists and dicts of Python.
+
+    Those of OmegaConf would be in the checkpoints, as an optimizer's `betas`, and torch refuses them with
+    `weights_only=True`.
+    """
+    return instantiate(config, _convert_="all", **arguments)
 
 
 def plan(config: DictConfig) -> None:
