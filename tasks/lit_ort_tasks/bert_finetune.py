@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
+from torch import Tensor
 from torchmetrics.classification import MulticlassConfusionMatrix, MulticlassF1Score
 from transformers import BertForSequenceClassification, PreTrainedTokenizerFast
 
@@ -17,8 +18,8 @@ from lit_ort_tasks.base import Figures, Task
 from lit_ort_tasks.bert import make_bert
 from lit_ort_tasks.data.batches import Batch
 from lit_ort_tasks.errors import require
-from lit_ort_tasks.huggingface import HuggingFaceTask, require_sizes, require_vocabulary
-from lit_ort_tasks.inference import Inference, Logits, bert_example, changing, plain_tokenizer
+from lit_ort_tasks.huggingface import HuggingFaceTask, plain_tokenizer, require_sizes, require_vocabulary
+from lit_ort_tasks.inference import Inference, Logits, bert_example, changing
 from lit_ort_tasks.optimization import ScheduleFactory
 from lit_ort_tasks.prediction.facts import CLASSIFIER, Facts
 
@@ -125,14 +126,18 @@ class BertFinetune(HuggingFaceTask, Task):
     def _log_evaluation(self, split: str) -> None:
         super()._log_evaluation(split)
         self.log(f"{split}/macro_f1", self.f1.compute(), prog_bar=True, sync_dist=True)
-        self._draw_confusion(split)
+        # Computed by all processes together, also where only the first one draws it.
+        self._draw_confusion(split, self.confusion.compute())
         self.f1.reset()
         self.confusion.reset()
 
-    def _draw_confusion(self, split: str) -> None:
+    def _draw_confusion(self, split: str, matrix: Tensor) -> None:
+        # In other processes Lightning's loggers have writers with any method.
+        if not self.trainer.is_global_zero:
+            return
         writers: list[Any] = [getattr(logger, "experiment", None) for logger in self.loggers]
         for writer in writers:
             if hasattr(writer, "add_figure"):
                 figure = Figure(figsize=(9, 8), layout="constrained")
-                self.confusion.plot(ax=figure.subplots(), labels=self.labels)
+                self.confusion.plot(matrix, ax=figure.subplots(), labels=self.labels)
                 writer.add_figure(f"{split}/confusion", figure, self.trainer.global_step)

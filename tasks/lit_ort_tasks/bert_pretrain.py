@@ -14,8 +14,8 @@ from lit_ort_tasks.base import Figures, Task
 from lit_ort_tasks.bert import make_bert
 from lit_ort_tasks.data.batches import IGNORED, Batch
 from lit_ort_tasks.errors import require
-from lit_ort_tasks.huggingface import HuggingFaceTask, require_sizes, require_vocabulary
-from lit_ort_tasks.inference import Inference, Logits, bert_example, changing, plain_tokenizer
+from lit_ort_tasks.huggingface import HuggingFaceTask, plain_tokenizer, require_sizes, require_vocabulary
+from lit_ort_tasks.inference import Inference, Logits, bert_example, changing
 from lit_ort_tasks.optimization import ScheduleFactory
 from lit_ort_tasks.prediction.facts import MASKED_MODEL, Facts
 

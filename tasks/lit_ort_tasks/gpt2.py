@@ -17,8 +17,8 @@ from lit_ort_tasks.base import Figures, LanguageModel
 from lit_ort_tasks.data.batches import IGNORED, Batch
 from lit_ort_tasks.data.text_blocks import count_targets
 from lit_ort_tasks.errors import require
-from lit_ort_tasks.huggingface import HuggingFaceTask, load_model, require_sizes, require_vocabulary
-from lit_ort_tasks.inference import Inference, Logits, changing, example, plain_tokenizer
+from lit_ort_tasks.huggingface import HuggingFaceTask, load_model, plain_tokenizer, require_sizes, require_vocabulary
+from lit_ort_tasks.inference import Inference, Logits, changing, example
 from lit_ort_tasks.optimization import ScheduleFactory
 from lit_ort_tasks.prediction.facts import LANGUAGE_MODEL, Facts
 

@@ -106,12 +106,27 @@ def load_tokenizer(name: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
             f"{option}: contains no tokenizer, because its run was trained on ids alone. Set model.tokenizer to the "
             "tokenizer of the ids.",
         )
-        return _tokenizer_of(part)
+        return _without_lengths(_tokenizer_of(part))
     tokenizer = _from_pretrained(AutoTokenizer, name, option)
     require(
         isinstance(tokenizer, PreTrainedTokenizerFast),
         f"{option}: has no tokenizer.json, which the `tokenizers` library needs. Give a model with that file.",
     )
+    return _without_lengths(tokenizer)
+
+
+def plain_tokenizer(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
+    """Return a copy without truncation and padding, which a tokenizer keeps from its last call."""
+    plain: Tokenizer = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    plain.no_truncation()
+    plain.no_padding()
+    return plain
+
+
+def _without_lengths(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    """Turns the truncation and the padding of a saved tokenizer off, which would cut and fill texts unasked."""
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
     return tokenizer
 
 
@@ -120,7 +135,7 @@ def checkpoint_part(model: Any, tokenizer: PreTrainedTokenizerFast | None) -> di
     if tokenizer is None:
         return {"config": model.config.to_dict(), "tokenizer": None}
     specials = {name: str(value) for name, value in tokenizer.special_tokens_map.items()}
-    text = tokenizer.backend_tokenizer.to_str()
+    text = plain_tokenizer(tokenizer).to_str()
     inputs = list(tokenizer.model_input_names)
     return {
         "config": model.config.to_dict(),

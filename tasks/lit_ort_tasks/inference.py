@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerFast
 
 from lit_ort import Exported, export
 from lit_ort.files import whole_file
@@ -99,14 +98,6 @@ def word_tokenizer(vocabulary: Sequence[str]) -> Tokenizer:
     tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *replacements, spaces])
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return tokenizer
-
-
-def plain_tokenizer(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
-    """Return a copy without truncation and padding, which a tokenizer keeps from its last call."""
-    plain: Tokenizer = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    plain.no_truncation()
-    plain.no_padding()
-    return plain
 
 
 def write_inference(inference: Inference, folder: Path, checkpoint: str, settings: Mapping[str, Any]) -> Exported:

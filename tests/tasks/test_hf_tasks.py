@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -166,6 +167,25 @@ def test_classification_logs_accuracy_f1_and_the_confusion_matrix(tmp_path: Path
     sizes = [(predicted == k).sum().item() + (labels == k).sum().item() for k in range(3)]
     assert metrics["val/macro_f1"].item() == pytest.approx(sum(2 * h / s for h, s in zip(hits, sizes, strict=True)) / 3)
     assert events(tmp_path).Tags()["images"] == ["val/confusion"]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_every_process_computes_the_confusion_matrix_and_the_first_one_draws_it(
+    is_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, computed, drawn = bert_finetune(), [], []
+    writer = SimpleNamespace(add_figure=lambda name, *_: drawn.append(name))
+    task.trainer = SimpleNamespace(  # pyright: ignore[reportAttributeAccessIssue]
+        is_global_zero=is_first, global_step=1, loggers=[SimpleNamespace(experiment=writer)]
+    )
+    monkeypatch.setattr(task, "log", lambda *_, **__: None)
+    task.f1.update(torch.tensor([0, 1]), torch.tensor([0, 2]))
+    task.confusion.update(torch.tensor([0, 1]), torch.tensor([0, 2]))
+    compute = task.confusion.compute
+    monkeypatch.setattr(task.confusion, "compute", lambda: computed.append(1) or compute())
+    task._log_evaluation("val")
+    assert computed == [1]
+    assert drawn == ["val/confusion"] * is_first
 
 
 def test_training_learns(tmp_path: Path) -> None:

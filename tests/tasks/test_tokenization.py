@@ -5,9 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from lit_ort_tasks.data.tokenization import END_OF_TEXT, encode_documents, train_byte_level_bpe, train_wordpiece
+import torch
+from lit_ort_tasks.data.tokenization import (
+    END_OF_TEXT,
+    encode_documents,
+    load_tokenizer,
+    tokenizer_key,
+    train_byte_level_bpe,
+    train_wordpiece,
+)
+from lit_ort_tasks.huggingface import CHECKPOINT_KEY, checkpoint_part
+from transformers import BertConfig, BertModel
 
 TEXTS = ["The quick brown fox jumps over the lazy dog.", "Pack my box with five dozen liquor jugs."]
 
@@ -40,6 +51,24 @@ def test_documents_are_encoded_one_by_one_without_special_tokens() -> None:
     assert len(encoded) == 400
     assert encoded[399].tolist() == tokenizer(documents[399], add_special_tokens=False)["input_ids"]
     assert encoded[0].dtype.name == "int32"
+
+
+def test_the_lengths_of_a_saved_tokenizer_cut_and_fill_no_text(tmp_path: Path) -> None:
+    tokenizer = train_wordpiece(TEXTS, 100)
+    tokenizer.save_pretrained(tmp_path / "plain")
+    expected, key = tokenizer(TEXTS[0])["input_ids"], tokenizer_key(tokenizer)
+    model = BertModel(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8))
+    part = checkpoint_part(model, tokenizer)
+    tokenizer(TEXTS, truncation=True, padding="max_length", max_length=6)
+    assert tokenizer_key(tokenizer) == key
+    assert checkpoint_part(model, tokenizer) == part
+    tokenizer.save_pretrained(tmp_path / "cut")
+    part["tokenizer"]["text"] = tokenizer.backend_tokenizer.to_str()  # as in older checkpoints
+    torch.save({CHECKPOINT_KEY: part}, tmp_path / "cut.ckpt")
+    for name in ("plain", "cut", "cut.ckpt"):
+        loaded = load_tokenizer(tmp_path / name)
+        assert encode_documents(loaded, TEXTS)[0].tolist() == expected[1:-1], name
+        assert tokenizer_key(loaded) == key, name
 
 
 VOCABULARIES = """

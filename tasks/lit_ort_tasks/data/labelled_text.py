@@ -150,19 +150,11 @@ class LabelledText(LightningDataModule):
             f"data.max_length={self.max_length}: the tokenizer {self.tokenizer_name} is for at most "
             f"{tokenizer.model_max_length} tokens. Give a smaller data.max_length.",
         )
-        # A saved tokenizer has the lengths of its last call, which are no part of its identity.
-        tokenizer.backend_tokenizer.no_truncation()
-        tokenizer.backend_tokenizer.no_padding()
         return tokenizer
-
-    @cached_property
-    def _tokenizer_key(self) -> str:
-        return tokenizer_key(self.tokenizer)
 
     @cached_property
     def encoded(self) -> dict[str, EncodedTexts]:
         """The splits train, valid and test, tokenized at the first use."""
-        _ = self._tokenizer_key  # before the tokenizer has the lengths below
         splits = {"train": self.corpus.train, "valid": self.corpus.valid, "test": self.corpus.test}
         return {name: EncodedTexts(self.tokenizer, split, self.max_length) for name, split in splits.items()}
 
@@ -190,7 +182,7 @@ class LabelledText(LightningDataModule):
         return evaluation_loader(Shuffled(self.encoded["test"], None), self.eval_batch_size, self.trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"labels": list(self.corpus.labels), "tokenizer": self._tokenizer_key}
+        return {"labels": list(self.corpus.labels), "tokenizer": tokenizer_key(self.tokenizer)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Refuses a checkpoint with other classes or another tokenizer."""
@@ -200,7 +192,7 @@ class LabelledText(LightningDataModule):
                 f"The checkpoint was trained on the labels {', '.join(state_dict['labels'])}, and the data has "
                 f"{', '.join(labels)}. Resume with the data of the checkpoint."
             )
-        require_same_tokenizer(state_dict["tokenizer"], self._tokenizer_key)
+        require_same_tokenizer(state_dict["tokenizer"], tokenizer_key(self.tokenizer))
 
 
 class Docstrings(LabelledText):

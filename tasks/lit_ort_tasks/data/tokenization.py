@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lit_ort_tasks.data.token_cache import content_key
 from lit_ort_tasks.errors import require
-from lit_ort_tasks.huggingface import load_tokenizer
+from lit_ort_tasks.huggingface import load_tokenizer, plain_tokenizer
 
 __all__ = [
     "encode_documents",
@@ -103,8 +103,8 @@ def encode_documents(
 
 
 def tokenizer_text(tokenizer: PreTrainedTokenizerFast) -> str:
-    """Return the complete definition of a tokenizer, for keys of caches."""
-    return tokenizer.backend_tokenizer.to_str()
+    """Return the definition of a tokenizer, without the lengths of its last call, for keys of caches."""
+    return plain_tokenizer(tokenizer).to_str()
 
 
 def tokenizer_key(tokenizer: PreTrainedTokenizerFast) -> str:
