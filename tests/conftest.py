@@ -119,7 +119,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, list[s
 
 @pytest.fixture(scope="session")
 def berts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The folders of an exported classifier and an exported masked language model."""
+    """The folders of exported classifiers, of texts and of pairs, and an exported masked language model."""
     from tests.tasks.exported import berts
 
     return berts(tmp_path_factory)

@@ -3,8 +3,8 @@
     PYTHONPATH=tasks python examples/serve/serve.py run=RUN_FOLDER [host=127.0.0.1] [port=8000] [batch=16] [wait_ms=5]
         [queue=256] [max_characters=4000] [max_tokens=100] [threads=N]
 
-POST /predict accepts {"text": ...} and, for a language model, "tokens", "temperature", "top_k" and "seed". GET /health
-returns the kind of the model.
+POST /predict accepts {"text": ...}, for a classifier of pairs of texts also "pair", and for a language model "tokens",
+"temperature", "top_k" and "seed". GET /health returns the kind of the model.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import FastAPI, HTTPException
 from lit_ort_tasks.errors import InputError, require
-from lit_ort_tasks.prediction.classification import classified
+from lit_ort_tasks.prediction.classification import Text, classified, require_form
 from lit_ort_tasks.prediction.facts import CLASSIFIER, MASKED_MODEL
 from lit_ort_tasks.prediction.generation import Sampling, continued
-from lit_ort_tasks.prediction.masked import unmasked
+from lit_ort_tasks.prediction.masked import require_masks, unmasked
 from lit_ort_tasks.prediction.model import Model
 from pydantic import BaseModel, Field
 
@@ -53,16 +53,33 @@ class Limits:
 
 
 class Query(BaseModel):
-    """One request. All fields but the text are for language models."""
+    """One request: a text, for a classifier of pairs a second one, and for language models the other fields."""
 
     text: Annotated[str, Field(min_length=1)]
+    pair: Annotated[str, Field(min_length=1)] | None = None
     tokens: Annotated[int, Field(ge=1)] = 40
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.8
     top_k: Annotated[int, Field(ge=1)] | None = 40
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    def parts(self) -> dict[str, str]:
+        """The texts by the names of their fields."""
+        return {"text": self.text} if self.pair is None else {"text": self.text, "pair": self.pair}
+
+    def content(self) -> Text:
+        return self.text if self.pair is None else (self.text, self.pair)
 
     def sampling(self) -> Sampling:
         return Sampling(self.tokens, self.temperature, self.top_k, self.seed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """A request that waits for its batch, and the future of its answer."""
+
+    content: Text
+    sampling: Sampling
+    answer: asyncio.Future[Any]
 
 
 class Batcher:
@@ -70,36 +87,43 @@ class Batcher:
 
     def __init__(self, model: Model, limits: Limits) -> None:
         self._model, self._limits = model, limits
-        self._waiting: asyncio.Queue[tuple[Query, asyncio.Future[Any]]] = asyncio.Queue(limits.queue)
+        self._waiting: asyncio.Queue[Request] = asyncio.Queue(limits.queue)
 
     async def answer(self, query: Query) -> Any:
         """Return the answer to a request.
 
         Raises:
             asyncio.QueueFull: too many requests wait.
+            Exception: that of its batch.
         """
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.put_nowait((query, future))
-        return await future
+        request = Request(query.content(), query.sampling(), asyncio.get_running_loop().create_future())
+        self._waiting.put_nowait(request)
+        return await request.answer
 
     async def run(self) -> None:
         """Answers requests until it is canceled."""
         while True:
-            group = await self._group()
-            batches: dict[Sampling, list[tuple[Query, asyncio.Future[Any]]]] = {}
-            for query, future in group:
-                batches.setdefault(query.sampling(), []).append((query, future))
+            batches: dict[Sampling, list[Request]] = {}
+            for request in await self._group():
+                batches.setdefault(request.sampling, []).append(request)
             for sampling, members in batches.items():
-                texts = [query.text for query, _ in members]
-                try:
-                    answers: Sequence[Any] = await asyncio.to_thread(predicted, self._model, texts, sampling)
-                except InputError as error:
-                    answers = [error] * len(members)
-                for (_, future), answer in zip(members, answers, strict=True):
-                    if not future.done():
-                        future.set_result(answer)
+                await self._answer_batch(sampling, members)
 
-    async def _group(self) -> list[tuple[Query, asyncio.Future[Any]]]:
+    async def _answer_batch(self, sampling: Sampling, members: Sequence[Request]) -> None:
+        contents = [request.content for request in members]
+        # Of whatever class: an error is the answer to this batch, and others follow.
+        (outcome,) = await asyncio.gather(
+            asyncio.to_thread(predicted, self._model, contents, sampling), return_exceptions=True
+        )
+        for number, request in enumerate(members):
+            if request.answer.done():  # its client is gone
+                continue
+            if isinstance(outcome, BaseException):
+                request.answer.set_exception(outcome)
+            else:
+                request.answer.set_result(outcome[number])
+
+    async def _group(self) -> list[Request]:
         group = [await self._waiting.get()]
         clock = asyncio.get_running_loop().time
         end = clock() + self._limits.wait_ms / 1000
@@ -109,14 +133,15 @@ class Batcher:
         return group
 
 
-def predicted(model: Model, texts: Sequence[str], sampling: Sampling) -> list[dict[str, Any]]:
-    """Return an answer for each text, in the form of the model's kind.
+def predicted(model: Model, contents: Sequence[Text], sampling: Sampling) -> list[dict[str, Any]]:
+    """Return an answer for each text or pair of texts, in the form of the model's kind.
 
     Raises:
         InputError: the model can't process a text.
     """
     if model.facts.kind == CLASSIFIER:
-        return [{"label": label, "probability": probability} for label, probability in classified(model, texts)]
+        return [{"label": label, "probability": probability} for label, probability in classified(model, contents)]
+    texts = [content for content in contents if isinstance(content, str)]  # as require_usable() has checked
     if model.facts.kind == MASKED_MODEL:
         return [{"masks": candidates} for candidates in unmasked(model, texts)]
     *_, continuations = continued(model, texts, sampling)
@@ -140,29 +165,35 @@ def application(model: Model, limits: Limits) -> FastAPI:
 
     @app.post("/predict")
     async def predict(query: Query) -> Any:
-        if len(query.text) > limits.max_characters:
-            raise HTTPException(
-                422, f"text has {len(query.text)} characters, and at most {limits.max_characters} are allowed."
-            )
+        for name, text in query.parts().items():
+            if len(text) > limits.max_characters:
+                detail = f"{name} has {len(text)} characters, and at most {limits.max_characters} are allowed."
+                raise HTTPException(422, detail)
         if query.tokens > limits.max_tokens:
             raise HTTPException(422, f"tokens={query.tokens}, and at most {limits.max_tokens} are allowed.")
         try:
-            # Before it joins a batch: a text without tokens would fail the whole batch.
-            await asyncio.to_thread(require_tokens, model, query.text)
-            answer = await batcher.answer(query)
+            # Before it joins a batch, which it would fail as a whole.
+            await asyncio.to_thread(require_usable, model, query)
+            return await batcher.answer(query)
         except asyncio.QueueFull as error:
             raise HTTPException(503, f"{limits.queue} requests are already waiting. Try again later.") from error
         except InputError as error:
             raise HTTPException(422, str(error)) from error
-        if isinstance(answer, InputError):
-            raise HTTPException(422, str(answer))
-        return answer
 
     return app
 
 
-def require_tokens(model: Model, text: str) -> None:
-    require(bool(model.encode([text])[0]), f"text={text!r} has no token. Give at least one word.")
+def require_usable(model: Model, query: Query) -> None:
+    """Refuses what the model can't process: a text without tokens or masks, or with or without a second one.
+
+    Raises:
+        InputError: the text is one of these.
+    """
+    for name, text in query.parts().items():
+        require(bool(model.encode([text])[0]), f"{name}={text!r} has no token. Give at least one word.")
+    require_form(model, query.content())
+    if model.facts.kind == MASKED_MODEL:
+        require_masks(model, query.text)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -94,7 +94,9 @@ class BertFinetune(HuggingFaceTask, Task):
         """
         shape = self.model.config
         batch = bert_example(shape)
-        facts = Facts(CLASSIFIER, shape.max_position_embeddings, tuple(self.labels))
+        facts = Facts(
+            CLASSIFIER, shape.max_position_embeddings, tuple(self.labels), pairs=data.corpus.train.pairs is not None
+        )
         return Inference(Logits(self.model), batch, changing(list(batch)), plain_tokenizer(self.tokenizer), facts)
 
     def figures(self, batch: Batch) -> Figures:

@@ -132,6 +132,7 @@ def write_inference(inference: Inference, folder: Path, checkpoint: str, setting
 def _readme(exported: Exported, inference: Inference, checkpoint: str) -> str:
     facts = inference.facts
     inputs = "; ".join(f"{name}: int64[{', '.join(map(str, sizes))}]" for name, sizes in exported.inputs.items())
+    texts = 'text="..." pair="..."' if facts.pairs else 'text="..."'
     error = "not compared" if exported.error is None else f"{exported.error:.1e}"
     return f"""# {MODEL}
 
@@ -142,7 +143,7 @@ A {facts.kind}, exported from {checkpoint}; {exported.size_bytes / 2**20:.1f} Mi
 - {TOKENIZER}: from text to ids, for `tokenizers.Tokenizer.from_file`
 - labels: {", ".join(facts.labels) or "none"}
 
-    {command_line("predict")} run=FOLDER text="..."   (FOLDER: the folder of this file)
+    {command_line("predict")} run=FOLDER {texts}   (FOLDER: the folder of this file)
 
 predict.py of a clone also runs in a separate environment with `pip install onnxruntime tokenizers` alone.
 """

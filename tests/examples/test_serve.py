@@ -17,6 +17,7 @@ from lit_ort_tasks.prediction.model import Model
 
 from examples.serve import serve
 from examples.serve.serve import Limits, application, main
+from tests.tasks.exported import PAIRS
 
 pytestmark = pytest.mark.xdist_group("prediction")
 
@@ -57,6 +58,34 @@ def test_classes_and_masks(berts: dict[str, Path]) -> None:
         response = client.post("/predict", json={"text": "the list"})
         assert response.status_code == 422
         assert "has no [MASK] to fill" in response.json()["detail"]
+    with TestClient(application(Model(berts[PAIRS]), Limits())) as client:
+        answer = client.post("/predict", json={"text": "the list", "pair": "is empty"}).json()
+        assert answer["label"] in ("short", "long")
+        assert "classifier of pairs" in client.post("/predict", json={"text": "the list"}).json()["detail"]
+
+
+def test_a_request_without_a_mask_fails_no_other_one(berts: dict[str, Path]) -> None:
+    with (
+        TestClient(application(Model(berts[MASKED_MODEL]), Limits(wait_ms=300))) as client,
+        concurrent.futures.ThreadPoolExecutor(2) as pool,
+    ):
+        texts = ({"text": "the list"}, {"text": "the [MASK]"})
+        answers = list(pool.map(lambda one: client.post("/predict", json=one).status_code, texts))
+    assert answers == [422, 200]
+
+
+def test_an_error_of_a_batch_ends_it_alone(
+    trained: tuple[Path, object, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    predicted = serve.predicted
+    with TestClient(application(Model(trained[0]), Limits()), raise_server_exceptions=False) as client:
+        monkeypatch.setattr(serve, "predicted", fails)
+        assert client.post("/predict", json={"text": "the"}).status_code == 500
+        monkeypatch.setattr(serve, "predicted", predicted)
+        assert client.post("/predict", json={"text": "the", "tokens": 1, "temperature": 1e-310}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -66,6 +95,8 @@ def test_classes_and_masks(berts: dict[str, Path]) -> None:
         ({"text": "a", "tokens": 9}, "tokens=9, and at most 5 are allowed."),
         ({"text": "  ", "tokens": 1}, "has no token"),
         ({"text": ""}, "at least 1 character"),
+        ({"text": "the", "pair": "it", "tokens": 1}, "pair='it': the model is a language model"),
+        ({"text": "a", "seed": -1}, "greater than or equal to 0"),
         ({"text": "a", "temperature": -1}, "greater than or equal to 0"),
         ({}, "Field required"),
     ],

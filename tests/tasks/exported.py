@@ -1,4 +1,4 @@
-"""Small exported models for tests of predictions: a language model, a classifier and a masked language model."""
+"""Small exported models for tests of predictions: a language model, classifiers and a masked language model."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassificat
 
 TEXT = 'The list isn\'t empty; it has (three) items. <br />Is "it" sorted? Yes! No: never, at all.'
 LENGTH = 8
+PAIRS = "classifier of pairs"
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"the list is empty sorted not".split()]
 
 
@@ -41,19 +42,26 @@ def language_model(folders: pytest.TempPathFactory) -> tuple[Path, TransformerMo
 
 
 def berts(factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders of an exported classifier and an exported masked language model."""
+    """Folders of an exported classifier, one of pairs of texts, and an exported masked language model."""
     torch.manual_seed(0)
     tokenizer = Tokenizer(models.WordLevel({word: k for k, word in enumerate(WORDS)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.post_processor = processors.TemplateProcessing("[CLS] $0 [SEP]", None, [("[CLS]", 2), ("[SEP]", 3)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        "[CLS] $0 [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", [("[CLS]", 2), ("[SEP]", 3)]
+    )
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     config = BertConfig(vocab_size=len(WORDS), max_position_embeddings=16, **sizes)  # pyright: ignore[reportArgumentType]
-    tasks = {CLASSIFIER: BertForSequenceClassification(config), MASKED_MODEL: BertForMaskedLM(config)}
+    tasks = {
+        CLASSIFIER: BertForSequenceClassification(config),
+        PAIRS: BertForSequenceClassification(config),
+        MASKED_MODEL: BertForMaskedLM(config),
+    }
     folders = {}
     for kind, model in tasks.items():
         folders[kind] = factory.mktemp("run")
         batch = bert_example(config)
-        facts = Facts(kind, 16, ("short", "long") if kind == CLASSIFIER else ())
+        labels = () if kind == MASKED_MODEL else ("short", "long")
+        facts = Facts(CLASSIFIER if labels else kind, 16, labels, pairs=kind == PAIRS)
         inference = Inference(Logits(model), batch, changing(list(batch)), tokenizer, facts)
         write_inference(inference, folders[kind], "none", {"verify": False})
     return folders

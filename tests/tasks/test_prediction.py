@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from pathlib import Path
@@ -10,14 +11,16 @@ import pytest
 import torch
 from lit_ort_tasks.data.text import encode, tokenize
 from lit_ort_tasks.errors import InputError
-from lit_ort_tasks.prediction.classification import classified
+from lit_ort_tasks.prediction.classification import classified, encoded
+from lit_ort_tasks.prediction.facts import CLASSIFIER, MASKED_MODEL, Facts
 from lit_ort_tasks.prediction.generation import Sampling, continued
+from lit_ort_tasks.prediction.masked import unmasked
 from lit_ort_tasks.prediction.model import Model
 from lit_ort_tasks.prediction.perplexity import perplexity
 from lit_ort_tasks.transformer_lm import TransformerModel
 from torch.nn import functional
 
-from tests.tasks.exported import LENGTH, TEXT
+from tests.tasks.exported import LENGTH, PAIRS, TEXT
 
 pytestmark = pytest.mark.xdist_group("prediction")
 
@@ -54,6 +57,30 @@ def test_draws_repeat_with_the_seed(trained: tuple[Path, TransformerModel, list[
     assert draws[0] == draws[1] != draws[2]
     most_probable = [*continued(model, ["the"], Sampling(tokens=9, temperature=0))][-1]
     assert [*continued(model, ["the"], Sampling(tokens=9, temperature=5, top_k=1))][-1] == most_probable
+    assert [*continued(model, ["the"], Sampling(tokens=9, temperature=1e-310))][-1] == most_probable
+
+
+def test_pairs_are_classified_as_in_eager(berts: dict[str, Path]) -> None:
+    model = Model(berts[PAIRS])
+    inputs = encoded(model, [("the list", "is empty"), ("the", "sorted")])
+    assert inputs["input_ids"].tolist() == [[2, 5, 6, 3, 7, 8, 3], [2, 5, 3, 9, 3, 0, 0]]
+    assert inputs["token_type_ids"].tolist() == [[0, 0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 0, 0]]
+    assert len(list(classified(model, [("the list", "is empty"), ("the", "sorted")]))) == 2
+    with pytest.raises(InputError, match="text='the': the model is a classifier of pairs of texts"):
+        next(classified(model, ["the"]))
+    with pytest.raises(InputError, match="pair='list': the model is a classifier of single texts"):
+        next(classified(Model(berts[CLASSIFIER]), [("the", "list")]))
+
+
+def test_a_description_of_an_older_version_is_of_single_texts() -> None:
+    older = json.loads(Facts(CLASSIFIER, 16, ("a", "b")).as_text())
+    del older["pairs"]
+    assert Facts.from_text(json.dumps(older)) == Facts(CLASSIFIER, 16, ("a", "b"), pairs=False)
+
+
+def test_a_mask_beyond_the_longest_sequence_is_refused(berts: dict[str, Path]) -> None:
+    with pytest.raises(InputError, match=r"has a \[MASK\] beyond the longest sequence of the model, 16 tokens"):
+        next(unmasked(Model(berts[MASKED_MODEL]), ["the [MASK] " + "list " * 20 + "[MASK]"]))
 
 
 def test_perplexity_is_that_of_eager(trained: tuple[Path, TransformerModel, list[str]]) -> None:
@@ -79,6 +106,8 @@ def test_errors_of_predictions(trained: tuple[Path, TransformerModel, list[str]]
         perplexity(model, "the")
     with pytest.raises(InputError, match="temperature=-1: must be a number of at least 0"):
         Sampling(temperature=-1)
+    with pytest.raises(InputError, match="seed=-1: must be at least 0"):
+        Sampling(seed=-1)
     with pytest.raises(InputError, match=re.escape("model.onnx: there is no such file")):
         Model(tmp_path)
     (tmp_path / "model.onnx").write_text("text")

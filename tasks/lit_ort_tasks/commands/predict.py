@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from lit_ort_tasks.commands.program import command_line
+from lit_ort_tasks.csv_fields import allow_long_fields
 from lit_ort_tasks.errors import InputError, require
-from lit_ort_tasks.prediction.classification import classified
+from lit_ort_tasks.prediction.classification import Text, classified
 from lit_ort_tasks.prediction.facts import CLASSIFIER, MASKED_MODEL
 from lit_ort_tasks.prediction.generation import Sampling, continued
 from lit_ort_tasks.prediction.masked import unmasked
@@ -26,7 +27,8 @@ HELP = """Predicts with the exported model of a run.
     {predict} run=RUN_FOLDER text="The list"             continues a text, token by token
     {predict} run=RUN_FOLDER text="A" text="B" tokens=80 temperature=0 top_k=null seed=3
     {predict} run=RUN_FOLDER text="return the value"     classifies it, with a classifier's run
-    {predict} run=RUN_FOLDER csv=FILE column=text        a line of JSON for each row
+    {predict} run=RUN_FOLDER text="A" pair="B"           classifies a pair of texts, with such a classifier's run
+    {predict} run=RUN_FOLDER csv=FILE column=text        a line of JSON for each row, of pairs with pair_column=NAME
     {predict} run=RUN_FOLDER text="return [MASK] value"  fills the mask, with a run of BERT's pretraining
     {predict} run=RUN_FOLDER perplexity=FILE             of a file's text, with a language model's run
 
@@ -34,31 +36,47 @@ RUN_FOLDER is the folder of a run with export=onnx, such as `{train} export=onnx
 The transformer language model reads and writes words in lower case, with spaces around punctuation."""
 
 _NUMBERS = {"tokens": int, "temperature": float, "top_k": int, "seed": int, "threads": int}
-_NAMES = ("run", "text", "csv", "column", "perplexity", *_NUMBERS)
+_COLUMNS = ("column", "pair_column")
+_NAMES = ("run", "text", "pair", "csv", *_COLUMNS, "perplexity", *_NUMBERS)
 
 
 @dataclasses.dataclass(frozen=True)
 class CommandLine:
-    """The arguments of a command line: values by name, and texts in order."""
+    """The arguments of a command line: values by name, and texts and second texts in order."""
 
     values: dict[str, str]
     texts: tuple[str, ...]
+    pairs: tuple[str, ...]
 
     @classmethod
     def parse(cls, arguments: Sequence[str]) -> CommandLine:
         values: dict[str, str] = {}
-        texts: list[str] = []
+        texts: dict[str, list[str]] = {"text": [], "pair": []}
         for argument in arguments:
             name, equals, value = argument.partition("=")
             require(
                 bool(equals) and name in _NAMES,
                 f"{argument!r}: is no NAME=VALUE with a name of {', '.join(_NAMES)}. --help shows them.",
             )
-            if name == "text":
-                texts.append(value)
+            if name in texts:
+                texts[name].append(value)
             else:
                 values[name] = value
-        return cls(values, tuple(texts))
+        return cls(values, tuple(texts["text"]), tuple(texts["pair"]))
+
+    def contents(self) -> list[Text]:
+        """The texts, with the second ones where there are any.
+
+        Raises:
+            InputError: there is not one for each text.
+        """
+        if not self.pairs:
+            return list(self.texts)
+        require(
+            len(self.pairs) == len(self.texts),
+            f"pair: {len(self.pairs)} given, for {len(self.texts)} of text. Give one for each text.",
+        )
+        return list(zip(self.texts, self.pairs, strict=True))
 
     def number(self, name: str, default: Any) -> float | None:
         value = self.values.get(name)
@@ -79,26 +97,40 @@ class CommandLine:
         return Sampling(**values)  # pyright: ignore[reportArgumentType] - each number has the type of its field
 
 
-def predict(arguments: Sequence[str]) -> None:
-    line = CommandLine.parse(arguments)
+def _input_of(line: CommandLine) -> str:
+    """Return the name of the input: text, csv or perplexity.
+
+    Raises:
+        InputError: a value is missing, or has no effect.
+    """
     require("run" in line.values, "run: is missing. Give the folder of a run that was exported: run=RUN_FOLDER.")
     inputs = [name for name in ("csv", "perplexity") if name in line.values] + (["text"] if line.texts else [])
     require(
         len(inputs) == 1,
         f"{' and '.join(inputs) or 'nothing'} given: one of text, csv and perplexity is needed. Choose one.",
     )
+    require(
+        "pair_column" not in line.values or inputs == ["csv"],
+        "pair_column: is a column of a csv, and none is given. Give the second text as pair, or a csv.",
+    )
+    return inputs[0]
+
+
+def predict(arguments: Sequence[str]) -> None:
+    line = CommandLine.parse(arguments)
+    source, contents = _input_of(line), line.contents()
     threads = line.number("threads", None)
     model = Model(Path(line.values["run"]), None if threads is None else int(threads))
-    if inputs == ["perplexity"]:
+    if source == "perplexity":
         result = perplexity(model, _read(Path(line.values["perplexity"])))
         print(f"perplexity {result.value:.2f}, loss {result.loss:.4f}, {result.tokens} tokens")
-    elif inputs == ["csv"]:
-        for text, (label, probability) in _with_labels(model, _column(line)):
-            row = {"text": text, "label": label, "probability": round(probability, 4)}
-            print(_line_of(row))
-    elif model.facts.kind == CLASSIFIER:
-        for text, (label, probability) in _with_labels(model, line.texts):
-            print(f"{label} ({probability:.1%}): {text}")
+    elif source == "csv":
+        for text, (label, probability) in _with_labels(model, _rows(line)):
+            row = {"text": text[0], "pair": text[1]} if isinstance(text, tuple) else {"text": text}
+            print(_line_of({**row, "label": label, "probability": round(probability, 4)}))
+    elif model.facts.kind == CLASSIFIER or line.pairs:
+        for text, (label, probability) in _with_labels(model, contents):
+            print(f"{label} ({probability:.1%}): {' | '.join(text) if isinstance(text, tuple) else text}")
     elif model.facts.kind == MASKED_MODEL:
         for text, masks in zip(line.texts, unmasked(model, line.texts), strict=True):
             print(text)
@@ -116,7 +148,7 @@ def _line_of(row: dict[str, Any]) -> str:
     return text
 
 
-def _with_labels(model: Model, texts: Sequence[str]) -> zip[tuple[str, tuple[str, float]]]:
+def _with_labels(model: Model, texts: Sequence[Text]) -> zip[tuple[Text, tuple[str, float]]]:
     return zip(texts, classified(model, texts), strict=True)
 
 
@@ -148,12 +180,20 @@ def _read(path: Path) -> str:
         raise InputError(f"{path}: can't be read: {error}. Give a text file in UTF-8.") from error
 
 
-def _column(line: CommandLine) -> list[str]:
-    path, name = Path(line.values["csv"]), line.values.get("column", "text")
-    rows = csv.DictReader(io.StringIO(_read(path), newline=""))
-    columns = rows.fieldnames or []
-    require(name in columns, f"column={name}: {path} has {', '.join(columns) or 'no columns'}. Give one of them.")
-    return [row[name] or "" for row in rows]
+def _rows(line: CommandLine) -> list[Text]:
+    path = Path(line.values["csv"])
+    text = _read(path)
+    allow_long_fields(text)
+    try:
+        reader = csv.DictReader(io.StringIO(text, newline=""))
+        rows, columns = list(reader), reader.fieldnames or ()
+    except csv.Error as error:
+        raise InputError(f"{path}: can't be read as CSV: {error}. Correct the file.") from error
+    names = {"column": "text", **{option: line.values[option] for option in _COLUMNS if option in line.values}}
+    for option, name in names.items():
+        require(name in columns, f"{option}={name}: {path} has {', '.join(columns) or 'no columns'}. Give one of them.")
+    texts, *pairs = ([row[name] or "" for row in rows] for name in names.values())
+    return list(zip(texts, *pairs, strict=True)) if pairs else list(texts)
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from lit_ort_tasks.csv_fields import allow_long_fields
 from lit_ort_tasks.data.corpora import read_text
 from lit_ort_tasks.data.labelled_corpora import LabelledCorpus, LabelledSplit, others, part
 from lit_ort_tasks.errors import InputError, require
@@ -130,6 +131,7 @@ def _read_rows(path: Path, columns: TableColumns) -> list[_Row]:
 def _delimited_records(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yield each row by the names in the first one, with the line at which it begins."""
     quoting = csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
+    allow_long_fields(text)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting, strict=True)
     names: list[str] | None = None
     line = 1

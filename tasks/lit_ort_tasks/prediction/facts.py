@@ -23,6 +23,7 @@ class Facts:
         end: the id of the token that ends a text, or None.
         separator: the characters between a text and its continuation.
         vocabulary: `digest_of` the tokenizer's tokens.
+        pairs: whether pairs of texts are classified; older files lack it.
     """
 
     kind: str
@@ -31,6 +32,7 @@ class Facts:
     end: int | None = None
     separator: str = ""
     vocabulary: str = ""
+    pairs: bool = False
 
     def as_text(self) -> str:
         return json.dumps(dataclasses.asdict(self))

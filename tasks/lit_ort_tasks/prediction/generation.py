@@ -34,6 +34,7 @@ class Sampling:
             0 <= self.temperature < float("inf"),
             f"temperature={self.temperature}: must be a number of at least 0. Give 0 for the most probable tokens.",
         )
+        require(self.seed >= 0, f"seed={self.seed}: must be at least 0. Give such a number, or leave it out.")
         require(
             self.top_k is None or self.top_k >= 1,
             f"top_k={self.top_k}: must be at least 1. Give more, or null for all tokens.",
@@ -81,8 +82,10 @@ def _last_logits(model: Model, rows: Sequence[Sequence[int]]) -> np.ndarray:
 def _draw(logits: np.ndarray, sampling: Sampling, random: np.random.Generator) -> int:
     if sampling.temperature == 0:
         return int(logits.argmax())
-    scaled = logits.astype(np.float64) / sampling.temperature
+    # Relative to the largest, a logit divided by a tiny temperature is 0 or minus infinity.
+    with np.errstate(over="ignore"):
+        scaled = (logits.astype(np.float64) - logits.max()) / sampling.temperature
     if sampling.top_k is not None and sampling.top_k < len(scaled):
         scaled[scaled < np.partition(scaled, -sampling.top_k)[-sampling.top_k]] = -np.inf
-    weights = np.exp(scaled - scaled.max())
+    weights = np.exp(scaled)
     return int(random.choice(len(weights), p=weights / weights.sum()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,17 @@ class Model:
             "tokenizer of the run back, or export the run again.",
         )
         self._inputs = [value.name for value in self._session.get_inputs()]
+
+    @cached_property
+    def bounded(self) -> Tokenizer:
+        """A copy of the tokenizer that cuts to the model's longest sequence and fills up to the longest text of a call.
+
+        `tokenizer` itself does not change: other threads can be encoding with it.
+        """
+        bounded: Tokenizer = Tokenizer.from_str(self.tokenizer.to_str())
+        bounded.enable_truncation(self.facts.max_length)
+        bounded.enable_padding(pad_id=bounded.token_to_id("[PAD]") or 0, pad_token="[PAD]")
+        return bounded
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns the first output. Inputs that the model doesn't have are ignored."""

@@ -11,6 +11,8 @@ import pytest
 from lit_ort_tasks.prediction.facts import CLASSIFIER, MASKED_MODEL
 from tokenizers import Tokenizer
 
+from tests.tasks.exported import PAIRS
+
 pytestmark = pytest.mark.xdist_group("prediction")
 ROOT = Path(__file__).parents[3]
 # Removes the packages that an environment of `pip install onnxruntime tokenizers` lacks.
@@ -57,6 +59,17 @@ def test_texts_and_columns_have_classes(berts: dict[str, Path], tmp_path: Path) 
     assert "column=text: " in predict(run, f"csv={tmp_path / 'rows.csv'}").stderr
 
 
+def test_pairs_have_classes(berts: dict[str, Path], tmp_path: Path) -> None:
+    run = f"run={berts[PAIRS]}"
+    ended = predict(run, "text=the list", "pair=is empty", "text=sorted", "pair=not")
+    assert [line.split(": ")[1] for line in ended.stdout.splitlines()] == ["the list | is empty", "sorted | not"]
+    (tmp_path / "rows.csv").write_text("text,other\nthe list,is empty\n" + "a" * 200_000 + ",not\n")
+    rows = predict(run, f"csv={tmp_path / 'rows.csv'}", "pair_column=other").stdout.splitlines()
+    assert [json.loads(row)["pair"] for row in rows] == ["is empty", "not"]
+    assert "the model is a classifier of pairs" in predict(run, "text=the list").stderr
+    assert "pair='not': the model is a masked" in predict(f"run={berts[MASKED_MODEL]}", "text=a", "pair=not").stderr
+
+
 def test_masks_are_filled(berts: dict[str, Path]) -> None:
     ended = predict(f"run={berts[MASKED_MODEL]}", "text=the [MASK] is [MASK]")
     assert ended.returncode == 0, ended.stderr
@@ -75,6 +88,8 @@ def test_masks_are_filled(berts: dict[str, Path]) -> None:
         (["run=none", "text=a"], "none/model.onnx: there is no such file"),
         (["run=none"], "nothing given: one of text, csv and perplexity is needed"),
         (["run=none", "words=a"], "'words=a': is no NAME=VALUE with a name of run, text"),
+        (["run=none", "text=a", "text=b", "pair=c"], "pair: 1 given, for 2 of text"),
+        (["run=none", "text=a", "pair_column=b"], "pair_column: is a column of a csv"),
         (["run=none", "text=a", "threads=two"], "threads=two: is no whole number"),
     ],
 )
