@@ -145,12 +145,14 @@ class GPT2(HuggingFaceTask, LanguageModel):
     def sample(self, prompt: str, tokens: int, seed: int = 0) -> str:
         """Return a prompt with a continuation, drawn from the 50 most probable tokens at each position.
 
+        Of a prompt that fills the model's positions, the last tokens are continued.
         The state of torch's random generator doesn't change.
         """
         ids = self.tokenizer(prompt, return_tensors="pt").input_ids.to(self.device)
         if ids.shape[1] == 0:
             ids = torch.tensor([[self.tokenizer.eos_token_id]], device=self.device)
-        longest = self.model.config.n_positions - ids.shape[1]
+        positions = self.model.config.n_positions
+        ids = ids[:, -max(1, positions - 1) :]
         training = self.model.training
         self.model.eval()
         with torch.random.fork_rng():
@@ -158,7 +160,7 @@ class GPT2(HuggingFaceTask, LanguageModel):
             text = self.model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
-                max_new_tokens=min(tokens, longest),
+                max_new_tokens=min(tokens, max(1, positions - ids.shape[1])),
                 do_sample=True,
                 top_k=50,
                 pad_token_id=self.tokenizer.eos_token_id,

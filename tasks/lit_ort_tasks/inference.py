@@ -83,11 +83,13 @@ def example(vocabulary: int, length: int, *names: str) -> dict[str, Tensor]:
 
 
 def bert_example(config: Any) -> dict[str, Tensor]:
-    """Return BERT's inputs for two texts, the second one shorter; int64[2, 16] each."""
-    mask = torch.ones(2, 16, dtype=torch.int64)
-    mask[1, 10:] = 0
-    types = example(config.type_vocab_size, 16, "token_type_ids")
-    return {**example(config.vocab_size, 16, "input_ids"), **types, "attention_mask": mask}
+    """Return BERT's inputs for two texts, the second one shorter; int64[2, length] each."""
+    # Below the longest sequence: a slice of all positions would make the length a constant.
+    length = max(2, min(16, config.max_position_embeddings // 2))
+    mask = torch.ones(2, length, dtype=torch.int64)
+    mask[1, length * 5 // 8 :] = 0
+    types = example(config.type_vocab_size, length, "token_type_ids")
+    return {**example(config.vocab_size, length, "input_ids"), **types, "attention_mask": mask}
 
 
 def word_tokenizer(vocabulary: Sequence[str]) -> Tokenizer:

@@ -15,6 +15,9 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lit_ort_tasks import huggingface
 from lit_ort_tasks.errors import InputError
 from lit_ort_tasks.huggingface import SavePretrained, load_model, load_tokenizer
+from lit_ort_tasks.inference import write_inference
+from lit_ort_tasks.prediction.classification import encoded
+from lit_ort_tasks.prediction.model import Model
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
 from transformers import BertForSequenceClassification, GPT2LMHeadModel
@@ -128,6 +131,9 @@ def test_a_sample_is_logged_at_each_validation_and_keeps_the_random_state(tmp_pa
     assert task.sample("the", 4, seed=1) == task.sample("the", 4, seed=1)
     assert torch.equal(torch.get_rng_state(), state)
     assert len(task.sample("", 10_000)) > 0
+    for length in (LENGTH - 1, LENGTH, 3 * LENGTH):
+        prompt = task.tokenizer.decode(range(10, 10 + length))
+        assert task.sample(prompt, 4).startswith(task.tokenizer.decode(range(10, 10 + length)[1 - LENGTH :])), length
 
 
 def test_pre_training_figures_are_those_of_the_library() -> None:
@@ -167,6 +173,17 @@ def test_classification_logs_accuracy_f1_and_the_confusion_matrix(tmp_path: Path
     sizes = [(predicted == k).sum().item() + (labels == k).sum().item() for k in range(3)]
     assert metrics["val/macro_f1"].item() == pytest.approx(sum(2 * h / s for h, s in zip(hits, sizes, strict=True)) / 3)
     assert events(tmp_path).Tags()["images"] == ["val/confusion"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [bert_finetune, bert_pretrain])
+def test_a_bert_with_few_positions_is_exported(kind: Any, tmp_path: Path) -> None:
+    task = kind(**({} if kind is bert_finetune else {"positions": LENGTH}))
+    data = SimpleNamespace(corpus=SimpleNamespace(train=SimpleNamespace(pairs=["a"])))
+    write_inference(task.eval().inference(data), tmp_path, "none", {})
+    model = Model(tmp_path)
+    assert (model.facts.max_length, model.facts.pairs) == (LENGTH, kind is bert_finetune)
+    assert len(model.run(encoded(model, [TEXT[0], TEXT[0] * 3]))) == 2
 
 
 @pytest.mark.parametrize("is_first", [True, False])
