@@ -1,9 +1,10 @@
-"""Checks of a command line before Hydra composes the configuration: misspelt keys, extras, groups without a choice."""
+"""Overrides of a command line: checks before Hydra composes the configuration, and how values are written."""
 
 from __future__ import annotations
 
 import difflib
 import importlib.util
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Glob, Override, Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
@@ -57,7 +58,7 @@ def require_usable(arguments: Sequence[str], conf: Path, name: str) -> None:
         return
     groups = [override for override in overrides if (conf / override.key_or_group).is_dir()]
     for group in groups:
-        _require_choices(group)
+        _require_choices(group, conf)
     if len(groups) == len(overrides):
         return
     try:
@@ -85,7 +86,7 @@ def _require_no_dashes(arguments: Sequence[str]) -> None:
         require(False, f"{word}: settings are written without dashes, as NAME=VALUE. Use {key}={given}.")
 
 
-def _require_choices(group: Override) -> None:
+def _require_choices(group: Override, conf: Path) -> None:
     key = group.key_or_group
     if group.is_delete():
         return
@@ -93,16 +94,18 @@ def _require_choices(group: Override) -> None:
         group.value() is not None,
         f"{key}=null: a group needs a choice. Leave it out, or delete the group with ~{key}.",
     )
-    for choice in _choices(group):
+    for choice in _choices(group, conf):
         extra, module = EXTRAS.get((key, choice), ("", ""))
         if module and not _is_installed(module):
             require(False, f"{key}={choice}: needs the {extra} extra. Install it: {install_command(extra)}")
 
 
-def _choices(group: Override) -> list[str]:
+def _choices(group: Override, conf: Path) -> list[str]:
+    value = group.value()
+    if isinstance(value, Glob):
+        return value.filter(sorted(path.stem for path in (conf / group.key_or_group).glob("*.yaml")))
     if group.is_sweep_override():
         return list(group.sweep_string_iterator())
-    value = group.value()
     return [str(part) for part in (value if isinstance(value, list) else [value])]
 
 
@@ -114,17 +117,32 @@ def _is_installed(module: str) -> bool:
 
 
 def _composed(conf: Path, name: str, groups: Sequence[Override]) -> DictConfig:
-    # Of a sweep over choices, the first one: most keys are in all.
-    words = [_first(group) for group in groups]
+    words = [word for group in groups for word in _first(group, conf)]
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(conf), version_base="1.3"):
         return compose(name, words)
 
 
-def _first(override: Override) -> str:
-    if override.is_sweep_override():
-        return f"{override.get_key_element()}={next(iter(override.sweep_string_iterator()))}"
-    return str(override.input_line)
+def _first(group: Override, conf: Path) -> list[str]:
+    """The override itself, or of a sweep over choices the first one: most keys are in all. A glob can have none."""
+    if group.is_sweep_override():
+        return [f"{group.get_key_element()}={choice}" for choice in _choices(group, conf)[:1]]
+    return [str(group.input_line)]
+
+
+def override_of(key: str, value: str | os.PathLike[str]) -> str:
+    """Return `key=value` for a command line, in quotes where Hydra's grammar would read another value, or none."""
+    text = os.fspath(value)
+    plain = f"{key}={text}"
+    return plain if _is_read_as(plain, text) else f"{key}={QuotedString(text, Quote.single).with_quotes()}"
+
+
+def _is_read_as(word: str, value: str) -> bool:
+    try:
+        override = OverridesParser.create().parse_override(word)
+    except HydraException:
+        return False
+    return not override.is_sweep_override() and override.value() == value
 
 
 def _keys(values: Any, prefix: str = "") -> Iterator[str]:

@@ -10,12 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
+from hydra.types import RunMode
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
 from lit_ort_tasks.commands.program import command_line
 from lit_ort_tasks.errors import InputError, require
+from lit_ort_tasks.overrides import override_of
 
 RUNS = Path("runs")
 LAST = "last"
@@ -67,10 +70,11 @@ def require_unused(folder: Path, ckpt_path: str | None) -> None:
     resumes = ckpt_path is not None and (
         ckpt_path == LAST or folder.resolve() in Path(ckpt_path).expanduser().resolve().parents
     )
+    resuming = shlex.quote(override_of("ckpt_path", folder / _LAST_FILE))
     require(
         resumes,
         f"run folder {folder}: has {file.relative_to(folder)} of another run, which would be overwritten. Choose "
-        f"another folder ({_OPTIONS}), or resume that run: ckpt_path={folder / _LAST_FILE}.",
+        f"another folder ({_OPTIONS}), or resume that run: {resuming}.",
     )
 
 
@@ -150,6 +154,14 @@ def _task_of(folder: Path) -> str | None:
 
 
 def resume_command(checkpoint: Path) -> str:
-    """The command line of this process, with a checkpoint from which it resumes."""
-    arguments = [value for value in sys.argv[1:] if not value.lstrip("+").startswith("ckpt_path=")]
-    return f"{command_line('train')} {shlex.join([*arguments, f'ckpt_path={checkpoint}'])}"
+    """The command line of this run, with a checkpoint from which it resumes."""
+    arguments = [value for value in _own_arguments() if not value.lstrip("+").startswith("ckpt_path=")]
+    return f"{command_line('train')} {shlex.join([*arguments, override_of('ckpt_path', checkpoint)])}"
+
+
+def _own_arguments() -> list[str]:
+    """The arguments of this process, or in a multirun those of its current run, without the search that chose them."""
+    if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
+        return sys.argv[1:]
+    overrides = [str(value) for value in HydraConfig.get().overrides.task]
+    return [value for value in overrides if not value.lstrip("+").startswith("hparams_search=")]

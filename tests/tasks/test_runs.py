@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 from pathlib import Path
 
 import pytest
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from lit_ort_tasks import runs
 from lit_ort_tasks.errors import InputError
 from lit_ort_tasks.runs import checkpoint_to_resume, require_unused, require_writable, resume_command
+from omegaconf import OmegaConf
 
 CONFIG = {"task": {"_target_": "lit_ort_tasks.gpt2.GPT2"}}
 
@@ -32,6 +36,10 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
         InputError, match=r"checkpoints/last.ckpt of another run.*ckpt_path=.*old/checkpoints/last.ckpt"
     ):
         require_unused(tmp_path / "old", None)
+    run(tmp_path / "old (1)")
+    with pytest.raises(InputError, match=r"ckpt_path='.*/old \(1\)/checkpoints/last.ckpt'") as caught:
+        require_unused(tmp_path / "old (1)", None)
+    assert shlex.split(str(caught.value).split("resume that run: ")[1].rstrip("."))[0].endswith("last.ckpt'")
     with pytest.raises(InputError, match="would be overwritten"):
         require_unused(tmp_path / "old", str(run(tmp_path / "other")))
     require_unused(tmp_path / "old", str(last))
@@ -90,3 +98,13 @@ def test_the_command_that_resumes(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert (
         resume_command(Path("last.ckpt")) == "python train.py task=gpt2 'data.train_file=a b.txt' ckpt_path=last.ckpt"
     )
+    assert shlex.split(resume_command(Path("a=1/é.ckpt")))[-1] == "ckpt_path='a=1/é.ckpt'"
+
+
+def test_a_run_of_a_multirun_resumes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["strategy=ort", "hparams_search=optuna", "optimizer.lr=0.1", "ckpt_path=old"]
+    settings = OmegaConf.create({"mode": RunMode.MULTIRUN, "overrides": {"task": words}})
+    monkeypatch.setattr(HydraConfig, "initialized", lambda: True)
+    monkeypatch.setattr(HydraConfig, "get", lambda: settings)
+    monkeypatch.setattr("sys.argv", ["lit-ort", "-m", "strategy=eager,ort", "hydra.sweep.dir=a"])
+    assert resume_command(Path("last.ckpt")) == "lit-ort train strategy=ort optimizer.lr=0.1 ckpt_path=last.ckpt"

@@ -15,7 +15,7 @@ from rich.console import Console
 from lit_ort.benchmark.machine import busy
 from lit_ort_tasks.commands.program import configuration_folder
 from lit_ort_tasks.comparison.picture import draw
-from lit_ort_tasks.comparison.processes import require_comparable, run
+from lit_ort_tasks.comparison.processes import require_comparable, run, strategies_of
 from lit_ort_tasks.comparison.report import write_report
 from lit_ort_tasks.comparison.table import text_table
 from lit_ort_tasks.errors import InputError
@@ -39,8 +39,8 @@ def main(config: DictConfig) -> None:
     logging.getLogger("tensorboard").setLevel(logging.WARNING)  # it logs each events file that it opens
     settings = HydraConfig.get()
     overrides = [override for override in settings.overrides.task if not override.startswith("strategies=")]
-    strategies = [str(name) for name in config.strategies]
     try:
+        strategies = strategies_of(config.strategies)
         require_comparable(strategies, overrides)
     except InputError as error:
         sys.exit(f"error: {error}")

@@ -10,13 +10,16 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
+from omegaconf import ListConfig
 from rich.console import Console
 from rich.status import Status
 
 from lit_ort_tasks.comparison.outcome import Outcome
 from lit_ort_tasks.errors import InputError, require
+from lit_ort_tasks.overrides import override_of
 from lit_ort_tasks.runs import RESULTS
 
 TRAIN = ("-m", "lit_ort_tasks.commands.train")
@@ -27,6 +30,18 @@ OWN_KEYS = {
     "ckpt_path": "every strategy starts from the seed",
     "hparams_search": "it runs each strategy once",
 }
+
+
+def strategies_of(value: Any) -> list[str]:
+    """Return the names of `strategies=[...]`.
+
+    Raises:
+        InputError: it is no list.
+    """
+    if not isinstance(value, ListConfig):
+        shown, example = ("null", "eager,ort") if value is None else (value, value)
+        raise InputError(f"strategies={shown}: must be a list. Write strategies=[{example}], or leave it out.")
+    return [str(name) for name in value]
 
 
 def require_comparable(strategies: Sequence[str], overrides: Sequence[str]) -> None:
@@ -54,9 +69,7 @@ def run(strategy: str, overrides: Sequence[str], folder: Path, console: Console)
     run_folder = folder / strategy
     run_folder.mkdir(parents=True, exist_ok=True)
     log = run_folder / "output.log"
-    # Hydra reads quotes in an override: a path with spaces or commas is one value.
-    quoted = str(run_folder).replace("'", "\\'")
-    command = [sys.executable, *TRAIN, *overrides, f"strategy={strategy}", f"hydra.run.dir='{quoted}'"]
+    command = [sys.executable, *TRAIN, *overrides, f"strategy={strategy}", override_of("hydra.run.dir", run_folder)]
     start_s = time.monotonic()
     with log.open("wb") as output, console.status(f"{strategy}: starts") as status:
         # What is compared is compiled from the first step on.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,13 +15,13 @@ from lit_ort_tasks.comparison.table import markdown_table
 
 def write_report(folder: Path, outcomes: Sequence[Outcome], overrides: Sequence[str], note: str) -> Path:
     """Writes report.md: the table, the picture, the command, the machine and the versions. Returns its path."""
-    command = " ".join([command_line("compare"), f"strategies=[{','.join(o.strategy for o in outcomes)}]", *overrides])
+    arguments = [f"strategies=[{','.join(outcome.strategy for outcome in outcomes)}]", *overrides]
     first = outcomes[0].strategy
     packages = ", ".join(f"{name} {version}" for name, version in versions().items())
     lines = [
         f"# {', '.join(outcome.strategy for outcome in outcomes)}",
         "",
-        f"    {command}",
+        f"    {command_line('compare')} {shlex.join(arguments)}",
         "",
         markdown_table(outcomes),
         "",

@@ -62,9 +62,9 @@ def test_earlier_results_do_not_hide_a_failure(train_program: Path, tmp_path: Pa
 
 
 def test_the_report_has_the_command_the_versions_and_the_picture(train_program: Path, tmp_path: Path) -> None:
-    assert compare(["eager", "ort"], ["seed=3"], tmp_path, console())
+    assert compare(["eager", "ort"], ["seed=3", "data.dir=a b"], tmp_path, console())
     report = (tmp_path / "report.md").read_text()
-    assert "    lit-ort compare strategies=[eager,ort] seed=3\n" in report
+    assert "    lit-ort compare 'strategies=[eager,ort]' seed=3 'data.dir=a b'\n" in report
     assert "| failed |" not in report
     assert "torch " in report
     assert "![Loss, step time and memory](report.png)" in report

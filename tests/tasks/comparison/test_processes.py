@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from lit_ort_tasks.comparison.processes import last_error, require_comparable, run
+from lit_ort_tasks.comparison.processes import last_error, require_comparable, run, strategies_of
 from lit_ort_tasks.errors import InputError
+from omegaconf import OmegaConf
 
 from tests.tasks.comparison.runs import console
 
@@ -35,6 +36,16 @@ def test_what_cannot_be_compared_is_refused(strategies: list[str], overrides: li
         require_comparable(strategies, overrides)
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [("ort", r"strategies=ort: must be a list. Write strategies=\[ort\]"), (None, "strategies=null: must be a list")],
+)
+def test_strategies_are_a_list(value: str | None, message: str) -> None:
+    assert strategies_of(OmegaConf.create(["ort", "eager"])) == ["ort", "eager"]
+    with pytest.raises(InputError, match=message):
+        strategies_of(value)
+
+
 def test_other_strategies_and_overrides_are_accepted() -> None:
     with initialize_config_dir(CONF, version_base="1.3"):
         require_comparable(["ort", "eager", "compile"], ["trainer.max_steps=60", "data=wikitext2", "seed=2"])
@@ -46,7 +57,7 @@ def test_a_strategy_gets_the_overrides_and_a_separate_folder(
 ) -> None:
     outcome = run(strategy, ["trainer.max_steps=60", "seed=3"], tmp_path / "out", console())
     folder = tmp_path / "out" / strategy
-    expected = ["trainer.max_steps=60", "seed=3", f"strategy={strategy}", f"hydra.run.dir='{folder}'"]
+    expected = ["trainer.max_steps=60", "seed=3", f"strategy={strategy}", f"hydra.run.dir={folder}"]
     assert json.loads((folder / "arguments.json").read_text()) == expected
     assert outcome.log == folder / "output.log"
     assert "Epoch 0: 100%" in outcome.log.read_text()
