@@ -48,6 +48,13 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     _sync(target.parent)
 
 
+def open_to_others(folder: Path) -> None:
+    """Gives a folder of `tempfile.mkdtemp`, which is closed to other users, the permissions of any new folder."""
+    mask = os.umask(0)
+    os.umask(mask)
+    folder.chmod(0o777 & ~mask)
+
+
 def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
     """Return the bytes of a regular file. Devices and pipes, whose reading could block forever, are rejected.
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import os
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -208,7 +209,7 @@ def main(arguments: Sequence[str]) -> None:
     limits = Limits(**{name: number(values, name, type(defaults[name])) for name in defaults if name in values})
     port = number(values, "port", int) if "port" in values else 8000
     threads = number(values, "threads", int) if "threads" in values else None
-    model = Model(Path(values["run"]), threads)
+    model = Model(Path(os.path.expanduser(values["run"])), threads)
     uvicorn.run(application(model, limits), host=values.get("host", "127.0.0.1"), port=port)
 
 

@@ -20,6 +20,7 @@ from lit_ort.export.safetensors_file import write_tensors
 from lit_ort.export.step_function import NEXT, RATE, SEED, Step
 from lit_ort.export.step_optimizers import Optimizer, Tensors
 from lit_ort.export.write import EXTERNAL_BYTES, sizes_of
+from lit_ort.files import open_to_others
 from lit_ort.version import __version__
 
 TRAIN, EVALUATE, PREDICT = "train_step.onnx", "eval_step.onnx", "predict.onnx"
@@ -52,18 +53,12 @@ def new_folder(target: Path) -> Iterator[Path]:
         raise ExportError(f"{target} can't be written: {error.strerror}. Choose another folder.") from error
     try:
         yield temporary
-        temporary.chmod(0o777 & ~_umask())
+        open_to_others(temporary)
         os.rename(temporary, target)
     except OSError as error:
         raise ExportError(f"{target} can't be written: {error.strerror}. Choose another folder.") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def write_files(

@@ -82,7 +82,7 @@ def load_model(kind: Any, name: str | os.PathLike[str], **settings: Any) -> Any:
     Raises:
         InputError: the source doesn't exist or can't be read, or the hub can't be reached.
     """
-    option = f"model.pretrained={name}"
+    option, name = f"model.pretrained={name}", os.path.expanduser(name)
     if not _is_checkpoint(name):
         # The library returns models in eval mode, which Lightning keeps.
         return _from_pretrained(kind, name, option, **settings).train()
@@ -98,7 +98,7 @@ def load_tokenizer(name: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
     Raises:
         InputError: there is none, or the hub can't be reached.
     """
-    option = f"model.tokenizer={name}"
+    option, name = f"model.tokenizer={name}", os.path.expanduser(name)
     if _is_checkpoint(name):
         part = _read_checkpoint(name, option)[CHECKPOINT_KEY]["tokenizer"]
         require(

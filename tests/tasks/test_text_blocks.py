@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,12 @@ import numpy as np
 import pytest
 import torch
 from lit_ort_tasks.data.batches import IGNORED
-from lit_ort_tasks.data.corpora import text_file
+from lit_ort_tasks.data.corpora import python_docs, text_file, wikitext2
+from lit_ort_tasks.data.labelled_corpora import docstring_classes
+from lit_ort_tasks.data.pretraining_shards import PretrainingShards
+from lit_ort_tasks.data.tables import table
 from lit_ort_tasks.data.text_blocks import Blocks, TextBlocks, corpus_of_files, count_targets
+from lit_ort_tasks.data.tokenization import tokenizer_key
 from lit_ort_tasks.errors import InputError
 
 
@@ -65,6 +70,19 @@ def test_another_text_is_tokenized_again(tmp_path: Path) -> None:
     path = tmp_path / "train.txt"
     path.write_text(path.read_text().replace("alpha0", "omega0"))
     assert not np.array_equal(other.streams["train"], before)
+
+
+def test_another_end_of_texts_is_tokenized_again_and_not_resumed(tmp_path: Path) -> None:
+    data, other = small_data(tmp_path), small_data(tmp_path)
+    data.tokenizer.add_tokens("<end>", special_tokens=True)
+    other.tokenizer = copy.deepcopy(data.tokenizer)
+    other.tokenizer.eos_token = "<end>"
+    ends = {name: int(one.streams["valid"][-1]) for name, one in {"data": data, "other": other}.items()}
+    assert ends == {"data": data.tokenizer.eos_token_id, "other": other.tokenizer.eos_token_id}
+    assert ends["data"] != ends["other"]
+    with pytest.raises(InputError, match=f"end with the token {ends['data']}, and those of the data end with"):
+        other.load_state_dict(data.state_dict())
+    other.load_state_dict({"tokenizer": tokenizer_key(other.tokenizer)})  # of an older version
 
 
 def test_epochs_have_different_orders_that_repeat(tmp_path: Path) -> None:
@@ -138,6 +156,32 @@ def test_invalid_files_are_refused_by_name(content: bytes | None, message: str, 
     data = TextBlocks(train_file=path, block=16, vocabulary_size=300, cache_dir=tmp_path / "c")
     with pytest.raises(InputError, match=message):
         data.setup("fit")
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(*_: object, **__: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    path = write_documents(tmp_path / "train.txt")
+    monkeypatch.setattr(Path, "read_text", closed)
+    with pytest.raises(InputError, match=r"train\.txt: cannot be read \(Permission denied\)"):
+        text_file(path)
+
+
+def test_the_home_folder_and_a_byte_order_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a.txt").write_text("\ufeffone\n\ntwo", encoding="utf-8")
+    assert text_file("~/a.txt").documents == ("one", "two")
+    (tmp_path / "a.csv").write_text("text,label\na,0\nb,1\n")
+    assert table("~/a.csv", "~/a.csv", "~/a.csv").train.texts[:2] == ("a", "b")
+    for read in (python_docs, docstring_classes, wikitext2):
+        with pytest.raises(InputError, match=f"{tmp_path}/absent: no such folder"):
+            read("~/absent")
+    with pytest.raises(InputError, match=f"data.dir={tmp_path}/absent: no such folder"):
+        PretrainingShards(dir="~/absent", vocabulary_size=9).setup("fit")
+    data = small_data(tmp_path)
+    data.tokenizer.save_pretrained(tmp_path / "words")
+    assert small_data(tmp_path, tokenizer="~/words").tokenizer.get_vocab() == data.tokenizer.get_vocab()
 
 
 def test_a_missing_tokenizer_folder_is_named(tmp_path: Path) -> None:

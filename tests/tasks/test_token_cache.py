@@ -73,6 +73,23 @@ def test_a_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
         cached_arrays(tmp_path / "file" / "cache", "key", lambda: {})
 
 
+def test_an_entry_has_the_permissions_of_a_new_folder(tmp_path: Path) -> None:
+    cached_arrays(tmp_path, "key", lambda: {"ids": np.arange(3)})
+    (tmp_path / "other").mkdir()
+    assert (tmp_path / "key").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_an_entry_that_is_closed_to_this_user_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cached_arrays(tmp_path, "key", lambda: {"ids": np.arange(3)})
+
+    def closed(*_: object) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("lit_ort_tasks.data.token_cache.read_regular", closed)
+    with pytest.raises(InputError, match=r"data\.cache_dir=.*/key cannot be read \(Permission denied\)"):
+        cached_arrays(tmp_path, "key", lambda: {"ids": np.arange(3)})
+
+
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -95,6 +112,7 @@ def replace_by_pipe(path: Path) -> None:
         ("checksums.json", replace_by_pipe, "is not a regular file"),
         ("checksums.json", lambda path: path.write_text("[" * 100_000), "nested too deeply|Expecting"),
         ("checksums.json", lambda path: path.write_text("[1]"), "is no list of checksums"),
+        ("checksums.json", lambda path: path.write_text("{}"), "is no list of checksums"),
     ],
 )
 def test_a_damaged_entry_is_named_and_written_again(

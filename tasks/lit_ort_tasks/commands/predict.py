@@ -78,6 +78,9 @@ class CommandLine:
         )
         return list(zip(self.texts, self.pairs, strict=True))
 
+    def path(self, name: str) -> Path:
+        return Path(os.path.expanduser(self.values[name]))
+
     def number(self, name: str, default: Any) -> float | None:
         value = self.values.get(name)
         if value is None:
@@ -120,9 +123,9 @@ def predict(arguments: Sequence[str]) -> None:
     line = CommandLine.parse(arguments)
     source, contents = _input_of(line), line.contents()
     threads = line.number("threads", None)
-    model = Model(Path(line.values["run"]), None if threads is None else int(threads))
+    model = Model(line.path("run"), None if threads is None else int(threads))
     if source == "perplexity":
-        result = perplexity(model, _read(Path(line.values["perplexity"])))
+        result = perplexity(model, _read(line.path("perplexity")))
         print(f"perplexity {result.value:.2f}, loss {result.loss:.4f}, {result.tokens} tokens")
     elif source == "csv":
         for text, (label, probability) in _with_labels(model, _rows(line)):
@@ -181,7 +184,7 @@ def _read(path: Path) -> str:
 
 
 def _rows(line: CommandLine) -> list[Text]:
-    path = Path(line.values["csv"])
+    path = line.path("csv")
     text = _read(path)
     allow_long_fields(text)
     try:

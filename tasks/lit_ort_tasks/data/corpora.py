@@ -79,7 +79,7 @@ def python_docs(directory: str | os.PathLike[str] | None = None) -> Corpus:
     Raises:
         InputError: the folder is missing or has fewer than 20 documents (each split needs at least one).
     """
-    root = Path(sysconfig.get_paths()["stdlib"] if directory is None else directory)
+    root = Path(sysconfig.get_paths()["stdlib"] if directory is None else os.path.expanduser(directory))
     require(
         root.is_dir(),
         f"{root}: no such folder. data=python_docs reads Python sources from data.dir; leave data.dir out to read the "
@@ -174,7 +174,7 @@ def wikitext2(directory: str | os.PathLike[str] | None = None) -> Corpus:
     """
     if directory is None:
         return _fetch_wikitext2()
-    root = Path(directory)
+    root = Path(os.path.expanduser(directory))
     require(root.is_dir(), f"{root}: no such folder. Set data.dir to the folder with the WikiText-2 files.")
     train, valid, test = (_read_split(root, name) for name in SPLITS)
     return Corpus(train, valid, test)
@@ -209,14 +209,16 @@ def wikitext_articles(text: str) -> tuple[str, ...]:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file.
+    """Return the text of a file, without the byte order mark with which some programs begin it.
 
     Raises:
-        InputError: it is missing, empty or not UTF-8.
+        InputError: it is missing, can't be read, or is empty or not UTF-8.
     """
     require(path.is_file(), f"{path}: no such file. Give the path of a text file in UTF-8.")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}). Give a file that can be read.") from error
     except UnicodeDecodeError as error:
         raise InputError(
             f"{path}: byte {error.start} is 0x{error.object[error.start]:02x}, which is not UTF-8 ({error.reason}). "
@@ -232,7 +234,7 @@ def text_file(path: str | os.PathLike[str]) -> Split:
     Raises:
         InputError: it is missing, empty or not UTF-8.
     """
-    text = read_text(Path(path))
+    text = read_text(Path(os.path.expanduser(path)))
     if _TITLE.search(text):
         return Split(str(path), wikitext_articles(text))
     return Split(str(path), tuple(block for block in re.split(r"\n[ \t]*\n", text) if block.strip()))

@@ -96,7 +96,7 @@ def docstring_classes(directory: str | os.PathLike[str] | None = None) -> Labell
     Raises:
         InputError: the folder is missing, or a class has fewer than 10 docstrings (each split needs one).
     """
-    root = Path(get_paths()["stdlib"] if directory is None else directory)
+    root = Path(get_paths()["stdlib"] if directory is None else os.path.expanduser(directory))
     require(
         root.is_dir(),
         f"{root}: no such folder. data=docstrings reads a standard library from data.dir; leave data.dir out to read "

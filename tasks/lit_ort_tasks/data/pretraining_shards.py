@@ -152,7 +152,7 @@ class PretrainingShards(PretrainingData):
 
 
 def _shards(option: str, folder: str | os.PathLike[str]) -> list[Shard]:
-    root = Path(folder)
+    root = Path(os.path.expanduser(folder))
     require(root.is_dir(), f"data.{option}={root}: no such folder. Give a folder with shards of NVIDIA's BERT recipe.")
     paths = sorted(path for path in root.iterdir() if path.suffix in SUFFIXES and path.is_file())
     require(bool(paths), f"data.{option}={root}: has no file *.hdf5 or *.h5. Give a folder with shards.")

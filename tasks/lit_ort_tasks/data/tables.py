@@ -60,14 +60,15 @@ def table(
     """
     if train_file is None:
         raise InputError("data.train_file=null: no file to train on. Give the path of a .csv, .tsv or .jsonl file.")
-    rows = _read_rows(Path(train_file), columns)
+    source = Path(os.path.expanduser(train_file))
+    rows = _read_rows(source, columns)
     labels = _ordered({row.label for row in rows})
     require(
         len(labels) >= 2,
         f"{train_file}: {len(labels)} label ({', '.join(labels)}), and a classifier needs at least 2. Add rows with "
         "another label.",
     )
-    whole = _table_split(Path(train_file), rows, labels)
+    whole = _table_split(source, rows, labels)
     # The splits without a file, with the index of their rows among each 10.
     held_out = {name: index for name, index, path in (("valid", 8, valid_file), ("test", 9, test_file)) if path is None}
     require(
@@ -79,7 +80,8 @@ def table(
     def split(name: str, path: PathLike | None) -> LabelledSplit:
         if path is None:
             return part(whole, f"held out: {name}", range(held_out[name], len(rows), 10))
-        return _table_split(Path(path), _read_rows(Path(path), columns), labels)
+        other = Path(os.path.expanduser(path))
+        return _table_split(other, _read_rows(other, columns), labels)
 
     remaining = others(range(len(rows)), 10, tuple(held_out.values()))
     train = part(whole, "without held-out rows", remaining) if held_out else whole
@@ -112,8 +114,7 @@ def _read_rows(path: Path, columns: TableColumns) -> list[_Row]:
         suffix in (*_DELIMITERS, ".jsonl"),
         f"{path}: unknown extension {path.suffix!r}. Give a file whose name ends in .csv, .tsv or .jsonl.",
     )
-    # Files of spreadsheets begin with a byte order mark.
-    text = read_text(path).removeprefix("\ufeff")
+    text = read_text(path)
     records = _json_records(path, text) if suffix == ".jsonl" else _delimited_records(path, text, _DELIMITERS[suffix])
     rows = [
         _Row(

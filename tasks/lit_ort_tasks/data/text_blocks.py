@@ -133,13 +133,19 @@ class TextBlocks(LightningDataModule):
             )
         return streams
 
-    def _stream(self, split: Split) -> np.ndarray:
-        end = self.tokenizer.eos_token_id
+    @property
+    def end_of_text(self) -> int:
+        """The id of the token that separates documents."""
+        end: Any = self.tokenizer.eos_token_id
         require(
             isinstance(end, int),
             f"model.tokenizer={self.tokenizer_name}: has no end-of-text token, which separates documents. Give the "
             "tokenizer of a causal language model.",
         )
+        return end
+
+    def _stream(self, split: Split) -> np.ndarray:
+        end = self.end_of_text
 
         def make() -> dict[str, np.ndarray]:
             encoded = encode_documents(self.tokenizer, split.documents, f"tokenizing {split.source}")
@@ -147,7 +153,7 @@ class TextBlocks(LightningDataModule):
             parts = [part for ids in encoded for part in (ids, last)]
             return {"tokens": np.concatenate(parts) if parts else last[:0]}
 
-        key = content_key(split.documents, kind="stream", tokenizer=tokenizer_text(self.tokenizer))
+        key = content_key(split.documents, kind="stream", tokenizer=tokenizer_text(self.tokenizer), end=end)
         return cached_arrays(self.cache_dir, key, make)["tokens"]
 
     @property
@@ -173,11 +179,17 @@ class TextBlocks(LightningDataModule):
         return evaluation_loader(blocks, self.eval_batch_size, self.trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"tokenizer": tokenizer_key(self.tokenizer)}
+        return {"tokenizer": tokenizer_key(self.tokenizer), "end_of_text": self.end_of_text}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Refuses a checkpoint with another tokenizer."""
+        """Refuses a checkpoint with another tokenizer, or another end of texts, which older ones lack."""
         require_same_tokenizer(state_dict["tokenizer"], tokenizer_key(self.tokenizer))
+        saved, own = state_dict.get("end_of_text", self.end_of_text), self.end_of_text
+        require(
+            saved == own,
+            f"The checkpoint was trained on texts that end with the token {saved}, and those of the data end with "
+            f"{own}. Resume with the tokenizer of the checkpoint, with its special tokens.",
+        )
 
 
 def corpus_of_files(

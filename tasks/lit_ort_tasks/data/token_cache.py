@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from lit_ort.files import read_regular
+from lit_ort.files import open_to_others, read_regular
 from lit_ort_tasks.errors import InputError
 
 CHECKSUMS = "checksums.json"
@@ -53,13 +53,18 @@ def cached_arrays(folder: str | os.PathLike[str] | None, key: str, make: Callabl
         make: creates the arrays of a missing entry.
 
     Raises:
-        InputError: the folder can't be written.
+        InputError: the folder can't be written, or the entry is closed to this user.
     """
     root = default_folder() if folder is None else Path(folder).expanduser()
     entry = root / key
     try:
         if entry.is_dir():
             return _read(entry)
+    except PermissionError as error:
+        raise InputError(
+            f"data.cache_dir={root}: {entry} cannot be read ({error.strerror}). Ask its owner for the permission to "
+            "read it, or give another folder."
+        ) from error
     except (OSError, ValueError) as error:
         warnings.warn(f"{entry} is damaged ({error}); its text is tokenized again.", stacklevel=2)
     arrays = make()
@@ -74,7 +79,7 @@ def _read(entry: Path) -> Arrays:
         sums = json.loads(read_regular(entry / CHECKSUMS, LARGEST_LIST))
     except RecursionError as error:
         raise ValueError(f"{CHECKSUMS} is nested too deeply") from error
-    if not isinstance(sums, dict):
+    if not isinstance(sums, dict) or not sums:
         raise ValueError(f"{CHECKSUMS} is no list of checksums")
     for name, checksum in sums.items():
         path = entry / f"{name}.npy"
@@ -112,6 +117,7 @@ def _write(root: Path, entry: Path, arrays: Arrays) -> None:
             np.save(unfinished / f"{name}.npy", array)
         sums = {name: _checksum(unfinished / f"{name}.npy") for name in arrays}
         (unfinished / CHECKSUMS).write_text(json.dumps(sums))
+        open_to_others(unfinished)
         _put(unfinished, entry)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
