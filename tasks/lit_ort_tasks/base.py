@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 from torchmetrics import MeanMetric
@@ -21,6 +21,45 @@ from lit_ort_tasks.checkpoints import ORIGIN, origin_of, require_same_origin
 from lit_ort_tasks.optimization import ScheduleFactory, configure_optimizers, weight_decay_groups
 
 Figures = dict[str, Tensor]
+
+
+class TrainingMeans(Callback):
+    """Averages the figures of training over the items since the last logged step, and logs them.
+
+    A callback, because Lightning calls a module's hook after those of the callbacks that write checkpoints. With the
+    sums in its checkpoint a resumed run logs what the uninterrupted one logs.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Any] = {}
+        self._counts: dict[str, int] = {}
+        self._written_step = 0
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, Task)
+        # Lightning passes the loss divided by the number of accumulated batches.
+        values = {**outputs, "loss": outputs["loss"] * trainer.accumulate_grad_batches}
+        for name, count in pl_module.counts(batch).items():
+            self._sums[name] = self._sums.get(name, 0) + values[name].detach() * count
+            self._counts[name] = self._counts.get(name, 0) + count
+        pl_module.log_means("train", {name: total / self._counts[name] for name, total in self._sums.items()})
+        every = trainer.log_every_n_steps  # pyright: ignore[reportAttributeAccessIssue] (set by a connector)
+        step = trainer.global_step
+        if step % every == 0 and step != self._written_step:  # Lightning logs this step's values
+            self._sums.clear()
+            self._counts.clear()
+            self._written_step = step
+
+    def state_dict(self) -> dict[str, Any]:
+        # As numbers, which are on no device.
+        sums = {name: float(total) for name, total in self._sums.items()}
+        return {"sums": sums, "counts": dict(self._counts), "written_step": self._written_step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._sums, self._counts = dict(state_dict["sums"]), dict(state_dict["counts"])
+        self._written_step = state_dict["written_step"]
 
 
 class Task(LightningModule):
@@ -48,9 +87,7 @@ class Task(LightningModule):
         self.optimizer_factory = optimizer
         self.schedule_factory = schedule
         self.decay_all = decay_all
-        self._window: dict[str, Any] = {}
-        self._window_counts: dict[str, int] = {}
-        self._written_step = 0
+        self._training_means = TrainingMeans()
         self._evaluated: dict[str, MeanMetric] = {}
 
     @abstractmethod
@@ -78,20 +115,10 @@ class Task(LightningModule):
     def test_step(self, batch: Any, batch_idx: int) -> Figures:
         return self.figures(batch)
 
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        # Lightning passes the loss divided by the number of accumulated batches.
-        values = {**outputs, "loss": outputs["loss"] * self.trainer.accumulate_grad_batches}
-        for name, count in self.counts(batch).items():
-            self._window[name] = self._window.get(name, 0) + values[name].detach() * count
-            self._window_counts[name] = self._window_counts.get(name, 0) + count
-        means = {name: total / self._window_counts[name] for name, total in self._window.items()}
-        self._log("train", means, loss_in_bar=True)
-        every = self.trainer.log_every_n_steps  # pyright: ignore[reportAttributeAccessIssue] (set by a connector)
-        step = self.trainer.global_step
-        if step % every == 0 and step != self._written_step:  # Lightning logs this step's values
-            self._window.clear()
-            self._window_counts.clear()
-            self._written_step = step
+    def configure_callbacks(self) -> Sequence[Callback]:
+        means, callbacks = self._training_means, self.trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+        # Once for a Trainer, which asks again before a test.
+        return () if any(callback is means for callback in callbacks) else (means,)
 
     def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         self._evaluate(outputs, batch)
@@ -130,12 +157,13 @@ class Task(LightningModule):
     def _log_evaluation(self, split: str) -> None:
         means = {name: metric.compute() for name, metric in self._evaluated.items()}
         self._evaluated.clear()
-        self._log(split, means, loss_in_bar=False)
+        self.log_means(split, means)
 
-    def _log(self, split: str, means: Mapping[str, Tensor], loss_in_bar: bool) -> None:
+    def log_means(self, split: str, means: Mapping[str, Tensor]) -> None:
+        """Logs the means of a split, and the figures that follow from them."""
         derived = self.derived(means)
         for name, value in means.items():
-            in_bar = loss_in_bar or name != "loss"
+            in_bar = split == "train" or name != "loss"
             self.log(f"{split}/{name}", value, prog_bar=in_bar, batch_size=1, sync_dist=split != "train")
         for name, value in derived.items():
             self.log(f"{split}/{name}", value, prog_bar=True, batch_size=1, sync_dist=split != "train")

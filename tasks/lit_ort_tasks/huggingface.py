@@ -80,16 +80,28 @@ def load_model(kind: Any, name: str | os.PathLike[str], **settings: Any) -> Any:
         settings: values that replace those of the source's configuration.
 
     Raises:
-        InputError: the source doesn't exist or can't be read, or the hub can't be reached.
+        InputError: the source doesn't exist, can't be read or is of another model, or the hub can't be reached.
     """
     option, name = f"model.pretrained={name}", os.path.expanduser(name)
     if not _is_checkpoint(name):
         # The library returns models in eval mode, which Lightning keeps.
         return _from_pretrained(kind, name, option, **settings).train()
     part = _read_checkpoint(name, option)
+    there, here = part[CHECKPOINT_KEY]["config"].get("model_type"), kind.config_class.model_type
+    require(
+        there == here,
+        f"{option}: is of a model of the type {there}, and this task trains one of the type {here}. Give a checkpoint "
+        "of such a task.",
+    )
     config = kind.config_class.from_dict({**part[CHECKPOINT_KEY]["config"], **settings})
     weights = {key.removeprefix("model."): value for key, value in part["state_dict"].items()}
-    return kind.from_pretrained(None, config=config, state_dict=weights).train()
+    try:
+        return kind.from_pretrained(None, config=config, state_dict=weights).train()
+    except RuntimeError as error:
+        raise InputError(
+            f"{option}: its weights have other shapes than the model of this run, as with another number of classes. "
+            "Give a checkpoint with the same classes, or one of task=bert_pretrain, which has none."
+        ) from error
 
 
 def load_tokenizer(name: str | os.PathLike[str]) -> PreTrainedTokenizerFast:

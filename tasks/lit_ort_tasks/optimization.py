@@ -15,6 +15,7 @@ from transformers import optimization as schedules
 
 from lit_ort._compat.torch_optim import take_no_loss_scale
 from lit_ort_tasks.errors import require
+from lit_ort_tasks.rules import is_number, is_whole
 
 
 @dataclass(frozen=True)
@@ -48,21 +49,30 @@ class Schedule:
             f"scheduler.shape={self.shape}: no such schedule. Choose from {', '.join(_SHAPES)}.",
         )
         require(
-            self.warmup >= 0 and (self.warmup < 1 or self.warmup == int(self.warmup)),
-            f"scheduler.warmup={self.warmup}: must be a share of all steps below 1, or a whole number of steps. Give "
-            "0.1 for a tenth, 500 for five hundred steps, 0 for none.",
+            is_number(self.warmup) and self.warmup >= 0 and (self.warmup < 1 or self.warmup == int(self.warmup)),
+            f"scheduler.warmup={_shown(self.warmup)}: must be a share of all steps below 1, or a whole number of steps."
+            " Give 0.1 for a tenth, 500 for five hundred steps, 0 for none.",
         )
         require(
-            self.total_steps is None or self.total_steps >= 1,
-            f"scheduler.total_steps={self.total_steps}: must be at least 1. Give the step at which the decrease ends, "
-            "or null for the number of steps of the trainer.",
+            self.total_steps is None or (is_whole(self.total_steps) and self.total_steps >= 1),
+            f"scheduler.total_steps={self.total_steps}: must be a whole number of at least 1. Give the step at which "
+            "the decrease ends, or null for the number of steps of the trainer.",
+        )
+        require(
+            is_number(self.power) and self.power > 0,
+            f"scheduler.power={_shown(self.power)}: must be a number above 0. Give 1.0 for a straight line.",
+        )
+        require(
+            is_number(self.end_rate) and self.end_rate >= 0,
+            f"scheduler.end_rate={_shown(self.end_rate)}: must be a number of at least 0. Give the last rate.",
         )
 
     def __call__(self, optimizer: Optimizer, trainer_steps: float) -> LRScheduler:
         """Return the schedule for an optimizer with `trainer_steps` steps.
 
         Raises:
-            InputError: the shape needs a number of steps, and neither the schedule nor the trainer has one.
+            InputError: the shape needs a number of steps, and neither the schedule nor the trainer has one, or the
+                rate has no steps or no room to decrease.
         """
         steps = self.total_steps if self.total_steps is not None else trainer_steps
         needs_end = self.shape != "constant" or 0 < self.warmup < 1
@@ -72,7 +82,22 @@ class Schedule:
             "needs. Set trainer.max_steps, trainer.max_epochs or scheduler.total_steps.",
         )
         warmup = int(self.warmup if self.warmup >= 1 else self.warmup * steps)
+        require(
+            self.shape == "constant" or warmup < steps,
+            f"scheduler.warmup={self.warmup}: must be below the number of all steps, {steps:.0f}, after which nothing "
+            f"of {self.shape} is left. Give fewer, or a share such as 0.1.",
+        )
+        rate = optimizer.defaults["lr"]
+        require(
+            self.shape != "polynomial" or self.end_rate < rate,
+            f"scheduler.end_rate={self.end_rate}: must be below optimizer.lr={rate}, from which the rate decreases. "
+            "Give a smaller one.",
+        )
         return _SHAPES[self.shape](optimizer, self, warmup, steps)
+
+
+def _shown(value: object) -> object:
+    return "null" if value is None else value
 
 
 def _constant(optimizer: Optimizer, schedule: Schedule, warmup: int, steps: float) -> LRScheduler:
@@ -144,5 +169,9 @@ def configure_optimizers(
         return optimizer
     if not isinstance(schedule, Schedule):
         return {"optimizer": optimizer, "lr_scheduler": schedule(optimizer)}
-    scheduler = schedule(optimizer, module.trainer.estimated_stepping_batches)
+    steps = module.trainer.estimated_stepping_batches
+    if module.trainer.fast_dev_run:  # pyright: ignore[reportAttributeAccessIssue] (set by a connector)
+        # A whole run has more of them than the warm-up.
+        steps = max(steps, schedule.warmup + 1)
+    scheduler = schedule(optimizer, steps)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}

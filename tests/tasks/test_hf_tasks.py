@@ -248,6 +248,17 @@ def test_damaged_and_foreign_sources_are_refused(tmp_path: Path, monkeypatch: py
         gpt2(pretrained="some-owner/some-model")
 
 
+def test_a_checkpoint_of_other_classes_or_of_another_architecture_is_refused(tmp_path: Path) -> None:
+    task, path = bert_finetune(), tmp_path / "a.ckpt"
+    checkpoint: dict[str, Any] = {"state_dict": task.state_dict()}
+    task.on_save_checkpoint(checkpoint)
+    torch.save(checkpoint, path)
+    with pytest.raises(InputError, match=r"a\.ckpt: its weights have other shapes than the model of this run"):
+        type(task)(task.tokenizer, ["a", "b"], max_length=LENGTH, pretrained=path)
+    with pytest.raises(InputError, match=r"a\.ckpt: is of a model of the type bert, and this task trains.* gpt2"):
+        gpt2(pretrained=path)
+
+
 def test_ids_and_lengths_beyond_the_pretrained_model_are_refused(tmp_path: Path) -> None:
     gpt2().save_pretrained(tmp_path / "hf")
     config = json.loads((tmp_path / "hf" / "config.json").read_text())

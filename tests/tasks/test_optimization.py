@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import LightningModule
 from lit_ort_tasks.errors import InputError
-from lit_ort_tasks.optimization import Schedule, weight_decay_groups
+from lit_ort_tasks.optimization import Schedule, configure_optimizers, weight_decay_groups
 from torch import nn
 
 
@@ -45,12 +48,42 @@ def test_shapes(options: dict[str, Any], expected: list[float]) -> None:
         (dict(shape="sine"), "scheduler.shape=sine: no such schedule. Choose from constant, linear"),
         (dict(shape="linear", warmup=-0.1), "scheduler.warmup=-0.1: must be a share"),
         (dict(shape="linear", warmup=1.5), "scheduler.warmup=1.5: must be a share"),
-        (dict(shape="linear", total_steps=0), "scheduler.total_steps=0: must be at least 1"),
+        (dict(shape="linear", total_steps=0), "scheduler.total_steps=0: must be a whole number of at least 1"),
+        (dict(shape="linear", total_steps="all"), "scheduler.total_steps=all: must be a whole number"),
+        (dict(shape="linear", warmup=None), "scheduler.warmup=null: must be a share"),
+        (dict(shape="linear", warmup="long"), "scheduler.warmup=long: must be a share"),
+        (dict(shape="polynomial", power=0), "scheduler.power=0: must be a number above 0"),
+        (dict(shape="polynomial", end_rate=None), "scheduler.end_rate=null: must be a number of at least 0"),
     ],
 )
 def test_invalid_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Schedule(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(shape="linear", warmup=10), "scheduler.warmup=10: must be below the number of all steps, 10, after"),
+        (
+            dict(shape="polynomial", warmup=4, total_steps=4),
+            "scheduler.warmup=4: must be below the number of all steps",
+        ),
+        (dict(shape="polynomial", end_rate=1.0), "scheduler.end_rate=1.0: must be below optimizer.lr=1.0"),
+    ],
+)
+def test_a_rate_without_room_to_decrease_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        rates(Schedule(**options), 1)
+    assert len(rates(Schedule("constant", warmup=10), 12)) == 12
+
+
+def test_a_fast_run_can_be_shorter_than_the_warm_up() -> None:
+    module = LightningModule()
+    module.trainer = SimpleNamespace(fast_dev_run=1, estimated_stepping_batches=1)  # pyright: ignore[reportAttributeAccessIssue]
+    parameters = [nn.Parameter(torch.zeros(1))]
+    factory = partial(torch.optim.SGD, lr=1.0)
+    assert configure_optimizers(module, parameters, factory, Schedule("polynomial", warmup=500))
 
 
 @pytest.mark.parametrize("options", [dict(shape="linear"), dict(shape="constant", warmup=0.1)])

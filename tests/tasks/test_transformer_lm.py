@@ -16,6 +16,8 @@ from lit_ort_tasks.errors import InputError
 from lit_ort_tasks.transformer_lm import PositionalEncoding, TransformerLM
 from torch import Tensor
 
+from lit_ort.callbacks import LastCheckpoint
+
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 WORDS = 17
@@ -132,7 +134,7 @@ def quiet_trainer(folder: Path, **options: Any) -> Trainer:
         devices=1,
         default_root_dir=folder,
         logger=False,
-        enable_checkpointing=False,
+        enable_checkpointing="callbacks" in options,
         enable_progress_bar=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,
@@ -154,6 +156,24 @@ def test_logged_losses_are_means_over_tokens(data: TextData, tmp_path: Path, acc
     for split in ("train", "val"):
         assert metrics[f"{split}/ppl"].item() == pytest.approx(math.exp(metrics[f"{split}/loss"].item()), rel=1e-5)
     assert task.mean("train", last=3) != pytest.approx(task.mean("train", last=7), rel=1e-5)
+
+
+def test_a_resumed_run_logs_the_mean_of_the_uninterrupted_one(data: TextData, tmp_path: Path) -> None:
+    def logged(**options: Any) -> dict[str, Tensor]:
+        seed_everything(1, verbose=False)
+        task = TransformerLM(**data.task_arguments, layers=1, heads=1, width=4, feed_forward=4, dropout=0.0)
+        # The fourth of seven batches is the last one with a checkpoint.
+        last = LastCheckpoint(tmp_path, every_n_train_steps=4, save_on_train_epoch_end=False)
+        trainer = quiet_trainer(tmp_path, max_epochs=1, log_every_n_steps=10, callbacks=[last])
+        trainer.fit(task, datamodule=data, weights_only=True, **options)
+        return trainer.callback_metrics
+
+    whole, path = logged(), tmp_path / "last.ckpt"
+    assert logged(ckpt_path=path)["train/loss"] == whole["train/loss"]
+    older = torch.load(path, weights_only=True)
+    del older["callbacks"]["TrainingMeans"]
+    torch.save(older, path)
+    assert logged(ckpt_path=path)["train/loss"] != whole["train/loss"]
 
 
 def test_training_learns(data: TextData, tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ def plan(config: DictConfig) -> None:
     run.data.prepare_data()
     run.data.setup("fit")
     batch = next(iter(run.data.train_dataloader()))
+    run.task.configure_model()  # as fit does
     planned = plan_memory(run.task.train(), batch, options=options, batch_dim=getattr(run.data, "batch_dim", 0))
     free = psutil.virtual_memory().available
     largest = (

@@ -29,11 +29,13 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("task", ["transformer_lm", "pipeline_lm"])
 def test_a_plan_is_printed_and_nothing_trained(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
+    task: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    overrides = ("strategy=ort", "plan_memory=true", f"task={task}", "task.layers=2")
     with pytest.raises(FileNotFoundError, match="results.json"):
-        run(monkeypatch, tmp_path / "run", text, "strategy=ort", "plan_memory=true")
+        run(monkeypatch, tmp_path / "run", text, *overrides)
     output = capsys.readouterr().out
     assert "MB while it runs for a batch of 4" in output
     assert "batches of up to" in output
