@@ -395,6 +395,12 @@ def test_the_longer_text_of_a_pair_is_truncated(tmp_path: Path) -> None:
     assert item["token_type_ids"].tolist() == [0] * 6 + [1] * 3
 
 
+def test_a_field_of_a_csv_can_have_any_length(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(f"text,label\n{'a' * 200_000},0\nb,1\n")
+    assert len(table(path, path, path).train.texts[0]) == 200_000
+
+
 def test_several_batches_of_texts_are_encoded_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_rows(tmp_path / "rows.csv")
     data = small_table(path)
