@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import Trainer
 from lit_ort_tasks.data.batches import IGNORED
 from lit_ort_tasks.data.corpora import python_docs, text_file, wikitext2
 from lit_ort_tasks.data.labelled_corpora import docstring_classes
 from lit_ort_tasks.data.pretraining_shards import PretrainingShards
 from lit_ort_tasks.data.tables import table
+from lit_ort_tasks.data.text import WikiText2
 from lit_ort_tasks.data.text_blocks import Blocks, TextBlocks, corpus_of_files, count_targets
 from lit_ort_tasks.data.tokenization import tokenizer_key
 from lit_ort_tasks.errors import InputError
+
+from tests.tasks.test_text import write_wikitext
 
 
 def write_documents(path: Path, count: int = 40) -> Path:
@@ -194,3 +199,17 @@ def test_a_checkpoint_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
     data.load_state_dict(data.state_dict())
     with pytest.raises(InputError, match="another tokenizer"):
         data.load_state_dict({"tokenizer": "other"})
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 100])
+def test_each_process_has_training_data(ranks: int, tmp_path: Path) -> None:
+    sampler = {"num_replicas": ranks, "rank": 0}
+    words = WikiText2(dir=write_wikitext(tmp_path / "words"), batch_size=4, eval_batch_size=2, bptt=5)
+    for data in (small_data(tmp_path), words):
+        data.trainer = cast("Trainer", SimpleNamespace(distributed_sampler_kwargs=sampler, overfit_batches=0))
+        if ranks < 100:
+            data.setup("fit")
+            assert len(data.train_dataloader()) > 0
+        else:
+            with pytest.raises(InputError, match="100 processes. Give a smaller one"):
+                data.setup("fit")

@@ -103,7 +103,7 @@ def fit_and_test(config: DictConfig, folder: Path) -> dict[str, Any]:
 
     Returns:
         The content of results.json: the last value of each metric, the names of the headline figures, the statistics of
-        the steps, the checkpoint.
+        the steps, the checkpoint, and the error of an export that failed.
     """
     resumed = checkpoint_to_resume(config.ckpt_path, folder, config)
     run = make(config)
@@ -122,7 +122,11 @@ def fit_and_test(config: DictConfig, folder: Path) -> dict[str, Any]:
         trainer.save_checkpoint(checkpoint, weights_only=False)
     metrics |= first(trainer.test(task, datamodule=data, ckpt_path=checkpoint, verbose=False, weights_only=True))
     callbacks = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue] (set by a connector)
-    exported, problem = exported_model(config, task, data, folder, checkpoint)
+    exported, problem = None, {}
+    try:
+        exported = export_model(config, task, data, folder, checkpoint)
+    except (InputError, LitOrtError, OSError) as error:  # the results of the training are kept
+        problem = {EXPORT_ERROR: str(error)}
     statistics = next((part.summary() for part in callbacks if isinstance(part, StepStatistics)), None)
     results = {
         "headline": list(getattr(task, "headline", ("loss",))),
@@ -133,7 +137,7 @@ def fit_and_test(config: DictConfig, folder: Path) -> dict[str, Any]:
         "checkpoint": checkpoint,
         "exported": exported,
         "folder": str(folder),
-        **({} if problem is None else {EXPORT_ERROR: problem}),
+        **problem,
     }
     record_end(trainer, final_figures(results))
     return results
@@ -147,14 +151,6 @@ def show_anomaly_note(config: DictConfig, trainer: Trainer) -> None:
         eager = f"{command_line('train')} strategy=eager debug=anomaly"
         note = f"detect_anomaly: a compiled step is checked as one operator; `{eager}` names the operator of the model"
         Console(soft_wrap=True, highlight=False).print(note)
-
-
-def exported_model(*arguments: Any) -> tuple[str | None, str | None]:
-    """What `export_model` returns, or its error: the results of the training are kept."""
-    try:
-        return export_model(*arguments), None
-    except (InputError, LitOrtError) as error:
-        return None, str(error)
 
 
 @rank_zero_only
@@ -289,7 +285,10 @@ def run_configured(config: DictConfig) -> float | None:
     report(results, folder)
     finish_wandb(int(EXPORT_ERROR in results))
     if EXPORT_ERROR in results:
-        sys.exit(f"error: {results[EXPORT_ERROR]}")
+        message = f"error: {results[EXPORT_ERROR]}"
+        if not is_trial():
+            sys.exit(message)
+        print(message, file=sys.stderr)  # the search goes on
     return objective(results)
 
 

@@ -23,7 +23,7 @@ from lit_ort_tasks.data.labelled_corpora import (
     glue,
     require_glue_task,
 )
-from lit_ort_tasks.data.loaders import Shuffled, evaluation_loader, share_of, training_loader
+from lit_ort_tasks.data.loaders import Shuffled, evaluation_loader, require_batches, training_loader
 from lit_ort_tasks.data.tables import TableColumns, table
 from lit_ort_tasks.data.tokenization import (
     ENCODED_AT_A_TIME,
@@ -164,12 +164,7 @@ class LabelledText(LightningDataModule):
         return {"tokenizer": self.tokenizer, "labels": list(self.corpus.labels), "max_length": self.max_length}
 
     def setup(self, stage: str) -> None:
-        rows, ranks = len(self.encoded["train"]), share_of(self.trainer).ranks
-        require(
-            rows >= self.batch_size * ranks,
-            f"data.batch_size={self.batch_size}: training has only {rows} rows, and no full batch for each of {ranks} "
-            "processes. Give a smaller one, fewer processes, or more rows.",
-        )
+        require_batches(len(self.encoded["train"]), self.batch_size, self.trainer, "rows")
 
     def train_dataloader(self) -> DataLoader[Batch]:
         # A shorter last batch would have another shape, and another compiled graph.

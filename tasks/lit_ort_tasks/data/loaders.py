@@ -11,6 +11,8 @@ import torch
 from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, SequentialSampler, default_collate
 
+from lit_ort_tasks.errors import require
+
 
 @dataclass(frozen=True)
 class BatchKey:
@@ -91,6 +93,24 @@ def share_of(trainer: Trainer | None) -> Share:
     """Return the share of a Trainer's process. Processes with parts of one model read the same batches."""
     sampler = None if trainer is None else trainer.distributed_sampler_kwargs
     return ALL if sampler is None else Share(sampler["num_replicas"], sampler["rank"])
+
+
+def require_batches(items: int, batch_size: int, trainer: Trainer | None, kind: str) -> None:
+    """Checks that each process has a full training batch.
+
+    Args:
+        items: of the training data, or its batches, with a batch size of 1.
+        kind: of the items, for the message.
+
+    Raises:
+        InputError: there are too few.
+    """
+    ranks = share_of(trainer).ranks
+    require(
+        items >= batch_size * ranks,
+        f"data.batch_size={batch_size}: training has only {items} {kind}, and no full batch for each of {ranks} "
+        "processes. Give a smaller one, fewer processes, or more data.",
+    )
 
 
 # Lightning replaces other samplers: where there are several processes, those that are no DistributedSampler, and with

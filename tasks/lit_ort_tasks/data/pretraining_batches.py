@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerFast
 
 from lit_ort_tasks.data.batches import Batch
-from lit_ort_tasks.data.loaders import BatchSource, evaluation_loader, share_of, training_loader
+from lit_ort_tasks.data.loaders import BatchSource, evaluation_loader, require_batches, training_loader
 from lit_ort_tasks.data.tokenization import tokenizer_key
 from lit_ort_tasks.errors import InputError, require, require_whole
 
@@ -89,12 +89,7 @@ class PretrainingData(LightningDataModule):
         }
 
     def setup(self, stage: str) -> None:
-        items, ranks = len(self.splits.train), share_of(self.trainer).ranks
-        require(
-            items >= self.batch_size * ranks,
-            f"data.batch_size={self.batch_size}: training has only {items} items, and no full batch for each of "
-            f"{ranks} processes. Give a smaller one, fewer processes, or more data.",
-        )
+        require_batches(len(self.splits.train), self.batch_size, self.trainer, "items")
 
     def train_dataloader(self) -> DataLoader[Batch]:
         return training_loader(self.splits.train, self.batch_size, self.trainer)

@@ -21,7 +21,7 @@ from torchtext.data.utils import get_tokenizer
 from torchtext.vocab import Vocab
 
 from lit_ort_tasks.data.corpora import Corpus, python_docs, wikitext2
-from lit_ort_tasks.data.loaders import Ready, evaluation_loader, share_of, training_loader
+from lit_ort_tasks.data.loaders import Ready, evaluation_loader, require_batches, training_loader
 from lit_ort_tasks.errors import InputError, require, require_whole
 
 UNKNOWN = "<unk>"
@@ -146,12 +146,9 @@ class TextData(LightningDataModule):
         return {"vocabulary_size": len(self.streams.vocabulary), "max_length": self.bptt}
 
     def setup(self, stage: str) -> None:
-        batches, ranks = len(self._batches(self.streams.train, self.batch_size)), share_of(self.trainer).ranks
-        require(
-            batches >= ranks,
-            f"data.batch_size={self.batch_size}: training has only {batches} batches, and none for some of {ranks} "
-            "processes. Give a smaller one, fewer processes, or more text.",
-        )
+        # Each row but its last token, in parts of at most `bptt` tokens.
+        parts = -(-(len(self.streams.train) // self.batch_size - 1) // self.bptt)
+        require_batches(parts * self.batch_size, self.batch_size, self.trainer, "parts of its text")
 
     def train_dataloader(self) -> DataLoader[Batch]:
         return training_loader(self._batches(self.streams.train, self.batch_size), 1, self.trainer)

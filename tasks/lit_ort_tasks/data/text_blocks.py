@@ -162,7 +162,12 @@ class TextBlocks(LightningDataModule):
         return {"tokenizer": self.tokenizer, "max_length": self.block}
 
     def setup(self, stage: str) -> None:
-        _ = self.streams
+        blocks, ranks = len(Blocks(self.streams["train"], self.block)), share_of(self.trainer).ranks
+        require(
+            blocks >= ranks,
+            f"data.block={self.block}: training has only {blocks} blocks, and none for some of {ranks} processes. Give "
+            "a smaller one, fewer processes, or more text.",
+        )
 
     def train_dataloader(self) -> DataLoader[Batch]:
         blocks = Shuffled(Blocks(self.streams["train"], self.block), self.seed)
