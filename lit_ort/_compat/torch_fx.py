@@ -230,8 +230,15 @@ def _reads_node_first(node: fx.Node) -> bool:
     return bool(node.args) and isinstance(node.args[0], fx.Node)
 
 
+def base_of(node: fx.Node) -> fx.Node:
+    """The node that a value is a view of if that is contiguous, through all views in between."""
+    while is_view(node):
+        node = first_argument(node)
+    return node
+
+
 def viewed_base(node: fx.Node) -> fx.Node:
-    """The node that a value is a view of, through all views in between."""
+    """The node that a value is a view of for all strides, through all views in between."""
     while is_alias(node):
         node = first_argument(node)
     return node

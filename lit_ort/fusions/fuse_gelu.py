@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lit_ort._compat.torch_fx import arguments_of
+from lit_ort._compat.torch_fx import ancestors_of, arguments_of
 from lit_ort.fusions.fusion_graph import FusionGraph
 from lit_ort.runtime.report import PassReport
 
@@ -38,7 +38,7 @@ def fuse_gelu(graph: FusionGraph) -> PassReport:
         if last is None:
             declined.append(f"{node.name}: it is not used as in 0.5 * x * (1 + {node.target})")
             continue
-        if not graph.may_join(_between(last, x), [x]):
+        if not graph.may_join({last, *ancestors_of([last], beyond=x)}, [x]):
             declined.append(f"{node.name}: it is in another grad mode than the product, or x is written between them")
             continue
         with graph.graph.inserting_before(last):
@@ -86,16 +86,6 @@ def _last_product(node: fx.Node, x: fx.Node) -> fx.Node | None:
         halved = _only_user(product)
         return halved if halved is not None and _scaled(halved, 0.5) is product else None
     return None
-
-
-def _between(last: fx.Node, x: fx.Node) -> set[fx.Node]:
-    """The nodes that compute a value from another one."""
-    found, waiting = {last}, [last]
-    while waiting:
-        new = [node for node in waiting.pop().all_input_nodes if node is not x and node not in found]
-        found.update(new)
-        waiting.extend(new)
-    return found
 
 
 def _scaled(value: Any, factor: float) -> fx.Node | None:

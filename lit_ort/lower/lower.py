@@ -14,6 +14,7 @@ from torch import fx
 from lit_ort._compat.devices import CPU, is_cpu
 from lit_ort._compat.torch_fx import (
     arguments_of,
+    base_of,
     example_of,
     first_argument,
     is_element,
@@ -46,7 +47,7 @@ from lit_ort.lower.node_order import runs_in_order
 from lit_ort.lower.operators import Lowering, lowering_of
 from lit_ort.lower.placed_values import ValueType, placed_values
 from lit_ort.lower.small_phases import without_session
-from lit_ort.lower.torch_nodes import NodeBuilder, base_of, form_of
+from lit_ort.lower.torch_nodes import NodeBuilder, form_of
 from lit_ort.lower.view_copies import copy_views
 from lit_ort.lower.work import is_for_one_thread
 from lit_ort.ops.hand_over import hand_over

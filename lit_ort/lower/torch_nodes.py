@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from lit_ort._compat.devices import is_cpu
-from lit_ort._compat.torch_fx import arguments_of, first_argument, is_element, is_view, module_name
+from lit_ort._compat.torch_fx import arguments_of, base_of, first_argument, is_element, is_view, module_name
 from lit_ort._compat.torch_ops import (
     BY_STRIDES,
     CONTIGUOUS,
@@ -258,13 +258,6 @@ class NodeBuilder:
         (result,) = slots = self._new_slots(1)
         self._statements.append((Statement(target, ({SLOT: slot}, *args), {}), slots))
         return result
-
-
-def base_of(node: fx.Node) -> fx.Node:
-    """The node that a view is of, through all views in between."""
-    while is_view(node):
-        node = first_argument(node)
-    return node
 
 
 def _image_order(images: torch.Tensor) -> list[int]:

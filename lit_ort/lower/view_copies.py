@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch_fx import (
+    base_of,
     example_of,
     fake_mode_of,
     first_argument,
@@ -26,7 +27,6 @@ from lit_ort._compat.torch_fx import (
 )
 from lit_ort._compat.torch_sizes import inverse_order, memory_order
 from lit_ort.lower.native_operators import is_native_loop, memory_base, memory_of_inputs, permuted_base, untransposed
-from lit_ort.lower.torch_nodes import base_of
 from lit_ort.ops.region_operator import REGION
 from lit_ort.passes.fuse_regions import MATMULS, region_that_copies
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from lit_ort._compat.torch_fx import is_view, output_of, returned_by
+from lit_ort._compat.torch_fx import base_of, inputs_of, is_view, output_of, returned_by
 from lit_ort.ops.hand_over import hand_over
 
 NAME = "optimizer_updates"
@@ -29,7 +29,7 @@ def hand_over_gradients(module: fx.GraphModule, results: int, parameters: Sequen
     graph = module.graph
     returned = returned_by(graph)
     for position, value in enumerate(returned[:results]):
-        if isinstance(value, fx.Node) and _base(value) in parameters:
+        if isinstance(value, fx.Node) and base_of(value) in parameters:
             returned[position] = _copied(graph, value)
     order = {node: position for position, node in enumerate(graph.nodes)}
     for position, parameter in enumerate(parameters, start=results):
@@ -45,15 +45,9 @@ def hand_over_gradients(module: fx.GraphModule, results: int, parameters: Sequen
     return len(parameters)
 
 
-def _base(value: fx.Node) -> fx.Node:
-    while is_view(value):
-        value = value.all_input_nodes[0]
-    return value
-
-
 def _copied(graph: fx.Graph, value: fx.Node) -> fx.Node:
     """A copy of a value that is returned, before its memory is updated."""
-    place = value if value.op == "call_function" else list(graph.find_nodes(op="placeholder"))[-1]
+    place = value if value.op == "call_function" else inputs_of(graph)[-1]
     with graph.inserting_after(place):
         copy = graph.call_function(torch.ops.aten.clone.default, (value,))
     copy.meta = {"val": value.meta["val"]}
