@@ -345,9 +345,9 @@ def _install() -> None:
     _enter_in_conversions(_context_of_thread)
     keep_writes(lambda: bool(_LISTENERS))
     # The last one comes first at an instruction.
-    keep_expected_branches(lambda: bool(_LISTENERS) and _runs_can_be_dropped(), lambda: _LISTENERS[-1].rewind)
+    keep_expected_branches(_runs_can_be_dropped, lambda: _LISTENERS[-1].rewind)
     keep_input_values(lambda: bool(_LISTENERS))
-    keep_checks(lambda: bool(_LISTENERS) and _runs_can_be_dropped())
+    keep_checks(_runs_can_be_dropped)
     keep_metric_calls(lambda: bool(_LISTENERS))
     keep_numbers(lambda: bool(_LISTENERS))
     keep_lookups(lambda: bool(_LISTENERS))
@@ -357,7 +357,9 @@ def _install() -> None:
 
 
 def _runs_can_be_dropped() -> bool:
-    """Whether a run of a graph changes nothing by itself, as it does if it updates parameters."""
+    """Whether a listened run of a graph changes nothing by itself, as it does if it updates parameters."""
+    if not _LISTENERS:
+        return False
     options = getattr(_compiler_of(_CONVERTING[-1]), "options", None) if _CONVERTING else None
     return not getattr(options, "optimizer_in_graph", False)
 

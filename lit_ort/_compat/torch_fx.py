@@ -38,7 +38,8 @@ _NORMALIZATIONS = frozenset(
 _ROOT = re.compile(r"[LG]\['[^']*'\](\[\d+\])*")
 _BY_KEY = re.compile(r"(?:\._modules)?\['([^']*)'\]")
 
-# Functions that make a 0-d tensor of a number; Dynamo traces `torch.tensor` of a changing one as the last.
+# Functions that make a tensor of a number, or of lists of numbers; Dynamo traces `torch.tensor` of a changing number as
+# the last.
 TENSORS_OF_NUMBERS = frozenset({torch.scalar_tensor, torch.tensor, _refs.tensor})
 
 # Functions that raise an error for a value, and return nothing.

@@ -10,7 +10,7 @@ import torch
 from lit_ort.errors import SharedMemoryError
 from lit_ort.runtime.autograd import Call
 from lit_ort.runtime.gradient_watches import watch
-from lit_ort.runtime.program import DETACHED, TRACKED, UNNOTICED, Form, Mutation, Signature
+from lit_ort.runtime.program import DETACHED, TRACKED, UNNOTICED, Form, Mutation, Output, Signature
 from lit_ort.runtime.sizes import hold
 from lit_ort.runtime.views import output_value, sharing
 
@@ -49,6 +49,7 @@ class Executable:
         self.call = call
         self._forms = forms
         self._sharing = sharing(signature.outputs, forms.inner)
+        self._watched = [k for k in forms.inner if not _is_input(signature.outputs[k])]
 
     @property
     def wanted(self) -> Form | None:
@@ -81,20 +82,15 @@ class Executable:
             _write(mutation, tensors, results)
         outputs = [output_value(output, results, tensors, numbers) for output in self.signature.outputs]
         if self._forms.inner:
-            watch(
-                results,
-                outputs,
-                [k for k in self._forms.inner if not self._is_input(outputs[k], k, tensors)],
-                self._sharing,
-            )
+            watch(results, outputs, self._watched, self._sharing)
         if self.signature.grad_mode is not None:
             torch.set_grad_enabled(self.signature.grad_mode)
         return tuple(outputs)
 
-    def _is_input(self, value: Any, position: int, tensors: Tensors) -> bool:
-        """Whether an output is an input itself, whose gradient is complete where its own function receives it."""
-        output = self.signature.outputs[position]
-        return output.source == "input" and value is tensors[output.index]
+
+def _is_input(output: Output) -> bool:
+    """Whether an output is an input itself, whose gradient is complete where its own function receives it."""
+    return output.source == "input" and output.view is None
 
 
 def is_for(signature: Signature, tensors: Tensors) -> bool:

@@ -116,6 +116,10 @@ def _count(number: int, noun: str) -> str:
     return f"{number or 'no'} {noun}{'' if number < 2 else 's'}"
 
 
+# Traits of a step's code.
+_UNTRACED, _IN_PARTS, _READS_GRADIENTS = "untraced", "in_parts", "reads_gradients"
+
+
 @dataclasses.dataclass(frozen=True)
 class Records:
     """What a log knows of compiled code. Functions that run in eager are traced again for another log."""
@@ -123,9 +127,7 @@ class Records:
     graphs: tuple[GraphReport, ...]
     breaks: tuple[GraphBreak, ...]
     recompiles: dict[tuple[str, str], Recompile]
-    untraced: frozenset[str | None]
-    in_parts: frozenset[str | None]
-    gradient_readers: frozenset[str | None]
+    traits: frozenset[tuple[str, str | None]]
 
 
 class CompileLog:
@@ -148,9 +150,8 @@ class CompileLog:
         self.watch = CompileWatch()
         self._recompiles: dict[tuple[str, str], Recompile] = {}
         self._reasons: set[str] = set()
-        self._untraced: set[str | None] = set()
-        self._in_parts: set[str | None] = set()
-        self._gradient_readers: set[str | None] = set()
+        # What is known of the code of steps, by their names.
+        self._traits: set[tuple[str, str | None]] = set()
         _LOGS[id(self)] = self
         trace_again()
 
@@ -166,14 +167,7 @@ class CompileLog:
 
     def records(self) -> Records:
         """What it knows of compiled code."""
-        return Records(
-            tuple(self.graphs),
-            tuple(self.breaks),
-            dict(self._recompiles),
-            frozenset(self._untraced),
-            frozenset(self._in_parts),
-            frozenset(self._gradient_readers),
-        )
+        return Records(tuple(self.graphs), tuple(self.breaks), dict(self._recompiles), frozenset(self._traits))
 
     def adopt(self, records: Records) -> None:
         """Adds what another log knows of code that is used again."""
@@ -182,9 +176,7 @@ class CompileLog:
         self.graphs.extend(report for report in reused if report.name not in known)
         self.breaks.extend(one for one in records.breaks if self.is_new(_at(one)))
         self._recompiles = {**records.recompiles, **self._recompiles}
-        self._untraced |= records.untraced
-        self._in_parts |= records.in_parts
-        self._gradient_readers |= records.gradient_readers
+        self._traits |= records.traits
 
     @property
     def recompiles(self) -> tuple[Recompile, ...]:
@@ -193,23 +185,23 @@ class CompileLog:
 
     def note_gradient_read(self, step: str | None) -> None:
         """Records that code of a step reads the `grad` of a tensor."""
-        self._gradient_readers.add(step)
+        self._traits.add((_READS_GRADIENTS, step))
 
     def note_untraced(self, step: str | None) -> None:
         """Records that Dynamo doesn't trace a part of a step's code."""
-        self._untraced.add(step)
+        self._traits.add((_UNTRACED, step))
 
     def note_parts(self, step: str | None) -> None:
         """Records that a step is several graphs, of which the later ones can be traced anew after the first has run."""
-        self._in_parts.add(step)
+        self._traits.add((_IN_PARTS, step))
 
     def runs_outside_of_graphs(self, step: str) -> bool:
         """Whether code of a step, as far as it has run, runs between graphs or is not traced."""
-        return step in self._in_parts or step in self._untraced
+        return not self._traits.isdisjoint({(_IN_PARTS, step), (_UNTRACED, step)})
 
     def reads_gradients(self, step: str) -> bool:
         """Whether code of a step, as far as it was traced, reads the `grad` of a tensor."""
-        return step in self._gradient_readers
+        return (_READS_GRADIENTS, step) in self._traits
 
     def may_read_gradients(self, step: str) -> bool:
         """Whether code of a step reads the `grad` of a tensor, or may do so where it is not traced, or not yet."""

@@ -141,8 +141,8 @@ class LastCheckpoint(Checkpoint):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        # Several processes can have different numbers of validation batches; they stop at the next training step.
-        # Nor between the batches of an optimizer step, whose gradients are not part of a checkpoint.
+        # Several processes can have different numbers of validation batches; they stop at the next training step. A run
+        # doesn't stop between the batches of an optimizer step either, whose gradients are not part of a checkpoint.
         is_between = trainer.state.fn == "fit" and is_accumulating(trainer)
         if self._signum is not None and trainer.world_size == 1 and not is_between:
             note_sigterm(trainer)

@@ -16,9 +16,8 @@ Dimensions = Mapping[int, Mapping[int, str]]
 
 def changing_strides(module: fx.GraphModule) -> list[int]:
     """The positions of the tensor inputs of which Dynamo made a stride symbolic."""
-    values = [node.meta.get("example_value") for node in inputs_of(module.graph)]
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    return [k for k, value in enumerate(tensors) if any(isinstance(step, torch.SymInt) for step in value.stride())]
+    strides = [value.stride() for value in _tensor_inputs(module)]
+    return [k for k, steps in enumerate(strides) if any(isinstance(step, torch.SymInt) for step in steps)]
 
 
 def layout_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
@@ -34,7 +33,12 @@ def layout_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
 
 def changing_dimensions(module: fx.GraphModule) -> Dimensions:
     """For each tensor input that has some, the dimensions that Dynamo made symbolic. Equal sizes have equal names."""
-    values = [node.meta.get("example_value") for node in inputs_of(module.graph)]
-    shapes = [value.shape for value in values if isinstance(value, torch.Tensor)]
+    shapes = [value.shape for value in _tensor_inputs(module)]
     symbolic = ({k: str(size) for k, size in enumerate(shape) if isinstance(size, torch.SymInt)} for shape in shapes)
     return {position: dimensions for position, dimensions in enumerate(symbolic) if dimensions}
+
+
+def _tensor_inputs(module: fx.GraphModule) -> list[torch.Tensor]:
+    """Dynamo's examples of the tensor inputs."""
+    values = [node.meta.get("example_value") for node in inputs_of(module.graph)]
+    return [value for value in values if isinstance(value, torch.Tensor)]

@@ -24,9 +24,14 @@ def gathered(value: Any, group: dist.ProcessGroup) -> list[Any]:
 
 
 def in_order(names: Sequence[str]) -> list[str]:
-    """Sort names of parameters as in a single process: by pipeline, in the given order, and stage."""
-    pipelines = list(dict.fromkeys(_stage_of(name)[0] for name in names))
-    return sorted(names, key=lambda name: (pipelines.index(_stage_of(name)[0]), _stage_of(name)[1]))
+    """Sort names of parameters as in a single process: by pipeline, in the given order, and stage.
+
+    Names outside of pipelines stay together, in the place of the first of them.
+    """
+    stages = {name: _stage_of(name) for name in names}
+    pipelines = dict.fromkeys(pipeline for pipeline, _ in stages.values())
+    places = {pipeline: place for place, pipeline in enumerate(pipelines)}
+    return sorted(names, key=lambda name: (places[stages[name][0]], stages[name][1]))
 
 
 def _stage_of(name: str) -> tuple[str, int]:

@@ -183,10 +183,10 @@ class VocabularyCrossEntropy(nn.Module):
         self.words: int | None = None
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Returns the loss, float32[].
+        """Returns the loss, float32[] for 16-bit logits, otherwise of their dtype.
 
         Args:
-            logits: float32[rows, words of this rank].
+            logits: float[rows, words of this rank].
             targets: int64[rows].
         """
         assert self.words is not None
