@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from lit_ort.regions.symbolic_size import Size
+
 MEMORY_DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
     "float64": torch.float64,
@@ -30,13 +32,9 @@ def computed_in(dtype: str) -> str:
     return "float32" if dtype in _HALVES else dtype
 
 
-def stored(number: float, dtype: str) -> float:
-    """A number as an element of a dtype has it in memory."""
-    return torch.full((), number, dtype=MEMORY_DTYPES[dtype]).item()
-
-
-def is_half(dtype: str) -> bool:
-    return dtype in _HALVES
+def stored(number: float | Size, dtype: str) -> float | Size:
+    """A number as an element of a dtype has it in memory; a size as it is."""
+    return number if isinstance(number, Size) else torch.full((), number, dtype=MEMORY_DTYPES[dtype]).item()
 
 
 def is_float(dtype: str) -> bool:

@@ -15,7 +15,7 @@ from lit_ort._compat.torch_aot import is_of_backward
 from lit_ort._compat.torch_fx import is_view
 from lit_ort._compat.torch_sizes import channels_last, has_channels_last, inverse_order, may_overlap
 from lit_ort.regions.dropout_values import DROPOUT
-from lit_ort.regions.element_types import computed_in, is_float, is_half, name_of, stored
+from lit_ort.regions.element_types import computed_in, is_float, name_of, stored
 from lit_ort.regions.index_expressions import INDEX_HANDLERS, OWN_INDEX_HANDLERS
 from lit_ort.regions.losses import LOSSES
 from lit_ort.regions.node_expressions import COPIES, HANDLERS, OWN_HANDLERS, Handler, shape_of, size_of_node
@@ -338,7 +338,7 @@ class Reader:
             raise NotRegional(f"{name} of {dtype}")
         dtypes = ["bool" if rule == CHOOSE and not position else common for position in range(len(args))]
         arguments = tuple(self.argument(arg, shape_of(value), kind) for arg, kind in zip(args, dtypes, strict=True))
-        if rule == COMPARE and is_half(common):
+        if rule == COMPARE and computed_in(common) != common:
             arguments = tuple(_in_memory_of(argument, common) for argument in arguments)
         if len(arguments) != OPERATORS[name].formula.__code__.co_argcount:
             raise NotRegional(f"{name} of {len(arguments)} arguments")
@@ -394,8 +394,7 @@ class Reader:
 def _in_memory_of(expression: Expression, dtype: str) -> Expression:
     """An expression with the values that it has in a dtype."""
     if isinstance(expression, Constant):
-        number = expression.number
-        return expression if isinstance(number, Size) else replace(expression, number=stored(number, dtype))
+        return replace(expression, number=stored(expression.number, dtype))
     return converted(expression, dtype)
 
 

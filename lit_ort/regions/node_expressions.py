@@ -176,7 +176,7 @@ def _constant(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
     if not isinstance(number, float | int | Size):
         raise NotRegional(name)
     dtype = name_of(value.dtype) or ""
-    return Constant(number if isinstance(number, Size) else stored(number, dtype), shape_of(value), dtype)
+    return Constant(stored(number, dtype), shape_of(value), dtype)
 
 
 def _arange(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:

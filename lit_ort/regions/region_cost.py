@@ -22,8 +22,6 @@ def is_faster(region: Region, run: RegionRun[Number]) -> bool:
     """Whether a region is at least as fast as the operators that it consists of."""
     if product(run.sizes) < _SMALL:
         return True
-    if is_random(region):
-        return True
     applied = [
         node for node in region.nodes if isinstance(node, Apply) and not node.operator.startswith(("cast", "round_to"))
     ]
@@ -34,16 +32,18 @@ def is_faster(region: Region, run: RegionRun[Number]) -> bool:
     return not reduces_strided(region, run)
 
 
-def is_random(region: Region) -> bool:
-    """Whether a region has random numbers, of which torch's operators would have others where they are repeated."""
-    return any(isinstance(node, Apply) and node.operator == "random" for node in region.nodes)
-
-
 def reduces_strided(region: Region, run: RegionRun[Number]) -> bool:
-    """Whether a region of many points reduces what is not adjacent in memory, for which torch's kernels are faster."""
-    if product(run.sizes) < _SMALL or not _reduces(region):
+    """Whether a region of many points reduces what is not adjacent in memory, for which torch's kernels are faster.
+
+    False for one with random numbers, of which torch's operators would have others where they are repeated.
+    """
+    if product(run.sizes) < _SMALL or not _reduces(region) or _is_random(region):
         return False
     return any(_is_strided(region, node) for node in region.loads)
+
+
+def _is_random(region: Region) -> bool:
+    return any(isinstance(node, Apply) and node.operator == "random" for node in region.nodes)
 
 
 def _reduces(region: Region) -> bool:
