@@ -54,6 +54,19 @@ class Net(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.8)}
 
 
+class OwnLog(Net):
+    """Has code of its own where it logs, with a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.names: list[str] = []
+
+    def log(self, name: str, value: Any, **kwargs: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self.names.append(name)
+        super().log(name, value * self.scale, **kwargs)
+
+
 class Branching(Net):
     """Looks at its counters, and logs more at some steps."""
 

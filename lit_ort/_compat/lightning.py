@@ -97,6 +97,11 @@ def step_arguments(step: Callable[..., Any], batch: Any) -> tuple[Any, ...]:
     return (batch, 0) if takes_index else (batch,)
 
 
+def has_own_log(module: Any) -> bool:
+    """Whether the class of a LightningModule has a `log` in place of Lightning's."""
+    return is_lightning_module(module) and not is_from_lightning(type(module).log)
+
+
 def base_with_log(module: Any) -> Any:
     """The class of a LightningModule that has Lightning's own `log`."""
     return next(cls for cls in type(module).__mro__ if "log" in vars(cls) and is_from_lightning(vars(cls)["log"]))

@@ -13,7 +13,7 @@ from torch import fx
 from lit_ort._compat.lightning import step_arguments
 from lit_ort._compat.torch_fx import tree_leaves, tree_map
 from lit_ort.backend.eager import autocast_for
-from lit_ort.backend.tracing_settings import LogRecorder, dynamo_settings, in_place_of
+from lit_ort.backend.tracing_settings import LogRecorder, dynamo_settings
 from lit_ort.capture.inlined_checkpoints import inline_checkpoints
 from lit_ort.capture.numbers import separate_numbers
 from lit_ort.errors import OptionsError
@@ -118,7 +118,7 @@ class _Planned(Exception):
 def _planned(step: Any, arguments: Sequence[Any], options: ORTOptions) -> MemoryPlan:
     name = getattr(step, "__name__", type(step).__name__)
     is_module = hasattr(step, "training_step")
-    logs = in_place_of(step, "log", LogRecorder(step.log_dict).log) if is_module else nullcontext()
+    logs = LogRecorder(step).attached() if is_module else nullcontext()
 
     def backend(graph_module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
         from lit_ort.backend.build import build

@@ -7,14 +7,16 @@ and no common base.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 
 from lit_ort._compat.dynamo_events import listening, traced_in
+from lit_ort._compat.lightning import base_with_log, has_own_log, is_from_lightning
 from lit_ort._compat.metric_calls import MetricResult, takes_results
+from lit_ort._compat.patching import replaced, replaced_entry
 from lit_ort._compat.recurrent_shapes import shapes_without_steps
 from lit_ort._compat.torch_dynamo import step_settings, trace_corrections, tracing_settings
 from lit_ort.backend.explanation import CompileLog
@@ -31,13 +33,31 @@ class LogRecorder:
     Dynamo can't trace `log`, and each call of it would break the graph.
 
     Args:
-        log_dict: the module's, which calls its `log`.
+        module: the LightningModule, or another with these methods.
     """
 
-    def __init__(self, log_dict: Callable[..., None]) -> None:
-        self._log_dict = log_dict
+    def __init__(self, module: Any) -> None:
+        self._module, self._log_dict = module, module.log_dict
+        self._base = base_with_log(module) if has_own_log(module) else None
+        self._records = None if self._base is None else _recording(module, self.log, self._base.log)
         # A name of None: the value is a dict that a metric makes behind the graph.
         self.calls: list[tuple[str | None, Any, tuple[Any, ...], dict[str, Any]]] = []
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Records the module's calls while the block runs.
+
+        What a `log` of the module's own class does belongs to the step, up to Lightning's, which is replaced there.
+        """
+        methods = vars(self._module)
+        with ExitStack() as stack:
+            if self._base is not None and "log" not in methods:
+                stack.enter_context(replaced(self._base, "log", self._records))
+            else:
+                stack.enter_context(replaced_entry(methods, "log", self.log))
+                if is_from_lightning(self._module.log_dict):
+                    stack.enter_context(replaced_entry(methods, "log_dict", self.log_dict))
+            yield
 
     @takes_results
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
@@ -64,18 +84,13 @@ class LogRecorder:
                 log(key, number, *args, **kwargs)
 
 
-@contextmanager
-def in_place_of(module: Any, name: str, method: Callable[..., Any]) -> Iterator[None]:
-    """Sets a method of one module while the block runs."""
-    own = module.__dict__.get(name)
-    module.__dict__[name] = method
-    try:
-        yield
-    finally:
-        if own is None:
-            del module.__dict__[name]
-        else:
-            module.__dict__[name] = own
+def _recording(module: Any, record: Callable[..., None], log: Callable[..., None]) -> Callable[..., None]:
+    """A method of Lightning's class that records the calls of one module."""
+
+    def recording(owner: Any, *args: Any, **kwargs: Any) -> None:
+        return record(*args, **kwargs) if owner is module else log(owner, *args, **kwargs)
+
+    return recording
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from lit_ort._compat.lightning import is_lightning_module, package_of, step_argu
 from lit_ort._compat.torch_fx import tree_leaves
 from lit_ort.backend.backend import ORTBackend
 from lit_ort.backend.eager import autocast_for
-from lit_ort.backend.tracing_settings import LogRecorder, dynamo_settings, in_place_of
+from lit_ort.backend.tracing_settings import LogRecorder, dynamo_settings
 from lit_ort.benchmark.result import INDUCTOR, ORT
 from lit_ort.errors import OptionsError
 from lit_ort.options import BF16_MIXED, FLOAT32
@@ -89,11 +89,7 @@ class Workload:
     @contextmanager
     def without_trainer(self) -> Iterator[None]:
         """Replaces `log` of a LightningModule, which would need a Trainer."""
-        if not self.is_lightning:
-            yield
-            return
-        module: Any = self.module
-        with in_place_of(module, "log", LogRecorder(module.log_dict).log):
+        with LogRecorder(self.module).attached() if self.is_lightning else nullcontext():
             yield
 
 

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from lit_ort._compat.devices import wait_for
-from lit_ort._compat.lightning import checks_logged_values_at_once, is_from_lightning
-from lit_ort._compat.patching import replaced
+from lit_ort._compat.lightning import checks_logged_values_at_once, has_own_log
+from lit_ort._compat.patching import replaced_entry
 from lit_ort._compat.repeated_logs import RepeatedLogs
 from lit_ort.backend.events import DISABLED
 from lit_ort.backend.explanation import CompileLog
-from lit_ort.backend.tracing_settings import LogRecorder, dynamo_settings, in_place_of
+from lit_ort.backend.tracing_settings import LogRecorder, dynamo_settings
 from lit_ort.errors import warn_at
 from lit_ort.runtime.random import SeededDropout, draw_seed, in_eager, seeded
 from lit_ort.runtime.report import COMPILED
@@ -54,10 +54,9 @@ class CompiledSteps:
         self._backend_of = backend_of
         self._strict = strict
         self._compile_log = compile_log
-        self._recorder = LogRecorder(module.log_dict)
+        self._recorder = LogRecorder(module)
         self._logs = RepeatedLogs(module)
-        self._has_own_log = not is_from_lightning(type(module).log)
-        self._records = _recording(module, self._recorder.log, self._logs.base.log)
+        self._has_own_log = has_own_log(module)
         # By the step's name and the index of its dataloader: the method, which a hook can replace, and its code.
         self._compiled: dict[tuple[str, tuple[Any, ...]], tuple[Callable[..., Any], Callable[..., Any]]] = {}
         self._disabled: dict[tuple[int, str], tuple[Callable[..., Any], Callable[..., Any]]] = {}
@@ -107,7 +106,8 @@ class CompiledSteps:
 
     def _run_in_eager(self, name: str, choice: StepChoice, *args: Any, **kwargs: Any) -> Any:
         step = getattr(self._module, name)
-        with self._drawing() if name == "training_step" else nullcontext(), in_place_of(self._module, "log", self._log):
+        drawing = self._drawing() if name == "training_step" else nullcontext()
+        with drawing, replaced_entry(vars(self._module), "log", self._log):
             output = step(*args, **kwargs)
         if choice.counts_operators:
             choice.note_operators(output)
@@ -158,21 +158,14 @@ class CompiledSteps:
         """Replaces the module's methods that Dynamo must not trace."""
         module = self._module
         with ExitStack() as stack:
-            log = self._log
-            is_replaced = "log" in vars(module)
             if checks_logged_values_at_once(module):
-                stack.enter_context(in_place_of(module, "log", torch.compiler.disable(module.log, reason=DISABLED)))
-            elif self._has_own_log and not is_replaced:
-                # What a `log` of the module's own class does belongs to the step, up to Lightning's.
-                stack.callback(self._recorder.replay, self._logs.log)
-                stack.enter_context(replaced(self._logs.base, "log", self._records))
+                log = torch.compiler.disable(module.log, reason=DISABLED)
+                stack.enter_context(replaced_entry(vars(module), "log", log))
             else:
-                stack.callback(self._recorder.replay, log)
-                stack.enter_context(in_place_of(module, "log", self._recorder.log))
-                if is_from_lightning(module.log_dict):
-                    stack.enter_context(in_place_of(module, "log_dict", self._recorder.log_dict))
+                stack.callback(self._recorder.replay, module.log if "log" in vars(module) else self._logs.log)
+                stack.enter_context(self._recorder.attached())
             for owner, name in () if module.automatic_optimization else _outside_of_graphs(module):
-                stack.enter_context(in_place_of(owner, name, self._untraced(owner, name)))
+                stack.enter_context(replaced_entry(vars(owner), name, self._untraced(owner, name)))
             yield
 
     def _untraced(self, owner: Any, name: str) -> Callable[..., Any]:
@@ -185,15 +178,6 @@ class CompiledSteps:
         if known is None or known[0] != method:
             known = self._disabled[id(owner), name] = method, torch.compiler.disable(method, reason=DISABLED)
         return known[1]
-
-
-def _recording(module: Any, record: Callable[..., None], log: Callable[..., None]) -> Callable[..., None]:
-    """A method of Lightning's class that records the calls of one module."""
-
-    def recording(owner: Any, *args: Any, **kwargs: Any) -> None:
-        return record(*args, **kwargs) if owner is module else log(owner, *args, **kwargs)
-
-    return recording
 
 
 def _outside_of_graphs(module: Any) -> Iterator[tuple[Any, str]]:

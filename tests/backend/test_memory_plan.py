@@ -14,7 +14,7 @@ from lit_ort.errors import CompileError, OptionsError
 from lit_ort.options import ORTOptions
 from tests.compare import REASON, sparse_gradient
 from tests.hf_models import CASES
-from tests.lightning_models import Net
+from tests.lightning_models import Net, OwnLog
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -56,6 +56,12 @@ def test_a_lightning_module_that_logs_needs_no_trainer() -> None:
     plan = lit_ort.plan_memory(module, (torch.randn(8, 6), torch.randint(4, (8,))))
     assert plan.report.kind == "fused"
     assert plan.gradient_bytes == sum(p.nbytes for p in module.parameters())
+
+
+def test_a_log_of_the_modules_own_is_part_of_the_plan() -> None:
+    module = OwnLog()
+    plan = lit_ort.plan_memory(module, (torch.randn(8, 6), torch.randint(4, (8,))))
+    assert plan.parameter_bytes == sum(p.nbytes for p in module.parameters())
 
 
 @pytest.mark.sweep

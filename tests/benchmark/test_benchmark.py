@@ -21,7 +21,7 @@ from lit_ort.benchmark.run import largest_error
 from lit_ort.benchmark.training_step import Workload, optimizer_of, without_dropout
 from lit_ort.commands import benchmark as command
 from lit_ort.errors import OptionsError
-from tests.lightning_models import Net, loader, trainer
+from tests.lightning_models import Net, OwnLog, loader, trainer
 
 BASELINES = ("eager", "ort")
 QUICK: dict[str, Any] = {"baselines": ("ort",), "rounds": 1}
@@ -132,6 +132,14 @@ def test_logging_of_a_lightning_module_is_ignored() -> None:
     result = measured(Net(0.1), **QUICK)
     assert result.step.startswith("Net")
     assert result.figures["ort"].fallbacks == ()
+
+
+def test_a_log_of_the_modules_own_runs() -> None:
+    module = OwnLog()
+    workload = Workload(module, (torch.randn(8, 6), torch.randint(4, (8,))))
+    with workload.without_trainer():
+        workload.forward(module, workload.batch)
+    assert module.names == ["loss", "accuracy", "double"]
 
 
 @pytest.mark.slow

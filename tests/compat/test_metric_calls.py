@@ -16,7 +16,8 @@ from torch.nn import functional
 from torchmetrics import MetricCollection, classification
 from torchmetrics.functional.classification import multiclass_accuracy
 
-from lit_ort.backend.tracing_settings import LogRecorder, dynamo_settings, in_place_of
+from lit_ort._compat.patching import replaced_entry
+from lit_ort.backend.tracing_settings import LogRecorder, dynamo_settings
 from tests.compare import backend, mostly
 from tests.compat.canary import canary
 
@@ -131,11 +132,14 @@ class Module(nn.Module):
 
     def compiled_step(self, engine: Any) -> Any:
         """The compiled step, with calls of log recorded as under a strategy."""
-        recorder = LogRecorder(self.log_dict)
+        recorder = LogRecorder(self)
         compiled = torch.compile(self.step, backend=engine)
 
         def step(x: Tensor, y: Tensor) -> Any:
-            with in_place_of(self, "log", recorder.log), in_place_of(self, "log_dict", recorder.log_dict):
+            with (
+                replaced_entry(vars(self), "log", recorder.log),
+                replaced_entry(vars(self), "log_dict", recorder.log_dict),
+            ):
                 output = compiled(x, y)
             recorder.replay(self.log)
             return output
