@@ -48,6 +48,8 @@ aten, prims = torch.ops.aten, torch.ops.prims
 _CHEAP = 3
 # A sum of everything is cut into rows if it has more elements.
 _LONG_ROW = 4096
+# Operators that round a number to the 16-bit dtype of the others, as comparisons do; torch's other operators don't.
+_ROUND_NUMBERS = frozenset({"add", "sub", "rsub", "remainder", "fmod", "pow", "atan2", "logaddexp", "xlogy"})
 # The operators of images, which are faster with channels last.
 _OF_IMAGES = (
     "aten.conv",
@@ -312,6 +314,15 @@ class Reader:
             raise NotRegional(f"argument {arg!r}")
         return self.cast(self.broadcast(self.of(arg), shape), dtype)
 
+    def argument_in_memory(self, arg: Any, shape: Sequence[Number], dtype: str) -> Expression:
+        """An argument with the values that it has in memory: of 16-bit floats, numbers are rounded."""
+        expression = self.argument(arg, shape, dtype)
+        if computed_in(dtype) == dtype:
+            return expression
+        if isinstance(expression, Constant):
+            return replace(expression, number=stored(expression.number, dtype))
+        return converted(expression, dtype)
+
     def of(self, arg: Any) -> Expression:
         known = self.known.get(arg) if isinstance(arg, fx.Node) else None
         if known is None or isinstance(known, dict) or 0 in known.shape:
@@ -334,12 +345,11 @@ class Reader:
         """An operator of the table on arguments of a node, broadcast and cast."""
         rule, dtype = OPERATORS[name].rule, name_of(value.dtype) or ""
         common = self._common(args) if rule == COMPARE else dtype
+        argument = self.argument_in_memory if rule == COMPARE or name in _ROUND_NUMBERS else self.argument
         if rule == FLOAT and not is_float(dtype):
             raise NotRegional(f"{name} of {dtype}")
         dtypes = ["bool" if rule == CHOOSE and not position else common for position in range(len(args))]
-        arguments = tuple(self.argument(arg, shape_of(value), kind) for arg, kind in zip(args, dtypes, strict=True))
-        if rule == COMPARE and computed_in(common) != common:
-            arguments = tuple(_in_memory_of(argument, common) for argument in arguments)
+        arguments = tuple(argument(arg, shape_of(value), kind) for arg, kind in zip(args, dtypes, strict=True))
         if len(arguments) != OPERATORS[name].formula.__code__.co_argcount:
             raise NotRegional(f"{name} of {len(arguments)} arguments")
         return Compute(name, arguments, shape_of(value), dtype)
@@ -389,13 +399,6 @@ class Reader:
         value = Value(name, shape, expression.dtype, kind, expression, axes, self.is_backward)
         self.values.steps.append(value)
         return value.read()
-
-
-def _in_memory_of(expression: Expression, dtype: str) -> Expression:
-    """An expression with the values that it has in a dtype."""
-    if isinstance(expression, Constant):
-        return replace(expression, number=stored(expression.number, dtype))
-    return converted(expression, dtype)
 
 
 def _factors(size: Number) -> tuple[int, int] | None:

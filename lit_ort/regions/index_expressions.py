@@ -87,7 +87,7 @@ def _index(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
     parts = [_wrapped(reader, index, source.shape[axis]) for axis, index in given.items()]
     if len(parts) == 1:
         return _selected(reader, node, source, shape, parts[0], axes[0])
-    if any(isinstance(stride, int) and stride < 0 for stride in (source.view.strides[axis] for axis in axes)):
+    if any(source.view.strides[axis] < 0 for axis in axes):
         # Elements count from the first one in memory.
         source = reader.value(node.name, source).read()
     common = broadcast_shape(part.shape for part in parts)

@@ -255,12 +255,16 @@ def _scaled(name: str) -> Handler:
 
     def handler(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
         dtype = name_of(value.dtype) or ""
-        left, right = (reader.argument(arg, shape_of(value), dtype) for arg in node.args)
+        left, right = (reader.argument_in_memory(arg, shape_of(value), dtype) for arg in node.args)
         alpha: Any = size_of_node(node.kwargs.get("alpha", 1))
         if not isinstance(alpha, int | float | Size):
             raise NotRegional(f"alpha {alpha!r}")
         if alpha != 1:
-            right = Compute("mul", (right, Constant(alpha, right.shape, dtype)), right.shape, dtype)
+            # Only the sum is rounded to 16 bits.
+            computed = computed_in(dtype)
+            right = Compute(
+                "mul", (right, Constant(stored(alpha, dtype), right.shape, computed)), right.shape, computed
+            )
         return Compute(name, (left, right), shape_of(value), dtype)
 
     return handler

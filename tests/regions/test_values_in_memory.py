@@ -47,6 +47,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "a sum as int32": (lambda m: m.sum(-1, dtype=torch.int32) + 1, (torch.ones(4, 8, dtype=torch.bool),)),
     "a sum as uint8": (lambda m: m.sum(dtype=torch.uint8).float(), (torch.ones(300, dtype=torch.bool),)),
     "comparisons": (compared_with_a_number, (torch.tensor([0.1, 0.2, -0.3], dtype=BRAIN),)),
+    "powers of a number": (lambda x: 0.1**x, (torch.linspace(-9, 9, 99, dtype=BRAIN),)),
     "constants": (
         promoted_constants,
         (torch.zeros(4, dtype=torch.float64), torch.zeros(4), torch.zeros(4, dtype=torch.int64), torch.zeros(4).byte()),
@@ -84,6 +85,33 @@ def test_recomputed_dropout_with_a_strided_sum_has_the_same_mask() -> None:
     loss.backward()
     assert h.grad is not None
     torch.testing.assert_close((h.grad * h).sum(0), 2 * z, rtol=1e-4, atol=1e-4)
+
+
+def with_numbers(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    number = torch.tensor(0.1)
+    return (
+        x % 0.1, torch.fmod(x, 0.1), x % number, x // 0.1, x.div(0.1, rounding_mode="trunc"), x + 0.1, 0.1 - x, x * 0.1,
+        x / 0.1, torch.add(x, y, alpha=0.1), torch.sub(x, y, alpha=0.1), torch.add(x, 3.0, alpha=0.1),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [BRAIN, HALF], ids=str)
+def test_numbers_are_rounded_to_16_bits_where_torch_does_so(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    compiled = torch.compile(with_numbers, backend=backend())
+    for count in (1, 2000):
+        x, y = 20 * torch.randn(count, dtype=dtype), torch.randn(count, dtype=dtype)
+        torch.testing.assert_close(compiled(x, y), with_numbers(x, y), rtol=0, atol=0, equal_nan=True)
+
+
+def test_elements_of_a_flipped_view_of_changing_sizes() -> None:
+    def function(x: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return x.flip(0)[i, j] * 2
+
+    compiled = torch.compile(function, backend=backend(), dynamic=True)
+    for rows, columns in ((5, 4), (7, 3)):
+        arguments = torch.randn(rows, columns), torch.arange(rows), torch.arange(rows) % columns
+        torch.testing.assert_close(compiled(*arguments), function(*arguments))
 
 
 def test_an_alpha_that_depends_on_a_size() -> None:
