@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -236,6 +236,11 @@ def base_of(node: fx.Node) -> fx.Node:
     while is_view(node):
         node = first_argument(node)
     return node
+
+
+def is_read_by(node: fx.Node, targets: Container[Any]) -> bool:
+    """Whether one of some operators reads a node, or a view of it."""
+    return any(user.target in targets or (is_view(user) and is_read_by(user, targets)) for user in node.users)
 
 
 def viewed_base(node: fx.Node) -> fx.Node:

@@ -19,6 +19,8 @@ aten = torch.ops.aten
 AUTOGRAD_FUNCTION: Any = autograd_function_apply
 # Operators whose results depend on the strides of their first argument.
 BY_STRIDES = frozenset({aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default})
+# They write into a copy with the strides of their first argument, whose elements can share memory.
+SCATTERS = frozenset({aten.select_scatter.default, aten.slice_scatter.default, aten.diagonal_scatter.default})
 # Kernels of GPUs that need an order of memory for some arguments: attention reads the rows of its mask.
 BY_ROWS = frozenset(
     {

@@ -56,8 +56,9 @@ class FusionGraph:
         return self._seed is not None
 
     def low_precision(self, node: fx.Node) -> bool:
-        """Whether a node is in a region where autocast computes in bfloat16."""
-        return node in self._low
+        """Whether autocast computes an operator in bfloat16, as it does not for float64."""
+        values = (argument.meta.get("val") for argument in node.all_input_nodes)
+        return node in self._low and all(getattr(value, "dtype", None) != torch.float64 for value in values)
 
     def requires_grad(self, node: fx.Node) -> bool:
         """Whether a value requires grad; also true if that is unknown."""

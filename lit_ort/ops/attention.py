@@ -64,6 +64,8 @@ def attention(
     """
     share = drop_probability(seed, p)
     result = _empty(allocator, q, v.shape[3])
+    if not k.shape[2]:
+        return result.zero_()
     if share == 0 and mask is None and _flash_is_faster(q, v):
         return result.copy_(aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)[0])
     pieces = _Pieces(allocator, q, k, mask, causal, scale, pieces=1 + (share > 0))
@@ -95,8 +97,8 @@ def attention_backward(
     """The gradients of q, k and v in their dtypes, from the gradient of the result and the arguments of `attention`."""
     share = drop_probability(seed, p)
     of_q, of_k, of_v = (_empty(allocator, tensor, tensor.shape[3]) for tensor in (q, k, v))
-    if not q.shape[2]:
-        return of_q, of_k.zero_(), of_v.zero_()
+    if not (q.shape[2] and k.shape[2]):
+        return of_q.zero_(), of_k.zero_(), of_v.zero_()
     pieces = _Pieces(allocator, q, k, mask, causal, scale, pieces=2 + (share > 0))
     dropout = _Dropout(share, seed, stream)
     for group in pieces.groups():

@@ -16,8 +16,9 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch_aot import is_of_backward
-from lit_ort._compat.torch_fx import arguments_of, is_view, strides_of
-from lit_ort._compat.torch_ops import BY_ROWS, BY_STRIDES, SLICE_END
+from lit_ort._compat.torch_fx import arguments_of, is_read_by, strides_of
+from lit_ort._compat.torch_ops import BY_ROWS, BY_STRIDES, SCATTERS, SLICE_END
+from lit_ort._compat.torch_sizes import may_overlap
 from lit_ort.runtime.argument_codec import exact
 
 aten = torch.ops.aten
@@ -95,15 +96,10 @@ def _replacement(node: fx.Node) -> fx.Node | None:
 
 def _changes_strides(node: fx.Node, replacement: fx.Node) -> bool:
     """Whether an operator that depends on a node's strides would read others."""
-    return _is_read_by_strides(node) and strides_of(node.meta["val"]) != strides_of(replacement.meta["val"])
-
-
-def _is_read_by_strides(node: fx.Node) -> bool:
-    """Whether an operator depends on the strides of a node, or of a view of it."""
-    return any(
-        user.target in BY_STRIDES or user.target in BY_ROWS or (is_view(user) and _is_read_by_strides(user))
-        for user in node.users
-    )
+    value, other = node.meta["val"], replacement.meta["val"]
+    if is_read_by(node, SCATTERS) and may_overlap(other) and not may_overlap(value):
+        return True
+    return is_read_by(node, BY_STRIDES | BY_ROWS) and strides_of(value) != strides_of(other)
 
 
 def _first(node: fx.Node) -> fx.Node | None:

@@ -12,7 +12,8 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch_aot import is_of_backward
-from lit_ort._compat.torch_fx import is_view
+from lit_ort._compat.torch_fx import is_read_by, is_view
+from lit_ort._compat.torch_ops import SCATTERS
 from lit_ort._compat.torch_sizes import channels_last, has_channels_last, inverse_order, may_overlap
 from lit_ort.regions.dropout_values import DROPOUT
 from lit_ort.regions.element_types import computed_in, is_float, name_of, stored
@@ -120,6 +121,11 @@ def _is_used(node: fx.Node, position: int) -> bool:
     return not results or any(user.args[1] == position and user.users for user in results)
 
 
+def _has_to_copy(node: fx.Node) -> bool:
+    """Whether a node is a copy that is written to, of elements that share memory."""
+    return node.target in COPIES and is_read_by(node, SCATTERS) and may_overlap(node.args[0].meta["val"])
+
+
 def _require_shape(node: fx.Node, expression: Expression, value: torch.Tensor) -> None:
     """Refuses sizes that a trace knows to be equal but that are different polynomials."""
     if expression.shape != shape_of(value):
@@ -182,6 +188,8 @@ class Reader:
             return self._row_operator(node, operator_of)
         expression, value = self._expression(node), node.meta["val"]
         _require_shape(node, expression, value)
+        if _has_to_copy(node):
+            return self._stored(node, expression)
         return self._in_memory(node, expression, value)
 
     def _settled(self, node: fx.Node, expression: Expression) -> Expression:

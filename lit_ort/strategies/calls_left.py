@@ -25,8 +25,7 @@ def calls_left(trainer: Any, step: str, dataloader: int = 0) -> float | None:
     elif fits:
         left = _validation_batches(trainer, dataloader)
     else:
-        loop = getattr(trainer, _RUNS[step])
-        left = _size(loop.max_batches, dataloader) - loop.batch_progress.current.ready
+        left = _batches_of_run(getattr(trainer, _RUNS[step]), dataloader)
     return max(left, 0.0) if math.isfinite(left) else None
 
 
@@ -52,16 +51,23 @@ def _batches_until_time_is_up(trainer: Any) -> Iterator[float]:
             yield seconds / elapsed * (trainer.fit_loop.epoch_loop.total_batch_idx + 1)
 
 
+def _batches_of_run(loop: Any, dataloader: int) -> float:
+    """The batches of a dataloader that follow in the run of a loop, which reads one dataloader after the other."""
+    sizes = (_size(loop.max_batches, k) for k in range(dataloader + 1))
+    return max(sum(sizes) - loop.batch_progress.current.ready, 0.0)
+
+
 def _validation_batches(trainer: Any, dataloader: int) -> float:
     size = _size(trainer.num_val_batches, dataloader)
-    every = trainer.val_check_batch
-    if every is None or not math.isfinite(every) or every >= trainer.num_training_batches:
+    every, epochs = trainer.val_check_batch, trainer.check_val_every_n_epoch
+    # Without a number of epochs the interval is of batches of all epochs.
+    is_of_epoch = epochs is not None and every is not None and every >= trainer.num_training_batches
+    if every is None or not math.isfinite(every) or is_of_epoch:
         every = trainer.num_training_batches
-    epochs = trainer.check_val_every_n_epoch or 1
-    left = _training_batches(trainer)
     if not (math.isfinite(every) and every > 0):
         return math.inf
-    return size * (left // (every * epochs))
+    now = _batches_of_run(trainer.fit_loop.epoch_loop.val_loop, dataloader) if trainer.validating else 0
+    return now + size * (_training_batches(trainer) // (every * (epochs or 1)))
 
 
 def _size(batches: Any, dataloader: int) -> float:

@@ -206,3 +206,18 @@ def test_few_keys_of_any_number() -> None:
         assert twin.grad is not None
         assert relative_error(x.grad, twin.grad) <= 1e-5
     assert len(engine.compile_log.graphs) == 2
+
+
+def test_autocast_does_not_convert_float64() -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.scaled_dot_product_attention(q, k, v)
+
+    def loss(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.cross_entropy(F.linear(hidden, weight), labels)
+
+    q, k, v = torch.randn(3, 2, 2, 9, 8, dtype=torch.float64)
+    hidden, weight = torch.randn(1500, 8, dtype=torch.float64), torch.randn(200, 8, dtype=torch.float64)
+    for function, inputs in ((attend, (q, k, v)), (loss, (hidden, weight, torch.arange(1500) % 200))):
+        torch.testing.assert_close(torch.compile(function, backend=backend())(*inputs), function(*inputs))

@@ -231,12 +231,13 @@ def test_p_must_be_a_probability() -> None:
         attention(*Case().inputs(), None, seed_of(1), 1.5, False, SCALE, 0)
 
 
-@pytest.mark.parametrize("length", [0, 6])
-def test_empty_batches(length: int) -> None:
-    q, k, v = (torch.randn(0 if length else 2, 2, n, 4) for n in (length, 7, 7))
+@pytest.mark.parametrize(("rows", "queries", "keys"), [(2, 0, 7), (0, 6, 7), (2, 6, 0)])
+def test_without_rows_queries_or_keys(rows: int, queries: int, keys: int) -> None:
+    q, k, v = (torch.randn(rows, 2, n, 4) for n in (queries, keys, keys))
     result = attention(q, k, v, None, seed_of(1), 0.0, False, SCALE, 0)
     gradients = attention_backward(result, q, k, v, None, seed_of(1), 0.1, False, SCALE, 0)
     assert result.shape == q.shape
+    assert not result.any()
     assert not any(gradient.any() for gradient in gradients)
 
 
