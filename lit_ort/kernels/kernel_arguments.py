@@ -13,7 +13,7 @@ from functools import cached_property
 
 from lit_ort.regions.element_types import is_float, size_of
 from lit_ort.regions.pointwise_table import OPERATORS
-from lit_ort.regions.region import Apply, ColumnReduction, Load, Reduce, Region, Scalar
+from lit_ort.regions.region import LONG_SUM, Apply, ColumnReduction, Load, Reduce, Region, Scalar
 from lit_ort.regions.region_run import Place, RegionRun
 
 ROW_BLOCKS, COLUMN_BLOCKS, TILE, SCRATCH = 0, 1, 2, 3
@@ -134,7 +134,7 @@ def partial_dtype(region: Region, column: ColumnReduction) -> str:
     """The dtype that a column reduction is accumulated in: sums of row-level values are few, and in float64."""
     dtype = region.nodes[column.value].dtype
     precise = column.kind in ("sum", "prod") and is_float(dtype) and not region.full[column.value]
-    return "float64" if precise else dtype
+    return "float64" if precise or column.kind == LONG_SUM else dtype
 
 
 def array_bytes(columns: int, dtype: str) -> int:

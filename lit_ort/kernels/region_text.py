@@ -24,7 +24,7 @@ from lit_ort.kernels.kernel_arguments import (
     partial_dtype,
 )
 from lit_ort.kernels.region_values import Copy, RegionValues
-from lit_ort.kernels.row_stages import scratch_arrays
+from lit_ort.kernels.row_stages import parts_of, scratch_arrays
 from lit_ort.kernels.vector_math import cast
 from lit_ort.kernels.vector_memory import loaded, scattered, stored
 from lit_ort.kernels.vector_text import Text, Vector
@@ -32,6 +32,7 @@ from lit_ort.regions.element_types import computed_in, size_of
 from lit_ort.regions.interpret_region import identity_of
 from lit_ort.regions.region import (
     CONTIGUOUS,
+    LONG_SUM,
     ColumnReduction,
     Load,
     Reduce,
@@ -48,6 +49,8 @@ def write_region(text: Text, region: Region, vector_bytes: int) -> None:
 
 # What a loop over columns does: from the vectors of columns, and what is carried, to what is carried on.
 _Body = Callable[[list[Copy], list[Vector]], list[Vector]]
+# A long sum of columns adds the rows of so many in float32, and these in float64.
+_ROWS_OF_PART = 64
 
 
 class _RegionText(RegionValues):
@@ -69,16 +72,49 @@ class _RegionText(RegionValues):
         end, width = self._op("add", self.low, tile), self._word(self.layout.size(self.layout.rank - 1))
         self.high = text.call("llvm.smin.i64", "i64", ("i64", end), ("i64", width))
         arrays = self._arrays(row_block)
-        self.partial = arrays[: len(self.region.columns)]
-        self.kept = dict(zip(self.stages.kept, arrays[len(self.partial) :], strict=True))
-        for column, array in zip(self.region.columns, self.partial, strict=True):
+        columns = self.columns = list(zip(self.region.columns, arrays, strict=False))
+        parts, rest = parts_of(self.region), arrays[len(columns) :]
+        self.kept = dict(zip(self.stages.kept, rest[len(parts) :], strict=True))
+        for column, array in columns:
             self._initialize(column, array)
         for at, store in enumerate(self.region.stores):
             if store.target is not None:
                 self._fill(store, self.layout.places[len(self.load_of) + at])
-        with text.loop(low, high, 1) as rows:
-            self._one_row(rows.index)
+        if parts:
+            self._rows_in_parts(low, high, dict(zip(parts, zip(parts.values(), rest, strict=False), strict=True)))
+        else:
+            self._rows(low, high)
         text.line("ret void")
+
+    def _rows(self, low: str, high: str) -> None:
+        with self.text.loop(low, high, 1) as rows:
+            self._one_row(rows.index)
+
+    def _rows_in_parts(self, low: str, high: str, parts: dict[int, tuple[ColumnReduction, str]]) -> None:
+        """Rows, and after a few of them their sums of columns, which are then added to totals."""
+        totals = self.columns
+        self.columns = [parts.get(at, total) for at, total in enumerate(totals)]
+        with self.text.loop(low, high, _ROWS_OF_PART) as few:
+            for column, array in parts.values():
+                self._initialize(column, array)
+            end = self._op("add", few.index, _ROWS_OF_PART)
+            self._rows(few.index, self.text.call("llvm.smin.i64", "i64", ("i64", end), ("i64", high)))
+            for at, (column, array) in parts.items():
+                self._add_part(column, array, totals[at][1])
+
+    def _add_part(self, column: ColumnReduction, part: str, total: str) -> None:
+        text, dtype = self.text, partial_dtype(self.region, column)
+
+        def body(copies: list[Copy], accumulators: list[Vector]) -> list[Vector]:
+            for copy in copies:
+                at = self._op("add", self.flat, copy.column)
+                added = cast(loaded(text, part, at, dtype, self.lanes, self.mask), "float64")
+                before = loaded(text, total, at, "float64", self.lanes, self.mask)
+                stored(text, total, at, "float64", before + added, self.mask)
+            return accumulators
+
+        with text.scope():
+            self._nest(0, [], body)
 
     def _part(self, size: str, number: str, count: str) -> tuple[str, str]:
         """The start and the end of a part of count equal ones."""
@@ -149,7 +185,7 @@ class _RegionText(RegionValues):
         for at, store in enumerate(self.region.stores):
             if not store.access.is_full:
                 self._store_row(store, len(self.load_of) + at)
-        for column, array in zip(self.region.columns, self.partial, strict=True):
+        for column, array in self.columns:
             if not self.region.full[column.value]:
                 dtype = partial_dtype(self.region, column)
                 total = loaded(self.text, array, "0", dtype, 0, None)
@@ -189,7 +225,7 @@ class _RegionText(RegionValues):
         ]
         columns = [
             (column, array)
-            for column, array in zip(region.columns, self.partial, strict=True)
+            for column, array in self.columns
             if region.full[column.value] and of[column.value] == self.stage
         ]
         kept = [number for number in self.stages.kept if of[number] == self.stage]
@@ -203,7 +239,7 @@ class _RegionText(RegionValues):
         for place, store in stores:
             self._place(place, store.access.inner, store.indices)
         start = [
-            self.text.literal(identity_of(node.kind, node.dtype), node.dtype, self.lanes)
+            self.text.literal(identity_of(node.kind, node.dtype), _accumulated_in(node), self.lanes)
             for _, node in reductions
             for _ in range(self.copies)
         ]
@@ -215,9 +251,7 @@ class _RegionText(RegionValues):
             totals = self._nest(0, start, body)
         for at, (number, node) in enumerate(reductions):
             parts = totals[at * self.copies : (at + 1) * self.copies]
-            while len(parts) > 1:
-                parts = [_combined(node.kind, *parts[at : at + 2]) for at in range(0, len(parts), 2)]
-            self.reduced[number] = _total(node.kind, parts[0])
+            self.reduced[number] = cast(_total(node.kind, _whole(node.kind, parts)), node.dtype)
 
     def _prepare_row(self, number: int, visited: set[int]) -> None:
         """Compute what is the same in the whole row before the loops over columns."""
@@ -290,13 +324,18 @@ class _RegionText(RegionValues):
         kept: Sequence[int],
     ) -> list[Vector]:
         accumulators = list(accumulators)
+        # Of a long sum, the vectors of a step are added in float32.
+        steps: dict[int, list[Vector]] = {}
         for copy in copies:
             for at, node in enumerate(reductions):
                 value = self._value(node.arg, copy).splat(self.lanes)
                 if self.mask is not None:
                     value = self.mask.where(value, identity_of(node.kind, node.dtype))
                 position = at * self.copies + copy.number
-                accumulators[position] = _combined(node.kind, accumulators[position], value)
+                if node.kind == LONG_SUM:
+                    steps.setdefault(at, []).append(value)
+                else:
+                    accumulators[position] = _combined(node.kind, accumulators[position], value)
             for number in kept:
                 self._value(number, copy)
             for _, store in stores:
@@ -304,6 +343,8 @@ class _RegionText(RegionValues):
                     self._value(number, copy)
             for column, _ in columns:
                 self._value(column.value, copy)
+        for at, values in steps.items():
+            accumulators[at * self.copies] += cast(_whole(LONG_SUM, values), "float64")
         # Stores come last, since a load after a store has to wait for it.
         for copy in copies:
             for number in kept:
@@ -372,14 +413,25 @@ class _RegionText(RegionValues):
         self._nest(0, [], body)
 
 
+def _accumulated_in(node: Reduce) -> str:
+    return "float64" if node.kind == LONG_SUM else node.dtype
+
+
 def _combined(kind: str, left: Vector, right: Vector) -> Vector:
-    if kind == "sum":
+    if kind in ("sum", LONG_SUM):
         return left + right
     if kind == "prod":
         return left * right
     if kind in ("any", "all"):
         return left | right if kind == "any" else left & right
     return left.maximum(right) if kind == "max" else left.minimum(right)
+
+
+def _whole(kind: str, parts: Sequence[Vector]) -> Vector:
+    """The reduction of a power of two of vectors."""
+    while len(parts) > 1:
+        parts = [_combined(kind, *parts[at : at + 2]) for at in range(0, len(parts), 2)]
+    return parts[0]
 
 
 def _total(kind: str, value: Vector) -> Vector:
@@ -389,7 +441,7 @@ def _total(kind: str, value: Vector) -> Vector:
     if not value.is_float:
         extreme = ("u" if value.dtype in ("uint8", "bool") else "s") + kind
         return value.total({"sum": "add", "prod": "mul"}.get(kind, extreme))
-    if kind in ("sum", "prod"):
-        start = -0.0 if kind == "sum" else 1.0
-        return value.total("fadd" if kind == "sum" else "fmul", "reassoc", start)
+    if kind in ("sum", LONG_SUM, "prod"):
+        name, start = ("fmul", 1.0) if kind == "prod" else ("fadd", -0.0)
+        return value.total(name, "reassoc", start)
     return value.total("fmaximum" if kind == "max" else "fminimum", "nsz")

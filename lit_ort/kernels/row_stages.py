@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lit_ort.kernels.kernel_arguments import partial_dtype
 from lit_ort.regions.pointwise_table import OPERATORS
-from lit_ort.regions.region import Apply, Load, Reduce, Region, arguments_of
+from lit_ort.regions.region import LONG_SUM, Apply, ColumnReduction, Load, Reduce, Region, arguments_of
 
 # A value of an earlier stage is kept if computing it again takes more instructions than this.
 _KEEP_ABOVE = 5
@@ -73,6 +73,16 @@ def _roots(region: Region, of: Sequence[int]) -> Iterable[tuple[int, int]]:
 
 
 def scratch_arrays(region: Region) -> tuple[str, ...]:
-    """The dtypes of a row block's arrays in scratch memory: partial results of columns, and kept values."""
-    partial = [partial_dtype(region, column) for column in region.columns]
+    """The dtypes of a row block's arrays in scratch memory: results of columns, parts of long sums, and kept values."""
+    partial = [partial_dtype(region, column) for column in (*region.columns, *parts_of(region).values())]
     return (*partial, *(region.nodes[number].dtype for number in stages_of(region).kept))
+
+
+def parts_of(region: Region) -> dict[int, ColumnReduction]:
+    """The sums of a few rows that are added to long sums of columns, by the position of these."""
+    columns = enumerate(region.columns)
+    return {
+        at: replace(column, kind="sum")
+        for at, column in columns
+        if column.kind == LONG_SUM and region.full[column.value]
+    }

@@ -18,14 +18,14 @@ from lit_ort.lower.onnx_values import FunctionNodes, OnnxValue
 from lit_ort.regions.element_types import MEMORY_DTYPES, computed_in
 from lit_ort.regions.placed_region import PlacedRegion
 from lit_ort.regions.pointwise_table import OPERATORS
-from lit_ort.regions.region import Apply, ColumnReduction, Index, Literal, Load, Node, Reduce, Scalar, Store
+from lit_ort.regions.region import LONG_SUM, Apply, ColumnReduction, Index, Literal, Load, Node, Reduce, Scalar, Store
 from lit_ort.regions.region_run import Place
 from lit_ort.regions.symbolic_size import Number, Size, product
 from lit_ort.runtime.elements import ELEMENTS
 
 # The input of a function with the sizes that only a run tells.
 SIZES = "sizes"
-_REDUCTIONS = {"sum": "ReduceSum", "prod": "ReduceProd", "max": "ReduceMax", "min": "ReduceMin"}
+_REDUCTIONS = {"sum": "ReduceSum", LONG_SUM: "ReduceSum", "prod": "ReduceProd", "max": "ReduceMax", "min": "ReduceMin"}
 _REDUCTIONS |= {"any": "ReduceMax", "all": "ReduceMin"}
 # The formulas of these are of bits.
 _ROUNDED = {"round_to_bfloat16": onnx.TensorProto.BFLOAT16, "round_to_float16": onnx.TensorProto.FLOAT16}

@@ -9,7 +9,7 @@ import torch
 
 from lit_ort.regions.element_types import MEMORY_DTYPES, is_float
 from lit_ort.regions.pointwise_table import OPERATORS
-from lit_ort.regions.region import Apply, Index, Literal, Load, Node, Reduce, Region, Scalar
+from lit_ort.regions.region import LONG_SUM, Apply, Index, Literal, Load, Node, Reduce, Region, Scalar
 from lit_ort.regions.region_run import Place, RegionRun, check_run
 
 
@@ -138,7 +138,7 @@ def identity_of(kind: str, dtype: str) -> float | int | bool:
     """What a reduction of nothing is."""
     if dtype == "bool":
         return kind in ("all", "min", "prod")
-    if kind in ("sum", "prod"):
+    if kind in ("sum", LONG_SUM, "prod"):
         return int(kind == "prod")
     if is_float(dtype):
         return -math.inf if kind == "max" else math.inf
@@ -158,6 +158,8 @@ def reduced(kind: str, value: torch.Tensor, axes: Sequence[int]) -> torch.Tensor
         for axis in axes:
             value = value.prod(axis, keepdim=True, dtype=value.dtype)
         return value
+    if kind == LONG_SUM:
+        return value.sum(tuple(axes), keepdim=True, dtype=torch.float64).to(value.dtype)
     function = {"sum": torch.sum, "max": torch.amax, "min": torch.amin, "any": torch.any, "all": torch.all}[kind]
     if kind == "sum":
         return torch.sum(value, tuple(axes), keepdim=True, dtype=value.dtype)

@@ -19,7 +19,9 @@ from typing import Any
 from lit_ort.regions.element_types import computed_in
 
 BROADCAST, CONTIGUOUS, STRIDED = "0", "1", "s"
-REDUCTIONS = ("sum", "prod", "max", "min", "any", "all")
+# A sum of float32 whose parts are added in float64, as rounding errors grow with the number of terms.
+LONG_SUM = "long_sum"
+REDUCTIONS = ("sum", LONG_SUM, "prod", "max", "min", "any", "all")
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ def _largest_and_shares(terms: Terms, x: Expression, axis: int) -> tuple[Express
     """(the largest element of each row, the softmax)."""
     most = terms.reduce("max", x, [axis])
     e = terms.apply("exp", terms.apply("sub", x, most))
-    return most, terms.apply("mul", e, terms.apply("reciprocal", terms.reduce("sum", e, [axis])))
+    return most, terms.apply("mul", e, terms.apply("reciprocal", terms.row_total(e, axis)))
 
 
 def softmax(terms: Terms, x: Any, axis: int, half_to_float: bool) -> Results:
@@ -49,19 +49,19 @@ def safe_softmax(terms: Terms, x: Any, axis: int, dtype: torch.dtype | None = No
 def log_softmax(terms: Terms, x: Any, axis: int, half_to_float: bool) -> Results:
     x = terms.given(x)
     shifted = terms.apply("sub", x, terms.reduce("max", x, [axis]))
-    total = terms.reduce("sum", terms.apply("exp", shifted), [axis])
+    total = terms.row_total(terms.apply("exp", shifted), axis)
     return (terms.apply("sub", shifted, terms.apply("log", total)),)
 
 
 def softmax_backward(terms: Terms, grad: Any, y: Any, axis: int, dtype: torch.dtype) -> Results:
     product = terms.apply("mul", terms.given(grad), terms.given(y))
-    total = terms.reduce("sum", product, [axis])
+    total = terms.row_total(product, axis)
     return (terms.apply("sub", product, terms.apply("mul", terms.given(y), total)),)
 
 
 def log_softmax_backward(terms: Terms, grad: Any, y: Any, axis: int, dtype: torch.dtype) -> Results:
     g = terms.given(grad)
-    total = terms.reduce("sum", g, [axis])
+    total = terms.row_total(g, axis)
     return (terms.apply("sub", g, terms.apply("mul", terms.apply("exp", terms.given(y)), total)),)
 
 

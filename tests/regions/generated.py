@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from lit_ort.regions.element_types import MEMORY_DTYPES, is_float
-from lit_ort.regions.region import Load, Region
+from lit_ort.regions.element_types import MEMORY_DTYPES, computed_in, is_float
+from lit_ort.regions.region import LONG_SUM, Load, Region
 from lit_ort.regions.region_builder import RegionBuilder
 from lit_ort.regions.region_run import Place, RegionRun
 
@@ -157,7 +157,7 @@ def add_node(drawn: _Drawn) -> None:
         limited = builder.apply("clamp", x, -4.0, 4.0)
         drawn.keep(builder.apply(drawn.one_of(ROUNDED_UNARY), limited), x, rounds=True)
     elif kind == "reduce" and x in drawn.full:
-        reductions = ("any", "all") if dtypes[0] == "bool" else ("sum", "sum", "max", "min")
+        reductions = ("any", "all") if dtypes[0] == "bool" else (*_sums(dtypes[0]), "max", "min")
         node = builder.reduce(drawn.one_of(reductions), x)
         if node not in known:
             drawn.row.append(node)
@@ -184,6 +184,10 @@ def add_node(drawn: _Drawn) -> None:
         drawn.keep(builder.cast(x, drawn.one_of(("float32", "int64", "float64"))), x)
     elif kind == "division" and dtypes[0] == "int64":
         drawn.keep(builder.apply("floor_divide", x, builder.literal(3, "int64")), x)
+
+
+def _sums(dtype: str) -> tuple[str, str]:
+    return "sum", LONG_SUM if dtype == "float32" else "sum"
 
 
 @st.composite
@@ -216,7 +220,7 @@ def _stored(drawn: _Drawn) -> Case:
             offset, strides, _ = layout(drawn, axes=axes, broadcasts=False)
             inner = "".join("s" for _ in range(builder.inner)) if full[node] else "0" * builder.inner
             inner = kinds(strides, rows) if full[node] else inner
-            builder.column(len(outputs), dtype, inner, drawn.one_of(("sum", "max", "min")), node)
+            builder.column(len(outputs), dtype, inner, drawn.one_of((*_sums(computed_in(dtype)), "max", "min")), node)
             columns.append(Place(offset, tuple(strides)))
             sizes = drawn.sizes[rows:] if full[node] else ()
             last = sum((size - 1) * stride for size, stride in zip(sizes, strides[rows:], strict=False))

@@ -47,12 +47,15 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "a sum as int32": (lambda m: m.sum(-1, dtype=torch.int32) + 1, (torch.ones(4, 8, dtype=torch.bool),)),
     "a sum as uint8": (lambda m: m.sum(dtype=torch.uint8).float(), (torch.ones(300, dtype=torch.bool),)),
     "comparisons": (compared_with_a_number, (torch.tensor([0.1, 0.2, -0.3], dtype=BRAIN),)),
-    "powers of a number": (lambda x: 0.1**x, (torch.linspace(-9, 9, 99, dtype=BRAIN),)),
+    "powers of a number": (lambda x: 0.1**x, (torch.linspace(-30, 30, 99, dtype=BRAIN),)),
     "constants": (
         promoted_constants,
         (torch.zeros(4, dtype=torch.float64), torch.zeros(4), torch.zeros(4, dtype=torch.int64), torch.zeros(4).byte()),
     ),
     "a long sum": (lambda x: x.sum(), (torch.full((LONG,), 0.1),)),
+    "a long sum of a prime number": (lambda x: x.sum(), (torch.full((4_999_999,), 0.1),)),
+    "long sums of rows": (lambda x: (x.sum(-1), x.sum(), x.mean(-1)), (torch.full((2, 1_000_003), 0.1),)),
+    "long sums of columns": (lambda x: (x.sum(0), x.square().sum((0, 2))), (torch.full((500_000, 2, 1), 0.1),)),
     "a flipped view": (
         lambda x, i, j: (x.flip(1)[i, j], x.flip(0)[i, j]),
         (torch.arange(20.0).view(2, 10), torch.tensor([0, 1]), torch.tensor([3, 0])),
@@ -112,6 +115,14 @@ def test_elements_of_a_flipped_view_of_changing_sizes() -> None:
     for rows, columns in ((5, 4), (7, 3)):
         arguments = torch.randn(rows, columns), torch.arange(rows), torch.arange(rows) % columns
         torch.testing.assert_close(compiled(*arguments), function(*arguments))
+
+
+def test_long_sums_of_changing_sizes() -> None:
+    compiled = torch.compile(lambda x: (x.sum(-1), x.tanh().sum(0)), backend=backend(), dynamic=True)
+    for size in (500_000, 1_000_003):
+        x = torch.full((size, 3), 0.1)
+        torch.testing.assert_close(compiled(x.t()), (x.t().sum(-1), x.t().tanh().sum(0)))
+        torch.testing.assert_close(compiled(x), (x.sum(-1), x.tanh().sum(0)))
 
 
 def test_an_alpha_that_depends_on_a_size() -> None:
