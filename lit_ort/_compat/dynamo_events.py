@@ -357,7 +357,7 @@ def _install() -> None:
 
 
 def _runs_can_be_dropped() -> bool:
-    """Whether a listened run of a graph changes nothing by itself, as it does if it updates parameters."""
+    """Whether a listener is set, and a run of a graph changes nothing by itself, as updates of parameters do."""
     if not _LISTENERS:
         return False
     options = getattr(_compiler_of(_CONVERTING[-1]), "options", None) if _CONVERTING else None
