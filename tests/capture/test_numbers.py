@@ -211,7 +211,7 @@ def weighted(x: torch.Tensor) -> torch.Tensor:
     return (torch.tensor(values).softmax(0) * torch.stack(values)).sum()
 
 
-@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor", "ignore:Converting a tensor with requires_grad")
 @pytest.mark.parametrize("step", [scaled, weighted])
 def test_a_tensor_of_tensors_has_its_own_dtype_and_no_gradient(step: Callable[[torch.Tensor], torch.Tensor]) -> None:
     weights = [torch.arange(4.0).requires_grad_() for _ in range(2)]
