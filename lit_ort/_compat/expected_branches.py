@@ -170,7 +170,7 @@ def _keeps_inputs(node: fx.Node, inputs: Container[int | None]) -> bool:
     if not writes(node):
         return True
     written: list[fx.Node] = []
-    fx.node.map_arg((node.args[:1], node.kwargs.get("out"), node.kwargs.get("input")), written.append)
+    fx.map_arg((node.args[:1], node.kwargs.get("out"), node.kwargs.get("input")), written.append)
     return not any(_memory(argument) in inputs for argument in written)
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 try:
     # The public functions make members of enums, which takes longer than the calls.
-    from _signal import getsignal
-    from _signal import signal as set_handler
+    from _signal import getsignal  # pyright: ignore[reportMissingImports]
+    from _signal import signal as set_handler  # pyright: ignore[reportMissingImports]
 except ImportError:  # not CPython
     from signal import getsignal
     from signal import signal as set_handler

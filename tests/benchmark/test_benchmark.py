@@ -185,10 +185,10 @@ def test_the_largest_error() -> None:
 class OfBatchesAlone(Net):
     """Lightning passes the index of a batch to steps that take it."""
 
-    def training_step(self, batch: Any) -> Tensor:
+    def training_step(self, batch: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         return super().training_step(batch, 0)
 
-    def predict_step(self, batch: Any) -> Tensor:
+    def predict_step(self, batch: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         return super().predict_step(batch, 0)
 
 
