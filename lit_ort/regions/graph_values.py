@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch_aot import is_of_backward
-from lit_ort._compat.torch_fx import is_read_by, is_view
+from lit_ort._compat.torch_fx import first_argument, is_read_by, is_view
 from lit_ort._compat.torch_ops import SCATTERS
 from lit_ort._compat.torch_sizes import channels_last, has_channels_last, inverse_order, may_overlap
 from lit_ort.regions.dropout_values import DROPOUT
@@ -126,7 +126,7 @@ def _is_used(node: fx.Node, position: int) -> bool:
 
 def _has_to_copy(node: fx.Node) -> bool:
     """Whether a node is a copy that is written to, of elements that share memory."""
-    return node.target in COPIES and is_read_by(node, SCATTERS) and may_overlap(node.args[0].meta["val"])
+    return node.target in COPIES and is_read_by(node, SCATTERS) and may_overlap(first_argument(node).meta["val"])
 
 
 def _require_shape(node: fx.Node, expression: Expression, value: torch.Tensor) -> None:
