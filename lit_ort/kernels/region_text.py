@@ -284,7 +284,6 @@ class _RegionText(RegionValues):
     def _vectors(self, accumulators: list[Vector], body: _Body) -> list[Vector]:
         """The loops over the last axis: several vectors at once, then one at a time under a mask."""
         text, lanes, count = self.text, self.lanes, self.copies
-        self.inner_places = {}
         self.flat = self._flat_start()
         step = lanes * count
         span = self._op("and", self._op("sub", self.high, self.low), -step)

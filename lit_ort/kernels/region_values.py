@@ -67,7 +67,6 @@ class RegionValues:
         self.row_values: dict[int, Vector] = {}
         self.reduced: dict[int, Vector] = {}
         self.row_places: dict[int, str] = {}
-        self.inner_places: dict[int, str] = {}
         self.flat = "0"
         self.mask: Vector | None = None
         # Arrays of kept values.

@@ -23,6 +23,8 @@ class Latest(dict[K, V]):
         self._most = most
 
     def __setitem__(self, key: K, value: V) -> None:
-        while len(self) >= self._most and key not in self:
-            del self[next(iter(self))]
+        if key not in self:
+            # Other threads can add and remove entries meanwhile.
+            for oldest in list(self)[: max(0, len(self) - self._most + 1)]:
+                self.pop(oldest, None)
         super().__setitem__(key, value)
