@@ -19,8 +19,9 @@ except ImportError:  # Windows, where an open file can't be removed
     fcntl = None
 
 _UNFINISHED = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")
-# The longest time between the creation of a file and its lock.
-_YOUNG_SECONDS = 60
+# The longest time between the creation of a file and its lock, and between two writes to it.
+_YOUNG_SECONDS, _SILENT_SECONDS = 60, 24 * 3600
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
 
 
 @contextlib.contextmanager
@@ -95,14 +96,16 @@ def _lock(file: IO[bytes]) -> None:
 
 def _is_left_over(path: Path) -> bool:
     try:
-        if time.time() - path.stat().st_mtime < _YOUNG_SECONDS:
+        age = time.time() - path.stat().st_mtime
+        if age < _YOUNG_SECONDS:
             return False
         if fcntl is None:
             return True
-        with path.open("rb") as file:
+        # Locks of NFS need a file that is open for writing.
+        with path.open("r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
+    except OSError as error:
+        return error.errno in _NO_LOCKS and age > _SILENT_SECONDS
     return True
 
 

@@ -114,6 +114,10 @@ class ORTOptions:
             if (value := getattr(self, option)) not in choices:
                 raise OptionsError(f"{option}={value!r} is not one of {choices}. Choose one of them.")
         _require_recompute(self.recompute)
+        if not isinstance(self.disable_passes, Sequence):
+            raise OptionsError(
+                f"disable_passes={self.disable_passes!r} is not a sequence of names. Omit it, or pass ()."
+            )
         if isinstance(self.disable_passes, str):
             raise OptionsError(
                 f"disable_passes={self.disable_passes!r} is one string, but must be a sequence of names. "
@@ -122,9 +126,13 @@ class ORTOptions:
         object.__setattr__(self, "disable_passes", tuple(self.disable_passes))
         for option in ("verify_first_step", "optimizer_in_graph", "allow_spinning", "keep_memory"):
             require_bool(option, getattr(self, option))
-        if self.cache_dir is not None:
-            object.__setattr__(self, "cache_dir", _folder("cache_dir", self.cache_dir))
-        if not self.verify_tolerance > 0:
+        for option in ("cache_dir", "dump_dir"):
+            if getattr(self, option) is not None:
+                object.__setattr__(self, option, _folder(option, getattr(self, option)))
+        tolerance = self.verify_tolerance
+        if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)):
+            raise OptionsError(f"verify_tolerance={tolerance!r} is not a number. YAML needs a point: 1.0e-4.")
+        if not tolerance > 0:
             raise OptionsError(f"verify_tolerance={self.verify_tolerance!r} must be above 0. The default is 1e-4.")
         for option, otherwise in (("threads", "torch's own"), ("verify_every_n_steps", "none after the first")):
             require_count(option, getattr(self, option), or_none_for=otherwise)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
@@ -90,6 +91,19 @@ def test_files_in_progress_and_other_files_are_not_removed(tmp_path: Path) -> No
         assert remove_unfinished(tmp_path) == []
     assert other.exists()
     assert remove_unfinished(tmp_path / "absent") == []
+
+
+def test_without_locks_only_the_age_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    unfinished = tmp_path / f".a.bin.{'0' * 32}.tmp"
+    unfinished.write_bytes(b"half")
+    for hours, removed in ((1, []), (25, [unfinished])):
+        long_ago = time.time() - 3600 * hours
+        os.utime(unfinished, (long_ago, long_ago))
+        assert remove_unfinished(tmp_path) == removed
 
 
 def test_only_regular_files_up_to_a_limit_are_read(tmp_path: Path) -> None:

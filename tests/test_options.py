@@ -63,6 +63,28 @@ def test_recompute_rejects(value: Any) -> None:
         ORTOptions(recompute=value)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"verify_tolerance": "1e-4"}, "verify_tolerance='1e-4' is not a number"),
+        ({"verify_tolerance": 0}, "verify_tolerance=0 must be above 0"),
+        ({"disable_passes": None}, "disable_passes=None is not a sequence of names"),
+        ({"dump_dir": 3}, "dump_dir=3 is not a path"),
+    ],
+)
+def test_other_values_are_rejected(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionsError, match=message):
+        ORTOptions.from_mapping(options)
+
+
+@pytest.mark.parametrize("name", ["cache_dir", "dump_dir"])
+def test_folders_stay_where_they_are(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    paths = [getattr(ORTOptions(**{name: value}), name) for value in ("~/a", "a")]
+    assert paths == [str(tmp_path / "a")] * 2
+
+
 class Activations(nn.Module):
     """A chain of activations, which the backward can recompute."""
 

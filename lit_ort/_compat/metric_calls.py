@@ -170,7 +170,10 @@ def keep_metric_calls(is_enabled: Callable[[], bool]) -> None:
 def is_metric(value: Any) -> bool:
     """Whether a value is a metric of torchmetrics, or a collection of metrics."""
     torchmetrics = sys.modules.get("torchmetrics")
-    return torchmetrics is not None and isinstance(value, (torchmetrics.Metric, torchmetrics.MetricCollection))
+    # isinstance of an abstract class asks all its subclasses, and keeps each class that it was asked about.
+    return torchmetrics is not None and not {torchmetrics.Metric, torchmetrics.MetricCollection}.isdisjoint(
+        type(value).__mro__
+    )
 
 
 def is_of_metric(frame: Any) -> bool:

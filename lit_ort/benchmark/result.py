@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from typing import Any
 
@@ -64,8 +65,12 @@ class Benchmark:
         return self.figures[baseline].median_ms / self.figures[to].median_ms
 
     def as_dict(self) -> dict[str, Any]:
-        """All fields as a dictionary that can be written as JSON."""
-        return dataclasses.asdict(self)
+        """All fields as a dictionary that can be written as JSON; an error that is not finite is "inf"."""
+        fields = dataclasses.asdict(self)
+        for figures in fields["figures"].values():
+            error = figures["gradient_error"]
+            figures["gradient_error"] = error if error is None or math.isfinite(error) else str(error)
+        return fields
 
     def __str__(self) -> str:
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())

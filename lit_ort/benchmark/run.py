@@ -42,8 +42,8 @@ def benchmark(
     """Measures a training step in eager, inductor and ONNX Runtime on this machine.
 
     A step consists of forward, loss, backward, clipping and the optimizer's step. The optimizer is the first one that a
-    LightningModule configures, otherwise fused AdamW. Each baseline trains a copy of the module; the module itself is
-    not changed.
+    LightningModule configures, otherwise fused AdamW. Each baseline trains a copy of the module; the module itself and
+    torch's random generator are not changed.
 
     Args:
         module: a LightningModule, whose `training_step` is used, or a module that returns its loss.
@@ -51,7 +51,8 @@ def benchmark(
             argument.
         rounds: the number of timed steps of each baseline; baselines run in turn.
         baselines: one or more of `eager`, `inductor` and `ort`.
-        options: the options of `ort`; with `precision="bf16-mixed"`, the other baselines run under autocast.
+        options: the options of `ort`; with `precision="bf16-mixed"`, the other baselines run under autocast. A
+            `cache_dir` is not used: the first step is one with compilation.
         clip: the maximum norm of the gradients, or None.
         loss: a function from the module's output to a scalar loss, for a module that is not a LightningModule.
 
@@ -61,15 +62,18 @@ def benchmark(
     _require(rounds, baselines)
     options = ORTOptions() if options is None else options
     workload, load = Workload(module, batch, clip, loss), busy()
-    measurements = {name: Measurement(name, workload, options) for name in baselines}
-    times = interleaved({name: measurement.step for name, measurement in measurements.items()}, rounds)
-    expected, draws = gradients_in_eager(workload, options)
-    incomparable = {INDUCTOR} if draws else set[str]()
-    errors = _OTHER_DRAWS if incomparable & set(baselines) else ""
-    figures = {
-        name: measurement.figures(times[name], None if name in incomparable else expected)
-        for name, measurement in measurements.items()
-    }
+    with torch.random.fork_rng(devices=[]):
+        measurements = {name: Measurement(name, workload, options) for name in baselines}
+        times = interleaved({name: measurement.step for name, measurement in measurements.items()}, rounds)
+        expected, draws = gradients_in_eager(workload, options)
+        incomparable = {INDUCTOR} if draws else set[str]()
+        errors = _OTHER_DRAWS if incomparable & set(baselines) else ""
+        figures = {
+            name: measurement.figures(times[name], None if name in incomparable else expected)
+            for name, measurement in measurements.items()
+        }
+    for measurement in measurements.values():
+        measurement.close()
     step = f"{type(module).__name__}, {options.precision}, medians of {rounds} rounds"
     return Benchmark(step, machine(), versions(), figures, tuple(note for note in (errors, load) if note))
 
@@ -97,7 +101,10 @@ class Measurement:
     """
 
     def __init__(self, baseline: str, workload: Workload, options: ORTOptions) -> None:
-        self._baseline, self._workload, self._options = baseline, workload, options
+        self._baseline, self._workload = baseline, workload
+        options = dataclasses.replace(options, cache_dir=None)
+        # Files of graphs are those of the steps that are timed.
+        self._options = dataclasses.replace(options, dump_dir=None)
         self._first = 0.0
         backend = ORTBackend(options, "step") if baseline == ORT else None
         self._runner = Runner(baseline, workload.copy(), _is_low(options), backend)
@@ -114,13 +121,20 @@ class Measurement:
         """Runs one step and returns its time in seconds."""
         return _timed(self._runner.step)
 
+    def close(self) -> None:
+        """Drops what was compiled."""
+        self._runner.close()
+
     def _first_step_from_cache(self) -> float:
         with tempfile.TemporaryDirectory() as folder, _quiet():
             options = dataclasses.replace(self._options, cache_dir=folder)
             runners = [
                 Runner(ORT, self._workload.copy(), _is_low(options), ORTBackend(options, "step")) for _ in range(2)
             ]
-            return [_timed(runner.step) for runner in runners][-1]
+            seconds = [_timed(runner.step) for runner in runners]
+            for runner in runners:
+                runner.close()
+            return seconds[-1]
 
     def figures(self, seconds: Sequence[float], expected: Gradients | None) -> BaselineFigures:
         """The figures of the baseline.
@@ -145,7 +159,9 @@ class Measurement:
         backend = ORTBackend(self._options, "step") if self._baseline == ORT else None
         with _quiet():
             runner = Runner(self._baseline, without_dropout(self._workload), _is_low(self._options), backend)
-            return largest_error(_gradients(runner, seed=0), expected)
+            error = largest_error(_gradients(runner, seed=0), expected)
+            runner.close()
+            return error
 
 
 def _is_low(options: ORTOptions) -> bool:
@@ -194,7 +210,8 @@ def _gradients(runner: Runner, seed: int) -> Gradients:
     for buffer, value in buffers:
         buffer.copy_(value)
     gradients = {name: p.grad for name, p in runner.workload.module.named_parameters() if p.grad is not None}
-    return {"loss": loss, **{name: gradient.clone() for name, gradient in gradients.items()}}
+    # Sparse gradients have no comparison.
+    return {"loss": loss, **{name: gradient.clone().to_dense() for name, gradient in gradients.items()}}
 
 
 def _is_same(first: Gradients, second: Gradients) -> bool:
@@ -206,6 +223,12 @@ def largest_error(actual: Gradients, expected: Gradients) -> float:
     # A gradient that is zero up to rounding would have an arbitrary relative error.
     floor = 1e-2 * max(float(value.norm()) for value in expected.values())
     pairs = [(actual.get(name, torch.zeros_like(value)), value) for name, value in expected.items()]
-    errors = [float((value - reference).norm()) / max(float(reference.norm()), floor) for value, reference in pairs]
+    errors = [_error(value - reference, max(float(reference.norm()), floor)) for value, reference in pairs]
     # `max` leaves out NaN.
     return max(math.inf if math.isnan(error) else error for error in errors)
+
+
+def _error(difference: Tensor, norm: float) -> float:
+    error = float(difference.norm())
+    # Loss and gradients can all be zero, such as those of a hinge loss.
+    return error / norm if norm else math.inf if error else 0.0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import types
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
+from lit_ort._compat.dynamo_events import forget
 from lit_ort._compat.lightning import is_lightning_module, package_of, step_arguments, trainer_of, trainer_of_steps
 from lit_ort._compat.torch_fx import tree_leaves
 from lit_ort.backend.backend import ORTBackend
@@ -114,8 +117,7 @@ class Runner:
         compiler = {INDUCTOR: "inductor", ORT: backend}.get(baseline)
         self._forward: Callable[..., Tensor] = workload.forward
         if compiler is not None:
-            # A separate function for each runner, since Dynamo stores compiled graphs with the function's code.
-            self._forward = torch.compile(lambda module, batch: workload.forward(module, batch), backend=compiler)
+            self._forward = torch.compile(_of_its_own(lambda *args: workload.forward(*args)), backend=compiler)
         self._optimizer = optimizer_of(workload.module, workload.trainer)
 
     def gradients(self) -> Tensor:
@@ -128,11 +130,29 @@ class Runner:
         return loss.detach()
 
     def step(self) -> None:
-        """Runs a complete step."""
-        self.gradients()
+        """Runs a complete step. As under Lightning, the optimizer can ask for the gradients several times."""
+        self._optimizer.step(self._clipped_gradients)
+
+    def close(self) -> None:
+        """Drops what was compiled for the backend, which Dynamo would keep as long as the process runs."""
+        if self.backend is not None:
+            forget([self.backend])
+
+    def _clipped_gradients(self) -> Tensor:
+        loss = self.gradients()
         if self.workload.clip is not None:
             clip_grad_norm_(self.workload.module.parameters(), self.workload.clip)
-        self._optimizer.step()
+        return loss
+
+
+def _of_its_own(function: types.FunctionType) -> types.FunctionType:
+    """The function with code and a name of its own.
+
+    Dynamo keeps compiled graphs, their number and the sizes that change by the code of a function and by its name: for
+    another runner it would compile for any size, or nothing.
+    """
+    code = function.__code__.replace(co_name=f"step_{uuid.uuid4().hex[:8]}")
+    return types.FunctionType(code, function.__globals__, code.co_name, None, function.__closure__)
 
 
 def optimizer_of(module: Any, trainer: Any = None) -> torch.optim.Optimizer:
@@ -185,9 +205,13 @@ def without_dropout(workload: Workload) -> Workload:
 
 
 def set_dropout_to_zero(module: nn.Module) -> None:
-    """Sets all drop probabilities of a module, of its parts and of their configurations to zero."""
+    """Sets all drop probabilities of a module, of its parts and of their configurations to zero.
+
+    They are the numbers whose name contains "drop", and those below 1 with the name `p`, which the order of a norm has
+    too.
+    """
     for part in module.modules():
         for owner in (part, getattr(part, "config", None)):
             for name, value in vars(owner).items() if hasattr(owner, "__dict__") else ():
-                if isinstance(value, float) and (name == "p" or "drop" in name):
+                if isinstance(value, float) and ("drop" in name or (name == "p" and value < 1)):
                     owner.__dict__[name] = 0.0

@@ -53,7 +53,7 @@ class LastCheckpoint(Checkpoint):
         resume: returns, for the checkpoint's path, the command or call that resumes from it, for the message.
 
     Raises:
-        OptionsError: an interval that is not above 0 seconds, or fewer than one step.
+        OptionsError: a folder on another file system, an interval that is not above 0 seconds, or fewer than one step.
     """
 
     def __init__(
@@ -72,7 +72,12 @@ class LastCheckpoint(Checkpoint):
             )
         if every_n_train_steps is not None and every_n_train_steps < 1:
             raise OptionsError(f"every_n_train_steps={every_n_train_steps}: must be at least 1, or None.")
-        self.path = Path(dirpath).absolute() / f"{filename}.ckpt"
+        if "://" in str(dirpath):
+            raise OptionsError(
+                f"dirpath={str(dirpath)!r}: must be a local folder, where files can be replaced at once. Pass one, "
+                "or write to another file system with Lightning's ModelCheckpoint."
+            )
+        self.path = Path(dirpath).expanduser().absolute() / f"{filename}.ckpt"
         self.train_time_interval = train_time_interval
         self.every_n_train_steps = every_n_train_steps
         self.save_on_train_epoch_end = save_on_train_epoch_end
@@ -88,7 +93,7 @@ class LastCheckpoint(Checkpoint):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "predict":
             return
-        self._trainer, self._signum, self._process = trainer, None, os.getpid()
+        self._trainer, self._signum, self._process, self._is_due = trainer, None, os.getpid(), False
         if trainer.is_global_zero:
             remove_unfinished(self.path.parent)
         if threading.current_thread() is threading.main_thread():
@@ -156,7 +161,10 @@ class LastCheckpoint(Checkpoint):
             self._save(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.save_on_train_epoch_end and trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+        if not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+            return
+        # One that was due after the last batch and no validation has written.
+        if self.save_on_train_epoch_end or (not is_accumulating(trainer) and _any_of(trainer, self._is_due)[0]):
             self._save(trainer)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:

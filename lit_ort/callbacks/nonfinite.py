@@ -34,7 +34,9 @@ class NonFiniteLoss(Callback):
 
     def __init__(self, action: Literal["stop", "warn"] = "stop") -> None:
         if action not in ACTIONS:
-            raise OptionsError(f"on_nonfinite={action!r}: choose from {', '.join(ACTIONS)}.")
+            raise OptionsError(
+                f"action={action!r} (on_nonfinite of `lit-ort train`): choose from {', '.join(ACTIONS)}."
+            )
         self._action = action
         self._has_warned = False
 
@@ -49,7 +51,7 @@ class NonFiniteLoss(Callback):
         message = f"the training loss is {value} at {step}. {_copy_last(trainer)}"
         if self._action == "stop":
             raise NonFiniteError(
-                f"{message} Lower the learning rate, clip gradients, or check this batch; on_nonfinite=warn continues."
+                f"{message} Lower the learning rate, clip gradients, or check this batch. NonFiniteLoss('warn') warns."
             )
         self._has_warned = True
         warnings.warn(f"{message} Training continues.", LitOrtWarning, stacklevel=2)

@@ -21,6 +21,7 @@ class OneLineProgressBar(TQDMProgressBar):
 
     def __init__(self, refresh_rate: int = 1) -> None:
         super().__init__(refresh_rate=refresh_rate, leave=True)
+        self._is_in_epoch = False
 
     def init_train_tqdm(self) -> Tqdm:
         """Return the epoch's bar.
@@ -32,9 +33,15 @@ class OneLineProgressBar(TQDMProgressBar):
         is_open = bar is not None and not bar.disable and bar.total is None
         return bar if is_open else super().init_train_tqdm()
 
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_epoch_start(trainer, pl_module)
+        self._is_in_epoch = True
+
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.train_progress_bar.total is not None:  # None: a resumed run ends an epoch that it has not begun
+        # A resumed run ends an epoch that it has not begun.
+        if self._is_in_epoch:
             super().on_train_epoch_end(trainer, pl_module)
+        self._is_in_epoch = False
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         """The metrics by short name; Lightning's version number is left out."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
@@ -20,7 +20,7 @@ def first_dimension(batch: Any) -> int:
     """The number of items in a batch: the length of the first dimension of its first tensor."""
     if isinstance(batch, Tensor):
         return batch.shape[0] if batch.ndim else 1
-    inner = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (list, tuple)) else ()
+    inner = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
     for part in inner:
         if count := first_dimension(part):
             return count
@@ -118,9 +118,10 @@ class StepStatistics(Callback):
             # The number of processes with different batches; the processes of one pipeline have the same ones.
             replicas = (trainer.distributed_sampler_kwargs or {}).get("num_replicas", 1)
             self._rates.append(self.count_items(batch) * replicas / step_s)
-        # The bar is also updated between the steps of the logger, but rarely, as it takes time.
+        # The bar is also updated between the steps of the logger, but rarely, as it takes time. Zero logs no step.
         every = trainer.log_every_n_steps  # pyright: ignore[reportAttributeAccessIssue] (set by a connector)
-        if self._step_s and (trainer.global_step % every == 0 or self._steps % 10 == 0):
+        is_logged = every > 0 and trainer.global_step % every == 0
+        if self._step_s and (is_logged or self._steps % 10 == 0):
             self._log_window(pl_module)
 
     def _log_window(self, pl_module: LightningModule) -> None:

@@ -8,12 +8,15 @@ lit-ort benchmark my_package.my_module:make --rounds 20
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from lit_ort.benchmark.result import BASELINES
 from lit_ort.benchmark.run import benchmark
 from lit_ort.commands.target import module_and_batch, one_line_errors, parser_for
+from lit_ort.errors import OptionsError
+from lit_ort.files import whole_file
 from lit_ort.options import BF16_MIXED, FLOAT32, ORTOptions
 
 
@@ -26,9 +29,24 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--json", type=Path, help="a file for all measurements")
     args = parser.parse_args(arguments)
     with one_line_errors(parser):
+        if args.json is not None:
+            _require_writable(args.json)
         module, batch = module_and_batch(args.target)
         options = ORTOptions(precision=args.precision)
         result = benchmark(module, batch, rounds=args.rounds, baselines=args.baselines, options=options, clip=args.clip)
     print(result)
     if args.json is not None:
-        args.json.write_text(json.dumps(result.as_dict()) + "\n")
+        with whole_file(args.json) as file:
+            file.write(json.dumps(result.as_dict(), allow_nan=False).encode() + b"\n")
+
+
+def _require_writable(path: Path) -> None:
+    """Raises OptionsError, before anything is measured, if a file can't be written."""
+    folder = path.absolute().parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        is_writable = os.access(folder, os.W_OK) and not path.is_dir()
+    except OSError:
+        is_writable = False
+    if not is_writable:
+        raise OptionsError(f"--json={path}: can't be written. Choose a file in a folder that can be written to.")

@@ -13,14 +13,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lit_ort.backend.cache.entry import UnusableEntry, summary
-from lit_ort.backend.cache.store import own_files
+from lit_ort.backend.cache.measured_steps import decoded
+from lit_ort.backend.cache.store import MEASURED_SUFFIX, own_files
 
 
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="lit-ort cache", description="Lists or clears the folder of cache_dir.")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("list", help="list the compiled graphs with their size and age")
-    commands.add_parser("clear", help="remove all compiled graphs, and no other files")
+    commands.add_parser("list", help="list the compiled graphs and measured steps with their size and age")
+    commands.add_parser("clear", help="remove all compiled graphs and measured steps, and no other files")
     for command in commands.choices.values():
         command.add_argument("dir", type=Path)
     args = parser.parse_args(arguments)
@@ -37,7 +38,7 @@ def listed(folder: Path) -> list[str]:
         f"{path.name[:12]}  {_size(stat.st_size):>9}  {_age(time.time() - stat.st_mtime):>8}  {_content(path)}"
         for stat, path in entries
     ]
-    return [*lines, f"{_graphs(len(entries))}, {_size(sum(stat.st_size for stat, _ in entries))}"]
+    return [*lines, f"{_counts([path for _, path in entries])}, {_size(sum(stat.st_size for stat, _ in entries))}"]
 
 
 def clear(folder: Path) -> str:
@@ -48,17 +49,28 @@ def clear(folder: Path) -> str:
         path.unlink(missing_ok=True)
     others = sum(1 for _ in folder.iterdir())
     kept = f"; kept {others} other files" if others else ""
-    return f"removed {_graphs(len(files))}, {_size(size)}{kept}"
+    return f"removed {_counts(files)}, {_size(size)}{kept}"
 
 
-def _graphs(number: int) -> str:
-    return f"{number} graph{'' if number == 1 else 's'}"
+def _counts(files: Sequence[Path]) -> str:
+    steps = sum(map(_is_step, files))
+    measured = f", {steps} measured step{'' if steps == 1 else 's'}" if steps else ""
+    graphs = len(files) - steps
+    return f"{graphs} graph{'' if graphs == 1 else 's'}{measured}"
+
+
+def _is_step(path: Path) -> bool:
+    return path.suffix == MEASURED_SUFFIX
 
 
 def _content(path: Path) -> str:
     try:
-        return summary(path.read_bytes())
-    except (OSError, UnusableEntry) as error:
+        data = path.read_bytes()
+        if not _is_step(path):
+            return summary(data)
+        name, step = decoded(data)
+        return f"{name}: {step.eager * 1e3:.1f} ms a call in eager, {step.compiled * 1e3:.1f} ms compiled"
+    except (OSError, UnusableEntry, ValueError) as error:
         return f"unusable: {error}"
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import runpy
 import sys
 from collections.abc import Callable, Sequence
 
 from lit_ort.commands import benchmark, cache, explain, export, export_training
-from lit_ort.extras import install_command
+from lit_ort.extras import install_command, is_installed
 from lit_ort.version import __version__
 
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
@@ -21,8 +20,6 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
 # Programs of the `tasks` extra. They run as the main module, because Lightning starts the other processes of a run by
 # the name of the main module.
 PROGRAMS = {name: f"lit_ort_tasks.commands.{name}" for name in ("train", "compare", "predict")}
-# If this package of the extra is installed, the extra is.
-PACKAGE_OF_TASKS = "hydra"
 
 HELP = f"""lit-ort {__version__}: train PyTorch Lightning models through ONNX Runtime
 
@@ -62,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run_program(command: str, arguments: Sequence[str]) -> None:
     """Runs a command of the `tasks` extra as this process's main module."""
-    if importlib.util.find_spec(PACKAGE_OF_TASKS) is None:
+    if not is_installed("tasks"):
         sys.exit(f"error: lit-ort {command} needs the tasks extra. Install it: {install_command('tasks')}")
     sys.argv[1:] = arguments
     runpy.run_module(PROGRAMS[command], run_name="__main__", alter_sys=True)

@@ -101,10 +101,15 @@ class CompiledCode:
 
 def code_key(module: torch.nn.Module, *settings: Any) -> Hashable:
     """Equal for modules for which Dynamo's code is probably the same, and equal settings."""
-    tensors = (*module.named_parameters(), *module.named_buffers())
-    shapes = tuple((name, tensor.shape, tensor.dtype, tensor.requires_grad) for name, tensor in tensors)
     numbers = tuple((name, value) for name, value in vars(module).items() if isinstance(value, (int, float, str)))
-    return type(module), repr(module), shapes, repr(numbers), *settings
+    return type(module), description_of(module), repr(numbers), *settings
+
+
+def description_of(module: torch.nn.Module) -> str:
+    """The parts of a module with the types of its parameters and buffers; the same in every process."""
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    shapes = [(name, tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for name, tensor in tensors]
+    return f"{type(module).__module__}.{type(module).__qualname__} {module!r} {shapes}"
 
 
 class IdleCode:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from lit_ort._compat.torch_fx import tree_leaves
+from lit_ort.backend.cache.measured_steps import MeasuredStep
 from lit_ort.runtime.report import COMPILED, EAGER, Choice
 
 # The calls of each way that are compared.
@@ -37,6 +38,9 @@ _FIRST_IMPORTED = "lit_ort.backend.build"
 # What is expected to be won back has to be so many times the expected seconds: models of libraries took up to 3.5 times
 # as long as expected, where graphs break, and gained 0.6 of what was expected.
 _TIMES = 2.0
+# Reading graphs from `cache_dir` takes this share of compiling them: 0.4 to 0.7 for models of the zoo, as Dynamo traces
+# the step in any case. What was measured counts for calls that take up to so many times as long, or as short.
+_READING, _ALIKE = 0.6, 2.0
 # The share of a step's time that compiling gains: operators of this many seconds, forward and backward, gain nothing,
 # as calling them takes most of their time; long ones gain the most.
 _SHORT_OPERATOR, _LONG_OPERATOR, _MOST_GAIN = 30e-6, 150e-6, 0.25
@@ -53,10 +57,12 @@ class Estimate:
     Args:
         seconds: of compiling.
         gain: the share of each call's time.
+        is_measured: whether both were measured in an earlier run.
     """
 
     seconds: float
     gain: float
+    is_measured: bool = False
 
 
 def estimate_of(operators: int, seconds: float, has_backward: bool) -> Estimate:
@@ -104,6 +110,7 @@ class StepChoice:
         agreed: returns one decision for all processes from that of this one.
         decided: the way of all calls and why, if that is decided already.
         has_code: whether an earlier fit found the step to be faster compiled, and left its code.
+        measured: what the step took in an earlier run, whose graphs are in `cache_dir`.
     """
 
     def __init__(
@@ -114,8 +121,10 @@ class StepChoice:
         agreed: Callable[[bool], bool] = bool,
         decided: tuple[str, str] | None = None,
         has_code: bool = False,
+        measured: MeasuredStep | None = None,
     ) -> None:
         self.step = step
+        self._measured_before = measured
         self._calls_left = calls_left
         self._operators = operators
         self._agreed = agreed
@@ -173,7 +182,7 @@ class StepChoice:
             return False
         estimate = self.estimate
         gain = self._left() * median(self._seconds[EAGER]) * estimate.gain
-        return self._agreed(gain >= _TIMES * estimate.seconds)
+        return self._agreed(gain > 0 and gain >= (1 if estimate.is_measured else _TIMES) * estimate.seconds)
 
     def _left(self) -> float:
         """The calls that are left; as many as there were if that is unknown."""
@@ -183,7 +192,18 @@ class StepChoice:
     @property
     def estimate(self) -> Estimate:
         """What compiling is expected to take and to gain, after the first calls."""
-        return estimate_of(self._operators, median(self._seconds[EAGER]), self._has_backward)
+        seconds, before = median(self._seconds[EAGER]), self._measured_before
+        if before is not None and 1 / _ALIKE < seconds / before.eager < _ALIKE:
+            reading = before.compiling * (1 if before.from_cache else _READING)
+            return Estimate(reading, max(0.0, 1 - before.compiled / before.eager), is_measured=True)
+        return estimate_of(self._operators, seconds, self._has_backward)
+
+    @property
+    def measured(self) -> MeasuredStep | None:
+        """What the step took, if it was compiled in this run and both ways were compared."""
+        if self._compared is None or not self._compile_seconds:
+            return None
+        return MeasuredStep(*self._compared, self._compile_seconds, from_cache=False)
 
     def allows_compiling(self) -> bool:
         """Whether Dynamo compiles in the current call what it has no code for. Otherwise that runs in eager.
@@ -253,6 +273,11 @@ class StepChoice:
         """What was chosen and measured so far."""
         eager, compiled = self._compared or (median(seconds) if seconds else None for seconds in self._seconds.values())
         has_estimate = self._way is None and bool(self._seconds[EAGER])
+        reason, before = self._reason, self._measured_before
+        if has_estimate and before is not None and self.estimate.is_measured and not self.estimate.gain:
+            reason = (
+                f"an earlier run measured {before.eager * 1e3:.1f} ms a call, and {before.compiled * 1e3:.1f} compiled"
+            )
         return Choice(
             self.step,
             way=self._way or EAGER,
@@ -260,7 +285,7 @@ class StepChoice:
             seconds=(eager, compiled),
             compile_seconds=self._compile_seconds,
             estimate=(self.estimate.seconds, self.estimate.gain) if has_estimate else None,
-            reason=self._reason,
+            reason=reason,
         )
 
 

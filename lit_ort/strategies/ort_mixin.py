@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar
@@ -23,6 +23,8 @@ from lit_ort._compat.lightning import (
 )
 from lit_ort._compat.torch_optim import note_step
 from lit_ort.backend.backend import ORTBackend
+from lit_ort.backend.cache.measured_steps import MeasuredStep, MeasuredSteps
+from lit_ort.backend.cache.store import name_of
 from lit_ort.backend.eager import autocast_for
 from lit_ort.backend.explanation import CompileLog
 from lit_ort.errors import LitOrtWarning, UnsupportedError
@@ -39,7 +41,7 @@ from lit_ort.runtime.fused_form import fused_form
 from lit_ort.runtime.report import COMPILED, EAGER
 from lit_ort.strategies.arguments import StrategyArguments
 from lit_ort.strategies.calls_left import calls_left
-from lit_ort.strategies.compiled_code import IDLE, CompiledCode, code_key
+from lit_ort.strategies.compiled_code import IDLE, CompiledCode, code_key, description_of
 from lit_ort.strategies.compiled_mixin import CompiledMixin
 from lit_ort.strategies.jit import StepChoice, operators_in
 from lit_ort.strategies.old_gradients import are_cleared_unseen
@@ -82,6 +84,8 @@ class ORTMixin(CompiledMixin):
     hands_on_code: ClassVar[bool] = True
     # Set between setup and teardown, where the code can be handed on.
     _code_key: Hashable = None
+    # What is measured of each step is kept under this description.
+    _described: dict[str, str]
 
     def __init__(
         self,
@@ -127,6 +131,7 @@ class ORTMixin(CompiledMixin):
 
     def setup(self, trainer: Any) -> None:
         self._fit = FitSummary(self.compile_log) if trainer.state.fn == "fit" else None
+        self._described = {}
         super().setup(trainer)
         module, options = self.lightning_module, self.options
         # Code of these options also has what belongs to one fit.
@@ -141,6 +146,7 @@ class ORTMixin(CompiledMixin):
 
     def teardown(self) -> None:
         ways = self._settled_ways if self._steps is None else self._steps.settled_ways
+        self._keep_measured()
         super().teardown()
         self._resumed_draws, self._resumed_ways = None, {}
         if self._code_key is not None:
@@ -164,7 +170,33 @@ class ORTMixin(CompiledMixin):
             self._agreed if step == "training_step" else bool,
             self._decided(name),
             has_code=self._code.ways.get(name) == COMPILED,
+            measured=self._measured_before(name),
         )
+
+    def _measured_before(self, step: str) -> MeasuredStep | None:
+        if self._measured is None:
+            return None
+        # Parameters can be frozen on the way.
+        self._described[step] = f"{step} of {type(self).__name__}, {description_of(self.lightning_module)}"
+        return self._measured.read(self._described[step])
+
+    @cached_property
+    def _measured(self) -> MeasuredSteps | None:
+        """What steps were measured to take, in the folder of compiled graphs."""
+        if self.options.cache_dir is None:
+            return None
+        return MeasuredSteps(self.options, name_of(self.backend_of("training_step").engine))
+
+    def _keep_measured(self) -> None:
+        """Writes what the steps took that were compiled in this run."""
+        if self._steps is None or self._measured is None or self.rank:
+            return
+        was_read = any(graph.cache == "read" for graph in self.compile_log.explanation().graphs)
+        for step, measured in self._steps.measured.items():
+            # A folder that can't be written to was reported with the first graph.
+            with suppress(OSError):
+                name = f"{step} of {type(self.lightning_module).__name__}"
+                self._measured.write(self._described[step], name, replace(measured, from_cache=was_read))
 
     def _decided(self, step: str) -> tuple[str, str] | None:
         """The way of a step's calls, and the reason, if nothing has to be timed."""
@@ -318,7 +350,8 @@ class ORTMixin(CompiledMixin):
         super(ORTMixin, type(self)).precision_plugin.fset(self, precision_plugin)
         # Float32 is Lightning's default: the precision of the options stays.
         if precision != FLOAT32 and engine_precision != self.options.precision:
-            self.options = dataclasses.replace(self.options, precision=engine_precision)
+            self.options = replace(self.options, precision=engine_precision)
+            self.__dict__.pop("_measured", None)
             self._code = CompiledCode(self.options, self.compile_log)
 
 

@@ -18,6 +18,7 @@ from lit_ort._compat.devices import wait_for
 from lit_ort._compat.lightning import checks_logged_values_at_once, has_own_log
 from lit_ort._compat.patching import replaced_entry
 from lit_ort._compat.repeated_logs import RepeatedLogs
+from lit_ort.backend.cache.measured_steps import MeasuredStep
 from lit_ort.backend.events import DISABLED
 from lit_ort.backend.explanation import CompileLog
 from lit_ort.backend.tracing_settings import LogRecorder, dynamo_settings
@@ -92,6 +93,12 @@ class CompiledSteps:
         """How the steps run whose way is settled."""
         ways = {choice.step: choice.settled_way for choice in self._choices.values()}
         return {step: way for step, way in ways.items() if way is not None}
+
+    @property
+    def measured(self) -> dict[str, MeasuredStep]:
+        """What steps took that were compiled, and compared with eager."""
+        found = {choice.step: choice.measured for choice in self._choices.values()}
+        return {step: measured for step, measured in found.items() if measured is not None}
 
     def stop(self) -> None:
         """Records the latest call."""

@@ -22,6 +22,7 @@ import lit_ort
 from lit_ort.backend.cache import store
 from lit_ort.backend.cache.content import content_of
 from lit_ort.backend.cache.entry import FORMAT, NotPlain, UnusableEntry, decode, encode, from_plain, to_plain
+from lit_ort.backend.cache.measured_steps import MeasuredStep, MeasuredSteps
 from lit_ort.backend.compilation import Compilation
 from lit_ort.backend.request import Request
 from lit_ort.capture.numbers import separate_numbers
@@ -522,14 +523,17 @@ def test_list_and_clear_ignore_other_files(tmp_path: Path, capsys: pytest.Captur
     for other in others:
         other.write_text("mine")
     (tmp_path / f"{'1' * 64}.ortgraph").mkdir()
+    measured = MeasuredSteps(lit_ort.ORTOptions(cache_dir=str(tmp_path)), "an engine")
+    measured.write("a step", "training_step of Net", MeasuredStep(0.007, 0.005, 3.0, from_cache=False))
     command.main(["list", str(tmp_path)])
     text = capsys.readouterr().out
     assert "fused graph_0: x float32[5, 6]" in text
     assert "unusable: it is in another format" in text
-    assert "3 graphs" in text
+    assert "training_step of Net: 7.0 ms a call in eager, 5.0 ms compiled" in text
+    assert "3 graphs, 1 measured step," in text
     command.main(["clear", str(tmp_path)])
     text = capsys.readouterr().out
-    assert "removed 3 graphs" in text
+    assert "removed 3 graphs, 1 measured step," in text
     assert "kept 4 other files" in text
     assert sorted(tmp_path.iterdir()) == sorted([*others, tmp_path / f"{'1' * 64}.ortgraph"])
     with pytest.raises(SystemExit, match="is not a folder"):

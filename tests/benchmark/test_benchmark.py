@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import lit_ort
 from lit_ort.benchmark import BaselineFigures, Benchmark, peak_memory
 from lit_ort.benchmark.run import largest_error
-from lit_ort.benchmark.training_step import Workload, optimizer_of, without_dropout
+from lit_ort.benchmark.training_step import Workload, optimizer_of, set_dropout_to_zero, without_dropout
 from lit_ort.commands import benchmark as command
 from lit_ort.errors import OptionsError
 from tests.lightning_models import Net, OwnLog, loader, trainer
@@ -180,6 +180,10 @@ def test_the_largest_error() -> None:
     assert largest_error({**expected, "weight": torch.ones(4) * 1.1}, expected) == pytest.approx(0.1, rel=1e-3)
     assert largest_error({"loss": torch.tensor(1.0)}, expected) == pytest.approx(1.0)
     assert largest_error({**expected, "weight": torch.full((4,), math.nan)}, expected) == math.inf
+    # A satisfied hinge loss and its gradients.
+    zeros = {name: torch.zeros_like(value) for name, value in expected.items()}
+    assert largest_error(zeros, zeros) == 0
+    assert largest_error(expected, zeros) == math.inf
 
 
 class OfBatchesAlone(Net):
@@ -224,6 +228,53 @@ def test_modules_without_a_step_raise() -> None:
         measured(manual)
 
 
+class Rows(nn.Module):
+    """Its gradient is sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(9, 3, sparse=True)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.rows(ids).square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+class NeedsClosure(Scored):
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.LBFGS(self.parameters(), max_iter=2)
+
+
+@pytest.mark.parametrize("make", [Rows, NeedsClosure])
+def test_steps_whose_optimizer_or_gradients_are_special(make: type[nn.Module]) -> None:
+    inputs = torch.tensor([1, 2]) if make is Rows else batch()
+    assert measured(make(), inputs, baselines=("eager",), rounds=1).figures["eager"].median_ms > 0
+
+
+def test_a_benchmark_does_not_depend_on_those_before_it(tmp_path: Path) -> None:
+    compiled = list[str]()
+    options = lit_ort.ORTOptions(cache_dir=str(tmp_path / "cache"), dump_dir=str(tmp_path / "graphs"))
+    for rows in (8, 8, 5, 3):
+        module, (x, y) = Scored(), batch()
+        state = torch.get_rng_state()
+        figures = measured(module, (x[:rows], y[:rows]), options=options, **QUICK).figures["ort"]
+        compiled.append(figures.ran.splitlines()[0])
+        assert figures.gradient_error is not None
+        assert 0 < figures.gradient_error < 1e-5
+        assert torch.equal(torch.get_rng_state(), state)
+    # Nothing is taken from an earlier one, nor compiled for any size.
+    assert compiled == ["lit_ort: 1 graph (1 fused), no fallback, no graph break"] * 4
+    assert not (tmp_path / "cache").exists()
+
+
+def test_orders_of_norms_are_no_drop_probabilities() -> None:
+    module = nn.ModuleDict({"loss": nn.TripletMarginLoss(p=2.0), "drop": nn.Dropout(0.4)})
+    set_dropout_to_zero(module)
+    assert (module["loss"].p, module["drop"].p) == (2.0, 0.0)
+
+
 def test_dropout_is_disabled_in_modules_and_configurations() -> None:
     config = transformers.BertConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
     model: Any = transformers.BertForMaskedLM(config)
@@ -254,6 +305,18 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     command.main([f"{__name__}:make", "--rounds", "2", "--baselines", "eager", "ort", "--json", str(file)])
     assert "| ort |" in capsys.readouterr().out
     assert set(json.loads(file.read_text())["figures"]) == set(BASELINES)
+
+
+def test_a_file_that_cannot_be_written_is_refused_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a_file").write_text("")
+    with pytest.raises(SystemExit):
+        command.main([f"{__name__}:make", "--json", str(tmp_path / "a_file" / "figures.json")])
+    assert "figures.json: can't be written. Choose a file in a folder" in capsys.readouterr().err
+
+
+def test_measurements_are_json() -> None:
+    result = Benchmark("step", "machine", {}, {"ort": BaselineFigures((1.0,), 1.0, gradient_error=math.inf)})
+    assert json.loads(json.dumps(result.as_dict(), allow_nan=False))["figures"]["ort"]["gradient_error"] == "inf"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import gc
 import mmap
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch.utils.data import DataLoader
+from transformers import BatchEncoding
 
 from lit_ort.callbacks import (
     LastCheckpoint,
@@ -111,6 +113,11 @@ def test_measurements_are_logged_at_the_steps_of_the_logger(tmp_path: Path) -> N
     for row in values:
         assert float(row["speed/step_ms"]) >= 1e3 * STEP_S
         assert float(row["speed/samples_per_s"]) < 3 / STEP_S
+
+
+def test_a_trainer_that_logs_no_step(tmp_path: Path) -> None:
+    trainer = fit(StepStatistics(), tmp_path, limit_val_batches=0, log_every_n_steps=0)
+    assert trainer.callback_metrics["speed/step_ms"] > 0
 
 
 def test_a_second_fit_starts_from_zero(tmp_path: Path) -> None:
@@ -232,6 +239,7 @@ def test_the_summary_has_the_memory_above_the_start_of_fit(tmp_path: Path) -> No
         (torch.zeros(()), 1),
         ((torch.zeros(4, 2), torch.zeros(5)), 4),
         ({"text": ["a"], "ids": torch.zeros(6, 2)}, 6),
+        (BatchEncoding({"ids": torch.zeros(5, 2)}), 5),
         (["a", 3], 0),
     ],
 )
@@ -264,7 +272,17 @@ def test_short_figure(value: Any, short: Any) -> None:
     assert short_figure(value) == short
 
 
-def test_the_bar_shows_speed_on_one_line_per_epoch(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+class Endless(torch.utils.data.IterableDataset[torch.Tensor]):
+    """Batches of an unknown number."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(batches(24))
+
+
+@pytest.mark.parametrize("data", [batches(24), Endless()], ids=["known length", "unknown length"])
+def test_the_bar_shows_speed_on_one_line_per_epoch(
+    data: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     options: dict[str, Any] = dict(callbacks=[StepStatistics(), OneLineProgressBar()], logger=False, max_epochs=2)
     trainer = lightning.pytorch.Trainer(
         accelerator="cpu",
@@ -276,7 +294,7 @@ def test_the_bar_shows_speed_on_one_line_per_epoch(tmp_path: Path, capfd: pytest
         log_every_n_steps=4,
         **options,
     )
-    trainer.fit(SlowModel())
+    trainer.fit(SlowModel(), data)
     # tqdm writes to either stream; of the texts between carriage returns, the last one stays on the screen.
     captured = capfd.readouterr()
     last = [line.rsplit("\r", 1)[-1] for line in (captured.out + captured.err).split("\n")]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,10 +18,12 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import lit_ort
 import lit_ort.backend.build  # so that no graph is the first of the process
+from lit_ort.backend.cache.measured_steps import MeasuredStep, decoded
 from lit_ort.errors import OptionsError
 from lit_ort.runtime.report import COMPILED, EAGER, Choice
 from lit_ort.strategies import jit
 from lit_ort.strategies.calls_left import calls_left
+from lit_ort.strategies.compiled_code import IDLE
 from lit_ort.strategies.jit import FIRST_CALLS, TURNS, Estimate, StepChoice, estimate_of, operators_behind, operators_in
 from tests.lightning_models import Net, constant_loader, loader, trainer
 
@@ -92,6 +96,20 @@ def test_without_a_known_end_it_is_compiled_when_what_has_passed_was_long_enough
     # Twice 2 s of compiling for a gain of a quarter of 0.1 s at each call: after 160 calls, looked at when they have
     # doubled.
     assert ways.index("compiling") == 256
+
+
+def test_what_an_earlier_run_measured_decides() -> None:
+    seconds, measured = {EAGER: LONG, COMPILED: LONG / 2}, MeasuredStep(LONG, LONG / 2, 2.0, from_cache=True)
+    # Expected without it: a gain of a quarter, and twice as long a compilation, as the estimates are rough.
+    for calls, is_compiled in ((30, False), (50, True)):
+        assert (COMPILED in Run(calls, seconds, measured=measured).many(calls)) is is_compiled
+        assert COMPILED not in Run(calls, seconds).many(calls)
+    slower = MeasuredStep(LONG, LONG * 1.1, 2.0, from_cache=True)
+    run = Run(10_000, seconds, measured=slower)
+    assert COMPILED not in run.many(10_000)
+    assert "an earlier run measured 100.0 ms a call, and 110.0 compiled" in str(run.choice.report)
+    # Of other batches.
+    assert COMPILED in Run(1000, seconds, measured=MeasuredStep(LONG * 3, LONG * 4, 2.0, from_cache=True)).many(1000)
 
 
 def test_code_of_an_earlier_fit_runs_at_once_and_other_sizes_have_to_pay() -> None:
@@ -404,6 +422,30 @@ def test_what_only_compiled_steps_have_is_compiled_at_once(settings: dict[str, A
     runner.fit(Net(), loader())
     assert [graph.kind for graph in lit_ort.explain(runner).graphs] == ["fused"]
     assert choices(runner) == {}
+
+
+def test_a_later_run_decides_by_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fit(gain: float) -> Choice:
+        monkeypatch.setattr(jit, "estimate_of", lambda *_: Estimate(1e-6, gain))
+        strategy = lit_ort.ORTStrategy(compile="auto", cache_dir=str(tmp_path))
+        runner = trainer(strategy, default_root_dir=tmp_path, max_epochs=6)
+        runner.fit(Net(), loader())
+        IDLE.clear()
+        return choices(runner)["training_step"]
+
+    first = fit(gain=0.5)
+    assert first.compile_seconds > 0
+    (path,) = tmp_path.glob("*.ortstep")
+    name, measured = decoded(path.read_bytes())
+    assert (name, measured.from_cache) == ("training_step of Net", False)
+    assert (measured.eager, measured.compiled) == first.seconds
+    # Times of such short calls vary.
+    monkeypatch.setattr(jit, "_ALIKE", 1e3)
+    for compiled, ways in ((measured.eager / 2, 2), (measured.eager * 2, 1)):
+        path.write_text(json.dumps([name, dataclasses.asdict(MeasuredStep(measured.eager, compiled, 1e-6, True))]))
+        assert sum(count > 0 for count in fit(gain=0.0).calls) == ways
+    path.write_text("damaged")
+    assert fit(gain=0.0).calls[1] == 0
 
 
 def test_never_runs_in_eager(tmp_path: Path) -> None:

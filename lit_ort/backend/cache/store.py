@@ -28,10 +28,11 @@ from lit_ort.options import ORTOptions
 from lit_ort.runtime.engines.engine_interface import Engine
 from lit_ort.runtime.region_calls import why_no_kernels
 
-SUFFIX = ".ortgraph"
+# Of graphs, and of what steps were measured to take.
+SUFFIX, MEASURED_SUFFIX = ".ortgraph", ".ortstep"
 # Bytes of an entry. Entries of the benchmark suite have at most some hundred thousand.
 LARGEST = 2**30
-_OWN_FILE = re.compile(rf"\.?[0-9a-f]{{64}}{re.escape(SUFFIX)}(\.[0-9a-f]{{32}}\.tmp)?")
+_OWN_FILE = re.compile(r"\.?[0-9a-f]{64}\.(ortgraph|ortstep)(\.[0-9a-f]{32}\.tmp)?")
 
 
 class GraphCache:
@@ -46,7 +47,7 @@ class GraphCache:
         assert options.cache_dir is not None
         self._folder = Path(options.cache_dir)
         self._reads = options.dump_dir is None
-        self._options, self._engine = options.key, f"{engine.name} {engine.version}"
+        self._options, self._engine = options.key, name_of(engine)
 
     def read(self, content: Content) -> Compilation | None:
         """The graph with that content, or None. An entry that can't be used is reported in a warning."""
@@ -118,8 +119,13 @@ def environment(engine: str) -> dict[str, str]:
     }
 
 
+def name_of(engine: Engine) -> str:
+    """An engine's name and version."""
+    return f"{engine.name} {engine.version}"
+
+
 def own_files(folder: Path) -> Iterator[Path]:
-    """The files in a folder that a cache wrote: entries, and incomplete entries of interrupted processes."""
+    """The files in a folder that a cache wrote: graphs, measured steps, and incomplete files of killed processes."""
     return (path for path in sorted(folder.iterdir()) if _OWN_FILE.fullmatch(path.name) and path.is_file())
 
 

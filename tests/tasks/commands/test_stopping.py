@@ -225,6 +225,18 @@ def test_checkpoints_within_an_epoch(tmp_path: Path, last: dict[str, Any], steps
     assert saves.steps == steps
 
 
+def test_a_checkpoint_is_due_at_the_last_batch_without_validation(tmp_path: Path) -> None:
+    last = {"every_n_train_steps": 6, "train_time_interval": None, "save_on_train_epoch_end": False}
+    fit(tmp_path, last=last, limit_val_batches=0)
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 6 * EPOCHS
+
+
+def test_the_last_checkpoint_is_a_local_file() -> None:
+    assert LastCheckpoint("~/run").path == Path.home() / "run" / "last.ckpt"
+    with pytest.raises(OptionsError, match="dirpath='s3://bucket/run': must be a local folder"):
+        LastCheckpoint("s3://bucket/run")
+
+
 @pytest.mark.parametrize("steps", [1, 5, 6, 7, 12, 13])
 def test_a_checkpoint_within_an_epoch_resumes_exactly(tmp_path: Path, steps: int) -> None:
     whole = fit(tmp_path / "whole")
@@ -288,5 +300,5 @@ def test_a_loss_that_is_not_finite_can_warn(tmp_path: Path) -> None:
 
 
 def test_another_action_is_refused() -> None:
-    with pytest.raises(OptionsError, match="on_nonfinite='explode': choose from stop, warn"):
+    with pytest.raises(OptionsError, match="action='explode' .*: choose from stop, warn"):
         NonFiniteLoss("explode")  # pyright: ignore[reportArgumentType]

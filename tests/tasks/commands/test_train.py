@@ -237,7 +237,7 @@ def test_several_runs_have_a_folder_each(monkeypatch: pytest.MonkeyPatch, tmp_pa
         ("ckpt_path=absent.ckpt", "error: ckpt_path=absent.ckpt: no such file"),
         ("ckpt_path=.", "error: ckpt_path=.: is no file"),
         ("optimizer.lr=nan", "error: optimizer.lr=nan: must be a number above 0"),
-        ("on_nonfinite=explode", "error: on_nonfinite='explode': choose from stop, warn"),
+        ("on_nonfinite=explode", r"error: action='explode' .on_nonfinite of `lit-ort train`.: choose from stop, warn"),
         (
             "callbacks.last.train_time_interval=0",
             "error: callbacks.last.train_time_interval=0: must be a number",
