@@ -100,8 +100,8 @@ class Explanation:
         )
 
     def details(self) -> str:
-        """Everything known of each graph: inputs, memory, operators, passes."""
-        return "\n".join(map(str, self.graphs))
+        """The whole report, with everything known of each graph: inputs, memory, operators, passes."""
+        return "\n".join(map(str, (self, *self.graphs)))
 
     def __str__(self) -> str:
         return "\n".join([self.summary, *self.advice])
