@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from lightning.pytorch.plugins.precision import Precision
 
+from lit_ort.backend.eager import autocast_for
 from lit_ort.errors import UnsupportedError
 from lit_ort.options import PRECISIONS
 
@@ -29,3 +33,9 @@ class ORTPrecision(Precision):
                 f"pass {precision!r} to the Trainer."
             )
         self.precision = precision
+
+    @contextmanager
+    def forward_context(self) -> Iterator[None]:
+        """The context of a step, also for code of callbacks."""
+        with super().forward_context(), autocast_for(self.precision):
+            yield

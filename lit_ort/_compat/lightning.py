@@ -8,12 +8,14 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
+
+from lit_ort._compat.patching import replaced_entry
 
 LIGHTNING = "lightning.pytorch"
 PYTORCH_LIGHTNING = "pytorch_lightning"
@@ -149,6 +151,21 @@ def plain_optimizer(optimizer: Any) -> Optimizer:
 def chosen_checkpoint_io(strategy: Any) -> Any | None:
     """The `CheckpointIO` that the user set on a strategy, or None, where the public property returns the default."""
     return strategy._checkpoint_io
+
+
+def running_hook(module: Any) -> str | None:
+    """The hook or step of a module that Lightning is calling, by which it names what is logged."""
+    return getattr(module, "_current_fx_name", None)
+
+
+@contextmanager
+def in_hook(module: Any, hook: str | None) -> Iterator[None]:
+    """Lets a module log as from one of its hooks."""
+    if hook == running_hook(module):
+        yield
+        return
+    with replaced_entry(vars(module), "_current_fx_name", hook):
+        yield
 
 
 def leave_samplers_alone(trainer: Any) -> None:

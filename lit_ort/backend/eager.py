@@ -30,8 +30,12 @@ def autocast_of(precision: str, device: torch.device) -> torch.dtype | None:
 
 
 def autocast_for(precision: str, device: torch.device = CPU) -> AbstractContextManager[Any]:
-    """The autocast context for a step of a precision, so that its code sees the same dtypes as in eager."""
-    return torch.autocast(device.type, torch.bfloat16) if precision == BF16_MIXED else nullcontext()
+    """The autocast context for a step of a precision, so that its code sees the same dtypes as in eager.
+
+    As Lightning's, it keeps no weights in bfloat16: a step with manual optimization changes them.
+    """
+    is_low = precision == BF16_MIXED
+    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False) if is_low else nullcontext()
 
 
 def run_in_eager(graph_module: fx.GraphModule, arguments: Sequence[Any], precision: str) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from lit_ort._compat.dynamo_events import listening, traced_in
-from lit_ort._compat.lightning import base_with_log, has_own_log, is_from_lightning
+from lit_ort._compat.lightning import base_with_log, has_own_log, in_hook, is_from_lightning, running_hook
 from lit_ort._compat.metric_calls import MetricResult, takes_results
 from lit_ort._compat.patching import replaced, replaced_entry
 from lit_ort._compat.recurrent_shapes import shapes_without_steps
@@ -41,7 +41,8 @@ class LogRecorder:
         self._base = base_with_log(module) if has_own_log(module) else None
         self._records = None if self._base is None else _recording(module, self.log, self._base.log)
         # A name of None: the value is a dict that a metric makes behind the graph.
-        self.calls: list[tuple[str | None, Any, tuple[Any, ...], dict[str, Any]]] = []
+        # The last element is the hook that calls `log`; manual optimization calls hooks within a step.
+        self.calls: list[tuple[str | None, Any, tuple[Any, ...], dict[str, Any], str | None]] = []
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -64,12 +65,12 @@ class LogRecorder:
         if isinstance(value, torch.Tensor):
             # The value at the call, which the step may change in place afterwards.
             value = (value if kwargs.get("enable_graph", False) else value.detach()).clone()
-        self.calls.append((name, value, args, kwargs))
+        self.calls.append((name, value, args, kwargs, running_hook(self._module)))
 
     @takes_results
     def log_dict(self, dictionary: Any, *args: Any, **kwargs: Any) -> None:
         if isinstance(dictionary, MetricResult) and not args:
-            self.calls.append((None, dictionary, args, kwargs))
+            self.calls.append((None, dictionary, args, kwargs, running_hook(self._module)))
         else:
             self._log_dict(dictionary, *args, **kwargs)
 
@@ -77,11 +78,12 @@ class LogRecorder:
         """Passes the recorded calls on, and clears them."""
         calls = self.calls.copy()
         self.calls.clear()
-        for name, value, args, kwargs in calls:
-            for key, part in [(name, value)] if name is not None else value.items():
-                # Dynamo returns NumPy's numbers as arrays, which Lightning refuses.
-                number = part[()] if isinstance(part, np.ndarray) and not part.ndim else part
-                log(key, number, *args, **kwargs)
+        for name, value, args, kwargs, hook in calls:
+            with in_hook(self._module, hook):
+                for key, part in [(name, value)] if name is not None else value.items():
+                    # Dynamo returns NumPy's numbers as arrays, which Lightning refuses.
+                    number = part[()] if isinstance(part, np.ndarray) and not part.ndim else part
+                    log(key, number, *args, **kwargs)
 
 
 def _recording(module: Any, record: Callable[..., None], log: Callable[..., None]) -> Callable[..., None]:

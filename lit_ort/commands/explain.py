@@ -19,7 +19,9 @@ from lit_ort.options import BF16_MIXED, FLOAT32, ORTOptions
 
 def main(arguments: Sequence[str]) -> None:
     parser = parser_for("explain", __doc__)
-    parser.add_argument("--details", action="store_true", help="with every graph's inputs, memory, operators and passes")
+    parser.add_argument(
+        "--details", action="store_true", help="with every graph's inputs, memory, operators and passes"
+    )
     parser.add_argument("--precision", default=FLOAT32, choices=(FLOAT32, BF16_MIXED))
     args = parser.parse_args(arguments)
     with one_line_errors(parser):

@@ -7,7 +7,8 @@ Source: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,10 +49,17 @@ class ShardedOptimizer(ZeroRedundancyOptimizer):
         super().__init__(groups, self._copy_for)  # pyright: ignore[reportArgumentType] - used as a class
         self.defaults = optimizer.defaults
         optimizer.param_groups = self.param_groups
+        optimizer.state.clear()
 
     def step(self, closure: Any = None, **arguments: Any) -> Any:
-        loss = super().step(closure, **arguments)
+        loss = super().step(None if closure is None else partial(self._with_settings, closure), **arguments)
         note_step(self._whole)
+        return loss
+
+    def _with_settings(self, closure: Callable[[], Any]) -> Any:
+        """Calls a closure, and passes on what it has set of the parameter groups, such as a learning rate."""
+        loss = closure()
+        self._sync_param_groups(self.param_groups, self.optim.param_groups)
         return loss
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -65,6 +73,9 @@ class ShardedOptimizer(ZeroRedundancyOptimizer):
         part.__dict__.update(self._whole.__dict__)
         # The wrapper of a learning rate scheduler, which would step the complete optimizer.
         part.__dict__.pop("step", None)
-        part.state = defaultdict(dict)
         part.param_groups = [dict(group) for group in groups]
+        own = [parameter for group in part.param_groups for parameter in group["params"]]
+        # Some optimizers create their state before the first step; that of other parameters is theirs to keep.
+        states = self._whole.state
+        part.state = defaultdict(dict, {parameter: states[parameter] for parameter in own if parameter in states})
         return part

@@ -44,11 +44,13 @@ class SeedSource:
         generator: torch's default one if it is None.
         stream: the stream of the seeds.
         uses_torchs: whether an operator has drawn from torch's default generator since.
+        drops: whether dropout has drawn from a seed.
     """
 
     generator: torch.Generator | None = None
     stream: int = 0
     uses_torchs: bool = False
+    drops: bool = False
 
 
 _source: ContextVar[SeedSource | None] = ContextVar("lit_ort_source", default=None)
@@ -63,11 +65,23 @@ def draw_seed() -> int:
     return (seed + source.stream * _BETWEEN_STREAMS) % SEEDS if _dropout.get() else DROPOUT_OFF
 
 
+def current_source() -> SeedSource | None:
+    """Where runs draw their seeds; None if that is torch's default generator."""
+    return _source.get()
+
+
 def note_draw() -> None:
     """Notes that an operator of a step draws from torch's default generator."""
     source = _source.get()
     if source is not None:
         source.uses_torchs = True
+
+
+def note_dropout() -> None:
+    """Notes that dropout of a step draws from a seed."""
+    source = _source.get()
+    if source is not None:
+        source.drops = True
 
 
 @contextmanager
@@ -106,24 +120,39 @@ def seeded(seed: int, stream: int = 0, device: torch.device = CPU) -> Iterator[N
 class SeededDropout(TorchDispatchMode):
     """Lets eager's dropout draw from a seed, as in a session: from the first dropout on, `seeded` holds.
 
+    Compiled functions and higher-order operators of the step run as without it.
+
     Args:
         seed: of the dropout.
         device: of the module.
 
     Attributes:
         found: whether there was a dropout.
+        found_others: whether there were other random operators.
     """
+
+    supports_higher_order_operators = True
 
     def __init__(self, seed: int, device: torch.device) -> None:
         super().__init__()
-        self.found, self._seed, self._device, self._stack = False, seed, device, ExitStack()
+        self.found = self.found_others = False
+        self._seed, self._device, self._stack = seed, device, ExitStack()
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if not self.found and func in WITHOUT_DROPOUT:
-            self.found = True
-            self._stack.enter_context(seeded(self._seed, device=self._device))
-        elif not self.found and torch.Tag.nondeterministic_seeded in func.tags:
-            note_draw()
+        if func in WITHOUT_DROPOUT:
+            if not self.found:
+                self.found = True
+                note_dropout()
+                self._stack.enter_context(seeded(self._seed, device=self._device))
+        # Higher-order operators have no tags.
+        elif torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
+            self.found_others = True
+            if not self.found:
+                note_draw()
         return func(*args, **(kwargs or {}))
 
     def __exit__(self, exc_type, exc_val, exc_tb):
@@ -143,6 +172,8 @@ class RandomNumbers:
     def __init__(self, seeded: bool = False) -> None:
         _latest.set(self)
         self.seed = draw_seed() if seeded else 0
+        if seeded:
+            note_dropout()
         self._drops = _dropout.get()
         # The generator and its state when an operator drew first, by the operator's stream, in the order of the draws.
         self._states: dict[int, tuple[torch.Generator, torch.Tensor]] = {}

@@ -14,6 +14,7 @@ from collections.abc import Hashable, Mapping
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from lit_ort._compat.dynamo_events import forget, has_code
 from lit_ort.backend.backend import ORTBackend
@@ -108,7 +109,11 @@ def code_key(module: torch.nn.Module, *settings: Any) -> Hashable:
 def description_of(module: torch.nn.Module) -> str:
     """The parts of a module with the types of its parameters and buffers; the same in every process."""
     tensors = (*module.named_parameters(), *module.named_buffers())
-    shapes = [(name, tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for name, tensor in tensors]
+    # Lazy parameters have no shape yet.
+    shapes = [
+        (name, () if is_lazy(tensor) else tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
+        for name, tensor in tensors
+    ]
     return f"{type(module).__module__}.{type(module).__qualname__} {module!r} {shapes}"
 
 

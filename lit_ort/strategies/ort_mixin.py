@@ -127,7 +127,10 @@ class ORTMixin(CompiledMixin):
 
     def step_context(self, kind: str) -> AbstractContextManager[Any]:
         # Code that reads dtypes sees those of eager; graphs are compiled for the autocast around them.
-        return _inside(autocast_for(self.options.precision, self.root_device), super().step_context(kind))
+        return _inside(self._autocast(), super().step_context(kind))
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        return autocast_for(self.options.precision, self.root_device)
 
     def setup(self, trainer: Any) -> None:
         self._fit = FitSummary(self.compile_log) if trainer.state.fn == "fit" else None
@@ -211,6 +214,8 @@ class ORTMixin(CompiledMixin):
 
     def on_train_end(self) -> None:
         super().on_train_end()
+        if self._draws is not None:
+            self._draws.end()
         if self._steps is not None:
             self._steps.stop()
             self._settled_ways = self._steps.settled_ways
@@ -228,6 +233,8 @@ class ORTMixin(CompiledMixin):
         super().on_train_start()
         trainer = self.lightning_module.trainer
         self._draws = TrainingDraws(self.rank, self._resumed_draws, is_inside_epoch(trainer))
+        if self._steps is not None and self._resumed_draws is not None:
+            self._steps.draws.resume(*self._resumed_draws.get("draws", ()))
         self._resumed_draws = None
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -292,7 +299,8 @@ class ORTMixin(CompiledMixin):
     ) -> None:
         if self._draws is not None:
             ways = self._settled_ways if self._steps is None else self._steps.settled_ways
-            checkpoint = {**checkpoint, "lit_ort": {**self._draws.state, "ways": ways}}
+            kinds = () if self._steps is None else self._steps.draws.kinds
+            checkpoint = {**checkpoint, "lit_ort": {**self._draws.state, "ways": ways, "draws": kinds}}
         # Frees memory for the file, which Lightning builds in memory; no step runs meanwhile.
         self._code.pool.trim()
         super().save_checkpoint(checkpoint, filepath, storage_options)
@@ -344,6 +352,7 @@ class ORTMixin(CompiledMixin):
                 # Lightning's plugin rejects clipping with fused optimizers, and `step_context` has its autocast.
                 precision_plugin = in_package(Precision, self.package)()
                 precision_plugin.precision = precision
+                precision_plugin.forward_context = self._autocast
             else:
                 # A derived plugin can have its own autocast.
                 engine_precision = FLOAT32

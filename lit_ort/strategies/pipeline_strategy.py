@@ -22,7 +22,7 @@ from lit_ort.errors import UnsupportedError
 from lit_ort.options import require_count
 from lit_ort.strategies.arguments import ProcessArguments, Schedule
 from lit_ort.strategies.either_package import EitherDDPStrategy
-from lit_ort.strategies.processes import ProcessesMixin, Unwrapped, take_from_first
+from lit_ort.strategies.processes import ProcessesMixin, Unwrapped, draw_as_first, take_from_first
 
 
 class ORTPipelineStrategy(ProcessesMixin, Unwrapped, EitherDDPStrategy):
@@ -107,8 +107,14 @@ class ORTPipelineStrategy(ProcessesMixin, Unwrapped, EitherDDPStrategy):
     def setup(self, trainer: Any) -> None:
         _require_stages(self.lightning_module)
         super().setup(trainer)
+        draw_as_first(self.placement.group)
         self.precision_plugin = with_shared_norm(self.precision_plugin, self.placement.group)
         take_from_first(self.lightning_module, self.placement.replicas)
+
+    def on_train_start(self) -> None:
+        # Callbacks can draw in one process alone.
+        draw_as_first(self.placement.group)
+        super().on_train_start()
 
     # A step itself is plain Python; the stages that it calls are compiled.
 

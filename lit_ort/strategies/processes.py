@@ -100,6 +100,13 @@ class Unwrapped:
     It is for strategies whose processes have different parts of the module.
     """
 
+    def setup_environment(self: Any) -> None:
+        super().setup_environment()
+        if self.distributed_sampler_kwargs["num_replicas"] == 1:
+            # Every process reads the same batches, those of one process. Asking for the number of steps, as in
+            # `configure_optimizers`, sets the dataloaders up.
+            leave_samplers_alone(self.lightning_module.trainer)
+
     def setup(self: Any, trainer: Any) -> None:
         """Does what Lightning's single-process strategies do: DDPStrategy would give every process the same module."""
         self.accelerator.setup(trainer)
@@ -108,9 +115,6 @@ class Unwrapped:
         if trainer.state.fn == "fit":
             self.setup_optimizers(trainer)
         self.setup_precision_plugin()
-        if self.distributed_sampler_kwargs["num_replicas"] == 1:
-            # Every process reads the same batches, those of one process.
-            leave_samplers_alone(trainer)
 
 
 @contextmanager
@@ -150,6 +154,13 @@ def _stop_after_the_batch(trainer: Any, signum: int, _: Any) -> None:
     """
     if note_sigterm(trainer) and trainer.strategy.launcher is not None:
         trainer.strategy.launcher.kill(signum)
+
+
+def draw_as_first(group: dist.ProcessGroup) -> None:
+    """Sets torch's generator to the state of that of a group's first process: all then draw the same order of data."""
+    state = torch.get_rng_state()
+    dist.broadcast(state, dist.get_global_rank(group, 0), group=group)
+    torch.set_rng_state(state)
 
 
 def take_from_first(module: torch.nn.Module, group: dist.ProcessGroup) -> None:

@@ -23,9 +23,10 @@ from lit_ort.backend.events import DISABLED
 from lit_ort.backend.explanation import CompileLog
 from lit_ort.backend.tracing_settings import LogRecorder, dynamo_settings
 from lit_ort.errors import warn_at
-from lit_ort.runtime.random import SeededDropout, draw_seed, in_eager, seeded
+from lit_ort.runtime.random import in_eager
 from lit_ort.runtime.report import COMPILED
 from lit_ort.strategies.jit import StepChoice, Stopwatch
+from lit_ort.strategies.step_draws import StepDraws
 
 STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 
@@ -64,7 +65,7 @@ class CompiledSteps:
         self._reported: set[str] = set()
         self._choice_of = choice_of
         self._choices: dict[tuple[str, tuple[Any, ...]], StepChoice] = {}
-        self._has_dropout: bool | None = None
+        self.draws = StepDraws(lambda: module.device)
         self._stopwatch = Stopwatch(lambda: compile_log.watch.total, lambda: wait_for(module.device))
 
     def run(self, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -113,27 +114,12 @@ class CompiledSteps:
 
     def _run_in_eager(self, name: str, choice: StepChoice, *args: Any, **kwargs: Any) -> Any:
         step = getattr(self._module, name)
-        drawing = self._drawing() if name == "training_step" else nullcontext()
+        drawing = self.draws.in_eager() if name == "training_step" else nullcontext()
         with drawing, replaced_entry(vars(self._module), "log", self._log):
             output = step(*args, **kwargs)
         if choice.counts_operators:
             choice.note_operators(output)
         return output
-
-    @contextmanager
-    def _drawing(self) -> Iterator[None]:
-        """Lets dropout draw from a seed, as in a session, so that the order of data doesn't depend on it.
-
-        All other draws of a step with dropout depend on the seed too.
-        """
-        seed, device = draw_seed(), self._module.device
-        if self._has_dropout is not None:
-            with seeded(seed, device=device) if self._has_dropout else in_eager(device):
-                yield
-            return
-        with SeededDropout(seed, device) as dropout:
-            yield
-        self._has_dropout = dropout.found
 
     @property
     def _log(self) -> Callable[..., None]:
@@ -149,10 +135,11 @@ class CompiledSteps:
             step = torch.compile(_function(method, index), backend=self._backend_of(name))
             self._compiled[name, index], compiles = (method, step), _collection_paused()
         log = self._compile_log
-        settings = dynamo_settings(name, self._strict, self._report, log, allows)
+        drawing = self.draws.compiled(allows) if name == "training_step" else nullcontext(allows)
         draws = in_eager(self._module.device) if log.runs_outside_of_graphs(name) else nullcontext()
-        with compiles, log.watch.step(name), settings, self._attached(), draws:
-            return step(*args, **kwargs)
+        with compiles, log.watch.step(name), drawing as allowed, self._attached(), draws:
+            with dynamo_settings(name, self._strict, self._report, log, allowed):
+                return step(*args, **kwargs)
 
     def _report(self, place: str | None, message: str) -> None:
         """Warns once for each message, which can be the same for many functions of a step."""

@@ -18,7 +18,7 @@ from lit_ort.distributed.tensor_parallel import Shard, cut_of, cuts, shard
 from lit_ort.errors import UnsupportedError
 from lit_ort.strategies.arguments import ProcessArguments
 from lit_ort.strategies.either_package import EitherDDPStrategy
-from lit_ort.strategies.processes import ProcessesMixin, Unwrapped, take_from_first
+from lit_ort.strategies.processes import ProcessesMixin, Unwrapped, draw_as_first, take_from_first
 
 _MARK = "_lit_ort_shard"
 
@@ -81,6 +81,7 @@ class ORTTensorStrategy(ProcessesMixin, Unwrapped, EitherDDPStrategy):
         if _MARK not in module.__dict__:
             self._shard_module(module)
         super().setup(trainer)
+        draw_as_first(_world())
         self.precision_plugin = with_shared_norm(
             self.precision_plugin, _world(), lambda parameter: cut_of(parameter) is not None
         )
@@ -97,6 +98,11 @@ class ORTTensorStrategy(ProcessesMixin, Unwrapped, EitherDDPStrategy):
         part = Shard(group.group_name, group.rank(), group.size())
         shard(module, plan(), part)
         module.__dict__[_MARK] = part
+
+    def on_train_start(self) -> None:
+        # Callbacks can draw in one process alone.
+        draw_as_first(_world())
+        super().on_train_start()
 
     def setup_optimizers(self, trainer: Any) -> None:
         super().setup_optimizers(trainer)

@@ -28,6 +28,7 @@ class TrainingDraws:
 
     def __init__(self, rank: int, resumed: Mapping[str, Any] | None, is_inside_epoch: bool) -> None:
         self._generator = torch.Generator()
+        self._begin = torch.get_rng_state()
         self._source = SeedSource(self._generator, rank)
         # Whose generator has to be resumed once more.
         self._resumed: Mapping[str, Any] | None = None
@@ -47,6 +48,14 @@ class TrainingDraws:
             resume_torchs_generator(self._resumed)
             self._resumed = None
         return draw_from(self._source)
+
+    def end(self) -> None:
+        """Ends a run.
+
+        Where neither its dropout nor its data has drawn from torch's generator, the next one would have the same masks.
+        """
+        if self._source.drops and torch.equal(self._begin, torch.get_rng_state()):
+            torch.rand(())
 
     @property
     def state(self) -> dict[str, Any]:

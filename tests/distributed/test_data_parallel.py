@@ -98,6 +98,21 @@ class WithAdam(Net):
         return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5)]
 
 
+class WithAdagrad(Net):
+    """Its optimizer has a state before the first step."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adagrad(self.parameters(), 0.05, initial_accumulator_value=0.1)
+
+
+class SetsRate(Net):
+    """Sets the learning rate of the step at hand."""
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 / (1 + self.global_step)
+
+
 def fit(
     strategy: Any, make: Callable[[], LightningModule], rows: int = ROWS, batch: int = BATCH, **settings: Any
 ) -> Any:
@@ -148,6 +163,8 @@ RUNS: dict[str, tuple[Callable[[], Any], Callable[[], LightningModule], dict[str
     "zero1": (sharded, Net, {"limit_val_batches": 1}),
     "zero1 with AdamW": (sharded, WithAdam, {}),
     "zero1 with LAMB": (sharded, WithLamb, {}),
+    "zero1 with Adagrad": (sharded, WithAdagrad, {}),
+    "zero1, rates set within the step": (sharded, SetsRate, {}),
     "zero1 with accumulation": (sharded, WithAdam, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.05}),
 }
 # Each of them is in another run too, but for float64.

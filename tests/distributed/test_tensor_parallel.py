@@ -12,7 +12,7 @@ import pytest
 import pytorch_optimizer
 import torch
 import torch.distributed as dist
-from lightning.pytorch import LightningModule, seed_everything
+from lightning.pytorch import Callback, LightningModule, seed_everything
 from lit_ort_tasks.data.tokenization import train_byte_level_bpe
 from lit_ort_tasks.gpt2 import GPT2
 from lit_ort_tasks.transformer_lm import TransformerLM
@@ -124,8 +124,43 @@ def all_runs(folder: Path) -> dict[str, Any]:
     half = fit(strict(), adam(), text(), max_epochs=1)
     half.save_checkpoint(folder / "tensor.ckpt", weights_only=False)
     results["resumed"] = weights(fit(strict(), adam(seed=2), text(), ckpt_path=folder / "alone.ckpt"))
+    results["draws"] = draws()
     results["messages"] = {name: message_of(function) for name, function in unsupported_runs().items()}
     return results
+
+
+class Recorder(Callback):
+    """Records the order of the data, draws in the first process alone, and asks for the number of steps."""
+
+    def __init__(self) -> None:
+        self.order: list[int] = []
+
+    def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
+        if trainer.is_global_zero:
+            torch.rand(())
+
+    def on_train_batch_start(self, trainer: Any, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self.order.append(int(batch[0].sum()))
+
+
+class AsksForSteps(TransformerLM):
+    def configure_optimizers(self) -> Any:
+        assert self.trainer.estimated_stepping_batches
+        return super().configure_optimizers()
+
+
+def draws() -> dict[str, Any]:
+    """The order of data with processes that aren't seeded, shuffled and not."""
+    found: dict[str, Any] = {}
+    for shuffle in (True, False):
+        torch.manual_seed(dist.get_rank() if dist.is_initialized() else 0)
+        data, recorder = text(), Recorder()
+        data = DataLoader(data.dataset, batch_size=None, shuffle=shuffle)
+        module = AsksForSteps(WORDS, SGD, width=16, feed_forward=24, dropout=0.0)
+        runner = trainer(strict(), devices=2, limit_val_batches=0, callbacks=[recorder])
+        runner.fit(module, data)
+        found["shuffled" if shuffle else "in order"] = recorder.order
+    return found
 
 
 def unsupported_runs() -> dict[str, Callable[[], Any]]:
@@ -189,6 +224,16 @@ def test_checkpoints_are_those_of_one_process(results: list[dict[str, Any]], alo
     whole = fit("auto", adam(), text())
     assert_equal(results[0]["resumed"], weights(whole))
     assert_equal(weights(fit("auto", adam(seed=2), text(), ckpt_path=alone / "tensor.ckpt")), weights(whole))
+
+
+@pytest.mark.slow
+def test_all_processes_read_the_same_batches(results: list[dict[str, Any]]) -> None:
+    first, second = (result["draws"] for result in results)
+    assert first == second
+    order = [int(tokens[:-1].sum()) for tokens in streams(WORDS)]
+    assert first["in order"] == order * 2
+    assert sorted(first["shuffled"]) == sorted(order * 2)
+    assert first["shuffled"] != order * 2
 
 
 @pytest.mark.slow

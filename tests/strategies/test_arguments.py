@@ -53,7 +53,7 @@ def test_options_reach_the_engine(strategy: type[Any]) -> None:
     left_out = set() if strategy is ORTStrategy else SINGLE_PROCESS
     values = {name: value for name, (value, _) in OTHERS.items() if name not in left_out}
     # The other build isn't installed, and folders become absolute.
-    values |= {"engine": engine_of("auto").name, "cache_dir": "/tmp/graphs"}
+    values |= {"engine": engine_of("auto").name, "cache_dir": "/tmp/graphs", "dump_dir": "/tmp/stages"}
     options = dataclasses.asdict(strategy(**values).options)
     assert {name: options[name] for name in values} == values
 

@@ -26,7 +26,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lit_ort import ORTBackend, ORTOptions, ORTStrategy, explain
+from lit_ort import ORTBackend, ORTOptions, ORTPrecision, ORTStrategy, explain
 from tests.lightning_models import BATCH, Net, assert_same_weights, loader, trainer
 
 pytestmark = [
@@ -570,3 +570,42 @@ def test_fabrics_check_is_kept() -> None:
     loss = module(torch.zeros(2, 6)).sum()
     with pytest.raises(RuntimeError, match="fabric.backward"):
         loss.backward()
+
+
+class Lazy(LightningModule):
+    """Its parameters get their shapes in the first forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(1))
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        return self.net(batch[0]).square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
+@pytest.mark.parametrize("compile", ["auto", "always"])
+def test_lazy_modules(compile: Any) -> None:
+    weights = []
+    for strategy in ("auto", ORTStrategy(compile=compile)):
+        torch.manual_seed(0)
+        module = Lazy()
+        trainer(strategy).fit(module, loader())
+        weights.append(module)
+    assert_same_weights(weights[1], weights[0])
+
+
+@pytest.mark.parametrize("settings", [{"precision": "bf16-mixed"}, {"plugins": [ORTPrecision("bf16-mixed")]}])
+def test_hooks_can_enter_the_context_of_steps(settings: dict[str, Any]) -> None:
+    dtypes = []
+
+    class Ending(Net):
+        def on_train_epoch_end(self) -> None:
+            with self.trainer.precision_plugin.forward_context():
+                dtypes.append(self.head(torch.zeros(2, 16)).dtype)
+
+    trainer("ort", max_epochs=1, **settings).fit(Ending(), loader())
+    assert dtypes == [torch.bfloat16]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -81,11 +81,11 @@ def with_step(source: str) -> Manual:
     return type("OfSource", (Manual,), {"training_step": names["training_step"]})()
 
 
-def fit(module: Manual, strategy: Any) -> dict[str, Tensor]:
+def fit(module: Manual, strategy: Any, **settings: Any) -> dict[str, Tensor]:
     torch.manual_seed(1)
     data: Any = [(torch.randn(6, 4), torch.randn(6, 1)) for _ in range(4)]
     off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    trainer = Trainer(strategy=strategy, max_epochs=2, accelerator="cpu", **off)
+    trainer = Trainer(strategy=strategy, max_epochs=2, accelerator="cpu", **{**off, **settings})
     trainer.fit(module, DataLoader(data, batch_size=None))
     return module.state_dict()
 
@@ -108,3 +108,33 @@ def test_what_runs_outside_of_graphs_is_named() -> None:
     reasons = {graph_break.reason for graph_break in strategy.compile_log.breaks}
     methods = ("LightningModule.manual_backward", "LightningOptimizer.step", "Optimizer.zero_grad")
     assert reasons <= {f"lit_ort runs `{method}` outside of graphs." for method in methods}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("compile", ["never", "always"])
+def test_weights_that_a_step_changes_are_cast_again(compile: Literal["never", "always"]) -> None:
+    low: Any = {"precision": "bf16-mixed"}
+    expected = fit(with_step(STEPS["twice"]), "auto", **low)
+    actual = fit(with_step(STEPS["twice"]), lit_ort.ORTStrategy(compile=compile), **low)
+    torch.testing.assert_close(actual, expected, rtol=0.0, atol=1e-6 if compile == "never" else 5e-3)
+
+
+class LogsInHooks(Manual):
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self.update(self.loss(batch))
+
+    def on_after_backward(self) -> None:
+        self.log("after", float(self.trainer.global_step))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("compile", ["never", "always"])
+def test_what_hooks_log_within_a_step_keeps_its_hook(compile: Literal["never", "always"]) -> None:
+    keys = set[str]()
+
+    class Keys(Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            keys.update(trainer._results)
+
+    fit(LogsInHooks(), lit_ort.ORTStrategy(compile=compile), callbacks=[Keys()])
+    assert keys == {"on_after_backward.after"}

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lit_ort
+from lit_ort.strategies import jit
 
 DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "noise": lambda x: x + 0.1 * torch.randn_like(x),
@@ -110,6 +111,93 @@ def test_dropout_leaves_the_order_of_data_to_the_seed(draw: Callable[[Tensor], T
     assert runs[0][::2] != fit(lambda x: x, "auto")[::2]
 
 
+# Dropout beside another random operator, before and after it.
+MIXED: dict[str, Callable[[Tensor], Tensor]] = {
+    "noise first": lambda x: F.dropout(DRAWS["noise"](x), 0.3),
+    "dropout first": lambda x: DRAWS["noise"](F.dropout(x, 0.3)),
+}
+
+
+@pytest.mark.parametrize("draw", MIXED.values(), ids=MIXED)
+def test_the_order_of_data_does_not_depend_on_when_a_step_is_compiled(
+    draw: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jit, "estimate_of", lambda *_: jit.Estimate(1e-6, 0.5))
+    monkeypatch.setattr(jit, "TURNS", 1)
+    orders = []
+    for first_calls in (3, 5, 8):
+        monkeypatch.setattr(jit, "FIRST_CALLS", first_calls)
+        strategy = lit_ort.ORTStrategy(compile="auto")
+        orders.append(fit(draw, strategy)[1::2])
+        (choice,) = strategy.compile_log.explanation().choices
+        assert choice.calls[1] > 0
+    assert orders[0] == orders[1] == orders[2]
+
+
+def test_dropout_that_begins_later_is_seeded_too() -> None:
+    shares = iter([0.0] * 4 + [0.3] * 20)
+
+    def begins_later(x: Tensor) -> Tensor:
+        return F.dropout(x, share) if (share := next(shares)) else x
+
+    orders = fit(begins_later, lit_ort.ORTStrategy(compile="never"))[1::2]
+    # One step draws from torch's generator, by which dropout is noticed: that of the last epochs' order.
+    assert orders[:8] == fit(lambda x: x, "auto")[1::2][:8]
+
+
+def test_calls_that_are_not_compiled_draw_from_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jit, "estimate_of", lambda *_: jit.Estimate(1e-6, 0.5))
+    monkeypatch.setattr(jit, "TURNS", 1)
+    monkeypatch.setattr(jit.StepChoice, "_is_faster_compiled", lambda self: True)
+    modes = iter([3.0] * 5 + [0.5, 1.5] * 20)
+
+    def branching(x: Tensor) -> Tensor:
+        # Rare values of a Python number would need code of their own.
+        return F.dropout(x * next(modes), 0.3)
+
+    orders = fit(branching, lit_ort.ORTStrategy(compile="auto"))[1::2]
+    assert orders == fit(lambda x: x, "auto")[1::2]
+
+
+def test_fits_without_draws_of_their_own_have_different_masks() -> None:
+    seed_everything(1, verbose=False)
+    rows = TensorDataset(torch.randn(4, 6).repeat(4, 1))
+    module = Drawing(DROPOUTS["values"], -1, "")
+    quiet: Any = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
+    for _ in range(2):
+        module.net.load_state_dict({"weight": torch.ones(1, 6), "bias": torch.zeros(1)})
+        data = DataLoader(rows, 4, shuffle=True, generator=torch.Generator().manual_seed(1))
+        Trainer(accelerator="cpu", strategy="ort", max_epochs=1, **quiet).fit(module, data)
+    first, second = module.seen[:8:2], module.seen[8::2]
+    assert set(first).isdisjoint(second)
+
+
+class Nested(LightningModule):
+    """Calls what a mode for operators would get in the way of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(6, 1)
+        self.part = torch.compile(nn.Linear(6, 6), fullgraph=True, backend="eager")
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        x = self.part(F.dropout(batch[0], 0.1))
+        x = torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x - 1, (x,))
+        return self.net(x).square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.01)
+
+
+@pytest.mark.parametrize("compile", ["auto", "never"])
+def test_the_first_step_has_compiled_parts_and_branches_on_tensors(compile: Literal["auto", "never"]) -> None:
+    quiet: Any = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
+    strategy = lit_ort.ORTStrategy(compile=compile)
+    runner = Trainer(accelerator="cpu", strategy=strategy, max_epochs=1, **quiet)
+    runner.fit(Nested(), DataLoader(TensorDataset(torch.randn(16, 6)), 4))
+    assert runner.global_step == 4
+
+
 # Drawn in code that Dynamo doesn't trace.
 OUTSIDE = torch.compiler.disable(DRAWS["noise"])
 
@@ -118,13 +206,15 @@ OUTSIDE = torch.compiler.disable(DRAWS["noise"])
 @pytest.mark.parametrize("compile", ["always", "auto"])
 @pytest.mark.parametrize("steps", [6, 8], ids=["inside_epoch", "between_epochs"])
 @pytest.mark.parametrize(
-    "draw", [DRAWS["noise"], DROPOUTS["values"], OUTSIDE], ids=["noise", "dropout", "outside of graphs"]
+    "draw",
+    [DRAWS["noise"], DROPOUTS["values"], OUTSIDE, *MIXED.values()],
+    ids=["noise", "dropout", "outside of graphs", *MIXED],
 )
 def test_a_resumed_run_draws_what_the_whole_one_drew(
     tmp_path: Path, draw: Callable[[Tensor], Tensor], steps: int, compile: Literal["always", "auto"]
 ) -> None:
     # Inside of an epoch, and with dropout alone, a loader draws its order from the seed again, as in eager.
-    shuffle = draw is not DROPOUTS["values"] and steps == 8
+    shuffle = draw in (DRAWS["noise"], OUTSIDE) and steps == 8
     path = tmp_path / "run.ckpt"
     whole = fit(draw, lit_ort.ORTStrategy(compile=compile), shuffle=shuffle, saved_at=steps, path=path)
     resumed = fit(draw, lit_ort.ORTStrategy(compile=compile), shuffle=shuffle, ckpt_path=path)
