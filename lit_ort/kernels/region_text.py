@@ -87,8 +87,11 @@ class _RegionText(RegionValues):
         text.line("ret void")
 
     def _rows(self, low: str, high: str) -> None:
-        with self.text.loop(low, high, 1) as rows:
-            self._one_row(rows.index)
+        first = [Vector(self.text, index, "int64", 0) for index in self._split_row(low)]
+        with self.text.loop(low, high, 1, first) as rows:
+            self.row = [vector.name for vector in rows.current]
+            self._one_row()
+            rows.carry([Vector(self.text, index, "int64", 0) for index in self._next_row(rows.index)])
 
     def _rows_in_parts(self, low: str, high: str, parts: dict[int, tuple[ColumnReduction, str]]) -> None:
         """Rows, and after a few of them their sums of columns, which are then added to totals."""
@@ -176,8 +179,7 @@ class _RegionText(RegionValues):
 
     # A row.
 
-    def _one_row(self, row: str) -> None:
-        self.row = self._split_row(row)
+    def _one_row(self) -> None:
         self.row_values, self.row_places, self.reduced = {}, {}, {}
         for stage in range(self.stages.count):
             self.stage = stage
@@ -193,12 +195,27 @@ class _RegionText(RegionValues):
                 stored(self.text, array, "0", dtype, value, None)
 
     def _split_row(self, row: str) -> list[str]:
-        """The indices of the row axes."""
+        """The indices of the row axes, of which some can be empty."""
         indices: list[str] = []
         for axis in reversed(range(self.region.rows)):
             size = self._word(self.layout.size(axis))
+            size = self.text.call("llvm.umax.i64", "i64", ("i64", size), ("i64", "1")) if axis else size
             indices.insert(0, self._op("urem", row, size) if axis else row)
             row = self._op("udiv", row, size) if axis else row
+        return indices
+
+    def _next_row(self, row: str) -> list[str]:
+        """The indices of the next row. Divisions would take as long as a short row."""
+        if self.region.rows == 1:
+            return [self._op("add", row, 1)]
+        indices, carried = list(self.row), "1"
+        for axis in reversed(range(self.region.rows)):
+            following = self._op("add", indices[axis], carried)
+            if axis == 0:
+                return [following, *indices[1:]]
+            is_end = self.text.value(f"icmp eq i64 {following}, {self._word(self.layout.size(axis))}")
+            indices[axis] = self.text.value(f"select i1 {is_end}, i64 0, i64 {following}")
+            carried = self.text.value(f"zext i1 {is_end} to i64")
         return indices
 
     def _store_row(self, store: Store, place: int) -> None:

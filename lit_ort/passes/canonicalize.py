@@ -2,8 +2,8 @@
 
 In:  views that depend on strides; copies and `detach` in a graph without in-place operators; casts to the same dtype;
      squares; sums with zeros, products with ones; scalars in tensors as fill values; sorts of
-     elements that share memory
-Out: reshapes, the values themselves, products, numbers, stable sorts
+     elements that share memory; concatenations with empty tensors
+Out: reshapes, the values themselves, products, numbers, stable sorts, concatenations of the others
 Saves the time of operators without effect. Sessions keep values contiguous, so a view can be a reshape.
 """
 
@@ -61,6 +61,9 @@ def canonicalize(module: fx.GraphModule) -> int:
         elif node.target is aten.fill.Tensor and (number := _number_of(module, node.args[1])) is not None:
             node.target, node.args = aten.fill.Scalar, (node.args[0], number)
             fired += 1
+        elif node.target is aten.cat.default and (parts := _parts_with_elements(node)) is not None:
+            node.args = (parts, *node.args[1:])
+            fired += 1
     graph.eliminate_dead_code()
     return fired
 
@@ -72,6 +75,24 @@ def _number_of(module: fx.GraphModule, value: Any) -> bool | int | float | None:
     constant = getattr(module, str(value.target))
     is_real = isinstance(constant, torch.Tensor) and not constant.dim() and not constant.is_complex()
     return constant.item() if is_real else None
+
+
+def _parts_with_elements(node: fx.Node) -> list[fx.Node] | None:
+    """The tensors of a concatenation without empty ones, which no session has; None if nothing is to be left out."""
+    parts = node.args[0]
+    assert isinstance(parts, (list, tuple))
+    filled = [part for part in parts if isinstance(part, fx.Node) and not _is_empty(part)]
+    if len(filled) in (0, len(parts)):
+        return None
+    # Empty tensors count for the dtype and the order of memory.
+    value = node.meta["val"]
+    examples = [value, *(part.meta["val"] for part in filled)]
+    is_alike = all(one.dtype == value.dtype and one.is_contiguous() for one in examples)
+    return filled if is_alike else None
+
+
+def _is_empty(node: fx.Node) -> bool:
+    return any(_equal([size], [0]) for size in node.meta["val"].shape)
 
 
 def _keep_order(node: fx.Node) -> bool:
@@ -114,6 +135,12 @@ def _same_value(node: fx.Node) -> fx.Node | None:
 def _copied_value(node: fx.Node) -> fx.Node | None:
     copied = arguments_of(node)[1]
     return copied if _is_like(copied, node) else None
+
+
+def _only_part(node: fx.Node) -> fx.Node | None:
+    """The tensor whose elements are all those of a concatenation."""
+    parts = _parts_with_elements(node) or list(node.args[0])  # type: ignore[arg-type]
+    return parts[0] if len(parts) == 1 and _is_like(parts[0], node) else None
 
 
 def _whole_slice(node: fx.Node) -> fx.Node | None:
@@ -216,6 +243,7 @@ _RULES: dict[Any, Callable[[fx.Node], fx.Node | None]] = {
     **dict.fromkeys(_SAME, _same_value),
     aten._to_copy.default: _same_type_and_shape,
     aten.copy.default: _copied_value,
+    aten.cat.default: _only_part,
     aten.slice.Tensor: _whole_slice,
     aten.slice_scatter.default: _whole_write,
     aten.slice_backward.default: lambda node: _first(node) if _is_whole(*arguments_of(node)[3:]) else None,

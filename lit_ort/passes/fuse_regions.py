@@ -33,7 +33,7 @@ from lit_ort.regions.element_types import MEMORY_DTYPES
 from lit_ort.regions.form_regions import RegionCall, Schedule, form_regions
 from lit_ort.regions.graph_values import LibraryCall
 from lit_ort.regions.placed_region import PlacedRegion, SizeArgument, TensorLayout, to_json
-from lit_ort.regions.region_cost import is_faster, reduces_strided
+from lit_ort.regions.region_cost import is_faster
 from lit_ort.regions.strided_views import StridedView, contiguous_strides
 from lit_ort.regions.symbolic_size import Number, Size, number_of, numbers_of, traced
 from lit_ort.regions.value_expressions import NotRegional, Read, Value, order_of_elements
@@ -124,10 +124,8 @@ class _Rewriter:
         return self._new
 
     def _is_declined(self, step: RegionCall) -> bool:
-        if any(value not in self._nodes for value in step.outputs):
+        if self._uses_openmp or any(value not in self._nodes for value in step.outputs):
             return False
-        if self._uses_openmp:
-            return reduces_strided(step.region, step.run)
         return self._declines and not is_faster(step.region, step.run)
 
     def _size(self, number: Number) -> Any:

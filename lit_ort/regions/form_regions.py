@@ -13,6 +13,7 @@ from torch import fx
 
 from lit_ort.regions.element_types import computed_in
 from lit_ort.regions.graph_values import GraphValues, LibraryCall, read_graph
+from lit_ort.regions.iteration_order import with_long_last_axis
 from lit_ort.regions.region import Apply, Region
 from lit_ort.regions.region_builder import RegionBuilder
 from lit_ort.regions.region_run import Place, RegionRun
@@ -371,7 +372,8 @@ class _RegionOf:
         needed = self.builder.needed()
         loads = tuple(self.places[number] for number in needed if number in self.places)
         run = RegionRun(self.sizes, loads, tuple(stores), tuple(columns), tuple(self.scalars))
-        return RegionCall(self.builder.region(), run, tuple(key[0] for key in self.inputs), tuple(self.stored))
+        region, run = with_long_last_axis(self.builder.region(), run)
+        return RegionCall(region, run, tuple(key[0] for key in self.inputs), tuple(self.stored))
 
     def _strides_of_row(self) -> list[Number]:
         """The strides of values that have one for each point of a row."""

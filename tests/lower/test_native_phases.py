@@ -233,7 +233,7 @@ def test_large_operators_of_torch_are_beside_matmuls_on_the_same_threads(
     assert ("aten.mm.default" in engine.compile_log.graphs[0].torch_operators) != uses_openmp
 
 
-# Functions of x, y: float[80, 80], which reduce what is not adjacent in memory: operators of torch are faster.
+# Functions of x, y: float[80, 80], which reduce what is not adjacent in memory.
 STRIDED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "a norm": lambda x, y: F.layer_norm(y.t(), (80,)) @ x,
     "a norm and its argument": lambda x, y: F.layer_norm(z := y.t() + x.sum(0), (80,)) @ x + z,
@@ -243,12 +243,11 @@ STRIDED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", STRIDED)
-def test_what_torch_reduces_faster_is_beside_matmuls(name: str, uses_openmp: bool) -> None:
+def test_what_is_apart_in_memory_is_reduced_in_regions(name: str, uses_openmp: bool) -> None:
     function = STRIDED[name]
     engine = assert_same(lambda x: function(x, x @ x).exp(), (draw(80, 80) / 9).detach().requires_grad_())
     (graph,) = engine.compile_log.graphs
-    assert "aten.mm.default" not in graph.torch_operators
-    assert bool(graph.torch_operators) == uses_openmp
+    assert not graph.torch_operators
 
 
 def test_what_is_added_to_matmuls_of_any_size() -> None:

@@ -60,6 +60,28 @@ def test_canonicalize_removes_operators_without_effect() -> None:
     assert "Add" not in graph.operators_after
 
 
+CONCATENATIONS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
+    "one part": (lambda x: torch.cat([x[:0], x]), 0),
+    "two parts": (lambda x: torch.cat([x[:0], x, x * 2, torch.ones(0, WIDTH)]), 2),
+    "a vector of no elements": (lambda x: torch.cat([torch.ones(0), x]), 0),
+    "of another dtype": (lambda x: torch.cat([x.half(), torch.ones(0, WIDTH)]), 2),
+    "nothing": (lambda x: torch.cat([x[:0], x[:0]]).sum() + x, 2),
+    "a result of no elements": (lambda x: torch.cat([x[:, :0], x[:, :0]]).sum() + x, 2),
+}
+
+
+@pytest.mark.parametrize("name", CONCATENATIONS)
+def test_canonicalize_leaves_empty_tensors_out_of_concatenations(name: str) -> None:
+    function, parts = CONCATENATIONS[name]
+    x = torch.randn(6, WIDTH)
+    traced = make_fx(function)(x)
+    canonicalize(traced)
+    counts = [len(node.args[0]) for node in traced.graph.nodes if node.target is torch.ops.aten.cat.default]  # type: ignore[arg-type]
+    assert counts == ([parts] if parts else [])
+    torch.testing.assert_close(traced(x), function(x))
+    assert traced(x).dtype == function(x).dtype
+
+
 def test_canonicalize_keeps_copies_whose_views_are_read_by_strides() -> None:
     def strided(m: Any, x: Tensor) -> Tensor:
         columns = x.t().contiguous()
