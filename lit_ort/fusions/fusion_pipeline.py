@@ -14,6 +14,7 @@ from lit_ort.fusions import (
     fuse_gelu,
     fuse_linear_cross_entropy,
     fuse_masked_assignments,
+    fuse_pointwise_convolutions,
     fuse_recurrent_layers,
 )
 from lit_ort.fusions.fusion_graph import FusionGraph
@@ -41,6 +42,7 @@ class Fusion:
 FUSIONS: tuple[Fusion, ...] = (
     Fusion(fuse_recurrent_layers.NAME, fuse_recurrent_layers.separate_recurrent_layers, required=True),
     Fusion(fuse_masked_assignments.NAME, fuse_masked_assignments.write_masked_assignments),
+    Fusion(fuse_pointwise_convolutions.NAME, fuse_pointwise_convolutions.write_pointwise_convolutions),
     Fusion(fuse_linear_cross_entropy.NAME, fuse_linear_cross_entropy.fuse_linear_cross_entropy),
     Fusion(fuse_attention.NAME, fuse_attention.fuse_attention),
     Fusion(fuse_dropout.NAME, fuse_dropout.fuse_dropout),
