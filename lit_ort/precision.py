@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from lightning.pytorch.plugins.precision import Precision
 
-from lit_ort.backend.eager import autocast_for
 from lit_ort.errors import UnsupportedError
 from lit_ort.options import PRECISIONS
 
@@ -33,9 +29,3 @@ class ORTPrecision(Precision):
                 f"pass {precision!r} to the Trainer."
             )
         self.precision = precision
-
-    @contextmanager
-    def forward_context(self) -> Iterator[None]:
-        """The context of a step, also for code of callbacks."""
-        with super().forward_context(), autocast_for(self.precision):
-            yield

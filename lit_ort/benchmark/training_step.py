@@ -138,7 +138,9 @@ class Runner:
         if self.backend is not None:
             forget([self.backend])
 
+    @torch.enable_grad()
     def _clipped_gradients(self) -> Tensor:
+        # Some optimizers call it without gradients.
         loss = self.gradients()
         if self.workload.clip is not None:
             clip_grad_norm_(self.workload.module.parameters(), self.workload.clip)

@@ -36,12 +36,22 @@ def main(arguments: Sequence[str]) -> None:
         result = benchmark(module, batch, rounds=args.rounds, baselines=args.baselines, options=options, clip=args.clip)
     print(result)
     if args.json is not None:
-        with whole_file(args.json) as file:
-            file.write(json.dumps(result.as_dict(), allow_nan=False).encode() + b"\n")
+        _write(args.json, json.dumps(result.as_dict(), allow_nan=False) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    # A pipe or a device, such as /dev/stdout, can't be replaced.
+    if path.exists() and not path.is_file():
+        path.write_text(text)
+        return
+    with whole_file(path) as file:
+        file.write(text.encode())
 
 
 def _require_writable(path: Path) -> None:
     """Raises OptionsError, before anything is measured, if a file can't be written."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        return
     folder = path.absolute().parent
     try:
         folder.mkdir(parents=True, exist_ok=True)

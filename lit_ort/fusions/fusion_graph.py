@@ -114,6 +114,8 @@ class FusionGraph:
         values = fx.map_arg(args, lambda argument: argument.meta["val"])
         with self._examples.mode, torch.no_grad():
             node.meta["val"] = target(*values)
+        if not self._tracked.isdisjoint(node.all_input_nodes):
+            self._tracked.add(node)
         return node
 
     @contextmanager

@@ -125,6 +125,7 @@ class SeededDropout(TorchDispatchMode):
     Args:
         seed: of the dropout.
         device: of the module.
+        begins_seeded: whether all draws are seeded.
 
     Attributes:
         found: whether there was a dropout.
@@ -133,10 +134,22 @@ class SeededDropout(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, seed: int, device: torch.device) -> None:
+    def __init__(self, seed: int, device: torch.device, begins_seeded: bool = False) -> None:
         super().__init__()
         self.found = self.found_others = False
         self._seed, self._device, self._stack = seed, device, ExitStack()
+        self._begins_seeded = begins_seeded
+
+    def __enter__(self) -> SeededDropout:
+        super().__enter__()
+        if self._begins_seeded:
+            self._begin()
+        return self
+
+    def _begin(self) -> None:
+        self.found = True
+        note_dropout()
+        self._stack.enter_context(seeded(self._seed, device=self._device))
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -145,9 +158,7 @@ class SeededDropout(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func in WITHOUT_DROPOUT:
             if not self.found:
-                self.found = True
-                note_dropout()
-                self._stack.enter_context(seeded(self._seed, device=self._device))
+                self._begin()
         # Higher-order operators have no tags.
         elif torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
             self.found_others = True

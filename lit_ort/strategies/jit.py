@@ -40,7 +40,7 @@ _FIRST_IMPORTED = "lit_ort.backend.build"
 _TIMES = 2.0
 # Reading graphs from `cache_dir` takes this share of compiling them: 0.4 to 0.7 for models of the zoo, as Dynamo traces
 # the step in any case. What was measured counts for calls that take up to so many times as long, or as short.
-_READING, _ALIKE = 0.6, 2.0
+_READING, _ALIKE, _CLEARLY_SLOWER = 0.6, 2.0, 1.1
 # The share of a step's time that compiling gains: operators of this many seconds, forward and backward, gain nothing,
 # as calling them takes most of their time; long ones gain the most.
 _SHORT_OPERATOR, _LONG_OPERATOR, _MOST_GAIN = 30e-6, 150e-6, 0.25
@@ -193,7 +193,9 @@ class StepChoice:
     def estimate(self) -> Estimate:
         """What compiling is expected to take and to gain, after the first calls."""
         seconds, before = median(self._seconds[EAGER]), self._measured_before
-        if before is not None and 1 / _ALIKE < seconds / before.eager < _ALIKE:
+        is_alike = before is not None and 1 / _ALIKE < seconds / before.eager < _ALIKE
+        # A narrow loss is measured anew: what was slower on a busy machine would stay in eager for ever.
+        if is_alike and not before.eager <= before.compiled < _CLEARLY_SLOWER * before.eager:
             reading = before.compiling * (1 if before.from_cache else _READING)
             return Estimate(reading, max(0.0, 1 - before.compiled / before.eager), is_measured=True)
         return estimate_of(self._operators, seconds, self._has_backward)

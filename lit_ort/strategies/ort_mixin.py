@@ -30,6 +30,7 @@ from lit_ort.backend.explanation import CompileLog
 from lit_ort.errors import LitOrtWarning, UnsupportedError
 from lit_ort.options import (
     AUTO,
+    BF16_MIXED,
     FLOAT32,
     NEVER,
     OptionArguments,
@@ -352,10 +353,12 @@ class ORTMixin(CompiledMixin):
                 # Lightning's plugin rejects clipping with fused optimizers, and `step_context` has its autocast.
                 precision_plugin = in_package(Precision, self.package)()
                 precision_plugin.precision = precision
-                precision_plugin.forward_context = self._autocast
             else:
                 # A derived plugin can have its own autocast.
                 engine_precision = FLOAT32
+        if engine_precision == BF16_MIXED:
+            # For code of hooks.
+            precision_plugin.forward_context = self._autocast
         super(ORTMixin, type(self)).precision_plugin.fset(self, precision_plugin)
         # Float32 is Lightning's default: the precision of the options stays.
         if precision != FLOAT32 and engine_precision != self.options.precision:

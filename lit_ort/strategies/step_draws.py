@@ -8,36 +8,44 @@ on when a step is compiled.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
 
 import torch
+from torch import nn
 
 from lit_ort._compat.devices import generator_of
 from lit_ort.runtime.random import SeededDropout, current_source, draw_seed, in_eager, note_dropout, seeded
+
+# Whether a step of random operators has dropout too is looked at again after so many calls.
+_UNSEEN = 64
 
 
 class StepDraws:
     """What the training steps of a module have drawn so far.
 
     Args:
-        device: returns the device of the module.
+        module: the LightningModule.
 
     Attributes:
         has_dropout: whether they have dropout; None if that is not known.
-        has_others: whether they have other random operators.
+        has_others: whether they have other random operators; None if that is not known.
     """
 
-    def __init__(self, device: Callable[[], torch.device]) -> None:
-        self._device = device
+    def __init__(self, module: Any) -> None:
+        self._module, self._calls = module, 0
         self.has_dropout: bool | None = None
-        self.has_others = False
+        self.has_others: bool | None = None
+
+    def _device(self) -> torch.device:
+        return self._module.device
 
     @property
-    def kinds(self) -> tuple[bool | None, bool]:
+    def kinds(self) -> tuple[bool | None, bool | None]:
         """What is known, for a checkpoint."""
         return self.has_dropout, self.has_others
 
-    def resume(self, has_dropout: bool | None = None, has_others: bool = False) -> None:
+    def resume(self, has_dropout: bool | None = None, has_others: bool | None = None) -> None:
         """Takes over what was known at a checkpoint."""
         self.has_dropout, self.has_others = has_dropout, has_others
 
@@ -58,7 +66,9 @@ class StepDraws:
             The same, to be called in its place.
         """
         with ExitStack() as stack:
-            is_seeded = bool(self.has_dropout and self.has_others)
+            if self.has_dropout is None and _has_dropout_layer(self._module):
+                self.has_dropout = True
+            is_seeded = self.has_dropout is True and self.has_others is not False
             if is_seeded:
                 stack.enter_context(self._seeded())
 
@@ -68,20 +78,23 @@ class StepDraws:
                 is_allowed = allows()
                 if not is_allowed and not is_seeded:
                     is_seeded = True
-                    stack.enter_context(self._declined())
+                    stack.enter_context(self.in_eager())
                 return is_allowed
 
             yield None if allows is None else allowed
         source = current_source()
         if source is not None:
-            self.has_dropout = self.has_dropout or (source.drops or None)
-            self.has_others = self.has_others or source.uses_torchs
+            if source.drops:
+                self.has_dropout = True
+            self.has_others = bool(self.has_others) or source.uses_torchs
 
     @contextmanager
     def _first(self) -> Iterator[None]:
-        with SeededDropout(draw_seed(), self._device()) as dropout:
+        # An activation checkpoint keeps the state of the generator from before its first dropout.
+        begins_seeded = _has_dropout_layer(self._module)
+        with SeededDropout(draw_seed(), self._device(), begins_seeded) as dropout:
             yield
-        self.has_dropout, self.has_others = dropout.found, self.has_others or dropout.found_others
+        self.has_dropout, self.has_others = dropout.found, bool(self.has_others) or dropout.found_others
 
     @contextmanager
     def _without_dropout(self) -> Iterator[None]:
@@ -89,15 +102,22 @@ class StepDraws:
         before = generator.get_state()
         with in_eager(self._device()):
             yield
-        if not self.has_others and not torch.equal(before, generator.get_state()):
-            # Something else is random now, such as dropout that begins after some epochs.
+        # Something else can be random now, such as dropout that begins after some epochs.
+        self._calls += 1
+        if not torch.equal(before, generator.get_state()) and (not self.has_others or self._calls % _UNSEEN == 0):
             self.has_dropout = None
 
     def _seeded(self) -> AbstractContextManager[None]:
         note_dropout()
         return seeded(draw_seed(), device=self._device())
 
-    def _declined(self) -> AbstractContextManager[None]:
-        if self.has_dropout:
-            return self._seeded()
-        return nullcontext() if self.has_dropout is None else self._without_dropout()
+
+def _has_dropout_layer(module: nn.Module) -> bool:
+    """Whether a module has layers with dropout in training mode; functions of dropout are seen when they run."""
+    return any(part.training and _drops(part) for part in module.modules())
+
+
+def _drops(part: nn.Module) -> bool:
+    if isinstance(part, nn.modules.dropout._DropoutNd):
+        return part.p > 0
+    return isinstance(part, nn.RNNBase | nn.MultiheadAttention) and part.dropout > 0

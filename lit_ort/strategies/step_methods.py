@@ -65,7 +65,7 @@ class CompiledSteps:
         self._reported: set[str] = set()
         self._choice_of = choice_of
         self._choices: dict[tuple[str, tuple[Any, ...]], StepChoice] = {}
-        self.draws = StepDraws(lambda: module.device)
+        self.draws = StepDraws(module)
         self._stopwatch = Stopwatch(lambda: compile_log.watch.total, lambda: wait_for(module.device))
 
     def run(self, name: str, *args: Any, **kwargs: Any) -> Any:
