@@ -22,7 +22,13 @@ from torch._dynamo.exc import SpeculationRestartAnalysis
 from torch._dynamo.variables import ConstantVariable, TensorVariable, TorchInGraphFunctionVariable
 
 from lit_ort._compat.deferred_calls import JUMPS, calls_of, defer_calls, replace_instructions
-from lit_ort._compat.input_functions import is_unchanged, name_of_call, writes
+from lit_ort._compat.input_functions import (
+    is_unchanged,
+    memory_of_example,
+    name_of_call,
+    writes,
+    written_by,
+)
 
 # What a finite value makes of a condition.
 _OF_FINITE: Mapping[str, bool] = MappingProxyType(
@@ -53,7 +59,7 @@ class _Again:
     def write(self, cg: Any) -> None:
         code, output = self._tx.f_code, self._tx.output
         # Hooks are set before.
-        inputs = frozenset(map(_memory, output.graph.find_nodes(op="placeholder"))) - {None}
+        inputs = frozenset(map(memory_of_example, output.graph.find_nodes(op="placeholder"))) - {None}
         if output.side_effects.tensor_hooks or not all(_keeps_inputs(node, inputs) for node in output.graph.nodes):
             setattr(self._tx.speculation_log, _ENDED, True)
             self._tx.speculation_log.clear()
@@ -169,13 +175,4 @@ def _keeps_inputs(node: fx.Node, inputs: Container[int | None]) -> bool:
     # Writes through `.data` are not counted by the version of an input.
     if not writes(node):
         return True
-    written: list[fx.Node] = []
-    fx.map_arg((node.args[:1], node.kwargs.get("out"), node.kwargs.get("input")), written.append)
-    return not any(_memory(argument) in inputs for argument in written)
-
-
-def _memory(node: fx.Node) -> int | None:
-    example = node.meta.get("example_value")
-    if not isinstance(example, torch.Tensor) or example.layout is not torch.strided:
-        return None
-    return example.untyped_storage()._cdata
+    return not any(memory_of_example(argument) in inputs for argument in written_by(node))

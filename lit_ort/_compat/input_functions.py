@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -123,7 +123,31 @@ def is_unchanged(node: fx.Node) -> bool:
     if not isinstance(example, torch.Tensor):
         return True
     # Tensors of inference mode don't count their versions.
-    return not any(map(writes, node.graph.nodes)) if example.is_inference() else not example._version
+    if example.is_inference():
+        return not any(map(writes, node.graph.nodes))
+    memory = memory_of_example(node)
+    # Writes through `.data` are not counted either.
+    return not example._version and not any(memory in map(memory_of_example, written) for written in _writes(node))
+
+
+def memory_of_example(node: fx.Node) -> int | None:
+    """The memory of a value's example; None if it has none."""
+    example = node.meta.get("example_value")
+    if not isinstance(example, torch.Tensor) or example.layout is not torch.strided:
+        return None
+    return example.untyped_storage()._cdata
+
+
+def _writes(node: fx.Node) -> Iterator[list[fx.Node]]:
+    """What each node of a graph writes in place."""
+    return (written_by(other) for other in node.graph.nodes if writes(other))
+
+
+def written_by(node: fx.Node) -> list[fx.Node]:
+    """The values that a node can write in place, if it writes."""
+    written: list[fx.Node] = []
+    fx.map_arg((node.args[:1], node.kwargs.get("out"), node.kwargs.get("input")), written.append)
+    return written
 
 
 def writes(node: fx.Node) -> bool:

@@ -47,6 +47,8 @@ _STATELESS = _METHODS | {"__call__", "forward", "training", "__class__"}
 _READ = "_lit_ort_results_read"
 # Of an output graph: a metric is traced.
 _TRACED = "_lit_ort_metric_traced"
+# The autocast around the trace.
+_AUTOCAST = "_lit_ort_autocast"
 # Of a function: it only keeps its arguments.
 _TAKES_RESULTS = "_lit_ort_takes_results"
 
@@ -195,6 +197,7 @@ def takes_results(function: Callable[..., None]) -> Callable[..., None]:
 def _call_function(
     is_enabled: Callable[[], bool], original: Any, tx: Any, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> None:
+    tx.output.__dict__.setdefault(_AUTOCAST, _autocast())
     result = _keep(tx, fn, [*args, *kwargs.values()], tuple(kwargs)) if is_enabled() else None
     if result is not None:
         tx.push(result)
@@ -207,6 +210,10 @@ def _call_function(
         args = [_logged(argument) for argument in args]
         kwargs = {name: _logged(argument) for name, argument in kwargs.items()}
     original(tx, fn, args, kwargs)
+
+
+def _autocast() -> tuple[bool, torch.dtype]:
+    return torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
 
 
 def _is_loss(tx: Any, fn: Any, args: Sequence[Any]) -> bool:
@@ -277,6 +284,9 @@ def _keep(tx: Any, fn: Any, args: Sequence[Any], names: tuple[str, ...]) -> _Res
         return None
     # In the graphs of higher-order operators, such as checkpoints, Dynamo allows no side effects.
     if fn.source is None or can_be_caught(tx, ()) or tx.output.current_tracer.parent is not None or tx.output.export:
+        return None
+    # Behind the graph, a block of autocast has ended.
+    if _autocast() != tx.output.__dict__[_AUTOCAST]:
         return None
     inputs = [_input(tx, argument) for argument in args]
     if not all(inputs):

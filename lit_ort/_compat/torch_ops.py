@@ -108,6 +108,11 @@ def returns_alias(target: object) -> bool:
     return isinstance(target, OpOverload) and any(r.alias_info is not None for r in target._schema.returns)
 
 
+def is_of_torch(target: OpOverload) -> bool:
+    """Whether an operator is torch's, torchvision's or lit_ort's: its gradient is linear in that of its result."""
+    return target.namespace in _NAMESPACES or target.namespace.startswith("_c10d")
+
+
 def is_safe_in_cache(target: OpOverload) -> bool:
     """Whether an operator belongs to torch, torchvision or lit_ort, and accesses nothing but tensors.
 

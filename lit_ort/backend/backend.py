@@ -67,6 +67,7 @@ from lit_ort.runtime.buffers import BufferPool
 from lit_ort.runtime.engines.choice import engine_of
 from lit_ort.runtime.gradient_watches import inner_of, is_result, watch_of
 from lit_ort.runtime.heap import keep_freed_memory
+from lit_ort.runtime.latest import MOST_SIZES, Latest
 from lit_ort.runtime.parameter_updates import HAND_OVER, Updates
 from lit_ort.runtime.program import EAGER, Form
 from lit_ort.runtime.report import GraphReport, Recompile, describe
@@ -87,6 +88,8 @@ take_inputs(inner_of)
 
 # Compiling one graph for this many signatures takes longer than most users expect.
 MANY_SIGNATURES = 16
+# A graph that could not be compiled for so many sizes, and for no other, runs in eager for all.
+_REFUSALS = 2
 
 
 class ORTBackend:
@@ -310,7 +313,10 @@ class CompiledGraph:
         decompose_associative_scans(graph_module)
         self._original, self._attributes = attributes_as_inputs(graph_module)
         self._compiled = 0
+        # What was compiled, or runs in eager; and what serves other sizes than it was compiled for.
         self._executables: dict[tuple[Any, ...], Executable | None] = {}
+        self._served: Latest[tuple[Any, ...], Executable] = Latest(MOST_SIZES)
+        self._refused = 0
         self._form: Form | None = None
         self._warned = False
         # Raised at the first run; during tracing Dynamo would report it as an error in Dynamo.
@@ -343,7 +349,7 @@ class CompiledGraph:
         key = (tuple(map(repr, keys)), shapes, tuple([layout_of(tensors[position]) for position in self._restrided]))
         executable = self._executables.get(key, _UNKNOWN)
         if executable is _UNKNOWN:
-            executable = self._executables[key] = self._compiled_for(key, tensors) or self._compile(key, keys, tensors)
+            executable = self._served.get(key) or self._compiled_for(key, tensors) or self._compile(key, keys, tensors)
         if executable is not None and executable.wanted is not None:
             executable = self._in_form(executable.wanted, key, keys, tensors)
         if executable is None:
@@ -379,8 +385,8 @@ class CompiledGraph:
         """The executable of the form that gradients called for; None for eager, at this and all other signatures."""
         self._form, self._compiled = form, 0
         self._executables.clear()
-        executable = self._executables[key] = self._compile(key, keys, tensors)
-        return executable
+        self._served.clear()
+        return self._compile(key, keys, tensors)
 
     def _without_graph(self, obstacle: CompileError, arguments: Sequence[Any]) -> Any:
         """Runs a graph or a call in eager for which nothing can be compiled."""
@@ -403,6 +409,7 @@ class CompiledGraph:
         for (other_numbers, _, other_layouts), executable in list(self._executables.items()):
             if (other_numbers, other_layouts) == (numbers, layouts) and executable is not None:
                 if executable.changes_size and executable.serves(tensors):
+                    self._served[key] = executable
                     return executable
         return None
 
@@ -421,11 +428,15 @@ class CompiledGraph:
     def _compile(
         self, key: tuple[Any, ...], keys: tuple[Any, ...], tensors: Sequence[torch.Tensor]
     ) -> Executable | None:
-        if self._form is not None and self._form.kind == EAGER:
+        if (self._form is not None and self._form.kind == EAGER) or self._has_many_numbers(key):
             return None
         # Dynamo has finished tracing when a graph runs.
         forget_real_tensors(self._original.graph)
-        executable = self._backend.executable(self._request(tensors, keys))
+        executable = self._executables[key] = self._backend.executable(self._request(tensors, keys))
+        self._refused += executable is None
+        if self._refused == len(self._executables) == _REFUSALS:
+            # Other sizes would be refused for the same reason, each after the time of a trace.
+            self._form = Form(EAGER)
         # If one size can't be compiled for any size, the next one can't either.
         self._any_sizes = self._any_sizes and executable is not None and executable.changes_size
         self._compiled += 1
@@ -434,6 +445,11 @@ class CompiledGraph:
         if self._compiled == MANY_SIGNATURES:
             self._warn_of_many(key)
         return executable
+
+    def _has_many_numbers(self, key: tuple[Any, ...]) -> bool:
+        """Whether a graph that was compiled for many numbers would be compiled for another one."""
+        numbers = {known for known, *_ in self._executables}
+        return key[0] not in numbers and len(numbers) >= MANY_SIGNATURES
 
     def _note_recompile(self, key: tuple[Any, ...]) -> None:
         place = first_line(self._original.graph)
@@ -446,7 +462,8 @@ class CompiledGraph:
     def _warn_of_many(self, key: tuple[Any, ...]) -> None:
         warnings.warn(
             f"{self._backend.name} was compiled for {MANY_SIGNATURES} different sizes or numbers, the latest "
-            f"{_described(key)}, and each compilation takes a second or more. {_FEWER_SIZES}",
+            f"{_described(key)}, and each compilation takes a second or more. With more numbers it runs in eager. "
+            f"{_FEWER_SIZES}",
             LitOrtWarning,
             stacklevel=2,
         )

@@ -13,6 +13,7 @@ from torch import fx
 
 from lit_ort._compat.torch import memory_of
 from lit_ort._compat.torch_fx import ancestors_of, copy_nodes, example_of, graph_module_of, inputs_of, returned_by
+from lit_ort._compat.torch_ops import AUTOGRAD_FUNCTION, OpOverload, is_of_torch
 
 
 def loss_position(module: fx.GraphModule, differentiable: Sequence[int]) -> int | None:
@@ -25,11 +26,12 @@ def loss_position(module: fx.GraphModule, differentiable: Sequence[int]) -> int 
         differentiable: positions of the outputs that can receive a gradient.
 
     Returns:
-        None if there is no such scalar, if two of these outputs share memory, or if gradients in float16 have to be
-        computed from a loss that is scaled.
+        None if there is no such scalar, if two of these outputs share memory, if gradients in float16 have to be
+        computed from a loss that is scaled, or if a backward of the program's own need not be linear, as one that
+        clips gradients: the loss can be divided behind the graph, by `accumulate_grad_batches` for example.
     """
     values = returned_by(module.graph)
-    if any(_is_float16(node) for node in module.graph.nodes):
+    if any(_is_float16(node) or _has_own_backward(node) for node in module.graph.nodes):
         return None
     candidates = [(k, values[k]) for k in differentiable]
     # The gradient of an input that the graph changes in place, and returns, is that of its new value.
@@ -44,6 +46,10 @@ def loss_position(module: fx.GraphModule, differentiable: Sequence[int]) -> int 
 def _is_float16(node: fx.Node) -> bool:
     value = example_of(node)
     return isinstance(value, torch.Tensor) and value.dtype == torch.float16
+
+
+def _has_own_backward(node: fx.Node) -> bool:
+    return node.target is AUTOGRAD_FUNCTION or (isinstance(node.target, OpOverload) and not is_of_torch(node.target))
 
 
 def _is_last(node: fx.Node, scalars: Sequence[fx.Node]) -> bool:

@@ -42,6 +42,7 @@ from lit_ort.lower.native_operators import (
     native_lowering_of,
     obstacle,
     permuted_base,
+    reads_inputs,
 )
 from lit_ort.lower.node_order import runs_in_order
 from lit_ort.lower.operators import Lowering, lowering_of
@@ -236,7 +237,10 @@ class _Lowering:
     # Inputs
 
     def _input(self, node: fx.Node, value: Any) -> None:
-        if not isinstance(value, torch.Tensor) or not (node.users or not self._inputs):
+        if not isinstance(value, torch.Tensor):
+            return
+        # A session has at least one input.
+        if not node.users and (self._inputs or reads_inputs(self._module.graph)):
             return
         source = dataclasses.replace(node.meta[SOURCE], form=AS_REAL if value.is_complex() else "")
         self._inputs.append((node.name, source))

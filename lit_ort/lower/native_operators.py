@@ -52,7 +52,11 @@ def obstacle(graph: fx.Graph, uses_openmp: bool = False) -> str | None:
         uses_openmp: whether the session runs on OpenMP's threads.
     """
     native, by_torch = list[fx.Node](), list[fx.Node]()
+    is_read = reads_inputs(graph)
     for node in graph.nodes:
+        # A session of other inputs has none that nothing reads.
+        if node.op == "placeholder" and not node.users and is_read:
+            continue
         # Results that nothing reads, such as gradients of absent biases, are no values of the session.
         values = [] if isinstance(node.meta.get("val"), (tuple, list)) else tensors_of(node)
         if not _stays_in_torch_nodes(node) and any(t.dtype not in ELEMENTS or 0 in t.shape for t in values):
@@ -72,6 +76,12 @@ def obstacle(graph: fx.Graph, uses_openmp: bool = False) -> str | None:
     if len(native) < FEWEST_OPERATORS + OPERATORS_OF_SWITCH * _switches(graph, by_torch):
         return f"{len(native)} regions and matmuls, too few to outweigh the calls of a session and of torch from it"
     return None
+
+
+def reads_inputs(graph: fx.Graph) -> bool:
+    """Whether a phase reads an input; otherwise its session has the first one."""
+    inputs = graph.find_nodes(op="placeholder")
+    return any(node.users and isinstance(node.meta.get("val"), torch.Tensor) for node in inputs)
 
 
 def _stays_in_torch_nodes(node: fx.Node) -> bool:

@@ -17,6 +17,7 @@ from torch import nn
 from lit_ort._compat.devices import generator_of
 from lit_ort.runtime.random import SeededDropout, current_source, draw_seed, in_eager, note_dropout, seeded
 
+_LAYERS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 # Whether a step of random operators has dropout too is looked at again after so many calls.
 _UNSEEN = 64
 
@@ -118,6 +119,6 @@ def _has_dropout_layer(module: nn.Module) -> bool:
 
 
 def _drops(part: nn.Module) -> bool:
-    if isinstance(part, nn.modules.dropout._DropoutNd):
+    if isinstance(part, _LAYERS):
         return part.p > 0
     return isinstance(part, nn.RNNBase | nn.MultiheadAttention) and part.dropout > 0

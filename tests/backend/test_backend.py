@@ -21,8 +21,10 @@ from torch import Tensor, nn
 from torch._dynamo.exc import InternalTorchDynamoError
 
 from lit_ort._compat import torch_blas
+from lit_ort.backend.backend import CompiledGraph
 from lit_ort.backend.explanation import explain
 from lit_ort.errors import CompileError, LitOrtWarning, OptionsError, SessionError
+from lit_ort.runtime.latest import MOST_SIZES
 from lit_ort.runtime.session import RunInputs, Session
 from tests.backend.classifier import Classifier, classes
 from tests.compare import REASON, assert_same_step, backend, gradients, relative_error, sparse_gradient
@@ -397,6 +399,71 @@ def test_several_shapes() -> None:
         torch.testing.assert_close(loss(module, x, y), module.loss(x, y))
     assert len(engine.compile_log.graphs) == 2
     assert not [graph for graph in engine.compile_log.graphs if graph.fallback]
+
+
+class Clipped(torch.autograd.Function):
+    """Its gradient is not linear in that of its result."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return gradient.clamp(-0.02, 0.02)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("scale", [1.0, 0.25, 20.0])
+def test_a_loss_that_is_scaled_behind_a_backward_that_is_not_linear(scale: float) -> None:
+    function = lambda x: Clipped.apply(x * 2).square().sum()  # noqa: E731
+    gradients = []
+    for run in (function, torch.compile(function, backend=backend())):
+        x = torch.linspace(-0.1, 0.1, 9, requires_grad=True)
+        (run(x) * scale).backward()
+        gradients.append(x.grad)
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
+def test_sizes_that_a_graph_serves_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[CompiledGraph] = []
+    original = CompiledGraph.__init__
+
+    def recording(self: CompiledGraph, *args: Any) -> None:
+        original(self, *args)
+        kept.append(self)
+
+    monkeypatch.setattr(CompiledGraph, "__init__", recording)
+    compiled = torch.compile(lambda x: (x * 2).sum(), backend=backend(), dynamic=True)
+    for rows in range(2, 150):
+        assert compiled(torch.ones(rows, 3)) == 6 * rows
+    (graph,) = kept
+    assert len(graph._executables) <= 2
+    assert len(graph._served) <= MOST_SIZES
+
+
+def test_a_graph_that_is_refused_for_two_sizes_is_not_traced_again() -> None:
+    engine = backend(fallback="warn", dynamic="never")
+    function = torch.compile(sparse_gradient, backend=engine)
+    with pytest.warns(LitOrtWarning, match=REASON):
+        function(torch.randn(4, 3, requires_grad=True))
+    for rows in (5, 6, 7):
+        function(torch.randn(rows, 3, requires_grad=True))
+    # Each size is another graph of Dynamo's, until it makes one for any.
+    assert len(engine.compile_log.graphs) <= 3
+
+
+def test_many_numbers_run_in_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lit_ort.backend.backend.MANY_SIGNATURES", 3)
+    engine = backend()
+    function = lambda x, number: torch.where(x > number, x, 0.0).sum()  # noqa: E731
+    compiled = torch.compile(function, backend=engine)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LitOrtWarning)
+        for number in (0.5, 0.25, 0.125, 0.1, 0.2, 0.3, 0.4):
+            x = torch.rand(9, requires_grad=True)
+            torch.testing.assert_close(compiled(x, number), function(x, number))
+    assert len(engine.compile_log.graphs) <= 5
 
 
 def test_compiling_for_many_shapes_causes_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,6 +155,11 @@ def changed_by_view(x: Tensor, net: Tensor) -> Tensor:
     return x * 2 if x.sum() > 0 else x
 
 
+def changed_behind_its_version(x: Tensor, net: Tensor) -> Tensor:
+    x.data.mul_(-1).add_(0.5)
+    return x * 2 if x.sum() > 0 else x
+
+
 def of_weight(x: Tensor, net: Tensor) -> Tensor:
     return x * 2 if net.sum() > 0 else x
 
@@ -175,7 +180,9 @@ def without_elements(x: Tensor, net: Tensor) -> Tensor:
     return x * 2 if x[:0].max() > 0 else x
 
 
-@pytest.mark.parametrize("function", [changed, changed_by_view, of_weight, of_float, of_draw])
+@pytest.mark.parametrize(
+    "function", [changed, changed_by_view, changed_behind_its_version, of_weight, of_float, of_draw]
+)
 def test_what_is_no_value_of_inputs(function: Callable[..., Any]) -> None:
     torch.compiler.reset()
     engine = backend(fallback="warn")

@@ -202,6 +202,43 @@ def test_values_states_and_graphs(name: str) -> None:
         assert len(log.graphs) <= 2
 
 
+class Dtypes(torchmetrics.Metric):
+    """Keeps the dtypes in which matmuls of its updates are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: list[torch.dtype] = []
+
+    def update(self, x: Tensor) -> None:
+        self.dtypes.append((x @ x.mT).dtype)
+
+    def compute(self) -> int:
+        return len(self.dtypes)
+
+
+def test_a_metric_has_the_autocast_of_its_call() -> None:
+    torch.compiler.reset()
+    net, metric = nn.Linear(6, CLASSES), Dtypes()
+
+    def step(x: Tensor) -> Tensor:
+        output = net(x)
+        metric.update(output.detach().float())
+        with torch.autocast("cpu", enabled=False):
+            metric.update(output.detach().float())
+        return output.float().square().mean()
+
+    engine = backend(fallback="warn")
+    compiled = torch.compile(step, backend=engine)
+    for run in (step, compiled):
+        metric.dtypes.clear()
+        with (
+            torch.autocast("cpu", torch.bfloat16),
+            dynamo_settings("step", strict=False, report=lambda *_: None, compile_log=engine.compile_log),
+        ):
+            run(torch.randn(4, 6)).backward()
+        assert metric.dtypes == [torch.bfloat16, torch.float32]
+
+
 class Asserting(OwnLoss):
     def compute(self) -> Tensor:
         loss = super().compute()

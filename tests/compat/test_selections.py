@@ -144,6 +144,11 @@ def of_changed_input(x: Tensor, mask: Tensor, weight: Tensor) -> Tensor:
     return x[mask]
 
 
+def of_input_changed_behind_its_version(x: Tensor, mask: Tensor, weight: Tensor) -> Tensor:
+    mask.data.logical_not_()
+    return x[mask]
+
+
 def of_changed_value(x: Tensor, mask: Tensor, weight: Tensor) -> Tensor:
     negated = mask | mask
     negated.logical_not_()
@@ -156,7 +161,17 @@ def of_changed_elements(x: Tensor, mask: Tensor, weight: Tensor) -> Tensor:
     return x[copy]
 
 
-@pytest.mark.parametrize("function", [of_weight, of_draw, of_changed_input, of_changed_value, of_changed_elements])
+@pytest.mark.parametrize(
+    "function",
+    [
+        of_weight,
+        of_draw,
+        of_changed_input,
+        of_input_changed_behind_its_version,
+        of_changed_value,
+        of_changed_elements,
+    ],
+)
 @pytest.mark.parametrize("in_inference", [False, True])
 def test_what_is_no_function_of_inputs_ends_the_graph(function: Callable[..., Tensor], in_inference: bool) -> None:
     torch.compiler.reset()

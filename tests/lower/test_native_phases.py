@@ -233,6 +233,17 @@ def test_large_operators_of_torch_are_beside_matmuls_on_the_same_threads(
     assert ("aten.mm.default" in engine.compile_log.graphs[0].torch_operators) != uses_openmp
 
 
+def test_empty_inputs_that_nothing_reads_are_no_obstacle() -> None:
+    def function(x: Tensor, empty: Tensor, whole: Tensor) -> Tensor:
+        hidden = torch.cat([empty, x], 1)
+        for _ in range(5):
+            hidden = (hidden @ whole).tanh()
+        return hidden.sum()
+
+    engine = assert_same(function, draw(6, 8), torch.randn(6, 0), draw(8, 8))
+    assert not engine.compile_log.graphs[0].torch_operators
+
+
 # Functions of x, y: float[80, 80], which reduce what is not adjacent in memory.
 STRIDED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "a norm": lambda x, y: F.layer_norm(y.t(), (80,)) @ x,
