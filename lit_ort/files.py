@@ -95,6 +95,7 @@ def _lock(file: IO[bytes]) -> None:
 
 
 def _is_left_over(path: Path) -> bool:
+    age = 0.0
     try:
         age = time.time() - path.stat().st_mtime
         if age < _YOUNG_SECONDS:

@@ -81,7 +81,7 @@ def test_other_values_are_rejected(options: dict[str, Any], message: str) -> Non
 def test_folders_stay_where_they_are(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    paths = [getattr(ORTOptions(**{name: value}), name) for value in ("~/a", "a")]
+    paths = [getattr(ORTOptions.from_mapping({name: value}), name) for value in ("~/a", "a")]
     assert paths == [str(tmp_path / "a")] * 2
 
 

@@ -204,7 +204,14 @@ def graphs_by_bucket(enabled: bool) -> AbstractContextManager[Any]:
 @contextmanager
 def trace_corrections() -> Iterator[None]:
     """A context with what Dynamo traces otherwise than by default."""
-    with replaced_functions(), lazy_properties(), kept_backwards(), guarded_identities(), own_parameter_groups():
+    with (
+        replaced_functions(),
+        lazy_properties(),
+        kept_backwards(),
+        guarded_identities(),
+        own_parameter_groups(),
+        kept_memory(),
+    ):
         # Dynamo times the guards of each function for its log, after it has cleared the caches: 20 ms a function.
         with marked_derivatives(), replaced(guards, "profile_guard_manager", lambda *_: 0.0):
             yield
@@ -307,6 +314,26 @@ def kept_backwards() -> AbstractContextManager[None]:
         return call_apply(self, tx, args, kwargs)
 
     return replaced(AutogradFunctionVariable, "call_apply", call_apply_with_backward)
+
+
+def kept_memory() -> AbstractContextManager[None]:
+    """A context in which Dynamo leaves code in eager that assigns to `data` of a tensor, as moving averages do.
+
+    It would trace an operator that replaces the tensor's memory, which no session can do.
+    """
+    call_setattr = builtin.SetAttrBuiltinVariable._call_setattr
+
+    def call_setattr_of_others(self: Any, tx: Any, obj: Any, name: Any, value: Any) -> Any:
+        if isinstance(obj, TensorVariable) and name.is_python_constant() and name.as_python_constant() == "data":
+            unimplemented(
+                gb_type="assignment to Tensor.data",
+                context=str(obj),
+                explanation="The code assigns to tensor.data, which replaces the memory of a tensor.",
+                hints=["Write the values into the tensor with copy_ under torch.no_grad()."],
+            )
+        return call_setattr(self, tx, obj, name, value)
+
+    return replaced(builtin.SetAttrBuiltinVariable, "_call_setattr", call_setattr_of_others)
 
 
 @contextmanager

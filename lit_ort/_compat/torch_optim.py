@@ -9,6 +9,11 @@ import torch
 from torch.optim import Optimizer
 
 
+def sync_groups(sharded: Any, local: Any) -> None:
+    """Gives a ZeroRedundancyOptimizer's optimizer the settings of its parameter groups."""
+    sharded._sync_param_groups(sharded.param_groups, local.param_groups)
+
+
 def note_step(optimizer: Optimizer) -> None:
     """Records an optimizer step that did not call `step`, so that learning rate schedules don't warn."""
     optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue] - not declared

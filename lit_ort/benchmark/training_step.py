@@ -131,7 +131,7 @@ class Runner:
 
     def step(self) -> None:
         """Runs a complete step. As under Lightning, the optimizer can ask for the gradients several times."""
-        self._optimizer.step(self._clipped_gradients)
+        self._optimizer.step(self._clipped_gradients)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
     def close(self) -> None:
         """Drops what was compiled for the backend, which Dynamo would keep as long as the process runs."""

@@ -33,8 +33,8 @@ class OneLineProgressBar(TQDMProgressBar):
         is_open = bar is not None and not bar.disable and bar.total is None
         return bar if is_open else super().init_train_tqdm()
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().on_train_epoch_start(trainer, pl_module)
+    def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
+        super().on_train_epoch_start(trainer, *_)
         self._is_in_epoch = True
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

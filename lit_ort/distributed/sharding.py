@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from lit_ort._compat.torch_optim import note_step
+from lit_ort._compat.torch_optim import note_step, sync_groups
 from lit_ort.errors import UnsupportedError
 
 
@@ -59,7 +59,7 @@ class ShardedOptimizer(ZeroRedundancyOptimizer):
     def _with_settings(self, closure: Callable[[], Any]) -> Any:
         """Calls a closure, and passes on what it has set of the parameter groups, such as a learning rate."""
         loss = closure()
-        self._sync_param_groups(self.param_groups, self.optim.param_groups)
+        sync_groups(self, self.optim)
         return loss
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

@@ -96,6 +96,15 @@ def operators_in(module: torch.nn.Module) -> int:
     return _OPERATORS_PER_MODULE * sum(not any(part.children()) for part in module.modules())
 
 
+def _is_telling(before: MeasuredStep, seconds: float) -> bool:
+    """Whether an earlier run had calls like those of now.
+
+    A narrow loss is measured anew: what was slower on a busy machine would stay in eager for ever.
+    """
+    is_narrow = before.eager <= before.compiled < _CLEARLY_SLOWER * before.eager
+    return 1 / _ALIKE < seconds / before.eager < _ALIKE and not is_narrow
+
+
 # The call after the turns.
 _SETTLED = 2 * TURNS + 1
 
@@ -193,9 +202,7 @@ class StepChoice:
     def estimate(self) -> Estimate:
         """What compiling is expected to take and to gain, after the first calls."""
         seconds, before = median(self._seconds[EAGER]), self._measured_before
-        is_alike = before is not None and 1 / _ALIKE < seconds / before.eager < _ALIKE
-        # A narrow loss is measured anew: what was slower on a busy machine would stay in eager for ever.
-        if is_alike and not before.eager <= before.compiled < _CLEARLY_SLOWER * before.eager:
+        if before is not None and _is_telling(before, seconds):
             reading = before.compiling * (1 if before.from_cache else _READING)
             return Estimate(reading, max(0.0, 1 - before.compiled / before.eager), is_measured=True)
         return estimate_of(self._operators, seconds, self._has_backward)

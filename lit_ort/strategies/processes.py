@@ -101,7 +101,7 @@ class Unwrapped:
     """
 
     def setup_environment(self: Any) -> None:
-        super().setup_environment()
+        super().setup_environment()  # type: ignore[misc]
         if self.distributed_sampler_kwargs["num_replicas"] == 1:
             # Every process reads the same batches, those of one process. Asking for the number of steps, as in
             # `configure_optimizers`, sets the dataloaders up.

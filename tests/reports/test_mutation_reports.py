@@ -251,7 +251,7 @@ def test_averaged_weights_are_swapped_in_for_an_evaluation(compiled: Compile[Any
     return results, net
 
 
-@steps(falls_back="assigns to tensor.data", aot_can=True)
+@steps()
 def test_data_of_one_tensor_becomes_that_of_another(compiled: Compile[Any]) -> Any:
     """`a.data = b` inside of the step made an alias where eager has none afterwards.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -609,3 +610,33 @@ def test_hooks_can_enter_the_context_of_steps(settings: dict[str, Any]) -> None:
 
     trainer("ort", max_epochs=1, **settings).fit(Ending(), loader())
     assert dtypes == [torch.bfloat16]
+
+
+@torch.no_grad()
+def update_momentum(module: nn.Module, average: nn.Module) -> None:
+    for target, source in zip(average.parameters(), module.parameters(), strict=True):
+        target.data = target.data * 0.9 + source.data * 0.1
+
+
+class MovingAverage(Net):
+    """Compares itself with a moving average of its weights, as MoCo, BYOL and DINO do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.average = copy.deepcopy(self.body).requires_grad_(False)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        update_momentum(self.body, self.average)
+        return F.mse_loss(self.body(batch[0]), self.average(batch[0] + 0.1)) + 0 * self.head.weight.sum()
+
+
+@pytest.mark.filterwarnings("ignore:update_momentum of training_step runs in eager:lit_ort.errors.LitOrtWarning")
+def test_only_the_update_of_a_moving_average_is_left_in_eager() -> None:
+    modules = []
+    for strategy in ("auto", ORTStrategy(compile="always")):
+        torch.manual_seed(0)
+        modules.append(MovingAverage())
+        runner = trainer(strategy, max_epochs=1)
+        runner.fit(modules[-1], loader())
+    assert_same_weights(modules[1], modules[0])
+    assert [graph.kind for graph in explain(runner).graphs] == ["fused"]

@@ -133,7 +133,7 @@ def test_what_hooks_log_within_a_step_keeps_its_hook(compile: Literal["never", "
     keys = set[str]()
 
     class Keys(Callback):
-        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
             keys.update(trainer._results)
 
     fit(LogsInHooks(), lit_ort.ORTStrategy(compile=compile), callbacks=[Keys()])
