@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import signal
 import uuid
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -34,7 +35,13 @@ def run_on_ranks(function: Callable[..., T], ranks: int, *args: Any) -> list[T]:
         monitor_interval=0.1,
         start_method="forkserver",
     )
-    results = elastic_launch(config, _called)(function, *args)
+    # The launcher leaves handlers behind, which would raise errors of its own in later tests.
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        results = elastic_launch(config, _called)(function, *args)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     return [results[rank] for rank in range(ranks)]
 
 
