@@ -108,6 +108,11 @@ def returns_alias(target: object) -> bool:
     return isinstance(target, OpOverload) and any(r.alias_info is not None for r in target._schema.returns)
 
 
+def sets_hook(target: Any) -> bool:
+    """Whether a call sets a hook on a tensor, whose body is a graph."""
+    return isinstance(target, HigherOrderOperator) and target.name() == "register_hook"
+
+
 def is_of_torch(target: OpOverload) -> bool:
     """Whether an operator is torch's, torchvision's or lit_ort's: its gradient is linear in that of its result."""
     return target.namespace in _NAMESPACES or target.namespace.startswith("_c10d")

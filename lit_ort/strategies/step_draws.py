@@ -67,7 +67,8 @@ class StepDraws:
             The same, to be called in its place.
         """
         with ExitStack() as stack:
-            if self.has_dropout is None and _has_dropout_layer(self._module):
+            # Only before anything is known, as the modules are many.
+            if self.kinds == (None, None) and _has_dropout_layer(self._module):
                 self.has_dropout = True
             is_seeded = self.has_dropout is True and self.has_others is not False
             if is_seeded:

@@ -413,10 +413,22 @@ class Clipped(torch.autograd.Function):
         return gradient.clamp(-0.02, 0.02)
 
 
+def of_function(x: Tensor) -> Tensor:
+    return Clipped.apply(x * 2).square().sum()
+
+
+def of_hook(x: Tensor) -> Tensor:
+    doubled = x * 2
+    doubled.register_hook(lambda gradient: gradient.clamp(-0.02, 0.02))
+    return doubled.square().sum()
+
+
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("scale", [1.0, 0.25, 20.0])
-def test_a_loss_that_is_scaled_behind_a_backward_that_is_not_linear(scale: float) -> None:
-    function = lambda x: Clipped.apply(x * 2).square().sum()  # noqa: E731
+@pytest.mark.parametrize("function", [of_function, of_hook])
+def test_a_loss_that_is_scaled_behind_a_backward_that_is_not_linear(
+    function: Callable[[Tensor], Tensor], scale: float
+) -> None:
     gradients = []
     for run in (function, torch.compile(function, backend=backend())):
         x = torch.linspace(-0.1, 0.1, 9, requires_grad=True)
