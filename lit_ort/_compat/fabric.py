@@ -18,7 +18,7 @@ def keep_backward_checks(reason: str) -> None:
     With a precision or a strategy that needs `fabric.backward`, Fabric adds a hook to each output that raises an error
     during any other backward. Dynamo traces the hook as if it were called, meets the error, and leaves the module's
     function in eager (Lightning 2.6, torch 2.13). Here the hook is added outside of graphs. Other hooks check nothing,
-    and stay in the graph.
+    and a graph does without them.
 
     Args:
         reason: of the graph break, in reports.
@@ -42,6 +42,6 @@ def _keep(wrappers: Any, reason: str) -> None:
         checks = is_overridden("backward", self._strategy, parent=strategy) or any(
             is_overridden(method, self._strategy.precision, parent=precision) for method in methods
         )
-        return register_outside(self, tensor) if checks else register(self, tensor)
+        return register_outside(self, tensor) if checks else tensor
 
     wrappers._FabricModule._register_backward_hook = register_backward_hook
