@@ -6,15 +6,16 @@ a region knows the position of each; `Layout` is the only place that says what t
 
 from __future__ import annotations
 
+import itertools
 import math
-import struct
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from lit_ort.regions.element_types import is_float, size_of
 from lit_ort.regions.pointwise_table import OPERATORS
 from lit_ort.regions.region import LONG_SUM, Apply, ColumnReduction, Load, Reduce, Region, Scalar
-from lit_ort.regions.region_run import Place, RegionRun
+from lit_ort.regions.region_run import N, Place, RegionRun
 
 ROW_BLOCKS, COLUMN_BLOCKS, TILE, SCRATCH = 0, 1, 2, 3
 DIVISION_BY_ZERO, BAD_INDEX, BAD_VALUE = FLAGS = 4, 5, 6
@@ -99,28 +100,36 @@ def cost_of(region: Region) -> int:
     return cost
 
 
-def rows_of(region: Region, run: RegionRun[int]) -> int:
-    return math.prod(run.sizes[: region.rows])
+class Cut:
+    """Cuts the runs of a region into blocks.
 
+    Args:
+        region: what decides, besides the sizes of a run.
+    """
 
-def columns_of(region: Region, run: RegionRun[int]) -> int:
-    return math.prod(run.sizes[region.rows :])
+    def __init__(self, region: Region) -> None:
+        self._rows, self._cost = region.rows, cost_of(region)
+        self._has_columns, self._can_split = bool(region.columns), _can_split_columns(region)
+        self._has_scatter = any(store.target is not None for store in region.stores)
 
+    def rows_and_columns(self, sizes: Sequence[int]) -> tuple[int, int]:
+        """The numbers of rows and of columns of a run."""
+        return math.prod(sizes[: self._rows]), math.prod(sizes[self._rows :])
 
-def blocks_of(region: Region, run: RegionRun[int]) -> Blocks:
-    """The blocks of a run."""
-    rows, width = rows_of(region, run), run.sizes[-1]
-    work = rows * (columns_of(region, run) // _LANES + 4) * cost_of(region)
-    wanted = 1 if work < _ONE_BLOCK else min(_MOST_BLOCKS, work // _BLOCK)
-    row_blocks = min(rows, wanted)
-    if region.columns:
-        row_blocks = min(row_blocks, max(1, rows // _ROWS_OF_PARTIAL))
-    if any(store.target is not None for store in region.stores):
-        row_blocks = 1
-    row_blocks = max(row_blocks, 1)
-    most = max(1, -(-wanted // row_blocks)) if _can_split_columns(region) else 1
-    tile = -(-max(width, 1) // (most * COLUMN_ALIGNMENT)) * COLUMN_ALIGNMENT
-    return Blocks(row_blocks, max(1, -(-width // tile)), tile)
+    def blocks(self, sizes: Sequence[int]) -> Blocks:
+        """The blocks of a run with these sizes of the axes."""
+        (rows, columns), width = self.rows_and_columns(sizes), sizes[-1]
+        work = rows * (columns // _LANES + 4) * self._cost
+        wanted = 1 if work < _ONE_BLOCK else min(_MOST_BLOCKS, work // _BLOCK)
+        row_blocks = min(rows, wanted)
+        if self._has_columns:
+            row_blocks = min(row_blocks, max(1, rows // _ROWS_OF_PARTIAL))
+        if self._has_scatter:
+            row_blocks = 1
+        row_blocks = max(row_blocks, 1)
+        most = max(1, -(-wanted // row_blocks)) if self._can_split else 1
+        tile = -(-max(width, 1) // (most * COLUMN_ALIGNMENT)) * COLUMN_ALIGNMENT
+        return Blocks(row_blocks, max(1, -(-width // tile)), tile)
 
 
 def _can_split_columns(region: Region) -> bool:
@@ -142,27 +151,19 @@ def array_bytes(columns: int, dtype: str) -> int:
     return (columns * size_of(dtype) + PADDING + LINE - 1) // LINE * LINE
 
 
-def scratch_bytes(run: RegionRun[int], region: Region, arrays: tuple[str, ...]) -> int:
-    """The scratch memory of a run, of whose arrays these are the dtypes."""
-    columns = columns_of(region, run)
-    return blocks_of(region, run).row_blocks * sum(array_bytes(columns, dtype) for dtype in arrays)
+def words_of(layout: Layout, run: RegionRun[N]) -> Iterator[tuple[int, N]]:
+    """The positions of the sizes and of the numbers of places among the arguments, with these numbers."""
+    yield from enumerate(run.sizes, layout.size(0))
+    places = (number for place in (*run.loads, *run.stores, *run.columns) for number in _numbers(place))
+    yield from zip(itertools.count(layout.places[0]), places, strict=False)
 
 
-def pack(layout: Layout, run: RegionRun[int], blocks: Blocks, functions: tuple[int, int]) -> bytearray:
-    """The block of arguments; the addresses of tensors and of scratch memory are still to be written."""
-    region = layout.region
-    words = bytearray(WORD * layout.words)
-    header = [blocks.row_blocks, blocks.column_blocks, blocks.tile, 0, *(0 for _ in FLAGS), *functions]
-    header += [rows_of(region, run), columns_of(region, run), *run.sizes]
-    struct.pack_into(f"<{len(header)}q", words, 0, *header)
-    places = [word for place in (*run.loads, *run.stores, *run.columns) for word in _words(place)]
-    struct.pack_into(f"<{len(places)}q", words, WORD * layout.places[0], *places)
-    dtypes = {node.position: node.dtype for node in region.nodes if isinstance(node, Scalar)}
-    for position, value in enumerate(run.scalars):
-        kind = "d" if is_float(dtypes.get(position, "int64")) else "q"
-        struct.pack_into(f"<{kind}", words, WORD * layout.scalar(position), value)
-    return words
+def scalars_of(layout: Layout, run: RegionRun[N]) -> Iterator[tuple[int, float | N, bool]]:
+    """The positions of the scalars among the arguments, with their values, and whether these are floating-point."""
+    dtypes = {node.position: node.dtype for node in layout.region.nodes if isinstance(node, Scalar)}
+    for number, value in enumerate(run.scalars):
+        yield layout.scalar(number), value, is_float(dtypes.get(number, "int64"))
 
 
-def _words(place: Place[int]) -> list[int]:
-    return [place.offset, *place.strides, *(word for index in place.indices for word in index)]
+def _numbers(place: Place[N]) -> list[N]:
+    return [place.offset, *place.strides, *(number for index in place.indices for number in index)]

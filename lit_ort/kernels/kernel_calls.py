@@ -6,31 +6,40 @@ import ctypes
 import functools
 import struct
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 import torch
 
 from lit_ort.kernels.kernel_arguments import (
+    BLOCK_FUNCTION,
+    COLUMN_BLOCKS,
+    COLUMNS,
+    FINISH_FUNCTION,
     FLAGS,
+    ROW_BLOCKS,
+    ROWS,
     SCRATCH,
+    TILE,
     WORD,
+    Cut,
     Layout,
-    blocks_of,
-    pack,
-    scratch_bytes,
+    array_bytes,
+    scalars_of,
+    words_of,
 )
 from lit_ort.kernels.machine_code import Cpu, MachineCode, host_cpu
 from lit_ort.kernels.region_text import write_region
 from lit_ort.kernels.row_stages import scratch_arrays
 from lit_ort.kernels.thread_pool import Runner, find_openmp
 from lit_ort.kernels.vector_text import Text
+from lit_ort.regions.placed_region import SizeArgument
 from lit_ort.regions.region import Region
 from lit_ort.regions.region_run import RegionRun, check_run
 
-_NO_FLAGS = bytes(len(FLAGS) * WORD)
-_FLAGS = slice(WORD * FLAGS[0], WORD * FLAGS[0] + len(_NO_FLAGS))
+_NO_FLAGS = [0] * len(FLAGS)
+_FLAGS = slice(FLAGS[0], FLAGS[0] + len(FLAGS))
 
 
 @dataclass(frozen=True)
@@ -57,7 +66,7 @@ class Kernel:
         Raises:
             ValueError: the arguments aren't those of the region.
         """
-        return BoundKernel(self, run)
+        return SizedKernel(self, run).bind(())
 
 
 class KernelCache:
@@ -121,30 +130,84 @@ class KernelCache:
         return {name: self._library[name][0] for name in library}
 
 
+class SizedKernel:
+    """A kernel with arguments of which some are sizes of calls; what no size changes is computed once.
+
+    Args:
+        kernel: the kernel.
+        run: its arguments.
+
+    Raises:
+        ValueError: the arguments aren't those of the region, whatever the sizes.
+    """
+
+    def __init__(self, kernel: Kernel, run: RegionRun[int] | RegionRun[int | SizeArgument]) -> None:
+        region = kernel.region
+        # No size of a call is a stride that the code knows, which are 0 and 1.
+        check_run(region, run.map(lambda number: 2 if isinstance(number, SizeArgument) else number))
+        self._kernel, self._layout, self._sizes = kernel, Layout(region), run.sizes
+        self._cut, self._arrays = Cut(region), scratch_arrays(region)
+        self._words = (ctypes.c_int64 * self._layout.words)()
+        self._words[BLOCK_FUNCTION], self._words[FINISH_FUNCTION] = kernel.block, kernel.finish
+        # Positions of words, with those of sizes of calls.
+        self._sized = [
+            (position, number.position)
+            for position, number in words_of(self._layout, run)
+            if isinstance(number, SizeArgument)
+        ]
+        self._sized_scalars = list[tuple[int, int, bool]]()
+        for position, number in words_of(self._layout, run):
+            if isinstance(number, int):
+                self._words[position] = number
+        for position, value, is_float in scalars_of(self._layout, run):
+            if isinstance(value, SizeArgument):
+                self._sized_scalars.append((position, value.position, is_float))
+            else:
+                self._words[position] = _scalar_word(value, is_float)
+
+    def bind(self, sizes: Sequence[int]) -> BoundKernel:
+        """The kernel with its arguments for the sizes of a call."""
+        words = type(self._words).from_buffer_copy(self._words)
+        for position, number in self._sized:
+            words[position] = sizes[number]
+        for position, number, is_float in self._sized_scalars:
+            words[position] = _scalar_word(sizes[number], is_float)
+        of_axes = [sizes[size.position] if isinstance(size, SizeArgument) else size for size in self._sizes]
+        assert min(of_axes) >= 0, f"sizes of a region: {of_axes}"
+        blocks = self._cut.blocks(of_axes)
+        words[ROW_BLOCKS], words[COLUMN_BLOCKS], words[TILE] = blocks.row_blocks, blocks.column_blocks, blocks.tile
+        words[ROWS], words[COLUMNS] = _, columns = self._cut.rows_and_columns(of_axes)
+        scratch_bytes = blocks.row_blocks * sum(array_bytes(columns, dtype) for dtype in self._arrays)
+        return BoundKernel(self._kernel, words, WORD * self._layout.input(0), scratch_bytes)
+
+
+def _scalar_word(value: float, is_float: bool) -> int:
+    return struct.unpack("<q", struct.pack("<d", value))[0] if is_float else int(value)
+
+
 class BoundKernel:
     """A kernel with a block of arguments, to be called with tensors; one call at a time has its scratch memory.
 
+    Args:
+        kernel: the kernel.
+        words: the block of arguments, apart from the addresses of tensors and of scratch memory.
+        position: of the first tensor's address in the block, in bytes.
+        scratch_bytes: the size of the scratch memory.
+
     Attributes:
         address: of the block of arguments.
-        position: of the first tensor's address in the block, in bytes.
     """
 
     __slots__ = ("_lock", "_pack", "_run", "_scratch", "_words", "address", "kernel", "position")
 
-    def __init__(self, kernel: Kernel, run: RegionRun[int]) -> None:
+    def __init__(self, kernel: Kernel, words: ctypes.Array[ctypes.c_int64], position: int, scratch_bytes: int) -> None:
         region = kernel.region
-        check_run(region, run)
-        self.kernel = kernel
-        layout = Layout(region)
-        words = pack(layout, run, blocks_of(region, run), (kernel.block, kernel.finish))
-        size = scratch_bytes(run, region, scratch_arrays(region))
-        self._scratch = torch.empty(size + 64, dtype=torch.uint8) if size else None
+        self.kernel, self._words, self.position = kernel, words, position
+        self._scratch = torch.empty(scratch_bytes + 64, dtype=torch.uint8) if scratch_bytes else None
         if self._scratch is not None:
-            struct.pack_into("<q", words, WORD * SCRATCH, (self._scratch.data_ptr() + 63) & ~63)
-        self._words = words
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(words))
+            words[SCRATCH] = (self._scratch.data_ptr() + 63) & ~63
+        self.address = ctypes.addressof(words)
         self._pack = struct.Struct(f"<{len(region.inputs) + len(region.outputs)}q").pack_into
-        self.position = WORD * layout.input(0)
         self._run = kernel.runner.run
         self._lock = threading.Lock()
 
@@ -164,7 +227,7 @@ class BoundKernel:
                 self._fail()
 
     def _fail(self) -> None:
-        division, index, value = struct.unpack_from(f"<{len(FLAGS)}q", self._words, WORD * FLAGS[0])
+        division, index, value = self._words[_FLAGS]
         self._words[_FLAGS] = _NO_FLAGS
         if division:
             raise ZeroDivisionError("An integer was divided by zero in a compiled region. Divide by other numbers.")

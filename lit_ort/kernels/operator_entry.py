@@ -25,7 +25,7 @@ from lit_ort.kernels.machine_code import Cpu, MachineCode
 from lit_ort.kernels.thread_pool import BLOCKS, DENORMALS, OpenMP, calls_of
 from lit_ort.regions.element_types import MEMORY_DTYPES
 from lit_ort.regions.interpret_region import interpret
-from lit_ort.regions.placed_region import PlacedRegion
+from lit_ort.regions.placed_region import SizedRegion, output_shapes, with_sizes
 
 # The words of a call: the numbers of inputs and outputs, the address of the arguments, and that of the first tensor's
 # word in it; the address of a function that computes all blocks, or 0 for ONNX Runtime's threads; that of a function
@@ -141,31 +141,36 @@ class RegionCallWords(CallWords):
     Args:
         kernel: the region with its arguments.
         placed: the same with the layouts of its tensors.
+        sizes: of the calls.
         module: the name of the module that the region comes from, for messages; empty if unknown.
         uses_openmp: whether OpenMP's threads compute it.
     """
 
-    def __init__(self, kernel: BoundKernel, placed: PlacedRegion[int], module: str, uses_openmp: bool = False) -> None:
-        self._kernel, self._placed, self._module = kernel, placed, module
+    def __init__(
+        self, kernel: BoundKernel, placed: SizedRegion, sizes: Sequence[int], module: str, uses_openmp: bool = False
+    ) -> None:
+        self._kernel, self._placed, self._sizes_of_calls, self._module = kernel, placed, sizes, module
         run = kernel.kernel.runner.address if uses_openmp else 0
         inputs = len(kernel.kernel.region.inputs)
-        super().__init__(inputs, placed.outputs, kernel.address, kernel.address + kernel.position, run)
+        outputs = output_shapes(placed, sizes)
+        super().__init__(inputs, outputs, kernel.address, kernel.address + kernel.position, run)
 
     def failure(self) -> str:
         """Why the call that has just failed did so; its tensors must still be there."""
         place = f"a compiled region of {self._module}" if self._module else "a compiled region"
-        region, address = self._placed.region, self._kernel.address + self._kernel.position
+        placed = with_sizes(self._placed, self._sizes_of_calls)
+        region, address = placed.region, self._kernel.address + self._kernel.position
         addresses = (ctypes.c_int64 * len(region.inputs)).from_address(address)
         tensors = [
             _tensor_at(address, MEMORY_DTYPES[dtype], math.prod(layout.shape))
-            for address, dtype, layout in zip(addresses, region.inputs, self._placed.inputs, strict=True)
+            for address, dtype, layout in zip(addresses, region.inputs, placed.inputs, strict=True)
         ]
         outputs = [
             torch.empty(shape, dtype=MEMORY_DTYPES[dtype])
-            for shape, dtype in zip(self._placed.outputs, region.outputs, strict=True)
+            for shape, dtype in zip(placed.outputs, region.outputs, strict=True)
         ]
         try:
-            interpret(region, self._placed.run, tensors, outputs)
+            interpret(region, placed.run, tensors, outputs)
         except (IndexError, ValueError) as error:
             return f"{place} failed: {error}"
         except RuntimeError:

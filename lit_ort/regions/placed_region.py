@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -109,11 +110,20 @@ def with_sizes(placed: SizedRegion, sizes: Sequence[int]) -> PlacedRegion[int]:
         ValueError: its arguments are not valid, or a size is missing.
     """
     try:
-        sized = placed.map(lambda number: sizes[number.position] if isinstance(number, SizeArgument) else number)
+        sized = placed.map(functools.partial(_sized, sizes=sizes))
     except IndexError as error:
         raise ValueError(f"{len(sizes)} sizes are given to a region that has more: {placed}") from error
     check_run(sized.region, sized.run)
     return sized
+
+
+def output_shapes(placed: SizedRegion, sizes: Sequence[int]) -> list[list[int]]:
+    """The shapes of a region's outputs for the sizes of a call."""
+    return [[_sized(number, sizes) for number in shape] for shape in placed.outputs]
+
+
+def _sized(number: int | SizeArgument, sizes: Sequence[int]) -> int:
+    return sizes[number.position] if isinstance(number, SizeArgument) else number
 
 
 def _layout(shape: Sequence[Any], strides: Sequence[Any] | None) -> TensorLayout[int | SizeArgument]:

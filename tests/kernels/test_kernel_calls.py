@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from lit_ort.kernels.kernel_arguments import blocks_of
+from lit_ort.kernels.kernel_arguments import Cut
 from lit_ort.regions.interpret_region import interpret
 from lit_ort.regions.region import Apply, Region
 from lit_ort.regions.region_builder import RegionBuilder
@@ -75,7 +75,7 @@ def test_sums_over_rows_do_not_depend_on_the_number_of_threads(kernels: KernelCa
     x = torch.randn(1000, 300)
     place = Place(0, (300, 1))
     run = RegionRun((1000, 300), (place,), (place,), (Place(0, (0, 1)), Place(0, (0, 0))))
-    assert blocks_of(region, run).count > 4
+    assert Cut(region).blocks(run.sizes).count > 4
     bound = kernels.kernel(region).bind(run)
     results = []
     for count in (1, 2, 3, 2):

@@ -28,7 +28,7 @@ from lit_ort._compat import torch_blas
 from lit_ort._compat.held_signals import HeldSignals
 from lit_ort.errors import EngineError, SessionError
 from lit_ort.kernels.kernel_arguments import WORD
-from lit_ort.kernels.kernel_calls import Kernel
+from lit_ort.kernels.kernel_calls import Kernel, SizedKernel
 from lit_ort.kernels.machine_code import MachineCode
 from lit_ort.kernels.matmul_calls import Matmul, MatmulCallWords, MatmulCode
 from lit_ort.kernels.operator_entry import (
@@ -43,7 +43,7 @@ from lit_ort.kernels.operator_entry import (
 from lit_ort.kernels.recurrent_calls import RecurrentCall, RecurrentCallCode, RecurrentCallWords
 from lit_ort.kernels.thread_pool import find_openmp, pause_of_openmp
 from lit_ort.ops.recurrent import recurrent_loops
-from lit_ort.regions.placed_region import SizedRegion, with_sizes
+from lit_ort.regions.placed_region import SizedRegion
 from lit_ort.runtime.buffers import SMALL_BYTES, tensor_in
 from lit_ort.runtime.elements import ELEMENTS
 from lit_ort.runtime.engines.engine_interface import (
@@ -82,7 +82,6 @@ _MOST_KEPT = 3
 _LONG_RUN = 3e-3
 # omp_pause_soft of omp.h.
 _SOFT = 1
-_Sizes = tuple[tuple[int, ...], ...]
 _P, _S = c_void_p, ctypes.c_size_t
 _Run = ctypes.CFUNCTYPE(_P, _P, _P, _P, _P, _S, _P, _S, _P)
 _Bind = ctypes.PYFUNCTYPE(_P, _P, _S, _P, _P, _P, _P)
@@ -363,10 +362,9 @@ class NativeSession:
 
     def __init__(self, process: _Process, pool: _Pool, resources: _Resources, model: NativeModel) -> None:
         self._process, self._slots, self._model = process, resources.slots, model
-        self._regions = model.regions
         self._lock = threading.Lock()
         self._shapes: RunShapes | None = None
-        self._words: Latest[tuple[_Sizes, _Sizes, _Sizes], list[CallWords]] = Latest(MOST_SIZES)
+        self._calls = _calls_of(model, process, pool.matmuls)
         self._bound: list[CallWords] = []
         self._inputs, self._outputs = (_Values(process, len(n)) for n in (model.inputs, model.outputs))
         # Makes a result in the memory of a run or, if it has few bytes, in its own; None for a result that the session
@@ -459,28 +457,55 @@ class NativeSession:
             raise SessionError(f"a run failed: {message}", remedy=CHECK_THE_BATCH) from error
 
     def _bind(self, shapes: RunShapes, inputs: Sequence[torch.Tensor]) -> None:
-        sizes = shapes.regions, shapes.matmuls, shapes.loops
-        words = self._words.get(sizes)
-        if words is None:
-            words = self._words[sizes] = self._words_for(*sizes)
+        sizes = (*shapes.regions, *shapes.matmuls, *shapes.loops)
+        words = [call.words(numbers) for call, numbers in zip(self._calls, sizes, strict=True)]
         self._slots[: len(words)] = [one.address for one in words]
-        self._bound, self._shapes = words, shapes
         returned = shapes.outputs[: self._model.results]
         self._makers = [_maker(dtype, shape, shapes.places.get(k)) for k, (dtype, shape, _) in enumerate(returned)]
         self._offsets = [shapes.places[k] for k in range(len(returned), len(shapes.outputs))]
+        self._bound, self._shapes = words, shapes
         self._inputs.begin([(tensor.dtype, tensor.shape) for tensor in inputs])
         self._outputs.begin([(dtype, computed) for dtype, _, computed in shapes.outputs])
 
-    def _words_for(self, regions: _Sizes, matmuls: _Sizes, loops: _Sizes) -> list[CallWords]:
-        words = list[RegionCallWords]()
-        for region, numbers in zip(self._regions, regions, strict=True):
-            placed = with_sizes(region.placed, numbers)
-            kernel = region.kernel.bind(placed.run)
-            words.append(RegionCallWords(kernel, placed, region.module, self._model.uses_openmp))
-        self._process.calls.update((one.address, one) for one in words)
-        words_of = functools.partial(_words_of, self._pool.matmuls)
-        words_of_loop = functools.partial(_words_of_loop, self._model.uses_openmp)
-        return [*words, *map(words_of, self._model.matmuls, matmuls), *map(words_of_loop, self._model.loops, loops)]
+
+class _Call:
+    """The calls of a region, a matmul or a loop, with the latest sizes.
+
+    Args:
+        make: the words of the calls with certain sizes.
+    """
+
+    def __init__(self, make: Callable[[tuple[int, ...]], CallWords]) -> None:
+        self._make = make
+        self._latest: Latest[tuple[int, ...], CallWords] = Latest(MOST_SIZES)
+
+    def words(self, sizes: tuple[int, ...]) -> CallWords:
+        words = self._latest.get(sizes)
+        if words is None:
+            words = self._latest[sizes] = self._make(sizes)
+        return words
+
+
+def _calls_of(model: NativeModel, process: _Process, code: MatmulCode | None) -> list[_Call]:
+    """The calls of a session's regions, then those of its matmuls, then of its loops."""
+    regions = [_words_of_region(region, process, model.uses_openmp) for region in model.regions]
+    matmuls = [functools.partial(_words_of, code, node) for node in model.matmuls]
+    loops = [functools.partial(_words_of_loop, model.uses_openmp, node) for node in model.loops]
+    return [_Call(make) for make in (*regions, *matmuls, *loops)]
+
+
+def _words_of_region(
+    region: NativeRegion, process: _Process, uses_openmp: bool
+) -> Callable[[tuple[int, ...]], CallWords]:
+    """Makes the words of a region's calls."""
+    kernel = SizedKernel(region.kernel, region.placed.run)
+
+    def make(sizes: tuple[int, ...]) -> CallWords:
+        words = RegionCallWords(kernel.bind(sizes), region.placed, sizes, region.module, uses_openmp)
+        process.calls[words.address] = words
+        return words
+
+    return make
 
 
 def _words_of(code: MatmulCode | None, node: MatmulNode, sizes: tuple[int, ...]) -> CallWords:
@@ -515,8 +540,9 @@ class _Values:
         self.array, self._addresses, self._bound = ((c_uint64 * words)() for _ in range(3))
         self._types = (c_int64 * (TYPE_WORDS * words))()
         self._sizes: list[Any] = []
-        # The types of the memory of values.
+        # Of each value, the type of its memory, made when a run has made the value.
         self._memory: list[Any] = []
+        self._shapes: list[Any] = []
         self._address = c_uint64()
         blocks = map(ctypes.addressof, (self.array, self._addresses, self._bound, self._types))
         self._bind = functools.partial(process.bind, count, *blocks)
@@ -535,29 +561,39 @@ class _Values:
 
     def begin(self, types: Sequence[tuple[torch.dtype, Sequence[int]]]) -> None:
         """Sets the dtypes and shapes of the values of the next runs."""
-        self.release()
-        self._memory = [ctypes.c_uint8 * (math.prod(shape) * dtype.itemsize) for dtype, shape in types]
-        self._sizes = [(c_int64 * len(shape))(*shape) for _, shape in types]
-        words = [
-            (math.prod(shape) * dtype.itemsize, ctypes.addressof(sizes), len(shape), ELEMENTS[dtype])
-            for (dtype, shape), sizes in zip(types, self._sizes, strict=True)
-        ]
-        self._types[: TYPE_WORDS * len(words)] = [word for one in words for word in one]
+        if not self._shapes:
+            self._shapes, self._sizes, self._memory = ([None] * len(types) for _ in range(3))
+        for k, (old, new) in enumerate(zip(self._shapes, types, strict=True)):
+            if old != new:
+                self._begin(k, *new)
+        self._shapes = list(types)
+
+    def _begin(self, k: int, dtype: torch.dtype, shape: Sequence[int]) -> None:
+        self._drop(k)
+        self._memory[k], sizes = None, (c_int64 * len(shape))(*shape)
+        self._sizes[k] = sizes
+        words = [math.prod(shape) * dtype.itemsize, ctypes.addressof(sizes), len(shape), ELEMENTS[dtype]]
+        self._types[TYPE_WORDS * k : TYPE_WORDS * (k + 1)] = words
 
     def take(self, k: int, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
         """The tensor of a value that a run has made; its memory returns to the session with the tensor."""
         value, address = self.array[k], self._address
         self.array[k] = 0
         self._library.call("GetTensorMutableData", value, byref(address))
+        if self._memory[k] is None:
+            self._memory[k] = ctypes.c_uint8 * self._types[TYPE_WORDS * k]
         memory = self._memory[k].from_address(address.value)
         weakref.finalize(memory, self._release, value)
         return torch.frombuffer(memory, dtype=dtype).view(shape)
 
     def release(self) -> None:
-        for k, value in enumerate(self.array):
-            if value:
-                self._release(value)
-            self.array[k] = self._bound[k] = 0
+        for k in range(len(self.array)):
+            self._drop(k)
+
+    def _drop(self, k: int) -> None:
+        if value := self.array[k]:
+            self._release(value)
+        self.array[k] = self._bound[k] = 0
 
 
 def _maker(dtype: torch.dtype, shape: tuple[int, ...], offset: int | None) -> Callable[[Any], torch.Tensor] | None:
