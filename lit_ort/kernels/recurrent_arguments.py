@@ -5,7 +5,6 @@ All arguments are 64-bit words: the header of `thread_pool.Runner`, sizes, and f
 
 from __future__ import annotations
 
-import itertools
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -49,8 +48,11 @@ CELLS: Mapping[str, Cell] = MappingProxyType(
 
 
 # The inputs of the loops of a layer and of its gradient, in the order of the operators' arguments. A call has some.
-FORWARD_INPUTS = ("matmuls", "state", "cell", "weight", "input_bias", "bias")
-BACKWARD_INPUTS = ("grad", "of_last", "of_last_cell", "state", "cell", "weight", "output", "saved")
+FORWARD_INPUTS = ("matmuls", "state", "cell", "weight", "input_bias", "bias", "mode", "reverse", "tables", "places")
+BACKWARD_INPUTS = (
+    *("grad", "of_last", "of_last_cell", "state", "cell", "weight", "output", "saved"),
+    *("mode", "reverse", "tables"),
+)
 
 
 def loop_outputs(mode: str, is_forward: bool) -> dict[str, int]:
@@ -66,38 +68,27 @@ class PackedSteps:
     """The steps of packed rows: sequences sorted by their lengths, of which each step has the first so many.
 
     Args:
-        sizes: int64[length], the rows of each step in the order of time, at least 1 and never more than before.
+        tables: int64[4, length + 2], the number of rows and the place of the first one of each step in the order in
+            which the layer runs, then the same in the opposite order; with no rows at both ends.
+        reverse: whether the layer's steps run from the last to the first.
     """
 
-    sizes: torch.Tensor
+    tables: torch.Tensor
+    reverse: bool
+
+    @property
+    def length(self) -> int:
+        return self.tables.shape[1] - 2
 
     @cached_property
     def rows(self) -> list[int]:
-        return self.sizes.tolist()
+        """The number of rows of each step in the order of time."""
+        return self.tables[2 * self.reverse, 1:-1].tolist()
 
     @cached_property
     def starts(self) -> list[int]:
-        """The place of each step's first row among all rows."""
-        return [0, *itertools.accumulate(self.rows[:-1])]
-
-    @cached_property
-    def continued(self) -> torch.Tensor:
-        """int64[rows of all steps but the first], the places of their rows in the step before."""
-        sizes, first = self.sizes, self.rows[0]
-        later = torch.arange(first, sum(self.rows))
-        return later - sizes[:-1].repeat_interleave(sizes[1:], output_size=len(later))
-
-    @cached_property
-    def last(self) -> torch.Tensor:
-        """int64[sequences], the place of each sequence's last row."""
-        numbers = torch.arange(self.rows[0])
-        lengths = (self.sizes[:, None] > numbers).sum(0)
-        return torch.tensor(self.starts)[lengths - 1] + numbers
-
-    def table(self, reverse: bool) -> torch.Tensor:
-        """int64[2, length + 2], the number of rows and the start of each step that runs, with no rows at both ends."""
-        order = slice(None, None, -1 if reverse else 1)
-        return torch.tensor([[0, *self.rows[order], 0], [0, *self.starts[order], 0]])
+        """The place of each step's first row among all rows, in the order of time."""
+        return self.tables[2 * self.reverse + 1, 1:-1].tolist()
 
 
 @dataclass(frozen=True)
@@ -132,7 +123,7 @@ class Layer:
     @property
     def sizes(self) -> tuple[int, int, int]:
         """The number of steps, the rows of the largest one, and the width of the state."""
-        steps = len(self.output) if self.packed is None else len(self.packed.rows)
+        steps = len(self.output) if self.packed is None else self.packed.length
         return steps, len(self.state), self.state.shape[1]
 
 

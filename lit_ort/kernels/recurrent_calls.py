@@ -2,7 +2,8 @@
 
 A call has the addresses of its inputs and outputs alone. Before the loop, `prepare` puts them where the loop reads
 them, as the first element of the step that runs first; it copies the gradients of the last states into the results that
-the loop changes, and packs the weights. After it, `finish` copies the states of the last step.
+the loop changes, and packs the weights. After it, `finish` copies the states of the last step, of a packed sequence
+from the rows that `places` has.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ class RecurrentCall:
         mode: the kind of layer, of `CELLS`.
         reverse: whether the layer's steps run from the last to the first.
         dtype: of all values.
-        sizes: the steps, the rows of each, and the width of the state.
+        sizes: the steps, the rows of the first one, and the width of the state.
         inputs: the names of the inputs that there are, in the order of `FORWARD_INPUTS` or of `BACKWARD_INPUTS`.
+        rows: the rows of all steps.
     """
 
     mode: str
@@ -45,10 +47,15 @@ class RecurrentCall:
     dtype: torch.dtype
     sizes: tuple[int, int, int]
     inputs: tuple[str, ...]
+    rows: int
 
     @property
     def is_forward(self) -> bool:
         return "matmuls" in self.inputs
+
+    @property
+    def is_packed(self) -> bool:
+        return "tables" in self.inputs
 
     @property
     def outputs(self) -> dict[str, tuple[int, ...]]:
@@ -56,7 +63,8 @@ class RecurrentCall:
         kind, (steps, rows, hidden) = CELLS[self.mode], self.sizes
         columns = {"output": hidden, "saved": kind.saved * hidden, "gradients": kind.gradients * hidden}
         names = loop_outputs(self.mode, self.is_forward)
-        return {name: (steps, rows, columns[name]) if name in columns else (1, rows, hidden) for name in names}
+        of_steps = (self.rows,) if self.is_packed else (steps, rows)
+        return {name: (*of_steps, columns[name]) if name in columns else (1, rows, hidden) for name in names}
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,7 @@ class _Copy:
         source, target: the names of the tensors.
         offset, stride: the first row of the source and the distance of its rows, in bytes.
         rows, bytes: their number and their size.
+        index: the name of a tensor with the numbers of the source's rows; empty if they follow each other.
     """
 
     source: str
@@ -75,6 +84,7 @@ class _Copy:
     stride: int
     rows: int
     bytes: int
+    index: str = ""
 
 
 class RecurrentCallCode:
@@ -100,11 +110,11 @@ class RecurrentCallWords(CallWords):
     """
 
     def __init__(self, code: RecurrentCallCode, loops: RecurrentLoops, call: RecurrentCall, uses_openmp: bool) -> None:
-        loop = loops.loop(call.mode, call.dtype, call.is_forward)
+        loop = loops.loop(call.mode, call.dtype, call.is_forward, call.is_packed)
         packed = loops.packed_elements(call.mode, call.sizes[2], call.dtype)
         names = [*call.inputs, *call.outputs, "packed"]
-        # The gradients of an output that has none.
-        zeros = torch.zeros(call.sizes[2], dtype=call.dtype)
+        # The gradients of an output that has none, and of the gates of rows whose sequences have ended.
+        zeros = torch.zeros(CELLS[call.mode].gates * call.sizes[2], dtype=call.dtype)
         # What the words refer to by address.
         self._used: list[Any] = [code, loops, zeros]
         words = list(struct.unpack(f"<{WORDS}q", _block_of(call, loop, loops, zeros.data_ptr())))
@@ -130,17 +140,21 @@ class RecurrentCallWords(CallWords):
 
 def _block_of(call: RecurrentCall, loop: LoopCode, loops: RecurrentLoops, zeros: int) -> bytes:
     """The arguments of the loop without the addresses of tensors."""
-    steps, rows, _ = call.sizes
     arrays = {name: Strided(0, array.step, array.row) for name, array in _arrays(call).items()}
     if "grad" not in call.inputs:
         arrays["grad"] = Strided(zeros)
-    blocks = loops.blocks(call.mode, call.sizes, steps * rows, call.is_forward)
-    return bytes(pack(loop.block, blocks, call.sizes, {}, arrays))
+    blocks = loops.blocks(call.mode, call.sizes, call.rows, call.is_forward)
+    return bytes(pack(loop.block, blocks, call.sizes, {"zeros": zeros}, arrays))
 
 
 def _places(call: RecurrentCall, positions: Mapping[str, int]) -> list[tuple[int, int, int]]:
     """Where the loop reads the address of each tensor: positions of that word and of the tensor's, and an offset."""
     places = [(PLACES[name], positions[name], 0) for name in _POINTERS if name in positions]
+    if call.is_packed:
+        row, first = call.sizes[0] + 2, 0 if call.is_forward else 2
+        # Tables have no rows before the first step.
+        starts = {"step_rows": row * first + 1, "step_starts": row * (first + 1) + 1}
+        places += [(PLACES[name], positions["tables"], WORD * start) for name, start in starts.items()]
     arrays = {name: array for name, array in _arrays(call).items() if name in positions}
     return places + [(PLACES[f"{name}.address"], positions[name], array.address) for name, array in arrays.items()]
 
@@ -149,7 +163,10 @@ def _copies(call: RecurrentCall, positions: Mapping[str, int]) -> list[list[tupl
     """The words of the copies before and after the loop; a source at 0 is zeros."""
     return [
         [
-            (positions.get(one.source, 0), one.offset, one.stride, positions[one.target], one.rows, one.bytes)
+            (
+                *(positions.get(one.source, 0), one.offset, one.stride, positions[one.target], one.rows, one.bytes),
+                positions.get(one.index, 0),
+            )
             for one in copies
         ]
         for copies in (_copies_before(call), _copies_after(call))
@@ -167,6 +184,8 @@ def _arrays(call: RecurrentCall) -> dict[str, Strided]:
 
 def _steps(call: RecurrentCall, columns: int, reverse: bool) -> Strided:
     steps, rows, _ = call.sizes
+    if call.is_packed:
+        return Strided(0, 0, columns)
     step = rows * columns
     return Strided((steps - 1) * step * call.dtype.itemsize, -step, columns) if reverse else Strided(0, step, columns)
 
@@ -183,13 +202,14 @@ def _copies_after(call: RecurrentCall) -> list[_Copy]:
     if not call.is_forward:
         return []
     (steps, rows, hidden), size = call.sizes, call.dtype.itemsize
-    step = 0 if call.reverse else steps - 1
-    copies = [_Copy("output", "last", step * rows * hidden * size, hidden * size, rows, hidden * size)]
+    first_row = 0 if call.reverse or call.is_packed else (steps - 1) * rows
+    index = "places" if call.is_packed else ""
+    copies = [_Copy("output", "last", first_row * hidden * size, hidden * size, rows, hidden * size, index)]
     if "last_cell" in call.outputs:
         row = CELLS[call.mode].saved * hidden * size
         # The cell's state is the last block of what a step saves.
-        first = step * rows * row + row - hidden * size
-        copies.append(_Copy("saved", "last_cell", first, row, rows, hidden * size))
+        first = first_row * row + row - hidden * size
+        copies.append(_Copy("saved", "last_cell", first, row, rows, hidden * size, index))
     return copies
 
 
@@ -233,6 +253,7 @@ entry:
   %target = call i64 @word(ptr %copy, i64 3)
   %rows = call i64 @word(ptr %copy, i64 4)
   %bytes = call i64 @word(ptr %copy, i64 5)
+  %index = call i64 @word(ptr %copy, i64 6)
   %to = call ptr @pointer(ptr %args, i64 %target)
   %has_source = icmp ne i64 %source, 0
   br i1 %has_source, label %start, label %zeros
@@ -243,13 +264,21 @@ zeros:
 start:
   %tensor = call ptr @pointer(ptr %args, i64 %source)
   %from = getelementptr i8, ptr %tensor, i64 %offset
+  %has_index = icmp ne i64 %index, 0
   br label %head
 head:
   %row = phi i64 [ 0, %start ], [ %row_next, %body ]
   %more = icmp slt i64 %row, %rows
-  br i1 %more, label %body, label %done
+  br i1 %more, label %choose, label %done
+choose:
+  br i1 %has_index, label %indexed, label %body
+indexed:
+  %numbers = call ptr @pointer(ptr %args, i64 %index)
+  %indexed_row = call i64 @word(ptr %numbers, i64 %row)
+  br label %body
 body:
-  %from_bytes = mul i64 %row, %stride
+  %from_row_number = phi i64 [ %row, %choose ], [ %indexed_row, %indexed ]
+  %from_bytes = mul i64 %from_row_number, %stride
   %to_bytes = mul i64 %row, %bytes
   %from_row = getelementptr i8, ptr %from, i64 %from_bytes
   %to_row = getelementptr i8, ptr %to, i64 %to_bytes
@@ -261,13 +290,13 @@ done:
 }}
 define void @prepare(ptr %args) {{
   call void @each(ptr %args, i64 {_PLACES}, i64 3, ptr @place)
-  call void @each(ptr %args, i64 {_BEFORE}, i64 6, ptr @copy)
+  call void @each(ptr %args, i64 {_BEFORE}, i64 7, ptr @copy)
   %pack = call ptr @pointer(ptr %args, i64 {_PACK})
   call void %pack(ptr %args)
   ret void
 }}
 define void @finish(ptr %args) {{
-  call void @each(ptr %args, i64 {_AFTER}, i64 6, ptr @copy)
+  call void @each(ptr %args, i64 {_AFTER}, i64 7, ptr @copy)
   ret void
 }}
 """

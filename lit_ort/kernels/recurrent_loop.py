@@ -85,7 +85,7 @@ class RecurrentLoops:
         dtype = layer.output.dtype
         code = self.loop(layer.mode, dtype, is_forward, layer.packed is not None)
         # Both stay alive until the loop has run.
-        (rows, starts), zeros = _packed_steps(layer, layer.reverse == is_forward)
+        (rows, starts), zeros = _packed_steps(layer, is_forward)
         given = {
             "weight": layer.weight,
             "input_bias": layer.input_bias,
@@ -123,11 +123,12 @@ class RecurrentLoops:
             return self._codes[key]
 
 
-def _packed_steps(layer: Layer, reverse: bool) -> tuple[Sequence[torch.Tensor | None], torch.Tensor | None]:
+def _packed_steps(layer: Layer, is_forward: bool) -> tuple[Sequence[torch.Tensor | None], torch.Tensor | None]:
     """The rows and starts of a packed layer's steps in the order in which they run, and zeros."""
     if layer.packed is None:
         return (None, None), None
-    rows, starts = layer.packed.table(reverse)[:, 1:]
+    forward, backward = layer.packed.tables[:, 1:].split(2)
+    rows, starts = forward if is_forward else backward
     return (rows, starts), layer.weight.new_zeros(len(layer.weight))
 
 

@@ -297,8 +297,13 @@ class _Lowering:
 
     def _loop(self, node: fx.Node) -> None:
         inputs, (mode, reverse), values = loop_inputs(node), loop_kind(node), node.meta["val"]
-        steps, rows, _ = values[0].shape
-        sizes = terms_of([steps, rows, inputs["state"].meta["val"].shape[-1]], self._sources)
+        _, batch, hidden = inputs["state"].meta["val"].shape
+        if (tables := inputs.get("tables")) is None:
+            steps, rows, _ = values[0].shape
+            numbers = [steps, rows, hidden, steps * rows]
+        else:
+            numbers = [tables.meta["val"].shape[1] - 2, batch, hidden, values[0].shape[0]]
+        sizes = terms_of(numbers, self._sources)
         self._loops.append(LoopNode(mode, reverse, values[0].dtype, sizes, tuple(inputs)))
         given = [self._name_of(value) for value in inputs.values()]
         positions = list(loop_outputs(mode, "matmuls" in inputs).values())

@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
@@ -80,7 +81,10 @@ def recurrent_layer(
             # Torch's operators would round a matmul and its sum with a bias separately.
             matmuls, loop_bias = torch.addmm(input_bias, rows, weight), None
     matmuls = matmuls.view(*x.shape[:-1], len(input_weight))
-    arguments = (matmuls, state, cell, state_weight, loop_bias, state_bias, mode, reverse, batch_sizes)
+    steps: Tensors = ()
+    if batch_sizes is not None:
+        steps = torch.ops.lit_ort.packed_steps(batch_sizes, rows.shape[0], state.shape[1], reverse)
+    arguments = (matmuls, state, cell, state_weight, loop_bias, state_bias, mode, reverse, *steps)
     return torch.ops.lit_ort.recurrent_loop(*arguments)[:3]
 
 
@@ -94,14 +98,16 @@ def recurrent_loop(
     state_bias: torch.Tensor | None,
     mode: str,
     reverse: bool,
-    batch_sizes: torch.Tensor | None = None,
+    tables: torch.Tensor | None = None,
+    places: torch.Tensor | None = None,
 ) -> Tensors:
     """Computes a layer from the matmuls of its weights with the input.
 
     Args:
         allocator: allocates the results and the workspace.
-        matmuls: float[length, batch, gates * hidden], or float[rows, gates * hidden] with `batch_sizes`.
-        state, cell, state_weight, input_bias, state_bias, mode, reverse, batch_sizes: as in `recurrent_layer`.
+        matmuls: float[length, batch, gates * hidden], or float[rows, gates * hidden] of a packed sequence.
+        state, cell, state_weight, input_bias, state_bias, mode, reverse: as in `recurrent_layer`.
+        tables, places: the results of `packed_steps`, for a packed sequence.
 
     Returns:
         As `recurrent_layer`, and what the gradient needs of every step (see `Cell`); empty for plain layers.
@@ -122,37 +128,63 @@ def recurrent_loop(
         output,
         saved if kind.saved else None,
         _by_rows(matmuls),
-        _packed_steps(matmuls, state, batch_sizes),
+        None if tables is None else PackedSteps(tables, reverse),
     )
     if loops is None:
         recurrent_steps.forward(layer)
     else:
         loops.forward(layer, allocator.empty(loops.packed_elements(mode, hidden, dtype), dtype=dtype))
-    last = allocator.empty(1, batch, hidden, dtype=dtype).copy_(_last(layer, output))
+    last = allocator.empty(1, batch, hidden, dtype=dtype).copy_(_last(layer, output, places))
     last_cell = allocator.empty(0 if cell is None else 1, batch, hidden, dtype=dtype)
     if cell is not None:
-        last_cell.copy_(_last(layer, saved[..., 4 * hidden :]))
+        last_cell.copy_(_last(layer, saved[..., 4 * hidden :], places))
     return output, last, last_cell, saved
 
 
-def _packed_steps(x: torch.Tensor, state: torch.Tensor, batch_sizes: torch.Tensor | None) -> PackedSteps | None:
-    """The steps of a packed sequence; None if the steps are not packed.
+def packed_steps(
+    allocator: Allocator, batch_sizes: torch.Tensor, rows: int, batch: int, reverse: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows of a packed sequence's steps, and the places of those that other rows need.
+
+    Args:
+        allocator: allocates the results.
+        batch_sizes: int64[length], the rows of each step in the order of time.
+        rows: the rows of all steps.
+        batch: the rows of the first step.
+        reverse: whether the layer's steps run from the last to the first.
+
+    Returns:
+        `PackedSteps.tables`, int64[4, length + 2]; and int64[batch + rows], the place of each sequence's row in the
+        step that runs last, followed by the place of the state before each row in the initial states and those of all
+        rows.
 
     Raises:
         RuntimeError: batch sizes are not those of the rows, as with a length beyond the padded sequence.
     """
-    if batch_sizes is None:
-        return None
-    steps = PackedSteps(batch_sizes)
-    rows = steps.rows
-    falls = all(later <= earlier for earlier, later in itertools.pairwise(rows))
-    if sum(rows) != len(x) or rows[0] != state.shape[1] or rows[-1] < 1 or not falls:
+    sizes = batch_sizes.tolist()
+    falls = all(later <= earlier for earlier, later in itertools.pairwise(sizes))
+    if sum(sizes) != rows or sizes[0] != batch or sizes[-1] < 1 or not falls:
         raise RuntimeError(
-            f"the batch sizes {rows} of a packed sequence with {len(x)} rows and a state of {state.shape[1]} must fall "
-            "from the latter to at least 1, and their sum must be the number of rows. Pass lengths up to that of the "
-            "padded sequences."
+            f"the batch sizes {sizes} of a packed sequence with {rows} rows and a state of {batch} must fall from the "
+            "latter to at least 1, and their sum must be the number of rows. Pass lengths up to that of the padded "
+            "sequences."
         )
-    return steps
+    starts = [0, *itertools.accumulate(sizes[:-1])]
+    tables = allocator.empty(4, len(sizes) + 2, dtype=torch.int64)
+    in_time = [[0, *sizes, 0], [0, *starts, 0]]
+    backwards = [[0, *reversed(sizes), 0], [0, *reversed(starts), 0]]
+    tables.numpy()[:] = [*backwards, *in_time] if reverse else [*in_time, *backwards]
+    places = allocator.empty(batch + rows, dtype=torch.int64)
+    of_last, before = np.split(places.numpy(), [batch])
+    numbers, later = np.arange(batch), np.arange(batch, rows)
+    of_steps = batch_sizes.numpy()
+    lengths = (of_steps[:, None] > numbers).sum(0)
+    ends, earlier = np.array(starts)[lengths - 1] + numbers, later - np.repeat(of_steps[:-1], of_steps[1:])
+    if reverse:
+        of_last[:], before[ends], before[earlier] = numbers, numbers, batch + later
+    else:
+        of_last[:], before[:batch], before[batch:] = ends, numbers, batch + earlier
+    return tables, places
 
 
 def _saved_shape(x: torch.Tensor, kind: Cell, hidden: int) -> tuple[int, ...]:
@@ -160,11 +192,11 @@ def _saved_shape(x: torch.Tensor, kind: Cell, hidden: int) -> tuple[int, ...]:
     return (x.shape[0] if kind.saved else 0, *x.shape[1:-1], kind.saved * hidden)
 
 
-def _last(layer: Layer, steps: torch.Tensor) -> torch.Tensor:
+def _last(layer: Layer, steps: torch.Tensor, places: torch.Tensor | None) -> torch.Tensor:
     """Each row in the last step that it has in the layer's direction."""
-    if layer.packed is None:
+    if places is None:
         return steps[0 if layer.reverse else -1]
-    return steps[: layer.sizes[1]] if layer.reverse else steps[layer.packed.last]
+    return steps.index_select(0, places[: layer.sizes[1]])
 
 
 def recurrent_loop_backward(
@@ -179,7 +211,7 @@ def recurrent_loop_backward(
     saved: torch.Tensor | None,
     mode: str,
     reverse: bool,
-    batch_sizes: torch.Tensor | None = None,
+    tables: torch.Tensor | None = None,
 ) -> Tensors:
     """The gradients of the gates of every step (see `Cell`), float[length, batch, blocks * hidden] or float[rows,
     blocks * hidden], of the state and of the cell (empty if there is none), from those of the output, the last state
@@ -200,7 +232,7 @@ def recurrent_loop_backward(
         None if cell is None else _by_rows(cell[0]),
         _by_rows(output),
         None if saved is None else _by_rows(saved),
-        packed=_packed_steps(output, state, batch_sizes),
+        packed=None if tables is None else PackedSteps(tables, reverse),
     )
     gradients = LayerGradients(of_output, gates, of_state[0], None if cell is None else of_cell[0])
     loops = recurrent_loops() if dtype in DTYPES else None
@@ -220,28 +252,12 @@ def _by_rows(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def packed_states_before(
-    allocator: Allocator, output: torch.Tensor, state: torch.Tensor, reverse: bool, batch_sizes: torch.Tensor
-) -> torch.Tensor:
-    """The state before every step of a packed sequence, float[rows, hidden]."""
-    steps = _packed_steps(output, state, batch_sizes)
-    assert steps is not None
-    batch, before = state.shape[1], allocator.empty(*output.shape, dtype=output.dtype)
-    if reverse:
-        before[steps.last] = state[0]
-        before[steps.continued] = output[batch:]
-    else:
-        before[:batch] = state[0]
-        before[batch:] = output[steps.continued]
-    return before
-
-
 def _states_before(
-    output: torch.Tensor, state: torch.Tensor, reverse: bool, batch_sizes: torch.Tensor | None
+    output: torch.Tensor, state: torch.Tensor, reverse: bool, places: torch.Tensor | None
 ) -> torch.Tensor:
     """The state before every step, [rows of all steps, hidden]."""
-    if batch_sizes is not None:
-        return torch.ops.lit_ort.packed_states_before(output, state, reverse, batch_sizes)
+    if places is not None:
+        return torch.cat((state[0], output)).index_select(0, places[state.shape[1] :])
     if isinstance(output.shape[0], int) and len(output) == 1:
         return state[0]
     parts = (output[1:], state) if reverse else (state, output[:-1])
@@ -259,6 +275,12 @@ def _fake(matmuls: torch.Tensor, state: torch.Tensor, cell: torch.Tensor | None,
     last = matmuls.new_empty(1, batch, hidden), matmuls.new_empty(0 if cell is None else 1, batch, hidden)
     saved = matmuls.new_empty(_saved_shape(matmuls, CELLS[rest[3]], hidden))
     return matmuls.new_empty(*matmuls.shape[:-1], hidden), *last, saved
+
+
+def _fake_steps(
+    batch_sizes: torch.Tensor, rows: int, batch: int, reverse: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return batch_sizes.new_empty(4, batch_sizes.shape[0] + 2), batch_sizes.new_empty(batch + rows)
 
 
 def _fake_backward(
@@ -279,25 +301,25 @@ def _fake_backward(
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
     _, state, cell, state_weight, input_bias, state_bias, *ctx.constants = inputs[:8]
-    batch_sizes = inputs[8] if len(inputs) > 8 else None
+    tables, places = inputs[8:] if len(inputs) > 8 else (None, None)
     ctx.biases = input_bias is not None, state_bias is not None
     # Gradients of results that aren't used stay None.
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(*output[2 if cell is None else 3 :])
     saved = output[3] if CELLS[ctx.constants[0]].saved else None
-    ctx.save_for_backward(state, cell, state_weight, output[0], saved, batch_sizes)
+    ctx.save_for_backward(state, cell, state_weight, output[0], saved, tables, places)
     ctx.count = len(inputs)
 
 
 def _gradient(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    state, cell, state_weight, output, saved, batch_sizes = ctx.saved_tensors
+    state, cell, state_weight, output, saved, tables, places = ctx.saved_tensors
     mode, reverse = ctx.constants
     kind, hidden = CELLS[mode], state.shape[-1]
-    arguments = (*grads[:3], state, cell, state_weight, output, saved, mode, reverse, batch_sizes)
+    arguments = (*grads[:3], state, cell, state_weight, output, saved, mode, reverse, tables)
     gates, of_state, of_cell = torch.ops.lit_ort.recurrent_loop_backward(*arguments)
     rows, width = gates.flatten(0, -2), kind.gates * hidden
     of_matmuls, of_inputs = (rows[:, :width], gates[..., -width:]) if kind.turned else (rows, gates)
-    of_weight = torch.mm(of_matmuls.t(), _states_before(output, state, reverse, batch_sizes))
+    of_weight = torch.mm(of_matmuls.t(), _states_before(output, state, reverse, places))
     sums = rows.sum(0)
     of_biases = sums[-width:], _in_order_of_weights(sums[:width], kind, hidden)
     biases = [gradient if has_bias else None for gradient, has_bias in zip(of_biases, ctx.biases, strict=True)]
@@ -334,24 +356,28 @@ def _onednn_kernel(target: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _STATES = "Tensor state, Tensor? cell"
-_LAYER = "Tensor state_weight, Tensor? input_bias, Tensor? state_bias, str mode, bool reverse, Tensor? batch_sizes=None"
+_LAYER = "Tensor state_weight, Tensor? input_bias, Tensor? state_bias, str mode, bool reverse"
 torch.library.define(
-    f"{NAMESPACE}::recurrent_layer", f"(Tensor x, {_STATES}, Tensor input_weight, {_LAYER}) -> (Tensor, Tensor, Tensor)"
+    f"{NAMESPACE}::recurrent_layer",
+    f"(Tensor x, {_STATES}, Tensor input_weight, {_LAYER}, Tensor? batch_sizes=None) -> (Tensor, Tensor, Tensor)",
 )
 torch.library.impl(f"{NAMESPACE}::recurrent_layer", "CompositeImplicitAutograd", recurrent_layer)
 _LOOP = define(
-    f"recurrent_loop(Tensor matmuls, {_STATES}, {_LAYER}) -> (Tensor, Tensor, Tensor, Tensor)", recurrent_loop, _fake
+    f"recurrent_loop(Tensor matmuls, {_STATES}, {_LAYER}, Tensor? tables=None, Tensor? places=None) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+    recurrent_loop,
+    _fake,
 )
 _BACKWARD = define(
     f"recurrent_loop_backward(Tensor? grad, Tensor? grad_last, Tensor? grad_last_cell, {_STATES}, Tensor state_weight, "
-    "Tensor output, Tensor? saved, str mode, bool reverse, Tensor? batch_sizes=None) -> (Tensor, Tensor, Tensor)",
+    "Tensor output, Tensor? saved, str mode, bool reverse, Tensor? tables=None) -> (Tensor, Tensor, Tensor)",
     recurrent_loop_backward,
     _fake_backward,
 )
-_BEFORE = define(
-    "packed_states_before(Tensor output, Tensor state, bool reverse, Tensor batch_sizes) -> Tensor",
-    packed_states_before,
-    lambda output, *_: output.new_empty(output.shape),
+_STEPS = define(
+    "packed_steps(Tensor batch_sizes, SymInt rows, SymInt batch, bool reverse) -> (Tensor, Tensor)",
+    packed_steps,
+    _fake_steps,
 )
 torch.library.register_autograd(f"{NAMESPACE}::recurrent_loop", _gradient, setup_context=_setup)
 
@@ -370,7 +396,7 @@ def _backward_operations(*args: Any, **_: Any) -> int:
 OPERATORS = (
     Operator(_LOOP, recurrent_loop, workspace_bytes=_bytes, recomputable=False),
     Operator(_BACKWARD, recurrent_loop_backward, workspace_bytes=_backward_bytes, recomputable=False),
-    Operator(_BEFORE, packed_states_before),
+    Operator(_STEPS, packed_steps, recomputable=False),
     *(
         Operator(target, _onednn_kernel(target), recomputable=False)
         for target in (aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default)

@@ -138,7 +138,8 @@ class LoopNode:
         mode: "lstm", "gru", "tanh" or "relu".
         reverse: whether the layer's steps run from the last to the first.
         dtype: of all values.
-        sizes: the steps, the rows of each and the width of the state, as numbers or terms of `lit_ort.runtime.sizes`.
+        sizes: the steps, the rows of the first one, the width of the state, and the rows of all steps, as numbers or
+            terms of `lit_ort.runtime.sizes`.
         inputs: the names of its inputs, in order, as in `lit_ort.kernels.recurrent_calls`.
     """
 

@@ -130,6 +130,49 @@ def test_steps_without_gradients(kind: str) -> None:
     assert_native(engine)
 
 
+class PackedStep(nn.Module):
+    """A step of sequences of different lengths, as in `pad_packed_sequence`."""
+
+    def __init__(self, kind: str, read: str, **options: Any) -> None:
+        super().__init__()
+        self.layers, self.read = KINDS[kind](5, 7, batch_first=True, **options), READS[read]
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        output, last = self.layers(packed)
+        padded, _ = nn.utils.rnn.pad_packed_sequence(output, batch_first=True)
+        return self.read(padded.transpose(0, 1), last if isinstance(last, tuple) else (last,))
+
+
+BOTH_WAYS = {"num_layers": 2, "bidirectional": True}
+PACKED: list[tuple[str, dict[str, Any], torch.dtype]] = [
+    ("all results", BOTH_WAYS, torch.float32),
+    ("the last states", {}, torch.float64),
+    ("all results", {}, torch.float32),
+    ("the last states", BOTH_WAYS, torch.float64),
+]
+
+
+@pytest.mark.parametrize(("kind", "case"), mostly_swept(KINDS, PACKED))
+def test_packed_sequences(
+    kind: str, case: tuple[str, dict[str, Any], torch.dtype], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lit_ort.kernels.recurrent_loop._ONE_BLOCK", 0)
+    read, options, dtype = case
+    step = PackedStep(kind, read, **options).to(dtype)
+    compiled = torch.compile(step, backend=(engine := backend()), dynamic=True)
+    for lengths in ([6, 2, 6, 1], [3, 5, 5, 2, 4, 1, 1], [9], [2, 2]):
+        x = torch.randn(len(lengths), max(lengths), 5, dtype=dtype, requires_grad=True)
+        found = []
+        for call in (step, compiled):
+            loss = call(x, torch.tensor(lengths))
+            found.append([loss.detach(), *torch.autograd.grad(loss, [x, *step.parameters()])])
+        assert all(relative_error(actual, expected) <= 1e-5 for expected, actual in zip(*found, strict=True))
+    for graph in engine.compile_log.graphs:
+        assert "RecurrentLoop" in str(graph)
+        assert not any("recurrent_loop" in name for name in graph.torch_operators), graph.torch_operators
+
+
 def test_the_dumped_model_says_what_a_loop_computes(tmp_path: Path) -> None:
     step = Step("gru", "the output", False, bidirectional=True)
     compiled = torch.compile(step, backend=backend(dump_dir=str(tmp_path)))

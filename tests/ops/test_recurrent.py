@@ -16,7 +16,7 @@ from tests.ops.helpers import RecordingAllocator
 layer_of = torch.ops.lit_ort.recurrent_layer
 loop_of = torch.ops.lit_ort.recurrent_loop
 gradients_of = torch.ops.lit_ort.recurrent_loop_backward
-states_before = torch.ops.lit_ort.packed_states_before
+steps_of = torch.ops.lit_ort.packed_steps
 MODES = ["lstm", "gru", "tanh", "relu"]
 LENGTH, BATCH, WIDTH, HIDDEN = 5, 3, 4, 6
 
@@ -286,14 +286,15 @@ def of_torch(module: nn.RNNBase, values: list[torch.Tensor], batch_sizes: torch.
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_opcheck_of_packed_sequences(mode: str) -> None:
-    args = packed_arguments(twin(mode, True), mode, False, LENGTHS[3])
-    loop = loop_arguments(args)
+    *args, batch_sizes = packed_arguments(twin(mode, True), mode, False, LENGTHS[3])
+    steps = steps_of(batch_sizes, len(args[0]), len(LENGTHS[3]), False)
+    loop = (*loop_arguments(tuple(args)), *steps)
     torch.library.opcheck(loop_of.default, loop)
     given = detached(loop)
     results = loop_of(*given)
-    torch.library.opcheck(gradients_of.default, gradient_arguments(given, results, mode, False, args[-1]))
+    torch.library.opcheck(gradients_of.default, gradient_arguments(given, results, mode, False, steps[0]))
     for reverse in (True, False):
-        torch.library.opcheck(states_before.default, (results[0], given[1], reverse, args[-1]))
+        torch.library.opcheck(steps_of.default, (batch_sizes, len(args[0]), len(LENGTHS[3]), reverse))
 
 
 def test_batch_sizes_of_other_rows_are_refused() -> None:

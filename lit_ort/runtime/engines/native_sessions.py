@@ -524,9 +524,9 @@ def _recurrent_code() -> RecurrentCallCode:
 
 def _words_of_loop(uses_openmp: bool, node: LoopNode, sizes: tuple[int, ...]) -> CallWords:
     """The words of a loop's calls."""
-    loops, (steps, rows, hidden) = recurrent_loops(), sizes
+    loops, (steps, rows, hidden, rows_of_all) = recurrent_loops(), sizes
     assert loops is not None, "there are kernels, so there are loops"
-    call = RecurrentCall(node.mode, node.reverse, node.dtype, (steps, rows, hidden), node.inputs)
+    call = RecurrentCall(node.mode, node.reverse, node.dtype, (steps, rows, hidden), node.inputs, rows_of_all)
     return RecurrentCallWords(_recurrent_code(), loops, call, uses_openmp)
 
 
