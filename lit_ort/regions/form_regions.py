@@ -385,7 +385,7 @@ class _RegionOf:
         if value.start is not None:
             start = self.inputs.setdefault((value.start, Place(0, ()), ()), len(self.inputs))
         self.builder.scatter(number, value.dtype, self._kinds(strides), self.nodes[value], row, start)
-        return Place(0, tuple(strides), ((self.row, value.shape[0]),))
+        return Place(0, tuple(strides), ((self.row, product(value.shape[:-1])),))
 
     def _column(self, number: int, value: Value) -> Place[Number]:
         is_full = self._level(value) == FULL and self.row > 1

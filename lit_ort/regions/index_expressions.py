@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from lit_ort._compat.torch_sizes import hint_of
 from lit_ort.regions.element_types import name_of
 from lit_ort.regions.node_expressions import Handler, along, shape_of, size_of_node
 from lit_ort.regions.strided_views import StridedView, contiguous_strides
@@ -24,6 +25,7 @@ from lit_ort.regions.value_expressions import (
     broadcast_shape,
     compared,
     is_all,
+    reads_of,
     required,
     viewed,
 )
@@ -36,6 +38,8 @@ aten = torch.ops.aten
 # The bytes of a gradient to which rows are added, in new memory or in a copy. By torch's operator and by a region one
 # of 8 MB takes 0.74 and 0.74 ms, of 94 MB 4.8 and 7.4, of 154 MB 6.2 and 14.5 (Intel Xeon).
 _MOST_BYTES_OF_TABLE, _MOST_BYTES_OF_COPY = 2**27, 2**24
+# Of a value of which an index changes a part, and which a region copies.
+_MOST_BYTES_OF_PUT = 2**20
 
 
 def taken(reader: Reader, node: fx.Node, x: Any, index: Expression, axis: int) -> Expression:
@@ -179,6 +183,92 @@ def _written_at(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expressio
     return Compute("where", (is_selected, written, reader.broadcast(base, shape)), shape, dtype)
 
 
+def _put(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
+    """A part in place of, or added to, the elements that a single index selects along an axis."""
+    given, part, adds = node.args[1], node.args[2], len(node.args) > 3 and bool(node.args[3])
+    assert isinstance(given, list | tuple)
+    axes = [at for at, index in enumerate(given) if index is not None]
+    shape, dtype, base = shape_of(value), name_of(value.dtype) or "", reader.of(node.args[0])
+    if len(axes) != 1 or given[axes[0]].meta["val"].shape not in (torch.Size(), torch.Size([1])):
+        raise NotRegional("several indices")
+    if not isinstance(base, Constant) and _bytes_of(value) > _MOST_BYTES_OF_PUT:
+        raise NotRegional("a large value, which torch's operator changes in place")
+    (axis,) = axes
+    index = required(_wrapped(reader, given[axis], shape[axis]), ("ge", 0), ("lt", shape[axis]))
+    written = reader.argument(part, (*shape[:axis], *index.shape, *shape[axis + 1 :]), dtype)
+    if index.shape:
+        selected = viewed(index, lambda view: view.drop([0]))
+    else:
+        selected, written = index, viewed(written, lambda view: view.insert(axis))
+    is_selected = Compute("eq", (along(shape, axis), reader.broadcast(selected, shape)), shape, "bool")
+    old, written = reader.broadcast(base, shape), reader.broadcast(written, shape)
+    if adds:
+        written = Compute("add", (old, written), shape, dtype)
+    return Compute("where", (is_selected, written, old), shape, dtype)
+
+
+def _index_add(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
+    """Parts along an axis, added to those that indices select."""
+    base, axis, index, source = node.args[:4]
+    assert isinstance(index, fx.Node)
+    assert isinstance(source, fx.Node)
+    if node.kwargs or not isinstance(axis, int) or value.dim() < 2 or index.meta["val"].dim() != 1:
+        raise NotRegional("a scaled sum, or one of numbers")
+    axis %= value.dim()
+    places, rows = shape_of(source.meta["val"])[:-1], reader.of(index)
+    for _ in places[axis + 1 :]:
+        rows = viewed(rows, lambda view: view.insert(-1))
+    return _added_rows(reader, node, value, axis, rows if axis >= len(places) else reader.broadcast(rows, places))
+
+
+def _scatter_add(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
+    """Rows that are added to those that an index selects, which is the same for all elements of a row."""
+    base, axis, index, source = node.args[:4]
+    assert isinstance(index, fx.Node)
+    assert isinstance(source, fx.Node)
+    if node.target is aten.scatter_reduce.two and node.args[4] != "sum":
+        raise NotRegional(str(node.args[4]))
+    # A zero that is not part of a sum doesn't change it.
+    if not node.kwargs.get("include_self", True) and not _is_zero(reader.of(base)):
+        raise NotRegional("sums that replace a value")
+    rows = reader.of(index)
+    if value.dim() < 2 or rows.shape != shape_of(source.meta["val"]) or not isinstance(axis, int):
+        raise NotRegional("a part of what is added")
+    if any(read.view.strides[-1] != 0 for read in reads_of(rows)):
+        raise NotRegional("an index of each element")
+    return _added_rows(reader, node, value, axis % value.dim(), viewed(rows, lambda view: view.select(-1, 0)))
+
+
+def _added_rows(reader: Reader, node: fx.Node, value: torch.Tensor, axis: int, rows: Expression) -> Expression:
+    """Rows of a source, added to those of a base of the same sizes but along one axis.
+
+    Args:
+        axis: not the last one.
+        rows: the index along the axis of each row of the source.
+    """
+    base, source = node.args[0], node.args[3]
+    shape, places = shape_of(value), rows.shape
+    assert isinstance(source, fx.Node)
+    of_source = shape_of(source.meta["val"])
+    if axis == len(shape) - 1 or (*of_source[:axis], *of_source[axis + 1 :]) != (*shape[:axis], *shape[axis + 1 :]):
+        raise NotRegional("a sum of elements")
+    if _bytes_of(value) > _MOST_BYTES_OF_TABLE:
+        raise NotRegional("a large value, which torch's operator fills faster")
+    start = None if _is_zero(reader.of(base)) else _table(reader, node, base)
+    number = reader.cast(rows, "int64")
+    if len(places) > 1:
+        index = required(number, ("ge", 0), ("lt", shape[axis]))
+        number = Constant(0, places, "int64")
+        for at, size in enumerate(shape[:-1]):
+            scaled = Compute("mul", (number, Constant(size, places, "int64")), places, "int64")
+            number = Compute("add", (scaled, index if at == axis else along(places, at)), places, "int64")
+    return _scatter(reader, node, value, (source, number, -1), start)
+
+
+def _is_zero(expression: Expression) -> bool:
+    return isinstance(expression, Constant) and expression.number == 0
+
+
 def _embedding(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
     table = reader.as_read(reader.of(node.args[0]), node.name)
     assert table.value is not None
@@ -196,12 +286,20 @@ def _embedding_gradient(reader: Reader, node: fx.Node, value: torch.Tensor) -> E
         raise NotRegional("a gradient scaled by the frequency of indices")
     if _bytes_of(value) > _MOST_BYTES_OF_TABLE:
         raise NotRegional("a large table, which torch's operator fills faster")
-    return _scatter(reader, node, value, (gradient, indices, padding), None)
+    rows = reader.argument(indices, shape_of(gradient.meta["val"])[:-1], "int64")
+    return _scatter(reader, node, value, (gradient, rows, padding), None)
 
 
 def _embedding_gradient_onto(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
-    table, *rest = node.args
-    if _bytes_of(value) > _MOST_BYTES_OF_COPY:
+    table, gradient, indices, padding = node.args
+    start = _table(reader, node, table)
+    rows = reader.argument(indices, shape_of(gradient.meta["val"])[:-1], "int64")
+    return _scatter(reader, node, value, (gradient, rows, padding), start)
+
+
+def _table(reader: Reader, node: fx.Node, table: Any) -> Value:
+    """What rows are added to, in memory."""
+    if _bytes_of(table.meta["val"]) > _MOST_BYTES_OF_COPY:
         raise NotRegional("a large table, which torch's operator changes in place")
     start = reader.as_read(reader.of(table), node.name)
     if not is_all(start):
@@ -209,22 +307,22 @@ def _embedding_gradient_onto(reader: Reader, node: fx.Node, value: torch.Tensor)
     assert start.value is not None
     if start.value.view.strides != contiguous_strides(start.value.shape):
         raise NotRegional("a table in another order of memory")
-    return _scatter(reader, node, value, rest, start.value)
+    return start.value
 
 
-def _bytes_of(table: torch.Tensor) -> int:
-    return math.prod(table.shape) * table.dtype.itemsize
+def _bytes_of(value: torch.Tensor) -> int:
+    """The bytes of a value of the trace's sizes."""
+    return math.prod(hint_of(size) or 0 for size in value.shape) * value.dtype.itemsize
 
 
 def _scatter(
-    reader: Reader, node: fx.Node, value: torch.Tensor, arguments: Sequence[Any], start: Value | None
+    reader: Reader, node: fx.Node, value: torch.Tensor, arguments: tuple[Any, Expression, Any], start: Value | None
 ) -> Expression:
     """Rows of a gradient, added to those of a table that indices select, but for the row `padding`."""
-    gradient, indices, padding = arguments
+    gradient, rows, padding = arguments
     shape, dtype = shape_of(gradient.meta["val"]), name_of(value.dtype) or ""
     if len(shape) < 2 or shape[-1] == 1 or dtype not in ("float32", "float64"):
         raise NotRegional("a table of one column, or of 16-bit numbers, whose sums are rounded at each addition")
-    rows = reader.argument(indices, shape[:-1], "int64")
     added = reader.argument(gradient, shape, dtype)
     if padding >= 0:
         at = reader.broadcast(viewed(rows, lambda view: view.insert(-1)), shape)
@@ -237,11 +335,27 @@ def _scatter(
     return result.read()
 
 
+def _either(first: Handler, second: Handler) -> Handler:
+    """The expression of one of two handlers."""
+
+    def handler(reader: Reader, node: fx.Node, value: torch.Tensor) -> Any:
+        try:
+            return first(reader, node, value)
+        except NotRegional:
+            return second(reader, node, value)
+
+    return handler
+
+
 INDEX_HANDLERS: dict[Any, Handler] = {
     aten.index.Tensor: _index,
     aten.index_select.default: _index_select,
     aten.gather.default: _gather,
-    **dict.fromkeys((aten.scatter.src, aten.scatter.value, aten.scatter_add.default), _written_at),
+    **dict.fromkeys((aten.scatter.src, aten.scatter.value), _written_at),
+    aten.scatter_add.default: _either(_written_at, _scatter_add),
+    aten.scatter_reduce.two: _scatter_add,
+    aten.index_add.default: _index_add,
+    aten.index_put.default: _put,
     **dict.fromkeys(
         (aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default),
         _padded_by_elements(_nearest),
