@@ -165,6 +165,7 @@ def _replace(graph: FusionGraph, call: _Call, by_torch: bool) -> None:
     converted = not by_torch and graph.low_precision(call.node) and call.types <= _AUTOCAST_TYPES
     with graph.graph.inserting_before(call.node):
         original, call = call, call.in_float32(graph) if converted else call
+        steps = _packed_steps(graph.graph, call) if call.batch_sizes is not None and not by_torch else []
         batch_first = not by_torch and bool(call.rest and call.rest[0])
         value = _transposed(graph.graph, call.data) if batch_first else call.data
         for position in range(call.layers):
@@ -173,8 +174,10 @@ def _replace(graph: FusionGraph, call: _Call, by_torch: bool) -> None:
                 value = _element(graph.graph, torch.ops.lit_ort.dropout.default, arguments, 0)
             rows = (0, position * call.directions, (position + 1) * call.directions)
             states = [graph.graph.call_function(aten.slice.Tensor, (state, *rows)) for state in call.states]
-            layer = _torch_layer if by_torch else _layer
-            value, *final = layer(graph.graph, call, position, value, states)
+            if by_torch:
+                value, *final = _torch_layer(graph.graph, call, position, value, states)
+            else:
+                value, *final = _layer(graph.graph, call, position, value, states, steps)
             finals.append(final)
         last_states = [_concatenated(graph.graph, parts, 0) for parts in zip(*finals, strict=True)]
         results = [_transposed(graph.graph, value) if batch_first else value, *last_states]
@@ -200,8 +203,30 @@ def _torch_layer(graph: fx.Graph, call: _Call, position: int, data: Any, states:
     return [graph.call_function(operator.getitem, (layer, element)) for element in range(1 + len(states))]
 
 
-def _layer(graph: fx.Graph, call: _Call, position: int, data: Any, states: list[fx.Node]) -> list[fx.Node]:
+def _packed_steps(graph: fx.Graph, call: _Call) -> list[tuple[fx.Node, fx.Node]]:
+    """Adds what the layers of a packed sequence read, for each direction."""
+    rows, batch = (graph.call_function(aten.sym_size.int, one) for one in ((call.data, 0), (call.states[0], 1)))
+    found = list[tuple[fx.Node, fx.Node]]()
+    for direction in range(call.directions):
+        arguments = (call.batch_sizes, rows, batch, bool(direction))
+        steps = graph.call_function(torch.ops.lit_ort.packed_steps.default, arguments)
+        tables, places = (graph.call_function(operator.getitem, (steps, element)) for element in range(2))
+        found.append((tables, places))
+    return found
+
+
+def _layer(
+    graph: fx.Graph,
+    call: _Call,
+    position: int,
+    data: Any,
+    states: list[fx.Node],
+    steps: Sequence[tuple[fx.Node, fx.Node]],
+) -> list[fx.Node]:
     """Adds an operator for each direction of a layer.
+
+    Args:
+        steps: of a packed sequence, what the operators of each direction read.
 
     Returns:
         The output and the last states; each state has the shape [directions, batch, hidden].
@@ -215,7 +240,8 @@ def _layer(graph: fx.Graph, call: _Call, position: int, data: Any, states: list[
         initial = states
         if call.bidirectional:
             initial = [graph.call_function(aten.slice.Tensor, (state, *rows)) for state in states]
-        output, *final = _direction(graph, call, data, initial, weights, bool(direction))
+        of_steps = steps[direction] if steps else ()
+        output, *final = _direction(graph, call, data, initial, weights, bool(direction), of_steps)
         outputs.append(output)
         finals.append(final)
     last_states = (_concatenated(graph, parts, 0) for parts in zip(*finals, strict=True))
@@ -223,11 +249,17 @@ def _layer(graph: fx.Graph, call: _Call, position: int, data: Any, states: list[
 
 
 def _direction(
-    graph: fx.Graph, call: _Call, data: Any, states: list[fx.Node], parameters: tuple[Any, ...], reverse: bool
+    graph: fx.Graph,
+    call: _Call,
+    data: Any,
+    states: list[fx.Node],
+    parameters: tuple[Any, ...],
+    reverse: bool,
+    steps: tuple[fx.Node, ...],
 ) -> list[fx.Node]:
     biases = parameters[2:] if call.biases else (None, None)
     cell = states[1] if len(states) > 1 else None
-    arguments = (data, states[0], cell, *parameters[:2], *biases, _MODES[call.target], reverse, call.batch_sizes)
+    arguments = (data, states[0], cell, *parameters[:2], *biases, _MODES[call.target], reverse, *steps)
     layer = graph.call_function(torch.ops.lit_ort.recurrent_layer.default, arguments)
     return [graph.call_function(operator.getitem, (layer, element)) for element in range(1 + len(states))]
 

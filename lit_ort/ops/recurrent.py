@@ -53,13 +53,13 @@ def recurrent_layer(
     state_bias: torch.Tensor | None,
     mode: str,
     reverse: bool,
-    batch_sizes: torch.Tensor | None = None,
+    tables: torch.Tensor | None = None,
+    places: torch.Tensor | None = None,
 ) -> Tensors:
     """Computes one layer over all time steps, as a matmul and `recurrent_loop`, in the dtype of `x`.
 
     Args:
-        x: float[length, batch, width]; the length is at least 1. With `batch_sizes`, float[rows, width], the data of a
-            packed sequence.
+        x: float[length, batch, width]; the length is at least 1. Or float[rows, width], the data of a packed sequence.
         state: float[1, batch, hidden], the state before the first step.
         cell: the same for an LSTM's cell; None for others.
         input_weight, state_weight: float[gates * hidden, width] and float[gates * hidden, hidden], with the gates
@@ -67,7 +67,7 @@ def recurrent_layer(
         input_bias, state_bias: float[gates * hidden], or None.
         mode: "lstm", "gru", "tanh" or "relu".
         reverse: whether the steps run from the last to the first.
-        batch_sizes: int64[length], the rows of each step of a packed sequence.
+        tables, places: of a packed sequence, the results of `packed_steps`.
 
     Returns:
         The state of every step, float[length, batch, hidden] or float[rows, hidden]; the last state, float[1,
@@ -81,10 +81,7 @@ def recurrent_layer(
             # Torch's operators would round a matmul and its sum with a bias separately.
             matmuls, loop_bias = torch.addmm(input_bias, rows, weight), None
     matmuls = matmuls.view(*x.shape[:-1], len(input_weight))
-    steps: Tensors = ()
-    if batch_sizes is not None:
-        steps = torch.ops.lit_ort.packed_steps(batch_sizes, rows.shape[0], state.shape[1], reverse)
-    arguments = (matmuls, state, cell, state_weight, loop_bias, state_bias, mode, reverse, *steps)
+    arguments = (matmuls, state, cell, state_weight, loop_bias, state_bias, mode, reverse, tables, places)
     return torch.ops.lit_ort.recurrent_loop(*arguments)[:3]
 
 
@@ -106,8 +103,7 @@ def recurrent_loop(
     Args:
         allocator: allocates the results and the workspace.
         matmuls: float[length, batch, gates * hidden], or float[rows, gates * hidden] of a packed sequence.
-        state, cell, state_weight, input_bias, state_bias, mode, reverse: as in `recurrent_layer`.
-        tables, places: the results of `packed_steps`, for a packed sequence.
+        state, cell, state_weight, input_bias, state_bias, mode, reverse, tables, places: as in `recurrent_layer`.
 
     Returns:
         As `recurrent_layer`, and what the gradient needs of every step (see `Cell`); empty for plain layers.
@@ -356,17 +352,16 @@ def _onednn_kernel(target: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _STATES = "Tensor state, Tensor? cell"
-_LAYER = "Tensor state_weight, Tensor? input_bias, Tensor? state_bias, str mode, bool reverse"
+_LAYER = (
+    "Tensor state_weight, Tensor? input_bias, Tensor? state_bias, str mode, bool reverse, Tensor? tables=None, "
+    "Tensor? places=None"
+)
 torch.library.define(
-    f"{NAMESPACE}::recurrent_layer",
-    f"(Tensor x, {_STATES}, Tensor input_weight, {_LAYER}, Tensor? batch_sizes=None) -> (Tensor, Tensor, Tensor)",
+    f"{NAMESPACE}::recurrent_layer", f"(Tensor x, {_STATES}, Tensor input_weight, {_LAYER}) -> (Tensor, Tensor, Tensor)"
 )
 torch.library.impl(f"{NAMESPACE}::recurrent_layer", "CompositeImplicitAutograd", recurrent_layer)
 _LOOP = define(
-    f"recurrent_loop(Tensor matmuls, {_STATES}, {_LAYER}, Tensor? tables=None, Tensor? places=None) "
-    "-> (Tensor, Tensor, Tensor, Tensor)",
-    recurrent_loop,
-    _fake,
+    f"recurrent_loop(Tensor matmuls, {_STATES}, {_LAYER}) -> (Tensor, Tensor, Tensor, Tensor)", recurrent_loop, _fake
 )
 _BACKWARD = define(
     f"recurrent_loop_backward(Tensor? grad, Tensor? grad_last, Tensor? grad_last_cell, {_STATES}, Tensor state_weight, "

@@ -198,7 +198,7 @@ MIXED: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "booleans": lambda x, y: torch.isin((x * 2).long(), torch.arange(2)).exp() * (x @ y),
     "returned booleans": lambda x, y: (torch.isin((x @ y).long(), torch.arange(2)), (x @ y).exp()),
     "integers": lambda x, y: (x @ y)[(x @ y).argsort(1)[:, 0]].exp(),
-    "a write": lambda x, y: (x @ y).exp().index_put((torch.tensor([0, 2]),), y[:2], accumulate=True) @ y,
+    "a write": lambda x, y: (x @ y).exp().index_put((torch.tensor([0, 2]),), y[:2]) @ y,
     "a column": lambda x, y: torch.select_scatter((x @ y).exp(), y[0] @ y, 1, 2) @ x,
     "an assertion": lambda x, y: F.one_hot((x @ y).gt(0).long(), 2).float().flatten(1) @ (y @ x).exp().repeat(2, 1),
     "nothing else": lambda x, y: (x.cumsum(0).cumsum(1) @ y).cumsum(0),

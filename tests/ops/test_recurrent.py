@@ -195,6 +195,12 @@ def packed_arguments(module: nn.RNNBase, mode: str, reverse: bool, lengths: list
     )
 
 
+def packed_layer(*args: Any) -> tuple[torch.Tensor, ...]:
+    """The results of a layer for a packed sequence, whose batch sizes are the last argument."""
+    *given, batch_sizes = args
+    return layer_of(*given, *steps_of(batch_sizes, len(given[0]), given[1].shape[1], given[-1]))
+
+
 def check_packed(module: nn.RNNBase, args: tuple[Any, ...]) -> None:
     """Compares results and all gradients with torch's; its reverse direction is that of a layer of two."""
     x, state, cell, *weights, mode, reverse, batch_sizes = args
@@ -213,7 +219,7 @@ def check_packed(module: nn.RNNBase, args: tuple[Any, ...]) -> None:
     else:
         found, last = module(sequence, states)
         expected, last = found.data, [last] if cell is None else last
-    actual, *last_states = layer_of(*args)
+    actual, *last_states = packed_layer(*args)
     pairs = [(actual, expected), *zip(last_states, last, strict=False)]
     weight = torch.randn(expected.shape[::-1], dtype=x.dtype).t()
     losses = [
@@ -264,7 +270,7 @@ def test_packed_sequences_in_bfloat16_are_as_near_to_float64_as_torch(mode: str)
         outputs = [
             of_torch(exact, exact_leaves[:-4], args[-1]),
             of_torch(module, leaves[:-4], args[-1]),
-            layer_of(*args)[0],
+            packed_layer(*args)[0],
         ]
         weight = torch.randn(outputs[0].shape, dtype=torch.bfloat16)
         sums = [(output * weight).sum() for output in outputs]
@@ -301,4 +307,4 @@ def test_batch_sizes_of_other_rows_are_refused() -> None:
     *given, _ = packed_arguments(twin("gru", True), "gru", False, LENGTHS[3])
     for sizes in ([3, 3, 3, 2], [2, 3, 3, 2], [4, 3, 2, 1], [3, 4, 2, 1], [3, 3, 4, 0]):
         with pytest.raises(RuntimeError, match="must fall"):
-            layer_of(*given, torch.tensor(sizes))
+            packed_layer(*given, torch.tensor(sizes))
