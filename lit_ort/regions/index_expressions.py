@@ -150,8 +150,8 @@ def _taken_at(
 def _gather(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
     source = reader.as_read(reader.of(node.args[0]), node.name)
     axis = node.args[1]
-    if not isinstance(axis, int) or not value.dim():
-        raise NotRegional("gather")
+    if not isinstance(axis, int) or not value.dim() or not source.shape:
+        raise NotRegional("a gather from a number, or of one")
     axis %= value.dim()
     assert source.value is not None
     index = reader.argument(node.args[2], shape_of(value), "int64")
