@@ -8,6 +8,7 @@ import struct
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 from weakref import WeakValueDictionary
 
 import torch
@@ -66,7 +67,7 @@ class Kernel:
         Raises:
             ValueError: the arguments aren't those of the region.
         """
-        return SizedKernel(self, run).bind(())
+        return SizedKernel(self, cast("RegionRun[int | SizeArgument]", run)).bind(())
 
 
 class KernelCache:
@@ -141,7 +142,7 @@ class SizedKernel:
         ValueError: the arguments aren't those of the region, whatever the sizes.
     """
 
-    def __init__(self, kernel: Kernel, run: RegionRun[int] | RegionRun[int | SizeArgument]) -> None:
+    def __init__(self, kernel: Kernel, run: RegionRun[int | SizeArgument]) -> None:
         region = kernel.region
         # No size of a call is a stride that the code knows, which are 0 and 1.
         check_run(region, run.map(lambda number: 2 if isinstance(number, SizeArgument) else number))

@@ -273,9 +273,7 @@ def _fake(matmuls: torch.Tensor, state: torch.Tensor, cell: torch.Tensor | None,
     return matmuls.new_empty(*matmuls.shape[:-1], hidden), *last, saved
 
 
-def _fake_steps(
-    batch_sizes: torch.Tensor, rows: int, batch: int, reverse: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _fake_steps(batch_sizes: torch.Tensor, rows: int, batch: int, reverse: bool) -> tuple[torch.Tensor, torch.Tensor]:
     return batch_sizes.new_empty(4, batch_sizes.shape[0] + 2), batch_sizes.new_empty(batch + rows)
 
 

@@ -13,7 +13,7 @@ from lit_ort._compat.torch_sizes import hint_of
 from lit_ort.regions.element_types import name_of
 from lit_ort.regions.node_expressions import Handler, along, shape_of, size_of_node
 from lit_ort.regions.strided_views import StridedView, contiguous_strides
-from lit_ort.regions.symbolic_size import Number
+from lit_ort.regions.symbolic_size import Number, product
 from lit_ort.regions.value_expressions import (
     Compute,
     Constant,
@@ -187,19 +187,21 @@ def _put(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
     """A part in place of, or added to, the elements that a single index selects along an axis."""
     given, part, adds = node.args[1], node.args[2], len(node.args) > 3 and bool(node.args[3])
     assert isinstance(given, list | tuple)
-    axes = [at for at, index in enumerate(given) if index is not None]
-    shape, dtype, base = shape_of(value), name_of(value.dtype) or "", reader.of(node.args[0])
-    if len(axes) != 1 or given[axes[0]].meta["val"].shape not in (torch.Size(), torch.Size([1])):
+    selected_axes = {at: index for at, index in enumerate(given) if isinstance(index, fx.Node)}
+    base, shape, dtype = reader.of(node.args[0]), shape_of(value), name_of(value.dtype) or ""
+    axis, index = next(iter(selected_axes.items()))
+    count = product(shape_of(index.meta["val"]))
+    if len(selected_axes) > 1 or index.meta["val"].dim() > 1 or count != 1:
         raise NotRegional("several indices")
     if not isinstance(base, Constant) and _bytes_of(value) > _MOST_BYTES_OF_PUT:
         raise NotRegional("a large value, which torch's operator changes in place")
-    (axis,) = axes
-    index = required(_wrapped(reader, given[axis], shape[axis]), ("ge", 0), ("lt", shape[axis]))
-    written = reader.argument(part, (*shape[:axis], *index.shape, *shape[axis + 1 :]), dtype)
-    if index.shape:
-        selected = viewed(index, lambda view: view.drop([0]))
+    selected = required(_wrapped(reader, index, shape[axis]), ("ge", 0), ("lt", shape[axis]))
+    behind = shape[axis + 1 :]
+    written = reader.argument(part, (*shape[:axis], *selected.shape, *behind), dtype)
+    if selected.shape:
+        selected = viewed(selected, lambda view: view.drop([0]))
     else:
-        selected, written = index, viewed(written, lambda view: view.insert(axis))
+        written = viewed(written, lambda view: view.insert(axis))
     is_selected = Compute("eq", (along(shape, axis), reader.broadcast(selected, shape)), shape, "bool")
     old, written = reader.broadcast(base, shape), reader.broadcast(written, shape)
     if adds:
@@ -286,15 +288,18 @@ def _embedding_gradient(reader: Reader, node: fx.Node, value: torch.Tensor) -> E
         raise NotRegional("a gradient scaled by the frequency of indices")
     if _bytes_of(value) > _MOST_BYTES_OF_TABLE:
         raise NotRegional("a large table, which torch's operator fills faster")
-    rows = reader.argument(indices, shape_of(gradient.meta["val"])[:-1], "int64")
-    return _scatter(reader, node, value, (gradient, rows, padding), None)
+    return _scatter(reader, node, value, (gradient, _rows_of(reader, gradient, indices), padding), None)
 
 
 def _embedding_gradient_onto(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
     table, gradient, indices, padding = node.args
     start = _table(reader, node, table)
-    rows = reader.argument(indices, shape_of(gradient.meta["val"])[:-1], "int64")
-    return _scatter(reader, node, value, (gradient, rows, padding), start)
+    return _scatter(reader, node, value, (gradient, _rows_of(reader, gradient, indices), padding), start)
+
+
+def _rows_of(reader: Reader, gradient: Any, indices: Any) -> Expression:
+    """The index of each row of a gradient."""
+    return reader.argument(indices, shape_of(gradient.meta["val"])[:-1], "int64")
 
 
 def _table(reader: Reader, node: fx.Node, table: Any) -> Value:

@@ -32,16 +32,14 @@ REGIONS: dict[str, Function] = {
     "of several dimensions": lambda x, y, i: torch.stack([x, x.sin()], 1).index_add(0, i, torch.stack([y, y.exp()], 1)),
     "at int32 indices": lambda x, y, i: x.index_add(0, i.int(), y),
     "at expanded indices": lambda x, y, i: zeros(x).scatter_add(0, at(i, y), y) * x,
-    "at repeated indices": lambda x, y, i: zeros(x).scatter_reduce(
-        0, i[:, None].repeat(1, 4), y, "sum", include_self=False
-    )
-    * x,
+    "at repeated indices": lambda x, y, i: (
+        zeros(x).scatter_reduce(0, i[:, None].repeat(1, 4), y, "sum", include_self=False) * x
+    ),
     "gathered rows": lambda x, y, i: x[i] * y,
     "at one index": lambda x, y, i: x.index_put((torch.tensor([2]),), y[0]) * y.sum(),
-    "at one index of the last dimension": lambda x, y, i: torch.ops.aten.index_put(
-        x, [None, torch.tensor(-1)], x[:, 0]
-    )
-    * y.sum(),
+    "at one index of the last dimension": lambda x, y, i: (
+        torch.ops.aten.index_put(x, [None, torch.tensor(-1)], x[:, 0]) * y.sum()
+    ),
     "at one index, as a sum": lambda x, y, i: x.index_put((torch.tensor(3),), y[1], accumulate=True),
 }
 TORCH_NODES: dict[str, Function] = {
@@ -57,7 +55,7 @@ TORCH_NODES: dict[str, Function] = {
 @pytest.mark.parametrize("dynamic", [False, True], ids=["sizes", "any sizes"])
 @pytest.mark.parametrize("name", [*REGIONS, *TORCH_NODES])
 def test_results_and_gradients_are_eagers(name: str, dynamic: bool) -> None:
-    function = {**REGIONS, **TORCH_NODES}[name]
+    function: Callable[..., Tensor] = {**REGIONS, **TORCH_NODES}[name]
     compiled = torch.compile(function, backend=(engine := backend()), dynamic=dynamic)
     for count in (13, 40, 3) if dynamic else (13,):
         x, y, indices = torch.randn(5, 4), torch.randn(count, 4), torch.randint(0, 5, (count,))
