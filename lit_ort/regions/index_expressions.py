@@ -185,10 +185,10 @@ def _written_at(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expressio
 
 def _put(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
     """A part in place of, or added to, the elements that a single index selects along an axis."""
-    given, part, adds = node.args[1], node.args[2], len(node.args) > 3 and bool(node.args[3])
+    changed, given, part, *rest = node.args
     assert isinstance(given, list | tuple)
     selected_axes = {at: index for at, index in enumerate(given) if isinstance(index, fx.Node)}
-    base, shape, dtype = reader.of(node.args[0]), shape_of(value), name_of(value.dtype) or ""
+    base, shape, dtype = reader.of(changed), shape_of(value), name_of(value.dtype) or ""
     axis, index = next(iter(selected_axes.items()))
     count = product(shape_of(index.meta["val"]))
     if len(selected_axes) > 1 or index.meta["val"].dim() > 1 or count != 1:
@@ -204,7 +204,7 @@ def _put(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
         written = viewed(written, lambda view: view.insert(axis))
     is_selected = Compute("eq", (along(shape, axis), reader.broadcast(selected, shape)), shape, "bool")
     old, written = reader.broadcast(base, shape), reader.broadcast(written, shape)
-    if adds:
+    if any(rest):
         written = Compute("add", (old, written), shape, dtype)
     return Compute("where", (is_selected, written, old), shape, dtype)
 
