@@ -23,6 +23,7 @@ from lit_ort.regions.node_expressions import COPIES, HANDLERS, OWN_HANDLERS, Han
 from lit_ort.regions.normalizations import NORMALIZATIONS
 from lit_ort.regions.pointwise_table import BY_OVERLOAD, CHOOSE, COMPARE, FLOAT, OPERATORS
 from lit_ort.regions.region import LONG_SUM
+from lit_ort.regions.resampling import RESAMPLING_HANDLERS, RESAMPLING_OPERATORS
 from lit_ort.regions.row_operators import ROW_OPERATORS
 from lit_ort.regions.strided_views import StridedView
 from lit_ort.regions.symbolic_size import Number, Size, numbers_of, product
@@ -64,10 +65,15 @@ _OF_IMAGES = (
     "aten.native_group_norm",
 )
 _OF_IMAGES += ("aten._native_batch_norm", "aten.native_batch_norm", "lit_ort.in_memory_format")
-_HANDLERS: dict[Any, Handler] = {**HANDLERS, **INDEX_HANDLERS}
+_HANDLERS: dict[Any, Handler] = {**HANDLERS, **INDEX_HANDLERS, **RESAMPLING_HANDLERS}
 _OWN_HANDLERS: dict[str, Handler] = {**OWN_HANDLERS, **OWN_INDEX_HANDLERS}
 # Operators that are several values.
-_SEVERAL: dict[Any, Callable[..., tuple[Expression | None, ...]]] = {**ROW_OPERATORS, **NORMALIZATIONS, **LOSSES}
+_SEVERAL: dict[Any, Callable[..., tuple[Expression | None, ...]]] = {
+    **ROW_OPERATORS,
+    **NORMALIZATIONS,
+    **LOSSES,
+    **RESAMPLING_OPERATORS,
+}
 
 
 @dataclass(eq=False)

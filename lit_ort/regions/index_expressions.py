@@ -62,7 +62,7 @@ def _padded_by_elements(index_of: Callable[[Expression, Number], Expression]) ->
             size = shape_of(value)[axis]
             index = Read(None, StridedView((size,), (1,), -low), "int64")
             shape = (*result.shape[:axis], size, *result.shape[axis + 1 :])
-            result = _selected(reader, node, result, shape, index_of(index, result.shape[axis]), axis)
+            result = selected(reader, node, result, shape, index_of(index, result.shape[axis]), axis)
         return result
 
     return handler
@@ -90,7 +90,7 @@ def _index(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
         raise NotRegional("an index of axes that are no neighbours, or into nothing")
     parts = [_wrapped(reader, index, source.shape[axis]) for axis, index in given.items()]
     if len(parts) == 1:
-        return _selected(reader, node, source, shape, parts[0], axes[0])
+        return selected(reader, node, source, shape, parts[0], axes[0])
     if any(source.view.strides[axis] < 0 for axis in axes):
         # Elements count from the first one in memory.
         source = reader.value(node.name, source).read()
@@ -122,14 +122,15 @@ def _index_select(reader: Reader, node: fx.Node, value: torch.Tensor) -> Express
     assert isinstance(axis, int)
     if len(index.shape) != 1 or not value.dim():
         raise NotRegional("an index that is a number")
-    return _selected(reader, node, reader.of(node.args[0]), shape_of(value), index, axis % value.dim())
+    return selected(reader, node, reader.of(node.args[0]), shape_of(value), index, axis % value.dim())
 
 
-def _selected(
+def selected(
     reader: Reader, node: fx.Node, x: Expression, shape: Sequence[Number], index: Expression, axis: int
 ) -> Expression:
     """The elements of x at an index along an axis, whose place the axes of the index take."""
-    source, own = reader.as_read(x, node.name), reader.as_read(x, node.name).view.strides
+    source = reader.as_read(x, node.name)
+    own = source.view.strides
     strides = (*own[:axis], *(0 for _ in index.shape), *own[axis + 1 :])
     if source.shape[axis] == 0 or len(strides) != len(shape):
         raise NotRegional("an index into nothing")
@@ -175,8 +176,8 @@ def _written_at(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expressio
         raise NotRegional("several writes of a row, or a write into what is known")
     if isinstance(part, fx.Node) and part.meta["val"].dim() and shape_of(part.meta["val"]) != places:
         raise NotRegional("a part of what is written")
-    selected = reader.broadcast(required(reader.cast(index, "int64"), ("ge", 0), ("lt", shape[axis])), shape)
-    is_selected = Compute("eq", (along(shape, axis), selected), shape, "bool")
+    chosen = reader.broadcast(required(reader.cast(index, "int64"), ("ge", 0), ("lt", shape[axis])), shape)
+    is_selected = Compute("eq", (along(shape, axis), chosen), shape, "bool")
     written: Expression = reader.argument(part, shape, dtype)
     if node.target is aten.scatter_add.default:
         written = Compute("add", (reader.broadcast(base, shape), written), shape, dtype)
@@ -187,22 +188,22 @@ def _put(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
     """A part in place of, or added to, the elements that a single index selects along an axis."""
     changed, given, part, *rest = node.args
     assert isinstance(given, list | tuple)
-    selected_axes = {at: index for at, index in enumerate(given) if isinstance(index, fx.Node)}
+    axes = {at: index for at, index in enumerate(given) if isinstance(index, fx.Node)}
     base, shape, dtype = reader.of(changed), shape_of(value), name_of(value.dtype) or ""
-    axis, index = next(iter(selected_axes.items()))
+    axis, index = next(iter(axes.items()))
     count = product(shape_of(index.meta["val"]))
-    if len(selected_axes) > 1 or index.meta["val"].dim() > 1 or count != 1:
+    if len(axes) > 1 or index.meta["val"].dim() > 1 or count != 1:
         raise NotRegional("several indices")
     if not isinstance(base, Constant) and _bytes_of(value) > _MOST_BYTES_OF_PUT:
         raise NotRegional("a large value, which torch's operator changes in place")
-    selected = required(_wrapped(reader, index, shape[axis]), ("ge", 0), ("lt", shape[axis]))
+    chosen = required(_wrapped(reader, index, shape[axis]), ("ge", 0), ("lt", shape[axis]))
     behind = shape[axis + 1 :]
-    written = reader.argument(part, (*shape[:axis], *selected.shape, *behind), dtype)
-    if selected.shape:
-        selected = viewed(selected, lambda view: view.drop([0]))
+    written = reader.argument(part, (*shape[:axis], *chosen.shape, *behind), dtype)
+    if chosen.shape:
+        chosen = viewed(chosen, lambda view: view.drop([0]))
     else:
         written = viewed(written, lambda view: view.insert(axis))
-    is_selected = Compute("eq", (along(shape, axis), reader.broadcast(selected, shape)), shape, "bool")
+    is_selected = Compute("eq", (along(shape, axis), reader.broadcast(chosen, shape)), shape, "bool")
     old, written = reader.broadcast(base, shape), reader.broadcast(written, shape)
     if any(rest):
         written = Compute("add", (old, written), shape, dtype)
