@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from lit_ort._compat.torch_sizes import hint_of
 from lit_ort.regions.element_types import name_of
 from lit_ort.regions.index_expressions import selected
 from lit_ort.regions.node_expressions import Handler, along, shape_of
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 _FLOATS = frozenset({"float32", "float64"})
-# The gradient of an interpolation multiplies each element of one size by all of the other; a pool reads each element of
-# a window.
-_MOST_WEIGHTS, _MOST_TAPS = 4096, 16
+# The gradient of an interpolation multiplies each element by the weights of all others of its row: 7 million times in
+# 1.2 ms, where torch's operator takes 0.1 (AMD EPYC, AVX-512). A pool reads each element of a window.
+_SHORT_ROW, _MOST_WEIGHTS, _MOST_TAPS = 8, 2**18, 16
 
 
 def _interpolation(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
@@ -52,8 +53,8 @@ def _interpolation_gradient(reader: Reader, node: fx.Node, value: torch.Tensor) 
     """`upsample_linear1d_backward(grad, size, input_size, align_corners, scale)`."""
     grad, (_, _, is_aligned, *scale) = reader.of(node.args[0]), node.args[1:]
     size, count, dtype = *_sizes(value.shape[-1], grad.shape[-1]), _float_of(value)
-    if size * count > _MOST_WEIGHTS:
-        raise NotRegional("a long interpolation")
+    if size > _SHORT_ROW and count * math.prod(hint_of(one) or 1 for one in value.shape) > _MOST_WEIGHTS:
+        raise NotRegional("long rows, for which torch's operator is faster")
     shape = (*shape_of(value), count)
     last = len(shape) - 1
     place = _place(along(shape, last), size, count, bool(is_aligned), scale, dtype)
