@@ -113,9 +113,12 @@ def sets_hook(target: Any) -> bool:
     return isinstance(target, HigherOrderOperator) and target.name() == "register_hook"
 
 
-def is_of_torch(target: OpOverload) -> bool:
-    """Whether an operator is torch's, torchvision's or lit_ort's: its gradient is linear in that of its result."""
-    return target.namespace in _NAMESPACES or target.namespace.startswith("_c10d")
+def has_linear_gradient(target: OpOverload) -> bool:
+    """Whether an operator's gradient is known to be linear in that of its result.
+
+    It is if the operator is torch's, torchvision's or lit_ort's, or transformers' matmul of experts.
+    """
+    return target.namespace in {*_NAMESPACES, "transformers"} or target.namespace.startswith("_c10d")
 
 
 def is_safe_in_cache(target: OpOverload) -> bool:

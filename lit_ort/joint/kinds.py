@@ -13,7 +13,7 @@ from torch import fx
 
 from lit_ort._compat.torch import memory_of
 from lit_ort._compat.torch_fx import ancestors_of, copy_nodes, example_of, graph_module_of, inputs_of, returned_by
-from lit_ort._compat.torch_ops import AUTOGRAD_FUNCTION, OpOverload, is_of_torch, sets_hook
+from lit_ort._compat.torch_ops import AUTOGRAD_FUNCTION, OpOverload, has_linear_gradient, sets_hook
 
 
 def loss_position(module: fx.GraphModule, differentiable: Sequence[int]) -> int | None:
@@ -52,7 +52,7 @@ def _has_own_backward(node: fx.Node) -> bool:
     """Whether a node is an `autograd.Function`, sets a hook on a gradient, or is an operator of another library."""
     if node.target is AUTOGRAD_FUNCTION or sets_hook(node.target):
         return True
-    return isinstance(node.target, OpOverload) and not is_of_torch(node.target)
+    return isinstance(node.target, OpOverload) and not has_linear_gradient(node.target)
 
 
 def _is_last(node: fx.Node, scalars: Sequence[fx.Node]) -> bool:
