@@ -38,6 +38,10 @@ aten = torch.ops.aten
 # The bytes of a gradient to which rows are added, in new memory or in a copy. By torch's operator and by a region one
 # of 8 MB takes 0.74 and 0.74 ms, of 94 MB 4.8 and 7.4, of 154 MB 6.2 and 14.5 (Intel Xeon).
 _MOST_BYTES_OF_TABLE, _MOST_BYTES_OF_COPY = 2**27, 2**24
+# A region with the index along each axis has at most as many axes.
+_MOST_AXES = 6
+# Rows are added to a copy of a value of so many bytes, or of so many times those of the rows.
+_FEW_BYTES, _MOST_COPIES = 2**16, 4
 # Of a value of which an index changes a part, and which a region copies.
 _MOST_BYTES_OF_PUT = 2**20
 
@@ -190,6 +194,8 @@ def _put(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
     assert isinstance(given, list | tuple)
     axes = {at: index for at, index in enumerate(given) if isinstance(index, fx.Node)}
     base, shape, dtype = reader.of(changed), shape_of(value), name_of(value.dtype) or ""
+    if not axes or not shape:
+        raise NotRegional("no index, or one of a number")
     axis, index = next(iter(axes.items()))
     count = product(shape_of(index.meta["val"]))
     if len(axes) > 1 or index.meta["val"].dim() > 1 or count != 1:
@@ -255,9 +261,12 @@ def _added_rows(reader: Reader, node: fx.Node, value: torch.Tensor, axis: int, r
     of_source = shape_of(source.meta["val"])
     if axis == len(shape) - 1 or (*of_source[:axis], *of_source[axis + 1 :]) != (*shape[:axis], *shape[axis + 1 :]):
         raise NotRegional("a sum of elements")
-    if _bytes_of(value) > _MOST_BYTES_OF_TABLE:
-        raise NotRegional("a large value, which torch's operator fills faster")
-    start = None if _is_zero(reader.of(base)) else _table(reader, node, base)
+    if _bytes_of(value) > _MOST_BYTES_OF_TABLE or sum(size != 1 for size in of_source) > _MOST_AXES:
+        raise NotRegional("a large value, which torch's operator fills faster, or one of many axes")
+    is_zero = _is_zero(reader.of(base))
+    if not is_zero and _bytes_of(value) > max(_FEW_BYTES, _MOST_COPIES * _bytes_of(source.meta["val"])):
+        raise NotRegional("few rows, which torch's operator adds in place")
+    start = None if is_zero else _table(reader, node, base)
     number = reader.cast(rows, "int64")
     if len(places) > 1:
         index = required(number, ("ge", 0), ("lt", shape[axis]))

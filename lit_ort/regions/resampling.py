@@ -36,15 +36,12 @@ def _interpolation(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expres
     """`upsample_linear1d(x, size, align_corners, scale)`."""
     x, (_, is_aligned, *scale) = reader.as_read(reader.of(node.args[0]), node.name), node.args[1:]
     size, count, dtype = *_sizes(x.shape[-1], value.shape[-1]), _float_of(value)
-    place = _place(Read(None, StridedView((count,), (1,)), "int64"), size, count, bool(is_aligned), scale, dtype)
-    first = Compute("cast", (Compute("floor", (place,), place.shape, dtype),), place.shape, "int64")
-    second = _at_most(Compute("add", (first, Constant(1, first.shape, "int64")), first.shape, "int64"), size - 1)
-    distance = Compute("sub", (place, Compute("cast", (first,), first.shape, dtype)), place.shape, dtype)
-    rest = Compute("sub", (Constant(1.0, place.shape, dtype), distance), place.shape, dtype)
-    shape = shape_of(value)
+    index = Read(None, StridedView((count,), (1,)), "int64")
+    first, second, distance = _neighbours(index, size, count, bool(is_aligned), scale, dtype)
+    rest, shape = _minus(Constant(1.0, distance.shape, dtype), distance), shape_of(value)
     terms = []
-    for index, weight in ((first, rest), (second, distance)):
-        element = selected(reader, node, x, shape, index, len(shape) - 1)
+    for place, weight in ((first, rest), (second, distance)):
+        element = selected(reader, node, x, shape, place, len(shape) - 1)
         terms.append(Compute("mul", (element, reader.broadcast(weight, shape)), shape, dtype))
     return Compute("add", tuple(terms), shape, dtype)
 
@@ -57,24 +54,31 @@ def _interpolation_gradient(reader: Reader, node: fx.Node, value: torch.Tensor) 
         raise NotRegional("long rows, for which torch's operator is faster")
     shape = (*shape_of(value), count)
     last = len(shape) - 1
-    place = _place(along(shape, last), size, count, bool(is_aligned), scale, dtype)
-    distance = Compute("sub", (place, Compute("cast", (along(shape, last - 1),), shape, dtype)), shape, dtype)
-    weight = Compute("sub", (Constant(1.0, shape, dtype), Compute("abs", (distance,), shape, dtype)), shape, dtype)
+    first, second, distance = _neighbours(along(shape, last), size, count, bool(is_aligned), scale, dtype)
+    own, zero = along(shape, last - 1), Constant(0.0, shape, dtype)
+    is_first, is_second = (Compute("eq", (own, place), shape, "bool") for place in (first, second))
+    parts = (is_first, _minus(Constant(1.0, shape, dtype), distance)), (is_second, distance)
+    weights = tuple(Compute("where", (is_one, weight, zero), shape, dtype) for is_one, weight in parts)
     given = reader.broadcast(viewed(grad, lambda view: view.insert(-2)), shape)
-    term = Compute("mul", (given, weight), shape, dtype)
-    term = Compute("where", (compared("gt", weight, 0.0), term, Constant(0.0, shape, dtype)), shape, dtype)
+    term = Compute("mul", (given, Compute("add", weights, shape, dtype)), shape, dtype)
+    is_read = Compute("logical_or", (is_first, is_second), shape, "bool")
+    term = Compute("where", (is_read, term, zero), shape, dtype)
     return reader.reduction(node.name, "sum", term, [last], keep=False)
 
 
-def _place(index: Expression, size: int, count: int, is_aligned: bool, scale: Sequence[Any], dtype: str) -> Expression:
-    """The place of each element of an interpolation among the elements that it is of, from 0 to `size` - 1.
+def _neighbours(
+    index: Expression, size: int, count: int, is_aligned: bool, scale: Sequence[Any], dtype: str
+) -> tuple[Expression, Expression, Expression]:
+    """The two elements that each element of an interpolation is of, and the weight of the second one.
 
-    Source: `area_pixel_compute_source_index` of ATen's UpSample.h, whose numbers are of the dtype.
+    Source: `compute_source_index_and_lambda` of ATen's UpSample.h, whose numbers are of the dtype.
 
     Args:
         index: int64, of the element.
         size, count: the numbers of elements, before and after.
     """
+    if size == count:
+        raise NotRegional("a copy")
     shape, number = index.shape, Compute("cast", (index,), index.shape, dtype)
     in_dtype = getattr(torch, dtype)
     if is_aligned:
@@ -86,10 +90,16 @@ def _place(index: Expression, size: int, count: int, is_aligned: bool, scale: Se
         half = Constant(0.5, shape, dtype)
         middle = Compute("add", (number, half), shape, dtype)
         scaled = Compute("mul", (middle, Constant(step.item(), shape, dtype)), shape, dtype)
-        place = Compute(
-            "maximum", (Compute("sub", (scaled, half), shape, dtype), Constant(0.0, shape, dtype)), shape, dtype
-        )
-    return Compute("minimum", (place, Constant(float(size - 1), shape, dtype)), shape, dtype)
+        place = Compute("maximum", (_minus(scaled, half), Constant(0.0, shape, dtype)), shape, dtype)
+    whole = Compute("cast", (Compute("floor", (place,), shape, dtype),), shape, "int64")
+    first = _at_most(whole, size - 1)
+    distance = _minus(place, Compute("cast", (first,), shape, dtype))
+    distance = Compute("minimum", (distance, Constant(1.0, shape, dtype)), shape, dtype)
+    return first, _at_most(_moved(first, 1), size - 1), distance
+
+
+def _minus(left: Expression, right: Expression) -> Compute:
+    return Compute("sub", (left, right), left.shape, left.dtype)
 
 
 def _max_pool(

@@ -79,7 +79,10 @@ class NativePhase:
             has_sizes=bool(self._sized_inputs),
             uses_openmp=uses_openmp,
         )
-        self._phase, self._session = phase, native.session(model, 1 if phase.pool == CALLER else threads)
+        try:
+            self._phase, self._session = phase, native.session(model, 1 if phase.pool == CALLER else threads)
+        except ValueError as error:
+            raise SessionError(f"the arguments of a region are not valid: {error}", remedy=_COMPILE_AGAIN) from error
         self._shapes: Latest[tuple[Sequence[int], ...], RunShapes] = Latest(MOST_SIZES)
 
     def run(self, tensors: Sequence[torch.Tensor], shapes: Shapes, state: RunState) -> list[torch.Tensor]:

@@ -44,6 +44,13 @@ REGIONS: dict[str, Function] = {
 }
 TORCH_NODES: dict[str, Function] = {
     "elements": lambda x, y, i: zeros(x).scatter_add(0, at(i, y) * y.gt(0), y) * x,
+    "of seven dimensions": lambda x, y, i: (
+        x.exp()
+        * torch.zeros(5, 2, 2, 2, 2, 2, 2)
+        .index_add(0, i, y[:, :2].view(-1, 1, 1, 1, 1, 1, 2).expand(-1, *[2] * 6))
+        .sum()
+    ),
+    "few rows of a large value": lambda x, y, i: x.repeat(1, 5000).exp().index_add(0, i[:1], y[:1].repeat(1, 5000)),
     "of the last dimension": lambda x, y, i: torch.zeros(4, 5).index_add(1, i, y.t()) @ x,
     "scaled": lambda x, y, i: x.index_add(0, i, y, alpha=2),
     "means": lambda x, y, i: zeros(x).scatter_reduce(0, at(i, y), y, "mean") * x,

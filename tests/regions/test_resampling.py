@@ -34,6 +34,7 @@ REGIONS: dict[str, Function] = {
     "windows of one element": lambda x: F.max_pool1d(x, 1),
 }
 TORCH_NODES: dict[str, Function] = {
+    "a scale that changes no size": lambda x: interpolated(x, scale=1.05),
     "long windows": lambda x: F.max_pool1d(x, 17, 1, 8),
     "dilation": lambda x: F.max_pool1d(x, 3, 1, 1, 2),
     "images": lambda x: F.max_pool2d(x, 2),
@@ -78,9 +79,9 @@ def test_batches_of_any_size() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_values_that_are_not_finite(value: float) -> None:
     x = torch.randn(2, 3, 13)
-    x[0, 1, 4], x[1, 2, :6] = value, value
-    for name in ("more elements", "corners", "windows", "windows that overlap"):
-        function = REGIONS[name]
+    x[0, 1, 4], x[1, 2, :6], x[1, 0, -1] = value, value, value
+    for name in ("more elements", "a scale that changes no size", "corners", "windows", "windows that overlap"):
+        function: Function = {**REGIONS, **TORCH_NODES}[name]
         found = []
         for call in (function, torch.compile(function, backend=backend())):
             given = x.clone().requires_grad_()

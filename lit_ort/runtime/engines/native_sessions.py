@@ -187,6 +187,7 @@ class NativeEngine:
 
         Raises:
             SessionError: ONNX Runtime rejects the model.
+            ValueError: the arguments of a region aren't valid.
         """
         library, pool = self._library, self._pool(model.uses_openmp)
         slots = (c_int64 * (1 + len(model.regions) + len(model.matmuls) + len(model.loops)))()
@@ -361,6 +362,7 @@ class NativeSession:
     """
 
     def __init__(self, process: _Process, pool: _Pool, resources: _Resources, model: NativeModel) -> None:
+        weakref.finalize(self, resources)
         self._process, self._slots, self._model = process, resources.slots, model
         self._lock = threading.Lock()
         self._shapes: RunShapes | None = None
@@ -383,7 +385,6 @@ class NativeSession:
         self._run = functools.partial(pool.run, resources.session, None, *of_inputs, names, count, values)
         self._pool, self._pause, self._seconds = pool, pool.pause, 0.0
         resources.values = self._inputs, self._outputs
-        weakref.finalize(self, resources)
 
     def run(self, tensors: Sequence[torch.Tensor], shapes: RunShapes, state: RunState) -> list[torch.Tensor]:
         """Runs the model once and returns all outputs, in order.
@@ -457,6 +458,8 @@ class NativeSession:
             raise SessionError(f"a run failed: {message}", remedy=CHECK_THE_BATCH) from error
 
     def _bind(self, shapes: RunShapes, inputs: Sequence[torch.Tensor]) -> None:
+        # An error or an interrupt on the way leaves a session that binds anew.
+        self._shapes = None
         sizes = (*shapes.regions, *shapes.matmuls, *shapes.loops)
         words = [call.words(numbers) for call, numbers in zip(self._calls, sizes, strict=True)]
         self._slots[: len(words)] = [one.address for one in words]
@@ -565,8 +568,9 @@ class _Values:
             self._shapes, self._sizes, self._memory = ([None] * len(types) for _ in range(3))
         for k, (old, new) in enumerate(zip(self._shapes, types, strict=True)):
             if old != new:
+                self._shapes[k] = None
                 self._begin(k, *new)
-        self._shapes = list(types)
+                self._shapes[k] = new
 
     def _begin(self, k: int, dtype: torch.dtype, shape: Sequence[int]) -> None:
         self._drop(k)
