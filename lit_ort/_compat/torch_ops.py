@@ -46,6 +46,8 @@ CONTIGUOUS: Mapping[object, tuple[int, ...]] = MappingProxyType(
         aten._ctc_loss_backward.Tensor: (0, 1, 2, 3, 4, 5, 6),
         aten._embedding_bag.default: (1, 2),
         aten._embedding_bag_forward_only.default: (1, 2),
+        aten._weight_norm_interface.default: (0, 1),
+        aten._weight_norm_interface_backward.default: (0, 1, 2, 3),
         aten.adaptive_max_pool3d_backward.default: (2,),
         aten.fractional_max_pool2d_backward.default: (4,),
         aten.fractional_max_pool3d_backward.default: (4,),

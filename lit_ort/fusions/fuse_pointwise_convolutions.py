@@ -53,12 +53,13 @@ def write_pointwise_convolutions(graph: FusionGraph) -> PassReport:
 
 def _is_pointwise(node: fx.Node) -> bool:
     """Whether each step of the result depends on the same step alone."""
-    weight, settings = arguments_of(node)[1].meta["val"], _settings(node)
+    weight, settings = arguments_of(node)[1].meta["val"], settings_of(node)
     is_plain = _is_one(settings["stride"]) and settings["groups"] == 1
     return is_plain and str(weight.shape[-1]) == "1" and settings["padding"] in ("same", "valid", 0, (0,), [0])
 
 
-def _settings(node: fx.Node) -> dict[str, Any]:
+def settings_of(node: fx.Node) -> dict[str, Any]:
+    """The settings of a convolution, by their names."""
     given = dict(zip(_DEFAULTS, node.args[3:], strict=False))
     return {**_DEFAULTS, **given, **{name: value for name, value in node.kwargs.items() if name in _DEFAULTS}}
 
@@ -97,11 +98,16 @@ def _replace(graph: FusionGraph, node: fx.Node) -> fx.Node:
         steps = graph.call(aten.permute.default, value, _TRANSPOSED)
         matrix = graph.call(aten.squeeze.dim, weight, -1)
         product = graph.call(aten.linear.default, steps, matrix, bias)
-        result = graph.call(aten.permute.default, product, _TRANSPOSED)
-        order = memory_order(node.meta["val"])
-        if order is not None and order != _TRANSPOSED:
-            ordered = graph.call(aten.contiguous.default, graph.call(aten.permute.default, result, order))
-            result = graph.call(aten.permute.default, ordered, inverse_order(order))
+        result = in_order_of(graph, node, graph.call(aten.permute.default, product, _TRANSPOSED))
     node.replace_all_uses_with(result)
     graph.graph.erase_node(node)
     return result
+
+
+def in_order_of(graph: FusionGraph, node: fx.Node, result: fx.Node) -> fx.Node:
+    """A result with channels last, in the order of memory of the convolution that it replaces."""
+    order = memory_order(node.meta["val"])
+    if order is None or order == _TRANSPOSED:
+        return result
+    ordered = graph.call(aten.contiguous.default, graph.call(aten.permute.default, result, order))
+    return graph.call(aten.permute.default, ordered, inverse_order(order))

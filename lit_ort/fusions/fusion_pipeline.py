@@ -16,6 +16,7 @@ from lit_ort.fusions import (
     fuse_masked_assignments,
     fuse_pointwise_convolutions,
     fuse_recurrent_layers,
+    fuse_window_convolutions,
 )
 from lit_ort.fusions.fusion_graph import FusionGraph
 from lit_ort.runtime.report import PassReport
@@ -43,6 +44,7 @@ FUSIONS: tuple[Fusion, ...] = (
     Fusion(fuse_recurrent_layers.NAME, fuse_recurrent_layers.separate_recurrent_layers, required=True),
     Fusion(fuse_masked_assignments.NAME, fuse_masked_assignments.write_masked_assignments),
     Fusion(fuse_pointwise_convolutions.NAME, fuse_pointwise_convolutions.write_pointwise_convolutions),
+    Fusion(fuse_window_convolutions.NAME, fuse_window_convolutions.write_window_convolutions),
     Fusion(fuse_linear_cross_entropy.NAME, fuse_linear_cross_entropy.fuse_linear_cross_entropy),
     Fusion(fuse_attention.NAME, fuse_attention.fuse_attention),
     Fusion(fuse_dropout.NAME, fuse_dropout.fuse_dropout),

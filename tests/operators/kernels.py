@@ -16,7 +16,8 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 from torch.testing._internal.common_modules import module_db
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
@@ -91,6 +92,14 @@ def _calls(text: str) -> Iterator[Callable[[], Any]]:
             yield lambda op=op, s=sample: op.get_op()(s.input, *s.args, **s.kwargs)
 
 
+def _parametrized(text: str) -> Iterator[Callable[[], Any]]:
+    """Calls of parametrizations, which torch's databases don't have."""
+    for module in (nn.Linear(5, 7), nn.Conv1d(5, 7, 3), nn.Conv2d(5, 7, 3)):
+        x = torch.randn(2, 5, *(6 for _ in module.weight.shape[2:]))
+        if text in "weight_norm":
+            yield lambda m=weight_norm(module), x=x: m(x)
+
+
 def _samples(info: Any, text: str) -> Sequence[Any]:
     is_wanted = text in info.name and "Lazy" not in info.name
     return info.module_inputs_func(info, "cpu", torch.float32, True, True) if is_wanted else ()
@@ -99,7 +108,7 @@ def _samples(info: Any, text: str) -> Sequence[Any]:
 def find(text: str = "") -> set[str]:
     """The operators that depend on strides, among those that the subjects whose name contains a text call."""
     kernels = Kernels()
-    for call in _calls(text):
+    for call in (*_calls(text), *_parametrized(text)):
         with warnings.catch_warnings(), kernels:
             warnings.simplefilter("ignore")
             try:

@@ -45,7 +45,7 @@ def test_all_operators_and_modules_in_all_layouts(part: int, tmp_path: Path) -> 
     assert not [outcome for outcome in outcomes if outcome.kind in BAD or DEFECT in outcome.detail]
 
 
-@pytest.mark.parametrize("text", ["Norm", "Pool", "CTC", "attention", "embedding_bag"])
+@pytest.mark.parametrize("text", ["Norm", "Pool", "CTC", "attention", "embedding_bag", "weight_norm"])
 def test_kernels_that_depend_on_strides_are_known(text: str) -> None:
     known = {str(target) for target in (*CONTIGUOUS, *IMAGES_IN_ONE_FORMAT, *LAST_DIMENSION_CONTIGUOUS)}
     assert find(text) <= known
