@@ -1,4 +1,4 @@
-"""Small convolutions as matmuls of their windows: where they fire, where not, and values, gradients and strides of eager."""
+"""Small convolutions as matmuls of their windows: where they fire, and values, gradients and strides of eager."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ Torch's functions copy the arguments of such kernels before, but passes remove c
 
 from __future__ import annotations
 
+import functools
 import sys
 import warnings
 from collections import Counter
@@ -97,7 +98,7 @@ def _parametrized(text: str) -> Iterator[Callable[[], Any]]:
     for module in (nn.Linear(5, 7), nn.Conv1d(5, 7, 3), nn.Conv2d(5, 7, 3)):
         x = torch.randn(2, 5, *(6 for _ in module.weight.shape[2:]))
         if text in "weight_norm":
-            yield lambda m=weight_norm(module), x=x: m(x)
+            yield functools.partial(weight_norm(module), x)
 
 
 def _samples(info: Any, text: str) -> Sequence[Any]:
