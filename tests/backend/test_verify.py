@@ -75,6 +75,33 @@ def test_float64_decides_where_eager_rounds(monkeypatch: pytest.MonkeyPatch) -> 
     assert engine.compile_log.graphs[0].verified == 1
 
 
+def agree(eager: Callable[[Tensor], Tensor], compiled: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    verify.require_agreement(
+        lambda x: (eager(x),),
+        lambda x: (compiled(x),),
+        [x.requires_grad_()],
+        names=["x"],
+        tolerance=1e-4,
+        graph="graph",
+        exact=lambda x: (eager(x.double()),),
+    )
+
+
+def test_a_unit_that_is_zero_up_to_rounding_takes_either_branch(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.full((64,), 0.1).nextafter(torch.zeros(()))
+    x[:32] = 1.0
+    functions = lambda x: (x * 3 - 0.3).relu().sum(), lambda x: (x * 3 - 0.3 + 1e-7).relu().sum()
+    agree(*functions, x)
+    monkeypatch.setattr(verify, "_PERTURBATIONS", 0)
+    with pytest.raises(VerificationError, match="gradient of x"):
+        agree(*functions, x)
+
+
+def test_a_small_error_is_not_taken_for_rounding() -> None:
+    with pytest.raises(VerificationError, match="gradient of x 1.0e-03"):
+        agree(lambda x: x.tanh().sum(), lambda x: x.tanh().sum() * 1.001, torch.randn(64))
+
+
 DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "rand": lambda x: torch.rand(4, 3),
     "rand_like": torch.rand_like,
