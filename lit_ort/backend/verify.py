@@ -29,8 +29,8 @@ WORST = 5
 FLOOR = 1e-3
 # Errors relative to a wider dtype may be this many times eager's: two ways to round differ by at least their sum.
 SLACK = 4
-# Eager runs of inputs and parameters that differ by rounding, from whose errors a last decision is made.
-_PERTURBATIONS = 4
+# Eager runs of inputs and parameters that differ by some units in the last place, whose errors decide at last.
+_PERTURBATIONS, _UNITS = 4, 4
 
 
 class DropoutOff(TorchDispatchMode):
@@ -184,7 +184,7 @@ def _perturbed(arguments: Sequence[Any], seed: int) -> list[Any]:
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             return value
         noise = torch.rand(value.shape, generator=torch.Generator().manual_seed(seed)).to(value.device) * 2 - 1
-        changed = value.detach() * (1 + torch.finfo(value.dtype).eps * noise)
+        changed = value.detach() * (1 + _UNITS * torch.finfo(value.dtype).eps * noise)
         return changed.to(value.dtype).requires_grad_(value.requires_grad)
 
     return [perturbed(argument) for argument in arguments]
