@@ -139,7 +139,7 @@ def require_agreement(
     if wrong and not low:
         expected = _exact_or(rounded, lambda: _outputs_and_gradients(exact, arguments, names, root, DropoutOff()))
         errors, wrong = _compared(expected, [rounded], actual, tolerance)
-    if wrong:
+    if wrong and not low:
         others = (_perturbed(arguments, seed) for seed in range(_PERTURBATIONS))
         roundings = [rounded, *(_outputs_and_gradients(eager, one, names, root, DropoutOff()) for one in others)]
         errors, wrong = _compared(expected, roundings, actual, tolerance)
@@ -178,14 +178,14 @@ def _compared(
 
 
 def _perturbed(arguments: Sequence[Any], seed: int) -> list[Any]:
-    """Arguments whose floating-point elements differ by rounding."""
+    """Arguments whose elements of float32 and float64 differ by rounding."""
 
     def perturbed(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        if not isinstance(value, torch.Tensor) or value.dtype not in (torch.float32, torch.float64):
             return value
-        noise = torch.rand(value.shape, generator=torch.Generator().manual_seed(seed)).to(value.device) * 2 - 1
+        noise = torch.rand(value.shape, generator=torch.Generator().manual_seed(seed)).to(value) * 2 - 1
         changed = value.detach() * (1 + _UNITS * torch.finfo(value.dtype).eps * noise)
-        return changed.to(value.dtype).requires_grad_(value.requires_grad)
+        return changed.requires_grad_(value.requires_grad)
 
     return [perturbed(argument) for argument in arguments]
 

@@ -80,6 +80,8 @@ class Blocks:
     """How a run is cut: into blocks of rows times blocks of columns, each of which one thread computes. It depends on
     the sizes alone, so that results are the same for any number of threads."""
 
+    rows: int
+    columns: int
     row_blocks: int
     column_blocks: int
     tile: int
@@ -112,13 +114,9 @@ class Cut:
         self._has_columns, self._can_split = bool(region.columns), _can_split_columns(region)
         self._has_scatter = any(store.target is not None for store in region.stores)
 
-    def rows_and_columns(self, sizes: Sequence[int]) -> tuple[int, int]:
-        """The numbers of rows and of columns of a run."""
-        return math.prod(sizes[: self._rows]), math.prod(sizes[self._rows :])
-
     def blocks(self, sizes: Sequence[int]) -> Blocks:
         """The blocks of a run with these sizes of the axes."""
-        (rows, columns), width = self.rows_and_columns(sizes), sizes[-1]
+        rows, columns, width = math.prod(sizes[: self._rows]), math.prod(sizes[self._rows :]), sizes[-1]
         work = rows * (columns // _LANES + 4) * self._cost
         wanted = 1 if work < _ONE_BLOCK else min(_MOST_BLOCKS, work // _BLOCK)
         row_blocks = min(rows, wanted)
@@ -129,7 +127,7 @@ class Cut:
         row_blocks = max(row_blocks, 1)
         most = max(1, -(-wanted // row_blocks)) if self._can_split else 1
         tile = -(-max(width, 1) // (most * COLUMN_ALIGNMENT)) * COLUMN_ALIGNMENT
-        return Blocks(row_blocks, max(1, -(-width // tile)), tile)
+        return Blocks(rows, columns, row_blocks, max(1, -(-width // tile)), tile)
 
 
 def _can_split_columns(region: Region) -> bool:

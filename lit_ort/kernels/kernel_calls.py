@@ -67,7 +67,15 @@ class Kernel:
         Raises:
             ValueError: the arguments aren't those of the region.
         """
-        return SizedKernel(self, cast("RegionRun[int | SizeArgument]", run)).bind(())
+        return self.sized(cast("RegionRun[int | SizeArgument]", run)).bind(())
+
+    def sized(self, run: RegionRun[int | SizeArgument]) -> SizedKernel:
+        """The kernel with arguments of which some are sizes of calls.
+
+        Raises:
+            ValueError: the arguments aren't those of the region, whatever the sizes.
+        """
+        return SizedKernel(self, run)
 
 
 class KernelCache:
@@ -151,14 +159,11 @@ class SizedKernel:
         self._words = (ctypes.c_int64 * self._layout.words)()
         self._words[BLOCK_FUNCTION], self._words[FINISH_FUNCTION] = kernel.block, kernel.finish
         # Positions of words, with those of sizes of calls.
-        self._sized = [
-            (position, number.position)
-            for position, number in words_of(self._layout, run)
-            if isinstance(number, SizeArgument)
-        ]
-        self._sized_scalars = list[tuple[int, int, bool]]()
+        self._sized, self._sized_scalars = list[tuple[int, int]](), list[tuple[int, int, bool]]()
         for position, number in words_of(self._layout, run):
-            if isinstance(number, int):
+            if isinstance(number, SizeArgument):
+                self._sized.append((position, number.position))
+            else:
                 self._words[position] = number
         for position, value, is_float in scalars_of(self._layout, run):
             if isinstance(value, SizeArgument):
@@ -177,8 +182,8 @@ class SizedKernel:
         assert min(of_axes) >= 0, f"sizes of a region: {of_axes}"
         blocks = self._cut.blocks(of_axes)
         words[ROW_BLOCKS], words[COLUMN_BLOCKS], words[TILE] = blocks.row_blocks, blocks.column_blocks, blocks.tile
-        words[ROWS], words[COLUMNS] = _, columns = self._cut.rows_and_columns(of_axes)
-        scratch_bytes = blocks.row_blocks * sum(array_bytes(columns, dtype) for dtype in self._arrays)
+        words[ROWS], words[COLUMNS] = blocks.rows, blocks.columns
+        scratch_bytes = blocks.row_blocks * sum(array_bytes(blocks.columns, dtype) for dtype in self._arrays)
         return BoundKernel(self._kernel, words, WORD * self._layout.input(0), scratch_bytes)
 
 

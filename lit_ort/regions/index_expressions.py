@@ -72,7 +72,8 @@ def _padded_by_elements(index_of: Callable[[Expression, Number], Expression]) ->
     return handler
 
 
-def _nearest(index: Expression, size: Number) -> Expression:
+def nearest(index: Expression, size: Number) -> Expression:
+    """An index, or the nearest one of `size` elements."""
     shape = index.shape
     low = Compute("maximum", (index, Constant(0, shape, "int64")), shape, "int64")
     return Compute("minimum", (low, Constant(size - 1, shape, "int64")), shape, "int64")
@@ -373,7 +374,7 @@ INDEX_HANDLERS: dict[Any, Handler] = {
     aten.index_put.default: _put,
     **dict.fromkeys(
         (aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default),
-        _padded_by_elements(_nearest),
+        _padded_by_elements(nearest),
     ),
     **dict.fromkeys(
         (aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default),

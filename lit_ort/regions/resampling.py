@@ -15,7 +15,7 @@ from torch import fx
 
 from lit_ort._compat.torch_sizes import hint_of
 from lit_ort.regions.element_types import name_of
-from lit_ort.regions.index_expressions import selected
+from lit_ort.regions.index_expressions import nearest, selected
 from lit_ort.regions.node_expressions import Handler, along, shape_of
 from lit_ort.regions.normalizations import Results
 from lit_ort.regions.strided_views import StridedView
@@ -123,7 +123,7 @@ def _max_pool(
     for tap in range(taps):
         index = _moved(start, tap - before)
         in_row = Read(None, StridedView((count,), (step,), tap - before), "int64")
-        element = selected(reader, node, values, shape, _between(in_row, size), len(shape) - 1)
+        element = selected(reader, node, values, shape, nearest(in_row, size), len(shape) - 1)
         is_inside = Compute("logical_and", (compared("ge", index, 0), compared("lt", index, size)), shape, "bool")
         is_larger = Compute("gt", (element, best), shape, "bool")
         is_new = Compute("logical_or", (is_larger, Compute("isnan", (element,), shape, "bool")), shape, "bool")
@@ -147,7 +147,7 @@ def _max_pool_gradient(reader: Reader, node: fx.Node, value: torch.Tensor) -> Ex
     for window in range(-(-taps // step)):
         at = _moved(newest, -window)
         inside = Compute("logical_and", (compared("ge", at, 0), compared("lt", at, count)), at.shape, "bool")
-        part, index = (selected(reader, node, one, shape, _between(at, count), last) for one in (given, indices))
+        part, index = (selected(reader, node, one, shape, nearest(at, count), last) for one in (given, indices))
         is_own = Compute("eq", (index, own), shape, "bool")
         is_read = Compute("logical_and", (reader.broadcast(inside, shape), is_own), shape, "bool")
         part = Compute("where", (is_read, part, Constant(0.0, shape, dtype)), shape, dtype)
@@ -192,11 +192,6 @@ def _moved(index: Expression, distance: int) -> Expression:
 
 def _at_most(index: Expression, most: int) -> Expression:
     return Compute("minimum", (index, Constant(most, index.shape, "int64")), index.shape, "int64")
-
-
-def _between(index: Expression, count: int) -> Expression:
-    """An index, or the nearest one of `count` elements."""
-    return _at_most(Compute("maximum", (index, Constant(0, index.shape, "int64")), index.shape, "int64"), count - 1)
 
 
 RESAMPLING_HANDLERS: dict[Any, Handler] = {

@@ -18,7 +18,7 @@ from lit_ort.runtime.buffers import SMALL_BYTES, BufferPool
 from lit_ort.runtime.program import TorchNode
 
 if TYPE_CHECKING:
-    from lit_ort.kernels.kernel_calls import Kernel, KernelCache
+    from lit_ort.kernels.kernel_calls import BoundKernel, Kernel, KernelCache
 
 RegionFunction = Callable[[BufferPool, Sequence[torch.Tensor], Sequence[int]], Sequence[torch.Tensor]]
 # The sizes of as many calls are remembered.
@@ -66,7 +66,8 @@ def region_functions(nodes: Iterable[TorchNode]) -> Mapping[str, RegionFunction]
 
 
 def _function(placed: SizedRegion, kernel: Kernel, has_sizes: bool) -> RegionFunction:
-    made = functools.lru_cache(_MOST_SIZES)(lambda sizes: _of_sizes(with_sizes(placed, sizes), kernel))
+    sized = kernel.sized(placed.run)
+    made = functools.lru_cache(_MOST_SIZES)(lambda sizes: _of_sizes(with_sizes(placed, sizes), sized.bind(sizes)))
     if not has_sizes:
         only = made(())
         return lambda pool, tensors, _: only(pool, tensors)
@@ -74,9 +75,8 @@ def _function(placed: SizedRegion, kernel: Kernel, has_sizes: bool) -> RegionFun
 
 
 def _of_sizes(
-    placed: PlacedRegion[int], kernel: Kernel
+    placed: PlacedRegion[int], bound: BoundKernel
 ) -> Callable[[BufferPool, Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
-    bound = kernel.bind(placed.run)
     outputs = zip(placed.outputs, placed.region.outputs, strict=True)
     makers = [_maker(shape, MEMORY_DTYPES[dtype]) for shape, dtype in outputs]
     dtypes = [MEMORY_DTYPES[dtype] for dtype in placed.region.inputs]

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from lit_ort.fusions import fuse_pointwise_convolutions as fusion
-from tests.compare import assert_same_step, backend
-from tests.passes.reports import report_of
+from tests.compare import backend
+from tests.fusions.convolutions import Step, assert_declines, assert_fires, declined
 
-Step = Callable[[Any, Tensor], Tensor]
 WIDTH = 6
 
 
@@ -51,22 +47,17 @@ STAYS: dict[str, Step] = {
 
 @pytest.mark.parametrize("name", FIRED)
 def test_it_fires(name: str) -> None:
-    step, count = FIRED[name]
-    engine = assert_same_step(Layers(), step, torch.randn(4, 5, WIDTH))
-    assert report_of(engine, fusion.NAME).fired == count
-    assert "aten.convolution.default" not in engine.compile_log.graphs[0].torch_operators
+    assert_fires(fusion.NAME, Layers(), FIRED[name][0], torch.randn(4, 5, WIDTH), FIRED[name][1])
 
 
 @pytest.mark.parametrize("name", STAYS)
 def test_it_declines(name: str) -> None:
-    engine = assert_same_step(Layers(), STAYS[name], torch.randn(4, 5, WIDTH))
-    assert report_of(engine, fusion.NAME).fired == 0
+    assert_declines(fusion.NAME, Layers(), STAYS[name], torch.randn(4, 5, WIDTH))
 
 
 def test_large_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fusion, "_MOST_FLOP", 100)
-    engine = assert_same_step(Layers(), FIRED["one"][0], torch.randn(4, 5, WIDTH))
-    (reason,) = report_of(engine, fusion.NAME).declined
+    reason = declined(fusion.NAME, Layers(), FIRED["one"][0], torch.randn(4, 5, WIDTH))
     assert "more than 1e+02 floating-point operations" in reason
 
 

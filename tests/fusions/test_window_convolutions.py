@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,10 +11,9 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from lit_ort.fusions import fuse_window_convolutions as fusion
-from tests.compare import assert_same_step, backend
-from tests.passes.reports import report_of
+from tests.compare import backend
+from tests.fusions.convolutions import Step, assert_declines, assert_fires, declined
 
-Step = Callable[[Any, Tensor], Tensor]
 WIDTH = 6
 
 
@@ -60,27 +58,21 @@ STAYS: dict[str, Step] = {
 
 @pytest.mark.parametrize("name", FIRED)
 def test_it_fires(name: str) -> None:
-    step, count = FIRED[name]
-    engine = assert_same_step(Layers(), step, torch.randn(4, 9, WIDTH))
-    assert report_of(engine, fusion.NAME).fired == count
-    assert "aten.convolution.default" not in engine.compile_log.graphs[0].torch_operators
+    assert_fires(fusion.NAME, Layers(), FIRED[name][0], torch.randn(4, 9, WIDTH), FIRED[name][1])
 
 
 @pytest.mark.parametrize("name", STAYS)
 def test_it_declines(name: str) -> None:
-    engine = assert_same_step(Layers(), STAYS[name], torch.randn(4, 9, WIDTH))
-    assert report_of(engine, fusion.NAME).fired == 0
+    assert_declines(fusion.NAME, Layers(), STAYS[name], torch.randn(4, 9, WIDTH))
 
 
 @pytest.mark.parametrize(
     ("limit", "reason"),
-    [("_MOST_FLOP", "more than 1e\\+01 floating-point operations"), ("_MOST_ELEMENTS", "more than 10 elements")],
+    [("_MOST_FLOP", "more than 1e+01 floating-point operations"), ("_MOST_ELEMENTS", "more than 10 elements")],
 )
 def test_large_ones_stay(limit: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fusion, limit, 10)
-    engine = assert_same_step(Layers(), FIRED["one"][0], torch.randn(4, 9, WIDTH))
-    (declined,) = report_of(engine, fusion.NAME).declined
-    assert declined.endswith(reason.replace("\\", ""))
+    assert declined(fusion.NAME, Layers(), FIRED["one"][0], torch.randn(4, 9, WIDTH)).endswith(reason)
 
 
 def test_batches_of_any_size() -> None:

@@ -28,7 +28,7 @@ from lit_ort._compat import torch_blas
 from lit_ort._compat.held_signals import HeldSignals
 from lit_ort.errors import EngineError, SessionError
 from lit_ort.kernels.kernel_arguments import WORD
-from lit_ort.kernels.kernel_calls import Kernel, SizedKernel
+from lit_ort.kernels.kernel_calls import Kernel
 from lit_ort.kernels.machine_code import MachineCode
 from lit_ort.kernels.matmul_calls import Matmul, MatmulCallWords, MatmulCode
 from lit_ort.kernels.operator_entry import (
@@ -501,7 +501,7 @@ def _words_of_region(
     region: NativeRegion, process: _Process, uses_openmp: bool
 ) -> Callable[[tuple[int, ...]], CallWords]:
     """Makes the words of a region's calls."""
-    kernel = SizedKernel(region.kernel, region.placed.run)
+    kernel = region.kernel.sized(region.placed.run)
 
     def make(sizes: tuple[int, ...]) -> CallWords:
         words = RegionCallWords(kernel.bind(sizes), region.placed, sizes, region.module, uses_openmp)
