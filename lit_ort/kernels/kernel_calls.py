@@ -78,6 +78,33 @@ class Kernel:
         return SizedKernel(self, run)
 
 
+class FunctionLibrary:
+    """Functions that kernels call, such as those of mathematics. Thread-safe.
+
+    Args:
+        cpu: what to make code for.
+    """
+
+    def __init__(self, cpu: Cpu) -> None:
+        self._cpu, self._lock = cpu, threading.Lock()
+        self._made: dict[str, tuple[int, MachineCode]] = {}
+
+    def addresses(self, texts: Mapping[str, Text]) -> dict[str, int]:
+        """The addresses of functions, by their names; those that are new are compiled."""
+        with self._lock:
+            new = [str(text) for name, text in texts.items() if name not in self._made]
+            if new:
+                # Each text declares what it needs.
+                lines = dict.fromkeys(line for text in new for line in text.split("\n") if line.startswith("declare"))
+                bodies = [
+                    "\n".join(line for line in text.split("\n") if not line.startswith("declare")) for text in new
+                ]
+                code = MachineCode("\n".join((*lines, *bodies)), self._cpu)
+                names = [name for name in texts if name not in self._made]
+                self._made.update({name: (code.address(name), code) for name in names})
+            return {name: self._made[name][0] for name in texts}
+
+
 class KernelCache:
     """Makes kernels; equal regions share one, as long as it is in use. Thread-safe.
 
@@ -89,8 +116,7 @@ class KernelCache:
         self.cpu = cpu or host_cpu()
         self._kernels: WeakValueDictionary[str, Kernel] = WeakValueDictionary()
         self._lock = threading.Lock()
-        # Functions that kernels call, with their code.
-        self._library: dict[str, tuple[int, MachineCode]] = {}
+        self.library = FunctionLibrary(self.cpu)
 
     def __len__(self) -> int:
         return len(self._kernels)
@@ -119,24 +145,12 @@ class KernelCache:
         text = Text()
         for region in regions.values():
             write_region(text, region, self.cpu.vector_bytes)
-        code = MachineCode(str(text), self.cpu, self._symbols(text.library))
+        code = MachineCode(str(text), self.cpu, self.library.addresses(text.library))
         made = {}
         for key, region in regions.items():
             finish = code.address(f"finish.{key}") if region.columns else 0
             made[key] = Kernel(region, code.address(f"block.{key}"), finish, code, self.runner)
         return made
-
-    def _symbols(self, library: Mapping[str, Text]) -> dict[str, int]:
-        """The addresses of functions of the library; those that are new are compiled."""
-        new = [name for name in library if name not in self._library]
-        if new:
-            texts = [str(library[name]) for name in new]
-            # Each text declares what it needs.
-            lines = dict.fromkeys(line for text in texts for line in text.split("\n") if line.startswith("declare"))
-            bodies = ["\n".join(line for line in text.split("\n") if not line.startswith("declare")) for text in texts]
-            code = MachineCode("\n".join((*lines, *bodies)), self.cpu)
-            self._library.update({name: (code.address(name), code) for name in new})
-        return {name: self._library[name][0] for name in library}
 
 
 class SizedKernel:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import onnx
@@ -29,14 +30,17 @@ from lit_ort.capture.input_sources import SEED, SOURCE
 from lit_ort.capture.symbolic_terms import SymbolSources, term_of, terms_of
 from lit_ort.errors import ConvertError
 from lit_ort.joint.phases import PhaseGraph
+from lit_ort.kernels.loss_arguments import GRADIENTS
 from lit_ort.kernels.recurrent_arguments import loop_outputs
 from lit_ort.lower.emitter import Emitter
 from lit_ort.lower.engines import onnx_nodes
-from lit_ort.lower.model import ModelBuilder
+from lit_ort.lower.model import ModelBuilder, TensorType
 from lit_ort.lower.native_operators import (
     is_native_loop,
+    is_native_loss,
     loop_inputs,
     loop_kind,
+    loss_inputs,
     memory_base,
     memory_of_inputs,
     native_lowering_of,
@@ -64,6 +68,7 @@ from lit_ort.runtime.program import (
     OPENMP,
     SESSION,
     LoopNode,
+    LossNode,
     MatmulNode,
     Phase,
     PlacedValue,
@@ -140,6 +145,7 @@ class _Lowering:
         self._regions: list[RegionNode] = []
         self._matmuls: list[MatmulNode] = []
         self._loops: list[LoopNode] = []
+        self._losses: list[LossNode] = []
         self._inputs: list[tuple[str, Source]] = []
         self._sizes_of_inputs: list[Any] = []
         self._names: dict[fx.Node, str] = {}
@@ -211,6 +217,7 @@ class _Lowering:
             regions=tuple(self._regions),
             matmuls=tuple(self._matmuls),
             loops=tuple(self._loops),
+            losses=tuple(self._losses),
             results=tuple(results),
             placed=placed,
             sizes=terms_of(self._sizes_of_inputs, self._sources),
@@ -276,6 +283,9 @@ class _Lowering:
         if self._is_native and is_native_loop(node):
             self._loop(node)
             return
+        if self._uses_openmp and is_native_loss(node):
+            self._loss(node)
+            return
         lowering = self._lowering_of(node) if self._is_native or node in self._by_onnx else None
         if lowering is None:
             self._open_builder().add(node, node.meta.get(STREAM))
@@ -307,10 +317,37 @@ class _Lowering:
         self._loops.append(LoopNode(mode, reverse, values[0].dtype, sizes, tuple(inputs)))
         given = [self._name_of(value) for value in inputs.values()]
         positions = list(loop_outputs(mode, "matmuls" in inputs).values())
-        types = [(values[k].dtype, _fixed(values[k].shape)) for k in positions]
         # The last output is memory for the packed weights.
-        names = self._builder.loop(len(self._loops) - 1, given, [*types, (values[0].dtype, None)], node.name)
-        found = dict(zip(positions, names, strict=False))
+        add = functools.partial(self._builder.loop, len(self._loops) - 1, given)
+        self._kernel(node, positions, add)
+
+    def _loss(self, node: fx.Node) -> None:
+        inputs = loss_inputs(node)
+        *_, ignore_index, mean, _, wanted = node.args
+        rows, width = inputs["hidden"].meta["val"].shape
+        sizes = terms_of([rows, width, inputs["weight"].meta["val"].shape[0]], self._sources)
+        gradients = [name for name, is_wanted in zip(GRADIENTS, wanted, strict=True) if is_wanted]  # type: ignore[arg-type]
+        dtype = inputs["hidden"].meta["val"].dtype
+        arguments = tuple(inputs), tuple(gradients), ignore_index, mean, module_name(node)
+        self._losses.append(LossNode(dtype, sizes, *arguments))  # type: ignore[arg-type]
+        given = [self._name_of(value) for value in inputs.values()]
+        positions = [0, *(1 + GRADIENTS.index(name) for name in gradients)]
+        # The last output is working memory.
+        self._kernel(node, positions, functools.partial(self._builder.loss, len(self._losses) - 1, given))
+
+    def _kernel(
+        self, node: fx.Node, positions: Sequence[int], add: Callable[[Sequence[TensorType], str], list[str]]
+    ) -> None:
+        """Adds a node with some of an operator's results, and with memory of its own.
+
+        Args:
+            node: the operator.
+            positions: of the results.
+            add: adds the node with outputs of these types.
+        """
+        values = node.meta["val"]
+        types = [(values[k].dtype, _fixed(values[k].shape)) for k in positions]
+        found = dict(zip(positions, add([*types, (values[0].dtype, None)], node.name), strict=False))
         self._types.update((name, (values[k].dtype, values[k].shape)) for k, name in found.items())
         self._names.update((user, found[k]) for user in node.users if (k := arguments_of(user)[1]) in found)
 

@@ -17,6 +17,7 @@ from lit_ort.runtime.engines.engine_interface import (
     IN_PLACE_OPERATOR,
     KERNEL_DOMAIN,
     LOOP_OPERATOR,
+    LOSS_OPERATOR,
     MATMUL_OPERATOR,
     OPERATOR,
     POSITION,
@@ -75,6 +76,10 @@ class ModelBuilder:
     def loop(self, index: int, inputs: Sequence[str], outputs: Sequence[TensorType], name: str) -> list[str]:
         """Adds a loop of a recurrent layer and returns the names of its outputs; as `region`."""
         return self._kernel(LOOP_OPERATOR, index, inputs, outputs, name)
+
+    def loss(self, index: int, inputs: Sequence[str], outputs: Sequence[TensorType], name: str) -> list[str]:
+        """Adds an output layer with its cross entropy and returns the names of its outputs; as `region`."""
+        return self._kernel(LOSS_OPERATOR, index, inputs, outputs, name)
 
     def _kernel(
         self, operator: str, index: int, inputs: Sequence[str], outputs: Sequence[TensorType], name: str

@@ -1,4 +1,5 @@
-"""The operators of native sessions besides regions: matmuls, loops of recurrent layers, and the views that they read.
+"""The operators of native sessions besides regions: matmuls, loops of recurrent layers, output layers with
+their losses, and the views that these read.
 
 Matmuls are ONNX Runtime's kernels, or MKL's where the session runs on the threads of OpenMP. A native session calls no
 Python, except for torch nodes of other operators.
@@ -16,6 +17,7 @@ from torch import fx
 from lit_ort._compat.torch_fx import first_argument, is_element, is_size, is_view
 from lit_ort._compat.torch_ops import ASSERTIONS, SLICE_END
 from lit_ort._compat.torch_sizes import hint_of, memory_order
+from lit_ort.kernels.loss_arguments import INPUTS as LOSS_INPUTS
 from lit_ort.kernels.recurrent_arguments import BACKWARD_INPUTS, FORWARD_INPUTS
 from lit_ort.lower.emitter import Emitter
 from lit_ort.lower.operators import ANY, LOWERINGS, Lowering, lowering_of
@@ -66,6 +68,7 @@ def obstacle(graph: fx.Graph, uses_openmp: bool = False) -> str | None:
         if node.target is REGION and None in memory_of_inputs(node):
             return f"a value of {node.name} in another layout than ONNX Runtime's"
         is_native = node.target is REGION or native_lowering_of(node) is not None or is_native_loop(node)
+        is_native = is_native or (uses_openmp and is_native_loss(node))
         (native if is_native else by_torch).append(node)
     unfit = next((node for node in by_torch if not _has_form(node)), None)
     if unfit is not None:
@@ -140,6 +143,23 @@ def loop_kind(node: fx.Node) -> tuple[str, bool]:
 
 def _loop_arguments(node: fx.Node) -> dict[str, Any]:
     return dict(zip(_LOOPS.get(node.target, ()), node.args, strict=False))
+
+
+def is_native_loss(node: fx.Node) -> bool:
+    """Whether a node is an output layer with its cross entropy that sessions on OpenMP's threads compute."""
+    if node.target is not torch.ops.lit_ort.linear_cross_entropy.default:
+        return False
+    values = {name: value.meta["val"] for name, value in loss_inputs(node).items()}
+    dtypes = {values.pop("labels").dtype} | {value.dtype for value in values.values()}
+    _, _, _, _, _, ignore_index, _, is_low_precision, _ = node.args
+    has_kernel = dtypes in ({torch.int64, dtype} for dtype in _FLOATS)
+    return has_kernel and not is_low_precision and isinstance(ignore_index, int)
+
+
+def loss_inputs(node: fx.Node) -> dict[str, fx.Node]:
+    """The inputs of an output layer with its cross entropy, by their names."""
+    named = zip(LOSS_INPUTS, node.args, strict=False)
+    return {name: value for name, value in named if isinstance(value, fx.Node)}
 
 
 def memory_base(node: fx.Node) -> fx.Node:

@@ -29,11 +29,12 @@ from lit_ort.runtime.engines.engine_interface import (
     DOMAIN,
     KERNEL_DOMAIN,
     LOOP_OPERATOR,
+    LOSS_OPERATOR,
     MATMUL_OPERATOR,
     POSITION,
     REGION_OPERATOR,
 )
-from lit_ort.runtime.program import LoopNode, MatmulNode, Phase, TorchNode
+from lit_ort.runtime.program import LoopNode, LossNode, MatmulNode, Phase, TorchNode
 
 
 def readable(
@@ -45,7 +46,8 @@ def readable(
 ) -> onnx.ModelProto:
     """The model with a function in place of each region, and of each torch node that has one.
 
-    Matmuls of MKL are standard operators. Loops of recurrent layers stay operators of their own.
+    Matmuls of MKL are standard operators. Loops of recurrent layers, and losses over chunks, stay operators of
+    their own.
 
     A function whose sizes only a run tells has them as its last input, which is an input of the model; its text says
     which.
@@ -72,6 +74,8 @@ def readable(
             _call_function(result, node, next(regions), _unique(place or "step", taken), symbols)
         elif (node.domain, node.op_type) == (KERNEL_DOMAIN, LOOP_OPERATOR):
             _describe_loop(node, phase.loops[_position(node)], _unique(f"{place}.{node.op_type}".lstrip("."), taken))
+        elif (node.domain, node.op_type) == (KERNEL_DOMAIN, LOSS_OPERATOR):
+            _describe_loss(node, phase.losses[_position(node)], _unique(f"{place}.{node.op_type}".lstrip("."), taken))
         elif node.domain == DOMAIN:
             _call_torch_node(result, node, phase.nodes, _unique(f"{place}.torch".lstrip("."), taken))
         else:
@@ -154,9 +158,19 @@ def _call_torch_node(model: onnx.ModelProto, node: onnx.NodeProto, torch_nodes: 
 
 def _describe_loop(node: onnx.NodeProto, loop: LoopNode, name: str) -> None:
     """Writes what a loop of a recurrent layer computes as attributes; `arguments` names its inputs."""
-    node.name = name
     direction = "reverse" if loop.reverse else "forward"
-    described = helper.make_node(node.op_type, [], [], mode=loop.mode, direction=direction, arguments=list(loop.inputs))
+    _describe(node, name, mode=loop.mode, direction=direction, arguments=list(loop.inputs))
+
+
+def _describe_loss(node: onnx.NodeProto, loss: LossNode, name: str) -> None:
+    """Writes what an output layer with its cross entropy computes as attributes, and the names of its arguments."""
+    reduction = "mean" if loss.mean else "sum"
+    _describe(node, name, reduction=reduction, ignore_index=loss.ignore_index, arguments=list(loss.inputs))
+
+
+def _describe(node: onnx.NodeProto, name: str, **attributes: Any) -> None:
+    node.name = name
+    described = helper.make_node(node.op_type, [], [], **attributes)
     del node.attribute[:]
     node.attribute.extend(described.attribute)
 

@@ -8,19 +8,17 @@ Source: Liger Kernel (Hsu et al. 2024) for computing gradients in the forward, c
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
+from lit_ort.kernels.loss_arguments import chunk_rows
 from lit_ort.ops.matmul import matmul, workspace_bytes
 from lit_ort.ops.operator import NAMESPACE, Allocator, Operator, accumulation_dtype, cast, define
 from lit_ort.ops.row_losses import compute_logits, losses_of, subtract_one
 
-# The weight's gradient is read and written once for each chunk, so a few large chunks are faster than many small ones.
-CHUNK_BYTES = 80_000_000
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -198,12 +196,6 @@ def _compute(
             subtract_one(probabilities, labels[chunk, None])
             gradients.add(chunk, probabilities, scale[chunk])
     return losses
-
-
-def chunk_rows(rows: int, classes: int, itemsize: int) -> int:
-    """The number of rows of a chunk, for the fewest equal chunks whose logits have at most `CHUNK_BYTES`."""
-    chunks = max(1, math.ceil(rows * classes * itemsize / CHUNK_BYTES))
-    return max(1, math.ceil(rows / chunks))
 
 
 def _chunks(rows: int, classes: int, itemsize: int) -> list[slice]:

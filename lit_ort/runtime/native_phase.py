@@ -58,8 +58,7 @@ class NativePhase:
             raise SessionError(f"a region has no code: {error}", remedy=_COMPILE_AGAIN) from error
         modules = [region.module for region in phase.regions]
         regions = [NativeRegion(*parts) for parts in zip(placed, made, modules, strict=True)]
-        numbers = [*(region.sizes for region in phase.regions), *(result.shape for result in phase.results)]
-        numbers += [node.sizes for node in (*phase.matmuls, *phase.loops)]
+        numbers = [*(node.sizes for node in phase.kernels), *(result.shape for result in phase.results)]
         numbers += [phase.sizes, *(value.shape for value in phase.placed)]
         self._sized_inputs = inputs_in(term for terms in numbers for term in terms)
         names = [name for name, _ in phase.inputs]
@@ -75,6 +74,7 @@ class NativePhase:
             regions=regions,
             matmuls=phase.matmuls,
             loops=phase.loops,
+            losses=phase.losses,
             results=len(phase.results),
             has_sizes=bool(self._sized_inputs),
             uses_openmp=uses_openmp,
@@ -121,9 +121,7 @@ class NativePhase:
                 places[len(outputs)] = offset
                 outputs.append((value.dtype, shape, shape))
         return RunShapes(
-            tuple(numbers(region.sizes) for region in phase.regions),
-            tuple(numbers(matmul.sizes) for matmul in phase.matmuls),
-            tuple(numbers(loop.sizes) for loop in phase.loops),
+            tuple(numbers(node.sizes) for node in phase.kernels),
             tuple(outputs),
             places,
             size,

@@ -151,6 +151,29 @@ class LoopNode:
 
 
 @dataclasses.dataclass(frozen=True)
+class LossNode:
+    """One node of an ONNX graph that is an output layer with its cross entropy, and the gradients of both.
+
+    Args:
+        dtype: of all values but the labels.
+        sizes: the rows, the width of the input and the classes, as numbers or terms of `lit_ort.runtime.sizes`.
+        inputs: the names of its inputs, in order, as in `lit_ort.kernels.loss_arguments`.
+        gradients: the names of the gradients that it computes, likewise.
+        ignore_index: the label of rows that are ignored.
+        mean: whether the loss is the mean over rows instead of the sum.
+        module: the name of the module that it comes from, for error messages; empty if unknown.
+    """
+
+    dtype: torch.dtype
+    sizes: tuple[Any, ...]
+    inputs: tuple[str, ...]
+    gradients: tuple[str, ...]
+    ignore_index: int
+    mean: bool
+    module: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class ResultType:
     """The type of an output of a native session, whose memory the caller allocates.
 
@@ -195,6 +218,7 @@ class Phase:
         regions: its region nodes, likewise, if the session is native.
         matmuls: its matmuls of MKL, likewise, if the session is native and runs on OpenMP's threads.
         loops: its loops of recurrent layers, likewise.
+        losses: its output layers with cross entropy, likewise.
         results: the types of the outputs, if the session is native: if Python is called by torch nodes alone.
         placed: the large values of a native session, results among them.
         sizes: the dynamic sizes of the inputs of a native session, as terms.
@@ -217,10 +241,16 @@ class Phase:
     regions: tuple[RegionNode, ...] = ()
     matmuls: tuple[MatmulNode, ...] = ()
     loops: tuple[LoopNode, ...] = ()
+    losses: tuple[LossNode, ...] = ()
     results: tuple[ResultType, ...] = ()
     placed: tuple[PlacedValue, ...] = ()
     sizes: tuple[Any, ...] = ()
     pool: str = SESSION
+
+    @property
+    def kernels(self) -> tuple[RegionNode | MatmulNode | LoopNode | LossNode, ...]:
+        """Its nodes that are machine code, in the order in which a session has their calls."""
+        return (*self.regions, *self.matmuls, *self.loops, *self.losses)
 
     @property
     def is_native(self) -> bool:

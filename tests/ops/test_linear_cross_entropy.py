@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from lit_ort.kernels.loss_arguments import chunk_rows
 from lit_ort.ops import OPERATORS
-from lit_ort.ops.linear_cross_entropy import chunk_rows
 from tests.ops.helpers import MeasuringAllocator, RecordingAllocator, closeness, relative_error
 
 operator = torch.ops.lit_ort.linear_cross_entropy
@@ -62,7 +62,7 @@ class Options:
 
 @pytest.fixture
 def chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lit_ort.ops.linear_cross_entropy.CHUNK_BYTES", 110 * CLASSES * 4)
+    monkeypatch.setattr("lit_ort.kernels.loss_arguments.CHUNK_BYTES", 110 * CLASSES * 4)
 
 
 @pytest.mark.usefixtures("chunks")
@@ -214,7 +214,7 @@ def test_results_use_the_given_memory(options: Options, ignored: float) -> None:
 
 @pytest.mark.parametrize(("rows", "sizes"), [(0, []), (1, [1]), (100, [100]), (101, [51, 50]), (301, [76, 76, 76, 73])])
 def test_chunks_are_few_and_even(rows: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lit_ort.ops.linear_cross_entropy.CHUNK_BYTES", 100 * CLASSES * 4)
+    monkeypatch.setattr("lit_ort.kernels.loss_arguments.CHUNK_BYTES", 100 * CLASSES * 4)
     size = chunk_rows(rows, CLASSES, 4)
     assert [min(size, rows - start) for start in range(0, rows, size)] == sizes
 

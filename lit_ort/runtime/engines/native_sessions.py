@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
+import itertools
 import math
 import threading
 import weakref
@@ -29,6 +30,7 @@ from lit_ort._compat.held_signals import HeldSignals
 from lit_ort.errors import EngineError, SessionError
 from lit_ort.kernels.kernel_arguments import WORD
 from lit_ort.kernels.kernel_calls import Kernel
+from lit_ort.kernels.loss_calls import LossCall, LossCallWords, LossCode
 from lit_ort.kernels.machine_code import MachineCode
 from lit_ort.kernels.matmul_calls import Matmul, MatmulCallWords, MatmulCode
 from lit_ort.kernels.operator_entry import (
@@ -51,6 +53,7 @@ from lit_ort.runtime.engines.engine_interface import (
     FOR_A_REPORT,
     KERNEL_DOMAIN,
     LOOP_OPERATOR,
+    LOSS_OPERATOR,
     MATMUL_OPERATOR,
     POSITION,
     REGION_OPERATOR,
@@ -67,7 +70,7 @@ from lit_ort.runtime.engines.stock.torch_node_operator import (
 )
 from lit_ort.runtime.latest import MOST_SIZES, Latest
 from lit_ort.runtime.nodes import RunState
-from lit_ort.runtime.program import LoopNode, MatmulNode
+from lit_ort.runtime.program import LoopNode, LossNode, MatmulNode
 from lit_ort.runtime.region_calls import kernels
 
 # Errors are raised, not logged.
@@ -86,6 +89,8 @@ _P, _S = c_void_p, ctypes.c_size_t
 _Run = ctypes.CFUNCTYPE(_P, _P, _P, _P, _P, _S, _P, _S, _P)
 _Bind = ctypes.PYFUNCTYPE(_P, _P, _S, _P, _P, _P, _P)
 _Failed = ctypes.CFUNCTYPE(c_void_p, c_void_p)
+# The words of calls that can say why they failed.
+FallibleWords = RegionCallWords | LossCallWords
 
 
 class NativeRegion(NamedTuple):
@@ -110,6 +115,7 @@ class NativeModel(Model):
         regions: its regions; a node's attribute is its position among these.
         matmuls: its matmuls of MKL, likewise; the sizes of each are given at a run.
         loops: its loops of recurrent layers, in the same way.
+        losses: its output layers with cross entropy, in the same way.
         results: the number of outputs that a run returns; the others are values whose memory a run provides.
         has_sizes: whether sizes change from run to run.
         uses_openmp: whether OpenMP's threads compute regions and matmuls.
@@ -118,26 +124,33 @@ class NativeModel(Model):
     regions: Sequence[NativeRegion] = ()
     matmuls: Sequence[MatmulNode] = ()
     loops: Sequence[LoopNode] = ()
+    losses: Sequence[LossNode] = ()
     results: int = 0
     has_sizes: bool = False
     uses_openmp: bool = False
+
+    @property
+    def kernels(self) -> Mapping[str, int]:
+        """The number of its kernels of each operator."""
+        return {
+            REGION_OPERATOR: len(self.regions),
+            MATMUL_OPERATOR: len(self.matmuls),
+            LOOP_OPERATOR: len(self.loops),
+            LOSS_OPERATOR: len(self.losses),
+        }
 
 
 class RunShapes(NamedTuple):
     """What depends on the sizes of a run.
 
     Args:
-        regions: the sizes that each region takes.
-        matmuls: those of each matmul.
-        loops: those of each loop.
+        kernels: the sizes that each kernel takes, in the order of their operators.
         outputs: the shape of each output, and the shape in which the session computes it.
         places: the offset of an output in the memory of the run, by the output's position.
         size: of this memory, in bytes.
     """
 
-    regions: tuple[tuple[int, ...], ...]
-    matmuls: tuple[tuple[int, ...], ...]
-    loops: tuple[tuple[int, ...], ...]
+    kernels: tuple[tuple[int, ...], ...]
     outputs: tuple[tuple[torch.dtype, tuple[int, ...], tuple[int, ...]], ...]
     places: Mapping[int, int]
     size: int
@@ -156,11 +169,11 @@ class NativeEngine:
         self._library, self._environment, self._shares_arena = library, environment, shares_arena
         # Kernels are created on the thread that creates their session.
         self._creation = _Creation()
-        operators = REGION_OPERATOR, MATMUL_OPERATOR, LOOP_OPERATOR
+        operators = REGION_OPERATOR, MATMUL_OPERATOR, LOOP_OPERATOR, LOSS_OPERATOR
         self._create = {name: CreateKernel(functools.partial(self._create_kernel, name)) for name in operators}
         self._failed = _Failed(self._status_of_failure)
         # By their addresses: the words of calls.
-        self._calls: WeakValueDictionary[int, RegionCallWords] = WeakValueDictionary()
+        self._calls: WeakValueDictionary[int, FallibleWords] = WeakValueDictionary()
         self._entry = self._entry_of_kernels()
         self._kernels = [
             variadic_operator(name, function, self._entry.address) for name, function in self._create.items()
@@ -190,17 +203,14 @@ class NativeEngine:
             ValueError: the arguments of a region aren't valid.
         """
         library, pool = self._library, self._pool(model.uses_openmp)
-        slots = (c_int64 * (1 + len(model.regions) + len(model.matmuls) + len(model.loops)))()
+        slots = (c_int64 * (1 + sum(model.kernels.values())))()
         options = library.new("CreateSessionOptions")
         torch_nodes: list[int] = []
         try:
             self._set(options, model, pool, threads)
-            first, matmuls = ctypes.addressof(slots), WORD * len(model.regions)
-            self._creation.slots = {
-                REGION_OPERATOR: first,
-                MATMUL_OPERATOR: first + matmuls,
-                LOOP_OPERATOR: first + matmuls + WORD * len(model.matmuls),
-            }
+            ends = itertools.accumulate(model.kernels.values(), initial=0)
+            first = ctypes.addressof(slots)
+            self._creation.slots = {name: first + WORD * end for name, end in zip(model.kernels, ends, strict=False)}
             with pool.operator.creating(model.inputs, model.device) as torch_nodes:
                 session = library.new("CreateSessionFromArray", self._environment, model.data, len(model.data), options)
         except EngineError as error:
@@ -223,6 +233,7 @@ class NativeEngine:
                 TorchOperator(self._library, None, functools.partial(with_denormals, cpu, openmp)),
                 None if uses_openmp else pause_of_openmp(),
                 None if functions is None else MatmulCode(functions, cpu, kernels().runner),
+                None if functions is None else LossCode(functions, kernels()),
             )
         return self._pools[uses_openmp]
 
@@ -242,7 +253,7 @@ class NativeEngine:
             library.call("AddSessionConfigEntry", options, key.encode(), value.encode())
         if model.nodes:
             library.call("AddCustomOpDomain", options, pool.operator.domain)
-        if model.regions or model.matmuls or model.loops:
+        if any(model.kernels.values()):
             library.call("AddCustomOpDomain", options, self._domain)
 
     def _entry_of_kernels(self) -> OperatorEntry:
@@ -267,12 +278,12 @@ class NativeEngine:
         self._library.release("ReleaseSessionOptions", options)
 
     def _status_of_failure(self, words: int) -> int | None:
-        """The status of a region's call that has failed; called while the session runs."""
+        """The status of a call that has failed; called while the session runs."""
         try:
             return self._library.failed(self._calls[words].failure())
         # No error may be raised into C.
         except Exception as error:
-            return self._library.failed(f"a compiled region failed ({type(error).__name__}: {error})")
+            return self._library.failed(f"a kernel failed ({type(error).__name__}: {error})")
 
     def _create_kernel(self, operator: str, this: int, table: int, info: int, kernel: Any) -> int | None:
         try:
@@ -297,12 +308,12 @@ class _Process:
     Args:
         library: ONNX Runtime's functions.
         bind: `OperatorEntry.bind` for memory of the CPU.
-        calls: the words of regions' calls, by their addresses.
+        calls: the words of calls that can fail, by their addresses.
     """
 
     library: Library
     bind: Callable[..., int | None]
-    calls: MutableMapping[int, RegionCallWords]
+    calls: MutableMapping[int, FallibleWords]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -315,6 +326,7 @@ class _Pool:
         operator: the operator of torch nodes.
         pause: ends the idle threads of OpenMP, if they are not the session's; None if nothing does.
         matmuls: the code of MKL's matmuls; None for sessions on threads of their own.
+        losses: the code of output layers with cross entropy; likewise.
     """
 
     run: Callable[..., int | None]
@@ -322,6 +334,7 @@ class _Pool:
     operator: TorchOperator
     pause: Callable[[int], int] | None
     matmuls: MatmulCode | None
+    losses: LossCode | None
 
 
 @dataclasses.dataclass
@@ -332,7 +345,7 @@ class _Resources:
         process: what sessions have in common.
         pool: how it runs.
         session: the OrtSession.
-        slots: a word for each region, then for each matmul: the address of the words of its call.
+        slots: a word for each kernel, in the order of their operators: the address of the words of its call.
         torch_nodes: the numbers of the kernels of its torch nodes.
         values: its inputs and outputs.
     """
@@ -366,7 +379,7 @@ class NativeSession:
         self._process, self._slots, self._model = process, resources.slots, model
         self._lock = threading.Lock()
         self._shapes: RunShapes | None = None
-        self._calls = _calls_of(model, process, pool.matmuls)
+        self._calls = _calls_of(model, process, pool)
         self._bound: list[CallWords] = []
         self._inputs, self._outputs = (_Values(process, len(n)) for n in (model.inputs, model.outputs))
         # Makes a result in the memory of a run or, if it has few bytes, in its own; None for a result that the session
@@ -460,8 +473,7 @@ class NativeSession:
     def _bind(self, shapes: RunShapes, inputs: Sequence[torch.Tensor]) -> None:
         # An error or an interrupt on the way leaves a session that binds anew.
         self._shapes = None
-        sizes = (*shapes.regions, *shapes.matmuls, *shapes.loops)
-        words = [call.words(numbers) for call, numbers in zip(self._calls, sizes, strict=True)]
+        words = [call.words(sizes) for call, sizes in zip(self._calls, shapes.kernels, strict=True)]
         self._slots[: len(words)] = [one.address for one in words]
         returned = shapes.outputs[: self._model.results]
         self._makers = [_maker(dtype, shape, shapes.places.get(k)) for k, (dtype, shape, _) in enumerate(returned)]
@@ -472,7 +484,7 @@ class NativeSession:
 
 
 class _Call:
-    """The calls of a region, a matmul or a loop, with the latest sizes.
+    """The calls of a kernel, with the latest sizes.
 
     Args:
         make: the words of the calls with certain sizes.
@@ -489,12 +501,13 @@ class _Call:
         return words
 
 
-def _calls_of(model: NativeModel, process: _Process, code: MatmulCode | None) -> list[_Call]:
-    """The calls of a session's regions, then those of its matmuls, then of its loops."""
+def _calls_of(model: NativeModel, process: _Process, pool: _Pool) -> list[_Call]:
+    """The calls of a session's kernels, in the order of their operators."""
     regions = [_words_of_region(region, process, model.uses_openmp) for region in model.regions]
-    matmuls = [functools.partial(_words_of, code, node) for node in model.matmuls]
+    matmuls = [functools.partial(_words_of, pool.matmuls, node) for node in model.matmuls]
     loops = [functools.partial(_words_of_loop, model.uses_openmp, node) for node in model.loops]
-    return [_Call(make) for make in (*regions, *matmuls, *loops)]
+    losses = [functools.partial(_words_of_loss, pool.losses, process, node) for node in model.losses]
+    return [_Call(make) for make in (*regions, *matmuls, *loops, *losses)]
 
 
 def _words_of_region(
@@ -531,6 +544,16 @@ def _words_of_loop(uses_openmp: bool, node: LoopNode, sizes: tuple[int, ...]) ->
     assert loops is not None, "there are kernels, so there are loops"
     call = RecurrentCall(node.mode, node.reverse, node.dtype, (steps, rows, hidden), node.inputs, rows_of_all)
     return RecurrentCallWords(_recurrent_code(), loops, call, uses_openmp)
+
+
+def _words_of_loss(code: LossCode | None, process: _Process, node: LossNode, sizes: tuple[int, ...]) -> CallWords:
+    """The words of a loss's calls."""
+    assert code is not None
+    rows, width, classes = sizes
+    call = LossCall(node.dtype, rows, width, classes, node.inputs, node.gradients, node.ignore_index, node.mean)
+    words = LossCallWords(code, call, node.module)
+    process.calls[words.address] = words
+    return words
 
 
 class _Values:
