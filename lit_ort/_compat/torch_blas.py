@@ -40,13 +40,13 @@ def has_wide_units() -> bool:
 
 
 @functools.cache
-def is_mkl_fast() -> bool:
-    """Whether MKL's matmuls are as fast here as ONNX Runtime's, or faster.
+def prefers_mkl() -> bool:
+    """Whether MKL's matmuls are used rather than compiled ones: on Intel's CPUs, for which it is made.
 
-    On two cores of an Intel Xeon (family 6, model 207) they reach 220 to 260 GFLOP/s, ONNX Runtime's 180 to 205, and on
-    two of an AMD EPYC (family 25, model 17) both reach 115 to 140.
+    On two cores of an AMD EPYC (family 25, model 1), where MKL's, OpenBLAS's and ONNX Runtime's matmuls of 512 x 256 x
+    1024 reach 115 to 145 GFLOP/s, compiled ones reach 130 to 175.
     """
-    return matmul_functions() is not None and not has_wide_units()
+    return is_intel() and matmul_functions() is not None
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from lit_ort._compat.openmp import find_openmp
 from lit_ort.kernels.kernel_arguments import (
     BLOCK_FUNCTION,
     COLUMN_BLOCKS,
@@ -31,9 +32,10 @@ from lit_ort.kernels.kernel_arguments import (
     words_of,
 )
 from lit_ort.kernels.machine_code import Cpu, MachineCode, host_cpu
+from lit_ort.kernels.matmul_library import MatmulLibrary, matmul_library
 from lit_ort.kernels.region_text import write_region
 from lit_ort.kernels.row_stages import scratch_arrays
-from lit_ort.kernels.thread_pool import Runner, find_openmp
+from lit_ort.kernels.thread_pool import Runner
 from lit_ort.kernels.vector_text import Text
 from lit_ort.regions.placed_region import SizeArgument
 from lit_ort.regions.region import Region
@@ -125,6 +127,11 @@ class KernelCache:
     def runner(self) -> Runner:
         """Computes the blocks of all kernels."""
         return Runner(self.cpu, find_openmp())
+
+    @functools.cached_property
+    def matmuls(self) -> MatmulLibrary:
+        """The functions of matmuls."""
+        return matmul_library(self.cpu, self.runner)
 
     def kernel(self, region: Region) -> Kernel:
         """The kernel of a region."""

@@ -15,8 +15,8 @@ ROWS, WIDTH, CLASSES, CHUNK, IGNORED, IS_MEAN = range(_FIRST_WORD, _FIRST_WORD +
 # counted rows; what losses are divided by; a label that is no class.
 FIRST, COUNT, SELECTED, TOTAL, BAD_LABEL = range(_FIRST_WORD + 6, _FIRST_WORD + 11)
 
-INPUTS = ("hidden", "weight", "bias", "labels", "class_weight")
-GRADIENTS = ("of_hidden", "of_weight", "of_bias")
+INPUTS: tuple[str, ...] = ("hidden", "weight", "bias", "labels", "class_weight")
+GRADIENTS: tuple[str, ...] = ("of_hidden", "of_weight", "of_bias")
 _NAMES = (*INPUTS, "loss", *GRADIENTS, "scratch")
 _PARTS = ("logits", "rows", "losses", "places", "ones")
 # The position of the word of each tensor's address, or 0; where each part of the working memory begins.

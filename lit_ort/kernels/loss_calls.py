@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
-from lit_ort._compat.torch_blas import MatmulFunctions
 from lit_ort.kernels.kernel_arguments import BLOCK_FUNCTION, COLUMN_BLOCKS, WORD
 from lit_ort.kernels.kernel_calls import KernelCache
 from lit_ort.kernels.loss_arguments import (
@@ -28,9 +26,8 @@ from lit_ort.kernels.loss_arguments import (
 )
 from lit_ort.kernels.loss_text import loss_text
 from lit_ort.kernels.machine_code import MachineCode
+from lit_ort.kernels.matmul_library import DTYPES
 from lit_ort.kernels.operator_entry import CallWords
-
-DTYPES: Mapping[torch.dtype, str] = {torch.float32: "float32", torch.float64: "float64"}
 
 
 @dataclass(frozen=True)
@@ -67,18 +64,20 @@ class LossCode:
     """The machine code of losses.
 
     Args:
-        functions: MKL's.
-        kernels: of this process, whose threads compute the rows of a chunk.
+        kernels: of this process.
     """
 
-    def __init__(self, functions: Mapping[torch.dtype, MatmulFunctions], kernels: KernelCache) -> None:
-        self._functions, self._kernels = functions, kernels
+    def __init__(self, kernels: KernelCache) -> None:
+        self._kernels = kernels
         self._codes = dict[torch.dtype, MachineCode]()
 
     def of(self, dtype: torch.dtype) -> MachineCode:
         """The functions `run` and `rows` for a dtype."""
         if dtype not in self._codes:
-            cpu, functions = self._kernels.cpu, (self._functions[dtype].gemm, self._kernels.runner.address)
+            cpu, functions = (
+                self._kernels.cpu,
+                (self._kernels.matmuls.functions(dtype).gemm, self._kernels.runner.address),
+            )
             text = loss_text(DTYPES[dtype], cpu.vector_bytes, *functions)
             self._codes[dtype] = MachineCode(str(text), cpu, self._kernels.library.addresses(text.library))
         return self._codes[dtype]

@@ -1,8 +1,7 @@
 """The LLVM text of an output layer with its cross entropy, chunk by chunk, and of their gradients.
 
-`run(arguments)` finds the rows whose labels are counted and computes a chunk of them at a time: MKL the logits; the
-threads, row by row, the softmax, in place of the logits, from which they subtract one at the label; MKL the gradients
-from that. `rows(arguments, number)` is a thread's part of a chunk.
+`run(arguments)` finds the rows whose labels are counted and computes a chunk of them at a time: a matmul of the logits;
+row by row, the softmax in place of the logits, less one at the label; matmuls of the gradients. `rows(arguments, number)` is a thread's part of a chunk.
 
 Source: Liger Kernel (Hsu et al. 2024) for computing the gradients in the forward, chunk by chunk.
 """
@@ -49,7 +48,7 @@ def loss_text(dtype: str, vector_bytes: int, gemm: int, on_threads: int) -> Text
     Args:
         dtype: of all values but the labels.
         vector_bytes: the width of the CPU's vectors.
-        gemm: the address of MKL's function.
+        gemm: the address of the matmul of BLAS.
         on_threads: that of a function of the arguments that computes all blocks.
     """
     return _LossText(dtype, vector_bytes, f"inttoptr (i64 {on_threads} to ptr)").write(gemm)
@@ -339,8 +338,8 @@ class _LossText:
             factors = (logits, classes, True), (hidden, width, False)
             self._multiply(*factors, tensors["of_weight"], (classes, width, count), is_later)
         with self.unless(self.is_null(tensors["of_bias"])):
-            factors = (logits, classes, True), (self.buffer("ones"), "1", False)
-            self._multiply(*factors, tensors["of_bias"], (classes, "1", count), is_later)
+            factors = (self.buffer("ones"), count, False), (logits, classes, False)
+            self._multiply(*factors, tensors["of_bias"], ("1", classes, count), is_later)
         of_hidden = tensors["of_hidden"]
         with self.unless(self.is_null(of_hidden)):
             # The rows of the chunk have been read.
@@ -362,9 +361,9 @@ class _LossText:
     def _multiply(
         self, left: Factor, right: Factor, result: str, sizes: tuple[str, str, str], is_added: str = "false"
     ) -> None:
-        """A matmul by MKL: of `sizes` rows and columns of the result, and the inner size.
+        """A matmul: of `sizes` rows and columns of the result, and the inner size.
 
-        Its interface is Fortran's, whose matrices are stored by columns: the transposes are multiplied, the right one
+        The interface is Fortran's, whose matrices are stored by columns: the transposes are multiplied, the right one
         first.
         """
         rows, columns, inner = sizes

@@ -1,7 +1,7 @@
-"""Matmuls of MKL as kernels: machine code that calls MKL with the addresses in a block of arguments.
+"""Matmuls as kernels: machine code that calls a function of BLAS with the addresses in a block of arguments.
 
 A kernel runs on OpenMP's threads, like a region's: its blocks write what is added to the matmul into the result, and
-it finishes with the matmul. MKL's interface is Fortran's, whose matrices are stored by columns: the matmul of two
+it finishes with the matmul. The interface is Fortran's, whose matrices are stored by columns: the matmul of two
 matrices stored by rows is that of their transposes, the right one first.
 """
 
@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from lit_ort._compat.torch_blas import MatmulFunctions
 from lit_ort.kernels.kernel_arguments import BLOCK_FUNCTION, COLUMN_BLOCKS, FINISH_FUNCTION, ROW_BLOCKS, WORD
 from lit_ort.kernels.machine_code import Cpu, MachineCode
+from lit_ort.kernels.matmul_library import MatmulLibrary
 from lit_ort.kernels.operator_entry import CallWords
 from lit_ort.kernels.thread_pool import DENORMALS, POINTER_FUNCTION, WORD_FUNCTION, Runner, calls_of
 
@@ -77,16 +77,23 @@ class MatmulCode:
     """The machine code of matmuls.
 
     Args:
-        functions: MKL's.
+        library: the functions of BLAS.
         cpu: what to make code for.
         runner: computes a matmul with its arguments.
     """
 
-    def __init__(self, functions: Mapping[torch.dtype, MatmulFunctions], cpu: Cpu, runner: Runner) -> None:
-        texts = [_MATMUL.format(name=_name(dtype), **calls_of(one)) for dtype, one in functions.items()]
-        self._code = MachineCode("\n".join((WORD_FUNCTION, POINTER_FUNCTION, DENORMALS, _FILL, *texts)), cpu)
-        self.runner, self.fill = runner, self._code.address("fill")
-        self.matmuls = {dtype: self._code.address(f"matmul.{_name(dtype)}") for dtype in functions}
+    def __init__(self, library: MatmulLibrary, cpu: Cpu, runner: Runner) -> None:
+        self.runner = runner
+        self._library, self._cpu = library, cpu
+        self._codes: dict[torch.dtype, MachineCode] = {}
+
+    def address(self, name: str, dtype: torch.dtype) -> int:
+        """The address of the function `fill` or `matmul` for a dtype."""
+        if dtype not in self._codes:
+            text = _MATMUL.format(**calls_of(self._library.functions(dtype)))
+            parts = WORD_FUNCTION, POINTER_FUNCTION, DENORMALS, _FILL, text
+            self._codes[dtype] = MachineCode("\n".join(parts), self._cpu)
+        return self._codes[dtype].address(name)
 
 
 class MatmulArguments:
@@ -114,8 +121,8 @@ class MatmulArguments:
             ROW_BLOCKS: min(matmul.rows, 1 + result_bytes // _BLOCK_BYTES) if is_added else 0,
             COLUMN_BLOCKS: 1,
             _RESULT_POSITION: _ADDED + is_added,
-            BLOCK_FUNCTION: code.fill,
-            FINISH_FUNCTION: code.matmuls[matmul.dtype],
+            BLOCK_FUNCTION: code.address("fill", matmul.dtype),
+            FINISH_FUNCTION: code.address("matmul", matmul.dtype),
             _COLUMNS: matmul.columns,
             _ROWS: matmul.rows,
             _INNER: matmul.inner,
@@ -146,10 +153,6 @@ class MatmulArguments:
 def _bits(value: float, dtype: torch.dtype) -> int:
     packed = struct.pack("<f4x" if dtype == torch.float32 else "<d", value)
     return struct.unpack("<q", packed)[0]
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 _FILL = f"""
@@ -225,7 +228,7 @@ _REFERENCES = {
 }
 _SIZES = "ptr %right_form, ptr %left_form, ptr %columns, ptr %rows, ptr %inner, ptr %alpha"
 _MATMUL = f"""
-define void @matmul.{{name}}(ptr %args) {{{{
+define void @matmul(ptr %args) {{{{
 {chr(10).join(f"  %{name} = getelementptr i64, ptr %args, i64 {position}" for name, position in _REFERENCES.items())}
   %left = call ptr @pointer(ptr %args, i64 {_LEFT})
   %right = call ptr @pointer(ptr %args, i64 {_RIGHT})

@@ -1,4 +1,4 @@
-"""The function by which ONNX Runtime calls a region or a matmul of MKL: `KernelComputeV2`, as machine code.
+"""The function by which ONNX Runtime calls a kernel: `KernelComputeV2`, as machine code.
 
 It reads the addresses of the inputs, asks for the outputs, and computes the blocks on ONNX Runtime's intra-op threads
 or on OpenMP's. No Python runs. Source: OrtCustomOp and OrtKernelContext of onnxruntime_c_api.h.

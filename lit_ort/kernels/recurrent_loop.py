@@ -10,11 +10,12 @@ from functools import cached_property
 
 import torch
 
+from lit_ort._compat.openmp import find_openmp
 from lit_ort.kernels.machine_code import Cpu, MachineCode, host_cpu
 from lit_ort.kernels.packed_recurrent_text import backward_text, forward_text
 from lit_ort.kernels.recurrent_arguments import CELLS, DTYPES, Layer, LayerGradients, Strided, of_rows, of_steps, pack
 from lit_ort.kernels.recurrent_text import lanes_of, rows_at_once
-from lit_ort.kernels.thread_pool import Runner, find_openmp
+from lit_ort.kernels.thread_pool import Runner
 
 # In multiplications: below, threads cost more than they save. A cell counts as so many of each of its gates.
 _ONE_BLOCK, _CELL = 300_000, 30

@@ -31,8 +31,8 @@ class Emitter:
         builder: the model that receives the nodes.
         name_of: returns the ONNX value of an FX node.
         vector_of: returns the ONNX vector of symbolic sizes.
-        matmul_of: adds a matmul of MKL, whose sizes can be symbolic, and returns its position; None if matmuls are ONNX
-            Runtime's.
+        matmul_of: adds a matmul on the threads of OpenMP, whose sizes can be symbolic, and returns its position; None
+            if matmuls are ONNX Runtime's.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Emitter:
 
     @property
     def uses_openmp(self) -> bool:
-        """Whether matmuls are MKL's, on the threads of OpenMP."""
+        """Whether matmuls are custom operators, on the threads of OpenMP."""
         return self._matmul_of is not None
 
     @property
@@ -93,7 +93,7 @@ class Emitter:
     def matmul(
         self, left: tuple[str, bool], right: tuple[str, bool], inner: Any, added: tuple[str, bool] | None = None
     ) -> str:
-        """Adds a matmul of MKL and returns its output's name.
+        """Adds a matmul on the threads of OpenMP and returns its output's name.
 
         Args:
             left, right: the name of each factor, and whether it is stored as its transpose.

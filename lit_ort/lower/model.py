@@ -70,7 +70,7 @@ class ModelBuilder:
         return self._kernel(REGION_OPERATOR, index, inputs, outputs, name)
 
     def matmul(self, index: int, inputs: Sequence[str], output: TensorType, name: str) -> str:
-        """Adds a matmul of MKL and returns the name of its output; the arguments are those of `torch_node`."""
+        """Adds a matmul and returns the name of its output; the arguments are those of `torch_node`."""
         return self._kernel(MATMUL_OPERATOR, index, inputs, [output], name)[0]
 
     def loop(self, index: int, inputs: Sequence[str], outputs: Sequence[TensorType], name: str) -> list[str]:

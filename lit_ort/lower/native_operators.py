@@ -1,7 +1,7 @@
 """The operators of native sessions besides regions: matmuls, loops of recurrent layers, output layers with
 their losses, and the views that these read.
 
-Matmuls are ONNX Runtime's kernels, or MKL's where the session runs on the threads of OpenMP. A native session calls no
+Matmuls are custom operators on the threads of OpenMP, and ONNX Runtime's kernels on its own. A native session calls no
 Python, except for torch nodes of other operators.
 """
 

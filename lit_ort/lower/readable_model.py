@@ -46,8 +46,7 @@ def readable(
 ) -> onnx.ModelProto:
     """The model with a function in place of each region, and of each torch node that has one.
 
-    Matmuls of MKL are standard operators. Loops of recurrent layers, and losses over chunks, stay operators of
-    their own.
+    Matmuls are standard operators. Loops of recurrent layers, and losses over chunks, stay operators of their own.
 
     A function whose sizes only a run tells has them as its last input, which is an input of the model; its text says
     which.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lit_ort._compat import torch_blas
+from lit_ort._compat import openmp
 from lit_ort._compat.torch_fx import (
     example_of,
     fake_mode_of,
@@ -92,7 +92,7 @@ class _Rewriter:
         calls = [step.node for step in schedule.steps if isinstance(step, LibraryCall) and not is_view(step.node)]
         # Native sessions on the threads of OpenMP have torch nodes of any size, but no values with gaps.
         is_plain = all(memory_order(tensor) is not None for node in calls for tensor in tensors_of(node))
-        self._uses_openmp = is_plain and torch_blas.is_mkl_fast()
+        self._uses_openmp = is_plain and openmp.uses_openmp()
         # A call of torch for an operator that is faster alone would end another native session.
         self._declines = not all(node.target in MATMULS or is_small(node) for node in calls)
         known = schedule.values.known

@@ -64,7 +64,7 @@ class NativePhase:
         names = [name for name, _ in phase.inputs]
         uses_openmp = phase.pool == OPENMP
         if uses_openmp and not native.uses_openmp:
-            raise SessionError("matmuls of MKL are not used on this CPU", remedy=_COMPILE_AGAIN)
+            raise SessionError("torch has no OpenMP here", remedy=_COMPILE_AGAIN)
         model = NativeModel(
             phase.model,
             nodes,

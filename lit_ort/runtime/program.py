@@ -112,7 +112,7 @@ class RegionNode:
 
 @dataclasses.dataclass(frozen=True)
 class MatmulNode:
-    """One node of an ONNX graph that is a matmul of MKL.
+    """One node of an ONNX graph that is a matmul on the threads of OpenMP.
 
     Args:
         dtype: of all values.
@@ -216,7 +216,7 @@ class Phase:
         model: the serialized model; empty if the phase is one torch node of few operators, which needs no session.
         nodes: its torch nodes; a node's `overload_name` is its position in this tuple.
         regions: its region nodes, likewise, if the session is native.
-        matmuls: its matmuls of MKL, likewise, if the session is native and runs on OpenMP's threads.
+        matmuls: its matmuls that are custom operators, likewise, if the session is native and runs on OpenMP's threads.
         loops: its loops of recurrent layers, likewise.
         losses: its output layers with cross entropy, likewise.
         results: the types of the outputs, if the session is native: if Python is called by torch nodes alone.

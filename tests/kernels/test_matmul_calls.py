@@ -1,28 +1,33 @@
-"""Matmuls of MKL by their addresses."""
+"""Matmuls of MKL by their addresses, and compiled ones."""
 
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import itertools
+import random
 
 import pytest
 import torch
 
+from lit_ort._compat.openmp import find_openmp
 from lit_ort._compat.torch_blas import matmul_functions
 from lit_ort.kernels.machine_code import host_cpu
 from lit_ort.kernels.matmul_calls import Matmul, MatmulArguments, MatmulCode
-from lit_ort.kernels.thread_pool import Runner, find_openmp
+from lit_ort.kernels.matmul_library import MatmulLibrary
+from lit_ort.kernels.thread_pool import Runner
 
-FUNCTIONS, OPENMP = matmul_functions(), find_openmp()
-pytestmark = pytest.mark.skipif(FUNCTIONS is None or OPENMP is None, reason="torch has no MKL")
+OPENMP = find_openmp()
 SIZES = [(1, 1, 1, 1), (1, 3, 5, 7), (1, 128, 256, 64), (4, 3, 5, 7), (8, 64, 64, 32), (2, 3, 5, 0), (1, 300, 400, 1)]
 
 
-@pytest.fixture(scope="module")
-def code() -> MatmulCode:
-    assert FUNCTIONS is not None
-    assert OPENMP is not None
-    return MatmulCode(FUNCTIONS, host_cpu(), Runner(host_cpu(), OPENMP))
+@pytest.fixture(scope="module", params=["MKL", "compiled"])
+def code(request: pytest.FixtureRequest) -> MatmulCode:
+    given = matmul_functions() if request.param == "MKL" else None
+    if request.param == "MKL" and (given is None or OPENMP is None):
+        pytest.skip("torch has no MKL")
+    runner = Runner(host_cpu(), OPENMP)
+    return MatmulCode(MatmulLibrary(host_cpu(), runner, given), host_cpu(), runner)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -43,3 +48,49 @@ def test_a_matmul(code: MatmulCode, sizes: tuple[int, int, int, int], dtype: tor
             words[:] = [tensor.data_ptr() for tensor in (*memory, result)]
             code.runner.run(arguments.address)
             torch.testing.assert_close(result, left @ right + (0 if added is None else memory[-1]))
+
+
+EDGES = (1, 2, 5, 6, 7, 12, 13, 16, 17, 31, 33, 97, 255, 257, 300)
+
+
+@pytest.mark.parametrize("vector_bytes", [16, 32, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_compiled_matmuls(dtype: torch.dtype, vector_bytes: int) -> None:
+    """Sizes around those of tiles and panels, in all forms; nothing beyond the result is written."""
+    cpu = dataclasses.replace(host_cpu(), vector_bytes=vector_bytes)
+    library = MatmulLibrary(cpu, Runner(cpu, OPENMP), None)
+    gemm = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 13)(library.functions(dtype).gemm)
+    draw, number = random.Random(0), ctypes.c_float if dtype == torch.float32 else ctypes.c_double
+    for _ in range(60):
+        rows, columns, inner = draw.choice(EDGES), draw.choice(EDGES), draw.choice((0, *EDGES))
+        is_left, is_right, beta = draw.random() < 0.5, draw.random() < 0.5, float(draw.random() < 0.5)
+        left = torch.randn((inner, rows) if is_left else (rows, inner), dtype=dtype)
+        right = torch.randn((columns, inner) if is_right else (inner, columns), dtype=dtype)
+        memory = torch.full((rows + 2, columns + 3), torch.nan, dtype=dtype)
+        result = memory[1:-1, :columns]
+        if beta:
+            result.normal_()
+        expected = (left.t() if is_left else left) @ (right.t() if is_right else right) + (result if beta else 0)
+        forms = [ctypes.c_char(b"T" if transposed else b"N") for transposed in (is_right, is_left)]
+        lengths = [max(1, tensor.shape[1]) for tensor in (right, left, memory)]
+        sizes = [ctypes.c_int64(size) for size in (columns, rows, inner, *lengths)]
+        one, added = number(1.0), number(beta)
+        values = [*forms, *sizes[:3], one, right, sizes[3], left, sizes[4], added, result, sizes[5]]
+        gemm(*(v.data_ptr() if isinstance(v, torch.Tensor) else ctypes.addressof(v) for v in values))
+        tolerance = 1e-5 if dtype == torch.float32 else 1e-13
+        torch.testing.assert_close(result, expected, rtol=tolerance, atol=tolerance * (inner + 1) ** 0.5)
+        assert memory[0].isnan().all()
+        assert memory[-1].isnan().all()
+        assert memory[:, columns:].isnan().all()
+
+
+def test_compiled_matmuls_of_few_matrices_and_many_threads() -> None:
+    """A batch of fewer matrices than threads."""
+    runner = Runner(host_cpu(), OPENMP)
+    code = MatmulCode(MatmulLibrary(host_cpu(), runner, None), host_cpu(), runner)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(4)
+        test_a_matmul(code, (3, 60, 70, 80), torch.float32)
+    finally:
+        torch.set_num_threads(threads)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lit_ort._compat import torch_blas
+from lit_ort._compat import openmp
 from lit_ort.fusions import fusion_pipeline as fusions
 from lit_ort.lower.native_operators import NATIVE_OPERATORS
 from lit_ort.lower.operators import LOWERINGS
@@ -26,10 +26,10 @@ The gradients of a graph are torch's: AOTAutograd traces forward and backward in
 operator that torch can differentiate is supported. A graph of matmuls in float32 or float64, recurrent layers, views
 and what regions can compute is a *native* session: ONNX Runtime runs it without a call of Python, with compiled regions
 and loops over time as custom operators.
-Its matmuls are ONNX Runtime's, on its threads, or, on Intel's CPUs and on AMD's before Zen 5, where they are as fast or
-faster, MKL's in custom operators, on the threads of OpenMP that torch's operators use. On these threads a native
-session can also call torch for operators of any size; one with its own threads calls only small ones. In every other
-graph, each operator runs
+Its matmuls are custom operators too, MKL's on Intel's CPUs and compiled ones on others, and all of them run on the
+threads of OpenMP that torch's operators use, so that a native session can also call torch for operators of any size.
+Where torch has no OpenMP, matmuls and threads are ONNX Runtime's, and it calls only small ones. In every other graph,
+each operator runs
 
 1. as a kernel of ONNX Runtime: the operators of the lowering table below, for the dtypes of the table, if enough of
    them follow each other to outweigh the cost of passing values between torch and ONNX Runtime;
@@ -75,8 +75,8 @@ _MODELS = """
 
 Each model is tested at a small size with random weights: the relative errors of loss, gradients and buffers compared
 with eager are at most 1e-4, and dropout masks differ at each step. A step is one graph, except for models whose code
-reads values of tensors. The numbers, for torch 2.13, are those of operators of ONNX Runtime, with regions and matmuls
-of MKL, and of operators of torch, in sessions on their own threads and on OpenMP's.
+reads values of tensors. The numbers, for torch 2.13, are those of operators of ONNX Runtime, with regions and matmuls,
+and of operators of torch, in sessions on their own threads and on OpenMP's.
 
 | model | graphs of a step | own threads: ONNX Runtime, torch | OpenMP: ONNX Runtime, torch |
 |---|---|---|---|
@@ -96,10 +96,10 @@ def operators() -> str:
     return "\n".join(f"- {title}: {', '.join(f'`{name}`' for name in names)}" for title, names in parts.items())
 
 
-def row(name: str, own: str, openmp: str) -> str:
+def row(name: str, own: str, shared: str) -> str:
     """The row of a model: its name and the cells of both kinds of threads."""
     kinds, numbers = own.split(" | ")
-    return f"| {name} | {kinds} | {numbers} | {openmp.split(' | ')[1]} |"
+    return f"| {name} | {kinds} | {numbers} | {shared.split(' | ')[1]} |"
 
 
 def cells(graphs: tuple[GraphReport, ...]) -> str:
@@ -113,8 +113,8 @@ def cells(graphs: tuple[GraphReport, ...]) -> str:
 def is_on_the_page(name: str, graphs: tuple[GraphReport, ...]) -> bool:
     """Whether the page has the numbers of a model's step for this CPU."""
     line = next(line for line in PATH.read_text().splitlines() if line.startswith(f"| {name} |"))
-    _, _, kinds, own, openmp, _ = (cell.strip() for cell in line.split("|"))
-    return f"{kinds} | {openmp if torch_blas.is_mkl_fast() else own}" == cells(graphs)
+    _, _, kinds, own, shared, _ = (cell.strip() for cell in line.split("|"))
+    return f"{kinds} | {shared if openmp.uses_openmp() else own}" == cells(graphs)
 
 
 def main() -> None:
@@ -128,8 +128,8 @@ def main() -> None:
     rows = []
     for name, case in CASES.items():
         found = []
-        for is_fast in (False, True):
-            torch_blas.is_mkl_fast = lambda is_fast=is_fast: is_fast
+        for is_used in (False, True):
+            openmp.uses_openmp = lambda is_used=is_used: is_used
             # Otherwise Dynamo treats the batches of different models as one batch with dynamic sizes.
             torch._dynamo.reset()
             found.append(cells(compare_steps(case, steps=1).graphs))

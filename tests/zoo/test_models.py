@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lit_ort._compat import torch_blas
+from lit_ort._compat import openmp
 from lit_ort.lower import placed_values
 from tests.compare import mostly
 from tests.operators import known
@@ -61,10 +61,10 @@ def test_same_as_eager(name: str) -> None:
     "name", ["SegFormer", *(pytest.param(name, marks=pytest.mark.sweep) for name in CASES if name != "SegFormer")]
 )
 def test_same_as_eager_with_the_other_matmuls(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    is_fast = torch_blas.is_mkl_fast()
-    if not is_fast and torch_blas.matmul_functions() is None:
-        pytest.skip("this build of torch has no MKL")
-    monkeypatch.setattr(torch_blas, "is_mkl_fast", lambda: not is_fast)
+    if openmp.find_openmp() is None:
+        pytest.skip("torch has no OpenMP here")
+    is_used = openmp.uses_openmp()
+    monkeypatch.setattr(openmp, "uses_openmp", lambda: not is_used)
     monkeypatch.setattr(placed_values, "_FEWEST_BYTES", 0)
     monkeypatch.setattr(placed_values, "_FEWEST_OF_ALL", 0)
     worst, where = compare_steps(CASES[name], steps=1).worst

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from lit_ort._compat import openmp
 from lit_ort._compat.torch_aot import region_of
-from lit_ort._compat.torch_blas import is_mkl_fast
 from lit_ort._compat.torch_fx import inputs_of
 from lit_ort._compat.torch_ops import OpOverload, qualified_name
 from lit_ort.backend.request import Request
@@ -70,8 +70,8 @@ class _Obstacle(Exception):
 
 def _settings(request: Request) -> list[str]:
     """The settings besides the graph that the program depends on."""
-    # Where MKL is fast, native sessions are others.
-    modes = (request.gradients, request.autocast, torch.are_deterministic_algorithms_enabled(), is_mkl_fast())
+    # Native sessions on the threads of OpenMP are others.
+    modes = (request.gradients, request.autocast, torch.are_deterministic_algorithms_enabled(), openmp.uses_openmp())
     return [str(setting) for setting in (torch.get_default_dtype(), torch.get_default_device(), *modes)]
 
 

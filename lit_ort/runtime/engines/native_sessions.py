@@ -1,7 +1,7 @@
 """Sessions of matmuls and compiled regions, which call no Python but for torch nodes.
 
-Matmuls are ONNX Runtime's kernels, on its threads, or MKL's in a custom operator, on the threads of OpenMP that torch's
-operators use too. Regions and the loops of recurrent layers are custom operators.
+On the threads of OpenMP that torch's operators use, matmuls are custom operators; on ONNX Runtime's own threads, they
+are its kernels. Regions and the loops of recurrent layers are custom operators.
 
 They are created and run through the C interface, in both builds in the same way.
 """
@@ -25,7 +25,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 
-from lit_ort._compat import torch_blas
+from lit_ort._compat import openmp as torch_openmp
 from lit_ort._compat.held_signals import HeldSignals
 from lit_ort.errors import EngineError, SessionError
 from lit_ort.kernels.kernel_arguments import WORD
@@ -43,7 +43,6 @@ from lit_ort.kernels.operator_entry import (
     without_denormals,
 )
 from lit_ort.kernels.recurrent_calls import RecurrentCall, RecurrentCallCode, RecurrentCallWords
-from lit_ort.kernels.thread_pool import find_openmp, pause_of_openmp
 from lit_ort.ops.recurrent import recurrent_loops
 from lit_ort.regions.placed_region import SizedRegion
 from lit_ort.runtime.buffers import SMALL_BYTES, tensor_in
@@ -113,7 +112,7 @@ class NativeModel(Model):
 
     Args:
         regions: its regions; a node's attribute is its position among these.
-        matmuls: its matmuls of MKL, likewise; the sizes of each are given at a run.
+        matmuls: its matmuls that are custom operators, likewise; the sizes of each are given at a run.
         loops: its loops of recurrent layers, in the same way.
         losses: its output layers with cross entropy, in the same way.
         results: the number of outputs that a run returns; the others are values whose memory a run provides.
@@ -188,8 +187,8 @@ class NativeEngine:
 
     @property
     def uses_openmp(self) -> bool:
-        """Whether sessions can run on OpenMP's threads, and are faster there, as MKL's matmuls are."""
-        return torch_blas.is_mkl_fast() and None not in (torch_blas.matmul_functions(), find_openmp())
+        """Whether sessions run on OpenMP's threads."""
+        return torch_openmp.uses_openmp()
 
     def session(self, model: NativeModel, threads: int) -> NativeSession:
         """Creates a session.
@@ -224,16 +223,16 @@ class NativeEngine:
     def _pool(self, uses_openmp: bool) -> _Pool:
         """How sessions run on OpenMP's threads, or on their own."""
         if uses_openmp not in self._pools:
-            cpu, openmp = kernels().cpu, find_openmp() if uses_openmp else None
-            functions = torch_blas.matmul_functions() if uses_openmp else None
+            cpu, openmp = kernels().cpu, torch_openmp.find_openmp() if uses_openmp else None
+            matmuls = MatmulCode(kernels().matmuls, cpu, kernels().runner) if uses_openmp else None
             run, code = without_denormals(cpu, openmp, self._library.address("Run"))
             self._pools[uses_openmp] = _Pool(
                 _Run(run),
                 code,
                 TorchOperator(self._library, None, functools.partial(with_denormals, cpu, openmp)),
-                None if uses_openmp else pause_of_openmp(),
-                None if functions is None else MatmulCode(functions, cpu, kernels().runner),
-                None if functions is None else LossCode(functions, kernels()),
+                None if uses_openmp else torch_openmp.pause_of_openmp(),
+                matmuls,
+                LossCode(kernels()) if uses_openmp else None,
             )
         return self._pools[uses_openmp]
 
@@ -325,7 +324,7 @@ class _Pool:
         code: of this function.
         operator: the operator of torch nodes.
         pause: ends the idle threads of OpenMP, if they are not the session's; None if nothing does.
-        matmuls: the code of MKL's matmuls; None for sessions on threads of their own.
+        matmuls: the code of matmuls; None for sessions on threads of their own.
         losses: the code of output layers with cross entropy; likewise.
     """
 
