@@ -1,7 +1,8 @@
 """The LLVM text of an output layer with its cross entropy, chunk by chunk, and of their gradients.
 
 `run(arguments)` finds the rows whose labels are counted and computes a chunk of them at a time: a matmul of the logits;
-row by row, the softmax in place of the logits, less one at the label; matmuls of the gradients. `rows(arguments, number)` is a thread's part of a chunk.
+row by row, the softmax in place of the logits, less one at the label; matmuls of the gradients. `rows(arguments,
+number)` is a thread's part of a chunk.
 
 Source: Liger Kernel (Hsu et al. 2024) for computing the gradients in the forward, chunk by chunk.
 """
