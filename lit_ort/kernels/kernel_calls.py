@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import struct
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +31,7 @@ from lit_ort.kernels.kernel_arguments import (
     words_of,
 )
 from lit_ort.kernels.machine_code import Cpu, MachineCode, host_cpu
-from lit_ort.kernels.matmul_library import MatmulLibrary, matmul_library
+from lit_ort.kernels.matmul_library import matmul_library
 from lit_ort.kernels.region_text import write_region
 from lit_ort.kernels.row_stages import scratch_arrays
 from lit_ort.kernels.thread_pool import Runner
@@ -112,6 +111,11 @@ class KernelCache:
 
     Args:
         cpu: what to make code for; by default, the CPU of this machine.
+
+    Attributes:
+        library: functions that kernels call.
+        runner: computes the blocks of all kernels.
+        matmuls: the functions of matmuls.
     """
 
     def __init__(self, cpu: Cpu | None = None) -> None:
@@ -119,19 +123,11 @@ class KernelCache:
         self._kernels: WeakValueDictionary[str, Kernel] = WeakValueDictionary()
         self._lock = threading.Lock()
         self.library = FunctionLibrary(self.cpu)
+        self.runner = Runner(self.cpu, find_openmp())
+        self.matmuls = matmul_library(self.cpu, self.runner)
 
     def __len__(self) -> int:
         return len(self._kernels)
-
-    @functools.cached_property
-    def runner(self) -> Runner:
-        """Computes the blocks of all kernels."""
-        return Runner(self.cpu, find_openmp())
-
-    @functools.cached_property
-    def matmuls(self) -> MatmulLibrary:
-        """The functions of matmuls."""
-        return matmul_library(self.cpu, self.runner)
 
     def kernel(self, region: Region) -> Kernel:
         """The kernel of a region."""

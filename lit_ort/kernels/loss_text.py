@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 
 from lit_ort.kernels.kernel_arguments import BAD_INDEX, ROW_BLOCKS
+from lit_ort.kernels.kernel_text import KernelText
 from lit_ort.kernels.loss_arguments import (
     BAD_LABEL,
     BUFFERS,
@@ -35,7 +35,6 @@ from lit_ort.kernels.loss_arguments import (
 from lit_ort.kernels.vector_math import cast
 from lit_ort.kernels.vector_memory import loaded, stored
 from lit_ort.kernels.vector_text import Text, Vector
-from lit_ort.regions.element_types import size_of
 
 # Vectors at once, whose maxima and sums don't wait for each other.
 _VECTORS = 4
@@ -55,10 +54,10 @@ def loss_text(dtype: str, vector_bytes: int, gemm: int, on_threads: int) -> Text
     return _LossText(dtype, vector_bytes, f"inttoptr (i64 {on_threads} to ptr)").write(gemm)
 
 
-class _LossText:
+class _LossText(KernelText):
     def __init__(self, dtype: str, vector_bytes: int, on_threads: str) -> None:
-        self.text, self.dtype, self.size, self.on_threads = Text(), dtype, size_of(dtype), on_threads
-        self.lanes = vector_bytes // self.size
+        super().__init__(dtype, vector_bytes)
+        self.on_threads = on_threads
 
     def write(self, gemm: int) -> Text:
         kind = "float" if self.dtype == "float32" else "double"
@@ -82,15 +81,11 @@ class _LossText:
         """The address of a tensor; null for one that the call does not have."""
         place = self.word(TENSORS[name])
         address = self.text.effect(f"load ptr, ptr {self._word_at(place)}, align 8")
-        return self.text.value(f"select i1 {self.is_zero(place)}, ptr null, ptr {address}")
+        return self.choose(self.is_zero(place), "ptr", "null", address)
 
     def buffer(self, name: str) -> str:
         """The address of a part of the call's working memory."""
         return self.text.value(f"getelementptr i8, ptr {self.tensor('scratch')}, i64 {self.word(BUFFERS[name])}")
-
-    def at(self, pointer: str, place: str) -> str:
-        kind = "float" if self.dtype == "float32" else "double"
-        return self.text.value(f"getelementptr {kind}, ptr {pointer}, i64 {place}")
 
     def integer(self, pointer: str, place: str) -> str:
         return loaded(self.text, pointer, place, "int64", 0, None).name
@@ -98,36 +93,11 @@ class _LossText:
     def element(self, pointer: str, place: str) -> Vector:
         return loaded(self.text, pointer, place, self.dtype, 0, None)
 
-    # Arithmetic on names.
-
-    def op(self, operation: str, left: str | int, right: str | int) -> str:
-        return self.text.value(f"{operation} i64 {left}, {right}")
-
-    def minimum(self, left: str, right: str | int) -> str:
-        return self.text.call("llvm.smin.i64", "i64", ("i64", left), ("i64", str(right)))
-
-    def divided_up(self, left: str, right: str) -> str:
-        return self.op("udiv", self.op("add", left, self.op("sub", right, 1)), right)
-
     def is_zero(self, value: str) -> str:
-        return self.text.value(f"icmp eq i64 {value}, 0")
+        return self.test("eq", value, 0)
 
     def is_null(self, pointer: str) -> str:
         return self.text.value(f"icmp eq ptr {pointer}, null")
-
-    def choose(self, test: str, kind: str, chosen: str, other: str) -> str:
-        return self.text.value(f"select i1 {test}, {kind} {chosen}, {kind} {other}")
-
-    @contextmanager
-    def unless(self, test: str) -> Iterator[None]:
-        """What runs only if a test is False."""
-        text, number = self.text, self.text.name()[2:]
-        text.line(f"br i1 {test}, label %after{number}, label %inside{number}")
-        text.label(f"inside{number}")
-        with text.scope():
-            yield
-        text.line(f"br label %after{number}")
-        text.label(f"after{number}")
 
     def copy(self, target: str, source: str, bytes_: str) -> None:
         name = "llvm.memcpy.p0.p0.i64"
@@ -243,8 +213,7 @@ class _LossText:
             loop.carry([value for at, own in zip(places, given, strict=True) for value in body(at, None, own)])
         found = [functools.reduce(combine, loop.current)] if combine is not None else []
         with text.loop(whole, count, self.lanes, found) as loop:
-            left = Vector(text, text.value(f"trunc i64 {self.op('sub', count, loop.index)} to i32"), "int32", 0)
-            loop.carry(body(loop.index, text.indices("0", self.lanes, "int32").lt(left), loop.current))
+            loop.carry(body(loop.index, self.mask(self.op("sub", count, loop.index)), loop.current))
         return loop.current[0] if found else text.literal(0.0, self.dtype)
 
     # The whole call.
@@ -258,10 +227,10 @@ class _LossText:
         with self.unless(is_bad):
             self.keep(SELECTED, selected)
             self._set_total(tensors, selected)
-            are_all = text.value(f"icmp eq i64 {selected}, {rows}")
+            are_all = self.test("eq", selected, rows)
             with self.unless(are_all):
                 self.clear(tensors["of_hidden"], self.op("mul", rows, width))
-            with self.unless(text.value(f"icmp ne i64 {selected}, 0")):
+            with self.unless(self.test("ne", selected, 0)):
                 self.clear(tensors["of_weight"], self.op("mul", classes, width))
                 self.clear(tensors["of_bias"], classes)
             loss = self._chunks(tensors, selected, are_all)
@@ -276,15 +245,16 @@ class _LossText:
         with text.loop("0", rows, 1, none) as loop:
             count, wrong = loop.current
             label = self.integer(labels, loop.index)
-            is_counted = text.value(f"icmp ne i64 {label}, {ignored}")
-            is_outside = text.value(f"icmp uge i64 {label}, {classes}")
+            is_counted = self.test("ne", label, ignored)
+            is_outside = self.test("uge", label, classes)
             is_wrong = text.value(f"and i1 {is_counted}, {is_outside}")
             stored(text, places, count.name, "int64", Vector(text, loop.index, "int64", 0), None)
-            self.keep(BAD_LABEL, self.choose(is_wrong, "i64", label, self.word(BAD_LABEL)))
+            is_first = text.value(f"and i1 {is_wrong}, {self.is_zero(wrong.name)}")
+            self.keep(BAD_LABEL, self.choose(is_first, "i64", label, self.word(BAD_LABEL)))
             added, bad = (text.value(f"zext i1 {test} to i64") for test in (is_counted, is_wrong))
             loop.carry([count + Vector(text, added, "int64", 0), wrong | Vector(text, bad, "int64", 0)])
         count, wrong = loop.current
-        return text.value(f"icmp ne i64 {wrong.name}, 0"), count.name
+        return self.test("ne", wrong.name, 0), count.name
 
     def _set_total(self, tensors: Mapping[str, str], selected: str) -> None:
         """What the sum of the losses is divided by."""
@@ -319,9 +289,7 @@ class _LossText:
     def _chunk_size(self, selected: str) -> str:
         """The rows of all chunks but the last one: the fewest chunks, of equal sizes."""
         count = self.divided_up(selected, self.word(CHUNK))
-        some = self.text.call("llvm.smax.i64", "i64", ("i64", count), ("i64", "1"))
-        size = self.divided_up(selected, some)
-        return self.text.call("llvm.smax.i64", "i64", ("i64", size), ("i64", "1"))
+        return self.maximum(self.divided_up(selected, self.maximum(count, 1)), 1)
 
     def _hidden(self, hidden: str, first: str, count: str, are_all: str) -> str:
         """The address of the rows of a chunk, which are copied if others are between them."""
@@ -334,7 +302,7 @@ class _LossText:
 
     def _gradients(self, tensors: Mapping[str, str], hidden: str, first: str, count: str, are_all: str) -> None:
         logits, classes, width = self.buffer("logits"), self.word(CLASSES), self.word(WIDTH)
-        is_later = self.text.value(f"icmp ne i64 {first}, 0")
+        is_later = self.test("ne", first, 0)
         with self.unless(self.is_null(tensors["of_weight"])):
             factors = (logits, classes, True), (hidden, width, False)
             self._multiply(*factors, tensors["of_weight"], (classes, width, count), is_later)

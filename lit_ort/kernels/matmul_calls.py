@@ -89,11 +89,13 @@ class MatmulCode:
 
     def address(self, name: str, dtype: torch.dtype) -> int:
         """The address of the function `fill` or `matmul` for a dtype."""
-        if dtype not in self._codes:
+        code = self._codes.get(dtype)
+        if code is None:
             text = _MATMUL.format(**calls_of(self._library.functions(dtype)))
             parts = WORD_FUNCTION, POINTER_FUNCTION, DENORMALS, _FILL, text
-            self._codes[dtype] = MachineCode("\n".join(parts), self._cpu)
-        return self._codes[dtype].address(name)
+            # Addresses are those of the code that is kept, if several threads make one.
+            code = self._codes.setdefault(dtype, MachineCode("\n".join(parts), self._cpu))
+        return code.address(name)
 
 
 class MatmulArguments:

@@ -34,12 +34,14 @@ class MatmulLibrary:
         """The addresses of `gemm` and `gemm_batch`."""
         if self._given is not None:
             return self._given[dtype]
-        if dtype not in self._codes:
+        code = self._codes.get(dtype)
+        if code is None:
             on_threads, openmp = f"inttoptr (i64 {self._runner.address} to ptr)", find_openmp()
             most_threads = None if openmp is None else calls_of(openmp)["most_threads"]
             text = matmul_text(DTYPES[dtype], self._cpu.vector_bytes, on_threads, most_threads)
-            self._codes[dtype] = MachineCode(str(text), self._cpu)
-        return MatmulFunctions(*map(self._codes[dtype].address, ("gemm", "gemm_batch")))
+            # Addresses are those of the code that is kept, if several threads make one.
+            code = self._codes.setdefault(dtype, MachineCode(str(text), self._cpu))
+        return MatmulFunctions(*map(code.address, ("gemm", "gemm_batch")))
 
 
 def matmul_library(cpu: Cpu, runner: Runner) -> MatmulLibrary:

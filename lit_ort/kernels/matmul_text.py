@@ -1,9 +1,8 @@
 """The LLVM text of matmuls, with the interface of BLAS: for CPUs whose vectors MKL does not use at full width.
 
-The result is computed in tiles that stay in registers. For each tile, a loop over the inner size reads some rows of the
-left factor, element by element, and vectors of a panel of the right one, which has been copied so that they follow each
-other. A left factor that is stored as its transpose is copied into panels too. A block of threads computes some rows,
-some columns, or some matrices of a batch.
+The result is computed in tiles that stay in registers. For each tile, a loop over the inner size reads elements of a
+panel of the left factor and vectors of a panel of the right one, which have been copied so that they follow each
+other. A thread computes some rows, some columns, or some matrices of a batch.
 
 Source: Goto and van de Geijn 2008 (panels and the order of loops); Van Zee and van de Geijn 2015 (BLIS, microkernels).
 """
@@ -11,21 +10,23 @@ Source: Goto and van de Geijn 2008 (panels and the order of loops); Van Zee and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from lit_ort.kernels import matmul_arguments as words
 from lit_ort.kernels.kernel_arguments import BLOCK_FUNCTION, COLUMN_BLOCKS, FINISH_FUNCTION, ROW_BLOCKS
+from lit_ort.kernels.kernel_text import KernelText
 from lit_ort.kernels.thread_pool import DENORMALS
 from lit_ort.kernels.vector_memory import loaded, stored
-from lit_ort.kernels.vector_text import Text, Vector, type_text
-from lit_ort.regions.element_types import size_of
+from lit_ort.kernels.vector_text import Text, Vector
 
 # The rows of a tile, by the width of vectors in bytes; it has two vectors of columns.
 _ROWS = {16: 8, 32: 6, 64: 12}
 _VECTORS = 2
-# A panel of the right factor has so many rows and columns at most, one of a transposed left factor so many rows.
+# What is copied at a time has so many rows and columns of the right factor at most, and so many rows of the left one.
 _INNER, _COLUMNS, _LEFT_ROWS = 256, 256, 96
+# Threads with small stacks end at their guard pages.
+_CHECKS_STACK = '"probe-stack"="inline-asm"'
 _TRANSPOSED = ord("T")
 # Multiplications; for fewer, threads cost more than they save.
 _SMALL = 2**18
@@ -43,10 +44,9 @@ def matmul_text(dtype: str, vector_bytes: int, on_threads: str, most_threads: st
     return _MatmulText(dtype, vector_bytes).write(on_threads, most_threads)
 
 
-class _MatmulText:
+class _MatmulText(KernelText):
     def __init__(self, dtype: str, vector_bytes: int) -> None:
-        self.text, self.dtype, self.size = Text(), dtype, size_of(dtype)
-        self.lanes = vector_bytes // self.size
+        super().__init__(dtype, vector_bytes)
         self.rows, self.columns = _ROWS[vector_bytes], _VECTORS * self.lanes
 
     def write(self, on_threads: str, most_threads: str | None) -> Text:
@@ -58,62 +58,21 @@ class _MatmulText:
         part = "ptr %args, ptr %left, ptr %right, ptr %result, ptr %panel, ptr %left_panel"
         ranges = "i64 %first_row, i64 %last_row, i64 %first_column, i64 %last_column"
         text.function("part", f"internal void @part({part}, {ranges})", self._part, "noinline")
-        text.function("block", "internal void @block(ptr %args, i64 %block)", self._block)
+        text.function("block", "internal void @block(ptr %args, i64 %block)", self._block, _CHECKS_STACK)
         count = "add i32 0, 1" if most_threads is None else f"call i32 {most_threads}()"
         names = {"on_threads": on_threads, "thread_count": count, "bits": f"i{8 * self.size}"}
         names |= {"columns": str(self.columns), "rows": str(self.rows)}
         text.functions["gemm"] = _GEMM.format_map({**vars(words), **_HEADER, **names})
         return text
 
-    # Arithmetic on names, and memory.
-
-    def op(self, operation: str, left: str | int, right: str | int) -> str:
-        return self.text.value(f"{operation} i64 {left}, {right}")
-
-    def minimum(self, left: str | int, right: str | int) -> str:
-        return self.text.call("llvm.smin.i64", "i64", ("i64", str(left)), ("i64", str(right)))
-
-    def test(self, relation: str, left: str, right: str | int) -> str:
-        return self.text.value(f"icmp {relation} i64 {left}, {right}")
+    # Memory.
 
     def word(self, position: int, kind: str = "i64") -> str:
         at = self.text.value(f"getelementptr i64, ptr %args, i64 {position}")
         return self.text.value(f"load {kind}, ptr {at}, align 8")
 
-    def at(self, pointer: str, place: str | int) -> str:
-        return self.text.value(f"getelementptr {type_text(self.dtype, 0)}, ptr {pointer}, i64 {place}")
-
     def vector(self, pointer: str, mask: Vector | None = None) -> Vector:
         return loaded(self.text, pointer, "0", self.dtype, self.lanes, mask)
-
-    def mask(self, count: str) -> Vector:
-        """The first lanes."""
-        left = Vector(self.text, self.text.value(f"trunc i64 {self.minimum(count, self.lanes)} to i32"), "int32", 0)
-        return self.text.indices("0", self.lanes, "int32").lt(left)
-
-    @contextmanager
-    def branch(self, test: str) -> Iterator[Callable[[], None]]:
-        """What runs if a test is True; after a call of what is returned, what runs if it is False."""
-        text, number = self.text, self.text.name()[2:]
-        names = [f"{part}{number}" for part in ("then", "else", "after")]
-        text.line(f"br i1 {test}, label %{names[0]}, label %{names[1]}")
-        with ExitStack() as scopes:
-
-            def begin(name: str) -> None:
-                scopes.close()
-                text.label(name)
-                scopes.enter_context(text.scope())
-
-            def otherwise() -> None:
-                text.line(f"br label %{names[-1]}")
-                begin(names.pop(1))
-
-            begin(names[0])
-            yield otherwise
-            if len(names) == 3:
-                otherwise()
-            text.line(f"br label %{names[-1]}")
-        text.label(names[-1])
 
     # A tile.
 
@@ -198,9 +157,7 @@ class _MatmulText:
             pairs = [self._share(rows, self.rows), ("0", rows), ("0", columns), self._share(columns, self.columns)]
             ranges = []
             for chosen, other in ((pairs[0], pairs[1]), (pairs[2], pairs[3])):
-                ranges += [
-                    text.value(f"select i1 {by_rows}, i64 {a}, i64 {b}") for a, b in zip(chosen, other, strict=True)
-                ]
+                ranges += [self.choose(by_rows, "i64", a, b) for a, b in zip(chosen, other, strict=True)]
             pointers = [f"ptr {tensor}" for tensor in tensors]
             bounds = [f"i64 {bound}" for bound in ranges]
             text.line(f"call void @part({', '.join(('ptr %args', *pointers, *given, *bounds))})")
@@ -210,7 +167,7 @@ class _MatmulText:
     def _share(self, count: str, unit: int) -> tuple[str, str]:
         """The first and the last of what this block computes, in units."""
         blocks = self.word(ROW_BLOCKS)
-        units = self.op("udiv", self.op("add", count, unit - 1), unit)
+        units = self.divided_up(count, unit)
         ends = []
         for number in ("%block", self.op("add", "%block", 1)):
             end = self.op("mul", self.op("udiv", self.op("mul", units, number), blocks), unit)
@@ -225,7 +182,7 @@ class _MatmulText:
     def _part(self) -> None:
         text, inner = self.text, self.word(words.INNER)
         # Without elements to multiply, the result is zero.
-        end = text.call("llvm.smax.i64", "i64", ("i64", inner), ("i64", "1"))
+        end = self.maximum(inner, 1)
         # Columns that are read for one tile alone are read where they are, unless they are rows in memory.
         is_low = self.test("sle", self.op("sub", "%last_row", "%first_row"), self.rows)
         is_in_place = text.value(f"and i1 {is_low}, {self.test('eq', self.word(words.RIGHT_COLUMN), 1)}")
@@ -237,7 +194,7 @@ class _MatmulText:
                 last = self.minimum(self.op("add", columns.index, _COLUMNS), "%last_column")
                 # The columns that are read in place.
                 whole = self.op("mul", self.op("udiv", self.op("sub", last, columns.index), self.columns), self.columns)
-                given = self.op("add", columns.index, text.value(f"select i1 {is_in_place}, i64 {whole}, i64 0"))
+                given = self.op("add", columns.index, self.choose(is_in_place, "i64", whole, 0))
                 self._pack_right(outer.index, depth, given, last)
                 with text.loop("%first_row", "%last_row", _LEFT_ROWS) as rows:
                     last_row = self.minimum(self.op("add", rows.index, _LEFT_ROWS), "%last_row")
@@ -259,7 +216,7 @@ class _MatmulText:
             is_copied = self.test("sge", column.index, copied)
             panel = self.at("%panel", self.op("mul", self.op("sub", column.index, copied), _INNER))
             place = self.at("%right", self.op("add", self.op("mul", start, right_row), column.index))
-            right = text.value(f"select i1 {is_copied}, ptr {panel}, ptr {place}")
+            right = self.choose(is_copied, "ptr", panel, place)
             step = text.value(f"select i1 {is_copied}, i64 {self.columns}, i64 {right_row}")
             width = self.op("sub", last, column.index)
             with self._each_tile(*rows) as (row, left):
@@ -271,7 +228,7 @@ class _MatmulText:
     @contextmanager
     def _each_tile(self, first: str, last: str) -> Iterator[tuple[str, str]]:
         """A loop over tiles of rows: the first row of each, and the address of its panel."""
-        count = self.op("udiv", self.op("add", self.op("sub", last, first), self.rows - 1), self.rows)
+        count = self.divided_up(self.op("sub", last, first), self.rows)
         with self.text.loop("0", count, 1) as loop:
             row = self.op("add", first, self.op("mul", loop.index, self.rows))
             yield row, self.at("%left_panel", self.op("mul", loop.index, self._left_panel))
@@ -428,11 +385,14 @@ define internal void @start({_FORTRAN}, i64 %count, i64 %is_batch) {{{{
   %row_units = udiv i64 %rows, {{rows}}
   %column_units = udiv i64 %columns, {{columns}}
   %is_high = icmp sge i64 %rows, %columns
-  %few_columns = icmp slt i64 %column_units, %threads
   %few_rows = icmp slt i64 %row_units, %threads
-  %many_rows = xor i1 %few_rows, true
-  %by_rows_if_possible = or i1 %is_high, %few_columns
-  %by_rows = and i1 %by_rows_if_possible, %many_rows
+  %few_columns = icmp slt i64 %column_units, %threads
+  %has_more_columns = icmp sgt i64 %column_units, %row_units
+  %has_more_rows = icmp sgt i64 %row_units, %column_units
+  %leaves_rows = and i1 %few_rows, %has_more_columns
+  %leaves_columns = and i1 %few_columns, %has_more_rows
+  %keeps_rows = xor i1 %leaves_rows, true
+  %by_rows = select i1 %is_high, i1 %keeps_rows, i1 %leaves_columns
   %axis_of_one = select i1 %by_rows, i64 {{BY_ROWS}}, i64 {{BY_COLUMNS}}
   %batch = icmp ne i64 %is_batch, 0
   %axis = select i1 %batch, i64 {{BY_MATRICES}}, i64 %axis_of_one

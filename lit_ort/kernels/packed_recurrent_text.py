@@ -64,10 +64,7 @@ class _Packed(Loop):
         end = self.text.value(f"select i1 {has_rows}, i64 {high}, i64 0")
         with self.text.loop(start, end, self.op("mul", blocks, self.rows)) as loop:
             rows = [self.minimum(self.op("add", loop.index, number), last) for number in range(self.rows)]
-            body(rows if low == "0" else [self._maximum(row, low) for row in rows])
-
-    def _maximum(self, left: str, right: str) -> str:
-        return self.text.call("llvm.smax.i64", "i64", ("i64", left), ("i64", right))
+            body(rows if low == "0" else [self.maximum(row, low) for row in rows])
 
 
 class _PackedForward(_Packed, Forward):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from lit_ort.kernels.kernel_arguments import ROW_BLOCKS
+from lit_ort.kernels.kernel_text import KernelText
 from lit_ort.kernels.recurrent_arguments import CELLS, PLACES
 from lit_ort.kernels.vector_memory import gathered, loaded, stored
 from lit_ort.kernels.vector_text import Text, Vector
@@ -56,7 +57,7 @@ class Split:
     other: Array
 
 
-class Loop:
+class Loop(KernelText):
     """What both loops have in common.
 
     Args:
@@ -68,13 +69,13 @@ class Loop:
     """
 
     def __init__(self, mode: str, dtype: str, vector_bytes: int, gates: int, depth: int) -> None:
-        self.text, self.mode, self.dtype = Text(), mode, dtype
+        super().__init__(dtype, vector_bytes)
+        self.mode = mode
         self.cell, self.gates, self.vectors, self._depth = CELLS[mode], gates, vectors_at_once(gates), depth
-        self.lanes = lanes_of(dtype, vector_bytes)
         self.rows = rows_at_once(gates, vector_bytes)
         # The first column of each vector, and which of its columns there are; then those of the current vector.
         self.all_columns: list[tuple[str, Vector]] = []
-        self.columns, self.mask = "", self.text.literal(True, "bool", self.lanes)
+        self.columns, self.present = "", self.text.literal(True, "bool", self.lanes)
         self.step = ""  # the current one
 
     def write(self) -> Text:
@@ -92,19 +93,6 @@ class Loop:
     @property
     def depth(self) -> str:
         return self.op("mul", self.word("hidden"), self._depth)
-
-    def op(self, operation: str, left: str | int, right: str | int) -> str:
-        return self.text.value(f"{operation} i64 {left}, {right}")
-
-    def minimum(self, left: str, right: str) -> str:
-        return self.text.call("llvm.smin.i64", "i64", ("i64", left), ("i64", right))
-
-    def is_equal(self, left: str, right: str | int) -> str:
-        return self.text.value(f"icmp eq i64 {left}, {right}")
-
-    def at(self, pointer: str, place: str) -> str:
-        kind = "float" if self.dtype == "float32" else "double"
-        return self.text.value(f"getelementptr {kind}, ptr {pointer}, i64 {place}")
 
     def array(self, name: str, step: str | None = None, block: int = 0) -> Array:
         """The address of an array's first row in a step, from one of its blocks on, and the distance of its rows."""
@@ -130,10 +118,10 @@ class Loop:
         return state, self.either(test, self.array("cell"), self.array("saved", step, 4))
 
     def load(self, array: Array | Split, row: str, block: int = 0, mask: Vector | None = None) -> Vector:
-        return loaded(self.text, *self._place(array, row, block), self.dtype, self.lanes, mask or self.mask)
+        return loaded(self.text, *self._place(array, row, block), self.dtype, self.lanes, mask or self.present)
 
     def store(self, array: Array, row: str, block: int, value: Vector) -> None:
-        stored(self.text, *self._place(array, row, block), self.dtype, value, self.mask)
+        stored(self.text, *self._place(array, row, block), self.dtype, value, self.present)
 
     def _place(self, array: Array | Split, row: str, block: int) -> tuple[str, str]:
         column = self.op("add", self.op("mul", self.word("hidden"), block), self.columns) if block else self.columns
@@ -165,7 +153,7 @@ class Loop:
     def each_vector(self) -> Iterator[int]:
         """The numbers of the vectors of columns; each is the current one meanwhile."""
         for number, (columns, mask) in enumerate(self.all_columns):
-            self.columns, self.mask = columns, mask
+            self.columns, self.present = columns, mask
             yield number
 
     def each_group(self, body: Callable[[list[str]], None]) -> None:
@@ -234,12 +222,12 @@ class Forward(Loop):
         first = self.op("add", self.op("mul", hidden, gate), self.columns)
         rows = self.text.indices(first, self.lanes)
         places = rows * Vector(self.text, hidden, "int64", 0) + Vector(self.text, depth, "int64", 0)
-        return gathered(self.text, self.word("weight", "ptr"), places, self.dtype, self.mask)
+        return gathered(self.text, self.word("weight", "ptr"), places, self.dtype, self.present)
 
     def _block(self) -> None:
         with self.text.loop("0", self.word("steps"), 1) as loop:
             step = self.step = loop.index
-            before, cell_before = self.before(self.is_equal(step, 0), self.op("sub", step, 1))
+            before, cell_before = self.before(self.test("eq", step, 0), self.op("sub", step, 1))
             output = self.array("output", step)
             saved = self.array("saved", step) if self.cell.saved else output
             given = self.array("matmuls", step)
@@ -258,7 +246,7 @@ class Forward(Loop):
         """A bias of a gate, or zeros."""
         text, bias = self.text, self.word(name, "ptr")
         has = Vector(text, text.value(f"icmp ne ptr {bias}, null"), "bool", 0)
-        return self.load((bias, "0"), "0", gate, self.mask & has)
+        return self.load((bias, "0"), "0", gate, self.present & has)
 
     def _group(
         self,
@@ -345,31 +333,24 @@ class Backward(Loop):
             row = self.op("add", depth, self.op("mul", hidden, self.cell.turned))
             row = self.op("urem", row, self.op("mul", hidden, self.cell.gates))
         place = self.op("add", self.op("mul", row, hidden), self.columns)
-        return loaded(self.text, self.word("weight", "ptr"), place, self.dtype, self.lanes, self.mask)
+        return loaded(self.text, self.word("weight", "ptr"), place, self.dtype, self.lanes, self.present)
 
     def _block(self) -> None:
         steps = self.word("steps")
         with self.text.loop("0", self.op("add", steps, 1), 1) as loop:
             step = loop.index
-            is_first = self.is_equal(step, 0)
+            is_first = self.test("eq", step, 0)
             depth = self.text.value(f"select i1 {is_first}, i64 0, i64 {self.depth}")
             later = self.array("gradients", self.op("sub", step, 1))
             self.each_columns(lambda: self.each_group(lambda rows: self._group(rows, step, depth, later)))
         self.text.line("ret void")
 
     def _group(self, rows: list[str], step: str, depth: str, later: Array | Split) -> None:
-        text, carried = self.text, self.carried(rows, depth, later)
-        number = text.name()[2:]
-        text.line(f"br i1 {self.is_equal(step, self.word('steps'))}, label %end{number}, label %step{number}")
-        text.label(f"end{number}")
-        with text.scope():
+        carried = self.carried(rows, depth, later)
+        with self.branch(self.test("eq", step, self.word("steps"))) as otherwise:
             self.end(rows, carried)
-        text.line(f"br label %done{number}")
-        text.label(f"step{number}")
-        with text.scope():
+            otherwise()
             self.steps(rows, step, carried)
-        text.line(f"br label %done{number}")
-        text.label(f"done{number}")
 
     def carried(self, rows: list[str], depth: str, later: Array | Split) -> list[list[Vector]]:
         """The gradients of the states behind a step, from those of the gates of the step that ran before."""
@@ -390,7 +371,7 @@ class Backward(Loop):
 
     def _step(self, rows: list[str], step: str, carried: list[Vector]) -> None:
         """The gradients of a step's gates, from that of the state after it without the step's own."""
-        is_last = self.is_equal(self.op("add", step, 1), self.word("steps"))
+        is_last = self.test("eq", self.op("add", step, 1), self.word("steps"))
         before, cell_before = self.before(is_last, self.op("add", step, 1))
         grad, gradients = self.array("grad", step), self.array("gradients", step)
         of_cell, of_state = self.array("of_cell"), self.array("of_state")

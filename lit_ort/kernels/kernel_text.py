@@ -1,0 +1,92 @@
+"""What the LLVM texts of kernels that are written by hand have in common: arithmetic on names, memory, branches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from lit_ort.kernels.vector_text import Text, Vector, type_text
+from lit_ort.regions.element_types import size_of
+
+
+class KernelText:
+    """A text that is being written.
+
+    Args:
+        dtype: of the elements.
+        vector_bytes: the width of the CPU's vectors.
+
+    Attributes:
+        size: of an element, in bytes.
+        lanes: the elements of a vector.
+    """
+
+    def __init__(self, dtype: str, vector_bytes: int) -> None:
+        self.text, self.dtype, self.size = Text(), dtype, size_of(dtype)
+        self.lanes = vector_bytes // self.size
+
+    # Of 64-bit integers.
+
+    def op(self, operation: str, left: str | int, right: str | int) -> str:
+        return self.text.value(f"{operation} i64 {left}, {right}")
+
+    def minimum(self, left: str | int, right: str | int) -> str:
+        return self.text.call("llvm.smin.i64", "i64", ("i64", str(left)), ("i64", str(right)))
+
+    def maximum(self, left: str | int, right: str | int) -> str:
+        return self.text.call("llvm.smax.i64", "i64", ("i64", str(left)), ("i64", str(right)))
+
+    def divided_up(self, left: str, right: str | int) -> str:
+        """left / right, rounded up."""
+        rest = right - 1 if isinstance(right, int) else self.op("sub", right, 1)
+        return self.op("udiv", self.op("add", left, rest), right)
+
+    def test(self, relation: str, left: str, right: str | int) -> str:
+        return self.text.value(f"icmp {relation} i64 {left}, {right}")
+
+    def choose(self, test: str, kind: str, chosen: str | int, other: str | int) -> str:
+        return self.text.value(f"select i1 {test}, {kind} {chosen}, {kind} {other}")
+
+    # Memory.
+
+    def at(self, pointer: str, place: str | int) -> str:
+        """The address of an element."""
+        return self.text.value(f"getelementptr {type_text(self.dtype, 0)}, ptr {pointer}, i64 {place}")
+
+    def mask(self, count: str) -> Vector:
+        """The first lanes."""
+        left = Vector(self.text, self.text.value(f"trunc i64 {self.minimum(count, self.lanes)} to i32"), "int32", 0)
+        return self.text.indices("0", self.lanes, "int32").lt(left)
+
+    # Branches.
+
+    @contextmanager
+    def branch(self, test: str) -> Iterator[Callable[[], None]]:
+        """What runs if a test is True; after a call of what is returned, what runs if it is False."""
+        text, number = self.text, self.text.name()[2:]
+        names = [f"{part}{number}" for part in ("then", "else", "after")]
+        text.line(f"br i1 {test}, label %{names[0]}, label %{names[1]}")
+        with ExitStack() as scopes:
+
+            def begin(name: str) -> None:
+                scopes.close()
+                text.label(name)
+                scopes.enter_context(text.scope())
+
+            def otherwise() -> None:
+                text.line(f"br label %{names[-1]}")
+                begin(names.pop(1))
+
+            begin(names[0])
+            yield otherwise
+            if len(names) == 3:
+                otherwise()
+            text.line(f"br label %{names[-1]}")
+        text.label(names[-1])
+
+    @contextmanager
+    def unless(self, test: str) -> Iterator[None]:
+        """What runs if a test is False."""
+        with self.branch(test) as otherwise:
+            otherwise()
+            yield
