@@ -128,7 +128,7 @@ def by_address(name: str, sizes: Sizes, transposed: tuple[bool, bool]) -> Callab
     addresses = (ctypes.c_int64 * len(tensors)).from_address(arguments.tensors)
     addresses[:] = [tensor.data_ptr() for tensor in tensors]
 
-    def call(kept: Any = (arguments, tensors)) -> None:
+    def call(kept: Any = (code, arguments, tensors)) -> None:
         runner.run(arguments.address)
 
     return call

@@ -27,6 +27,8 @@ _VECTORS = 2
 _INNER, _COLUMNS, _LEFT_ROWS = 256, 256, 96
 # Threads with small stacks end at their guard pages.
 _CHECKS_STACK = '"probe-stack"="inline-asm"'
+# So many products are added in registers, and then to the result: the rounding errors of long sums add up.
+_SUMMED = 128
 _TRANSPOSED = ord("T")
 # Multiplications; for fewer, threads cost more than they save.
 _SMALL = 2**18
@@ -82,18 +84,25 @@ class _MatmulText(KernelText):
         The rows of the right panel are `right_step` apart. Rows and columns beyond the last ones are not stored.
         """
         text = self.text
+        with text.loop("0", self.maximum("%inner", 1), _SUMMED) as part:
+            later = text.value(f"zext i1 {self.test('ne', part.index, 0)} to i64")
+            end = self.minimum("%inner", self.op("add", part.index, _SUMMED))
+            self._partial_sums(part.index, end, self.op("or", "%is_added", later))
+        text.line("ret void")
+
+    def _partial_sums(self, start: str, end: str, is_added: str) -> None:
+        text = self.text
         zero = text.literal(0.0, self.dtype, self.lanes)
-        with text.loop("0", "%inner", 1, [zero] * (self.rows * _VECTORS)) as loop:
+        with text.loop(start, end, 1, [zero] * (self.rows * _VECTORS)) as loop:
             loop.carry(self._products(loop.index, loop.current))
         totals = loop.current
         is_whole = text.value(
             f"and i1 {self.test('sge', '%rows', self.rows)}, {self.test('sge', '%columns', self.columns)}"
         )
         with self.branch(is_whole) as otherwise:
-            self._store(totals)
+            self._store(totals, is_added)
             otherwise()
-            self._store_some(totals)
-        text.line("ret void")
+            self._store_some(totals, is_added)
 
     def _products(self, k: str, totals: Sequence[Vector]) -> list[Vector]:
         right = self.at("%right", self.op("mul", k, "%right_step"))
@@ -109,17 +118,17 @@ class _MatmulText(KernelText):
         rows = [self.at("%result", self.op("mul", "%row", row)) for row in range(self.rows)]
         return [[self.at(row, number * self.lanes) for number in range(_VECTORS)] for row in rows]
 
-    def _store(self, totals: Sequence[Vector]) -> None:
+    def _store(self, totals: Sequence[Vector], is_added: str) -> None:
         places = [place for row in self._places() for place in row]
-        with self.branch(self.test("ne", "%is_added", 0)) as otherwise:
+        with self.branch(self.test("ne", is_added, 0)) as otherwise:
             for place, total in zip(places, totals, strict=True):
                 stored(self.text, place, "0", self.dtype, self.vector(place) + total, None)
             otherwise()
             for place, total in zip(places, totals, strict=True):
                 stored(self.text, place, "0", self.dtype, total, None)
 
-    def _store_some(self, totals: Sequence[Vector]) -> None:
-        added = Vector(self.text, self.test("ne", "%is_added", 0), "bool", 0)
+    def _store_some(self, totals: Sequence[Vector], is_added: str) -> None:
+        added = Vector(self.text, self.test("ne", is_added, 0), "bool", 0)
         widths = [self.op("sub", "%columns", number * self.lanes) for number in range(_VECTORS)]
         masks = [self.mask(width) for width in widths]
         for row, places in enumerate(self._places()):

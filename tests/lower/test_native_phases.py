@@ -280,7 +280,8 @@ def test_torch_nodes_write_into_the_memory_of_sessions() -> None:
         return words.tanh(), F.embedding(torch.arange(3), z.tanh()) @ y
 
     assert_same(step, draw(large, 8), draw(8, 8))
-    assert_same(step, *((0.1 * draw(large, large)).detach().requires_grad_() for _ in range(2)))
+    # Sums of sums, whose values are large.
+    assert_same(step, *((0.1 * draw(large, large)).detach().requires_grad_() for _ in range(2)), tolerance=1e-4)
 
 
 def test_torch_nodes_draw_as_in_other_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
