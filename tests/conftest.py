@@ -131,6 +131,23 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture
+def compiled_matmuls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions on the threads of OpenMP whose matmuls are compiled, as on CPUs of whose vectors MKL uses half."""
+    from lit_ort._compat import openmp
+    from lit_ort.kernels.matmul_library import MatmulLibrary
+    from lit_ort.runtime.engines.choice import engine_of
+    from lit_ort.runtime.region_calls import kernels
+
+    if openmp.find_openmp() is None:
+        pytest.skip("torch has no OpenMP here")
+    native = engine_of("auto").native
+    assert native is not None
+    monkeypatch.setattr(kernels(), "matmuls", MatmulLibrary(kernels().cpu, kernels().runner, None))
+    # How sessions run is known from the first one on.
+    monkeypatch.setattr(native, "_pools", {})
+
+
 @pytest.fixture(params=[True, False], ids=["OpenMP", "own threads"])
 def uses_openmp(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Sessions on the threads of OpenMP, and on their own."""

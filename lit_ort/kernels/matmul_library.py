@@ -1,4 +1,4 @@
-"""The functions of matmuls: MKL's on Intel's CPUs, compiled ones on others."""
+"""The functions of matmuls: MKL's where it uses all vector units, compiled ones elsewhere."""
 
 from __future__ import annotations
 

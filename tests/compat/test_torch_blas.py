@@ -14,12 +14,12 @@ WIDE = {"avx512_f": True, "avx_vnni": True}
     ("features", "is_preferred"),
     [
         ({"cpu_name": "Intel(R) Xeon(R) Processor", **WIDE}, True),
-        ({"cpu_name": "AMD EPYC", "avx512_f": True}, False),
-        ({"cpu_name": "AMD EPYC"}, False),
+        ({"cpu_name": "AMD EPYC", "avx512_f": True}, True),
+        ({"cpu_name": "AMD EPYC"}, True),
         ({"cpu_name": "AMD EPYC", **WIDE}, False),
     ],
 )
-def test_mkl_is_used_on_intels_cpus(
+def test_mkl_is_used_where_it_uses_all_vector_units(
     features: dict[str, object], is_preferred: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: features)

@@ -157,6 +157,14 @@ def test_a_label_that_is_no_class(label: int) -> None:
     assert compiled(x, labels).item() == expected
 
 
+@pytest.mark.usefixtures("compiled_matmuls")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_losses_with_compiled_matmuls(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_chunks(monkeypatch)
+    options = Options(dtype=dtype)
+    check(Step(options), batch(options), tolerance=1e-5 if dtype == torch.float32 else 1e-13)
+
+
 def test_threads_change_no_result() -> None:
     step, found = Step(Options()), []
     x, labels = batch(Options())

@@ -71,6 +71,15 @@ def test_same_as_eager_with_the_other_matmuls(name: str, monkeypatch: pytest.Mon
     assert worst <= CASES[name].tolerance, where
 
 
+@pytest.mark.usefixtures("compiled_matmuls")
+@pytest.mark.parametrize(
+    "name", ["BERT", *(pytest.param(name, marks=pytest.mark.sweep) for name in CASES if name != "BERT")]
+)
+def test_same_as_eager_with_compiled_matmuls(name: str) -> None:
+    worst, where = compare_steps(CASES[name], steps=1).worst
+    assert worst <= CASES[name].tolerance, where
+
+
 def test_the_support_page_lists_operators_fusions_and_passes() -> None:
     for part in (report.operators(), known.page()):
         assert part in report.PATH.read_text(), "run python -m tests.zoo.report"
