@@ -25,7 +25,7 @@ from torch import fx
 
 from lit_ort._compat.torch_fx import arguments_of
 from lit_ort.fusions.fusion_graph import FusionGraph
-from lit_ort.kernels.recurrent_arguments import DTYPES
+from lit_ort.kernels.kernel_arguments import DTYPES
 from lit_ort.runtime.report import PassReport
 
 aten = torch.ops.aten

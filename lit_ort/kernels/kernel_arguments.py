@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
+
+import torch
 
 from lit_ort.regions.element_types import is_float, size_of
 from lit_ort.regions.pointwise_table import OPERATORS
 from lit_ort.regions.region import LONG_SUM, Apply, ColumnReduction, Load, Reduce, Region, Scalar
 from lit_ort.regions.region_run import N, Place, RegionRun
+
+# The dtypes that kernels written by hand are for: matmuls, losses and the loops of recurrent layers.
+DTYPES: Mapping[torch.dtype, str] = MappingProxyType({torch.float32: "float32", torch.float64: "float64"})
 
 ROW_BLOCKS, COLUMN_BLOCKS, TILE, SCRATCH = 0, 1, 2, 3
 DIVISION_BY_ZERO, BAD_INDEX, BAD_VALUE = FLAGS = 4, 5, 6

@@ -93,15 +93,15 @@ class FunctionLibrary:
     def addresses(self, texts: Mapping[str, Text]) -> dict[str, int]:
         """The addresses of functions, by their names; those that are new are compiled."""
         with self._lock:
-            new = [str(text) for name, text in texts.items() if name not in self._made]
-            if new:
+            names = [name for name in texts if name not in self._made]
+            if names:
+                new = [str(texts[name]) for name in names]
                 # Each text declares what it needs.
                 lines = dict.fromkeys(line for text in new for line in text.split("\n") if line.startswith("declare"))
                 bodies = [
                     "\n".join(line for line in text.split("\n") if not line.startswith("declare")) for text in new
                 ]
                 code = MachineCode("\n".join((*lines, *bodies)), self._cpu)
-                names = [name for name in texts if name not in self._made]
                 self._made.update({name: (code.address(name), code) for name in names})
             return {name: self._made[name][0] for name in texts}
 

@@ -11,9 +11,9 @@ from lit_ort.kernels.kernel_arguments import FINISH_FUNCTION, LINE
 _FIRST_WORD = FINISH_FUNCTION + 1
 # Sizes; the most rows of a chunk; the ignored label, and whether the loss is the mean.
 ROWS, WIDTH, CLASSES, CHUNK, IGNORED, IS_MEAN = range(_FIRST_WORD, _FIRST_WORD + 6)
-# Of a run: the first row of the current chunk among those that are counted, and the number of its rows; that of all
-# counted rows; what losses are divided by; a label that is no class.
-FIRST, COUNT, SELECTED, TOTAL, BAD_LABEL = range(_FIRST_WORD + 6, _FIRST_WORD + 11)
+# Of a run: the first row of the current chunk among those that are counted, and the number of its rows; what
+# losses are divided by; a label that is no class.
+FIRST, COUNT, TOTAL, BAD_LABEL = range(_FIRST_WORD + 6, _FIRST_WORD + 10)
 
 INPUTS: tuple[str, ...] = ("hidden", "weight", "bias", "labels", "class_weight")
 GRADIENTS: tuple[str, ...] = ("of_hidden", "of_weight", "of_bias")

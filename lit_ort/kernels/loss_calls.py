@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lit_ort.kernels.kernel_arguments import BLOCK_FUNCTION, COLUMN_BLOCKS, WORD
+from lit_ort.kernels.kernel_arguments import BLOCK_FUNCTION, COLUMN_BLOCKS, DTYPES, WORD
 from lit_ort.kernels.kernel_calls import KernelCache
 from lit_ort.kernels.loss_arguments import (
     BAD_LABEL,
@@ -26,7 +26,6 @@ from lit_ort.kernels.loss_arguments import (
 )
 from lit_ort.kernels.loss_text import loss_text
 from lit_ort.kernels.machine_code import MachineCode
-from lit_ort.kernels.matmul_library import DTYPES
 from lit_ort.kernels.operator_entry import CallWords
 
 
@@ -74,12 +73,10 @@ class LossCode:
     def of(self, dtype: torch.dtype) -> MachineCode:
         """The functions `run` and `rows` for a dtype."""
         if dtype not in self._codes:
-            cpu, functions = (
-                self._kernels.cpu,
-                (self._kernels.matmuls.functions(dtype).gemm, self._kernels.runner.address),
-            )
-            text = loss_text(DTYPES[dtype], cpu.vector_bytes, *functions)
-            self._codes[dtype] = MachineCode(str(text), cpu, self._kernels.library.addresses(text.library))
+            kernels, cpu = self._kernels, self._kernels.cpu
+            gemm = kernels.matmuls.functions(dtype).gemm
+            text = loss_text(DTYPES[dtype], cpu.vector_bytes, gemm, kernels.runner.address)
+            self._codes[dtype] = MachineCode(str(text), cpu, kernels.library.addresses(text.library))
         return self._codes[dtype]
 
 

@@ -27,7 +27,6 @@ from lit_ort.kernels.loss_arguments import (
     IS_MEAN,
     MOST_BLOCKS,
     ROWS,
-    SELECTED,
     TENSORS,
     TOTAL,
     WIDTH,
@@ -225,7 +224,6 @@ class _LossText(KernelText):
         is_bad, selected = self._select(tensors["labels"], rows, classes)
         self.keep(BAD_INDEX, text.value(f"zext i1 {is_bad} to i64"))
         with self.unless(is_bad):
-            self.keep(SELECTED, selected)
             self._set_total(tensors, selected)
             are_all = self.test("eq", selected, rows)
             with self.unless(are_all):

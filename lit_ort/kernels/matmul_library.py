@@ -9,12 +9,10 @@ import torch
 from lit_ort._compat import torch_blas
 from lit_ort._compat.openmp import find_openmp
 from lit_ort._compat.torch_blas import MatmulFunctions
+from lit_ort.kernels.kernel_arguments import DTYPES
 from lit_ort.kernels.machine_code import Cpu, MachineCode
 from lit_ort.kernels.matmul_text import matmul_text
 from lit_ort.kernels.thread_pool import Runner, calls_of
-
-# The dtypes that there are functions for.
-DTYPES: Mapping[torch.dtype, str] = {torch.float32: "float32", torch.float64: "float64"}
 
 
 class MatmulLibrary:

@@ -226,7 +226,7 @@ class _MatmulText(KernelText):
             panel = self.at("%panel", self.op("mul", self.op("sub", column.index, copied), _INNER))
             place = self.at("%right", self.op("add", self.op("mul", start, right_row), column.index))
             right = self.choose(is_copied, "ptr", panel, place)
-            step = text.value(f"select i1 {is_copied}, i64 {self.columns}, i64 {right_row}")
+            step = self.choose(is_copied, "i64", self.columns, right_row)
             width = self.op("sub", last, column.index)
             with self._each_tile(*rows) as (row, left):
                 result = self.at("%result", self.op("add", self.op("mul", row, row_length), column.index))

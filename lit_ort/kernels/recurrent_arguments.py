@@ -39,8 +39,6 @@ class Cell:
         return 2 if self.gradients > self.gates else 0
 
 
-# The dtypes that there is machine code for.
-DTYPES: Mapping[torch.dtype, str] = MappingProxyType({torch.float32: "float32", torch.float64: "float64"})
 # By mode; "tanh" and "relu" are plain recurrent layers.
 CELLS: Mapping[str, Cell] = MappingProxyType(
     {"lstm": Cell(4, 5, 4), "gru": Cell(3, 4, 4), "tanh": Cell(1, 0, 1), "relu": Cell(1, 0, 1)}

@@ -11,9 +11,10 @@ from functools import cached_property
 import torch
 
 from lit_ort._compat.openmp import find_openmp
+from lit_ort.kernels.kernel_arguments import DTYPES
 from lit_ort.kernels.machine_code import Cpu, MachineCode, host_cpu
 from lit_ort.kernels.packed_recurrent_text import backward_text, forward_text
-from lit_ort.kernels.recurrent_arguments import CELLS, DTYPES, Layer, LayerGradients, Strided, of_rows, of_steps, pack
+from lit_ort.kernels.recurrent_arguments import CELLS, Layer, LayerGradients, Strided, of_rows, of_steps, pack
 from lit_ort.kernels.recurrent_text import lanes_of, rows_at_once
 from lit_ort.kernels.thread_pool import Runner
 

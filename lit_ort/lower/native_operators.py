@@ -17,6 +17,7 @@ from torch import fx
 from lit_ort._compat.torch_fx import first_argument, is_element, is_size, is_view
 from lit_ort._compat.torch_ops import ASSERTIONS, SLICE_END
 from lit_ort._compat.torch_sizes import hint_of, memory_order
+from lit_ort.kernels.kernel_arguments import DTYPES
 from lit_ort.kernels.loss_arguments import INPUTS as LOSS_INPUTS
 from lit_ort.kernels.recurrent_arguments import BACKWARD_INPUTS, FORWARD_INPUTS
 from lit_ort.lower.emitter import Emitter
@@ -33,7 +34,7 @@ _PERMUTES = frozenset({aten.permute.default, aten.transpose.int, aten.t.default}
 _RESHAPES = frozenset({aten.reshape.default, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims})
 # A call of a session takes about 20 us, a torch node 15 us, and an operator in one 4 us (Intel Xeon, one thread).
 FEWEST_OPERATORS, OPERATORS_OF_SWITCH = 6, 4
-_FLOATS = frozenset({torch.float32, torch.float64})
+_FLOATS = frozenset(DTYPES)
 # The arguments of the loops of recurrent layers.
 _LOOPS: Mapping[Any, Sequence[str]] = MappingProxyType(
     {

@@ -15,12 +15,9 @@ from lit_ort.runtime.engines.engine_interface import (
     DOMAIN,
     IN_PLACE_OPERATOR,
     KERNEL_DOMAIN,
-    LOOP_OPERATOR,
-    LOSS_OPERATOR,
-    MATMUL_OPERATOR,
+    KERNEL_OPERATORS,
     MICROSOFT,
     OPERATOR,
-    REGION_OPERATOR,
 )
 from lit_ort.runtime.program import PlacedValue
 
@@ -30,10 +27,7 @@ _FEWEST_OF_ALL = SMALL_BYTES
 # Operators whose results have memory of their own; those of others can be views of their inputs.
 _OWNERS = frozenset(
     {
-        (KERNEL_DOMAIN, REGION_OPERATOR),
-        (KERNEL_DOMAIN, MATMUL_OPERATOR),
-        (KERNEL_DOMAIN, LOOP_OPERATOR),
-        (KERNEL_DOMAIN, LOSS_OPERATOR),
+        *((KERNEL_DOMAIN, operator) for operator in KERNEL_OPERATORS),
         (DOMAIN, OPERATOR),
         ("", "MatMul"),
         ("", "Gemm"),

@@ -21,7 +21,8 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from lit_ort.errors import KernelError
-from lit_ort.kernels.recurrent_arguments import CELLS, DTYPES, Cell, Layer, LayerGradients, PackedSteps
+from lit_ort.kernels.kernel_arguments import DTYPES
+from lit_ort.kernels.recurrent_arguments import CELLS, Cell, Layer, LayerGradients, PackedSteps
 from lit_ort.ops import recurrent_steps
 from lit_ort.ops.operator import NAMESPACE, Allocator, Operator, define
 

@@ -22,6 +22,7 @@ IN_PLACE_OPERATOR = "ATenInPlace"
 # model: their domain and operators; the attribute with the position among those of one kind is the same.
 KERNEL_DOMAIN, REGION_OPERATOR, MATMUL_OPERATOR, LOOP_OPERATOR = "lit_ort", "Region", "Matmul", "RecurrentLoop"
 LOSS_OPERATOR = "LinearCrossEntropy"
+KERNEL_OPERATORS = REGION_OPERATOR, MATMUL_OPERATOR, LOOP_OPERATOR, LOSS_OPERATOR
 # The domain of the operators that ONNX Runtime adds to the standard.
 MICROSOFT = "com.microsoft"
 # A model of one Identity node.

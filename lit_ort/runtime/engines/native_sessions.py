@@ -51,11 +51,8 @@ from lit_ort.runtime.engines.engine_interface import (
     CHECK_THE_BATCH,
     FOR_A_REPORT,
     KERNEL_DOMAIN,
-    LOOP_OPERATOR,
-    LOSS_OPERATOR,
-    MATMUL_OPERATOR,
+    KERNEL_OPERATORS,
     POSITION,
-    REGION_OPERATOR,
     SMALLEST_MODEL,
     Model,
 )
@@ -131,12 +128,7 @@ class NativeModel(Model):
     @property
     def kernels(self) -> Mapping[str, int]:
         """The number of its kernels of each operator."""
-        return {
-            REGION_OPERATOR: len(self.regions),
-            MATMUL_OPERATOR: len(self.matmuls),
-            LOOP_OPERATOR: len(self.loops),
-            LOSS_OPERATOR: len(self.losses),
-        }
+        return dict(zip(KERNEL_OPERATORS, map(len, (self.regions, self.matmuls, self.loops, self.losses)), strict=True))
 
 
 class RunShapes(NamedTuple):
@@ -168,8 +160,7 @@ class NativeEngine:
         self._library, self._environment, self._shares_arena = library, environment, shares_arena
         # Kernels are created on the thread that creates their session.
         self._creation = _Creation()
-        operators = REGION_OPERATOR, MATMUL_OPERATOR, LOOP_OPERATOR, LOSS_OPERATOR
-        self._create = {name: CreateKernel(functools.partial(self._create_kernel, name)) for name in operators}
+        self._create = {name: CreateKernel(functools.partial(self._create_kernel, name)) for name in KERNEL_OPERATORS}
         self._failed = _Failed(self._status_of_failure)
         # By their addresses: the words of calls.
         self._calls: WeakValueDictionary[int, FallibleWords] = WeakValueDictionary()
