@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from lit_ort.kernels.kernel_arguments import BAD_INDEX, ROW_BLOCKS
 from lit_ort.kernels.kernel_text import KernelText
@@ -153,7 +154,7 @@ class _LossText(KernelText):
             return []
 
         with self.unless(self.is_null(bias)):
-            self._columns(classes, None, body)
+            self._columns(classes, [], body)
 
     def _largest(self, logits: str, classes: str) -> Vector:
         lowest = self.text.literal(-math.inf, self.dtype, self.lanes)
@@ -162,7 +163,8 @@ class _LossText(KernelText):
             value = self._vector(logits, at, mask)
             return [carried[0].maximum(value if mask is None else mask.where(value, lowest))]
 
-        return self._columns(classes, lowest, body, Vector.maximum).total("fmaximum", "nsz")
+        (largest,) = self._columns(classes, [lowest], body, Vector.maximum)
+        return largest.total("fmaximum", "nsz")
 
     def _exponentials(self, logits: str, classes: str, largest: Vector) -> Vector:
         """Their sum; they are written in place of the logits."""
@@ -173,14 +175,15 @@ class _LossText(KernelText):
             stored(self.text, logits, at, self.dtype, value, mask)
             return [carried[0] + (value if mask is None else mask.where(value, zero))]
 
-        return self._columns(classes, zero, body, Vector.__add__).total("fadd", "reassoc", 0.0)
+        (total,) = self._columns(classes, [zero], body, Vector.__add__)
+        return total.total("fadd", "reassoc", 0.0)
 
     def _scale(self, logits: str, classes: str, factor: Vector) -> None:
         def body(at: str, mask: Vector | None, carried: Sequence[Vector]) -> list[Vector]:
             stored(self.text, logits, at, self.dtype, self._vector(logits, at, mask) * factor, mask)
             return []
 
-        self._columns(classes, None, body)
+        self._columns(classes, [], body)
 
     def _vector(self, pointer: str, at: str, mask: Vector | None) -> Vector:
         return loaded(self.text, pointer, at, self.dtype, self.lanes, mask)
@@ -188,23 +191,22 @@ class _LossText(KernelText):
     def _columns(
         self,
         count: str,
-        start: Vector | None,
+        carried: list[Vector],
         body: Callable[[str, Vector | None, Sequence[Vector]], list[Vector]],
         combine: Callable[[Vector, Vector], Vector] | None = None,
-    ) -> Vector:
+    ) -> list[Vector]:
         """A loop over vectors of columns, several at once, then over the rest.
 
         Args:
             count: the number of columns.
-            start: the value that `body` carries on, if it does.
+            carried: the value that `body` carries on, if it does.
             body: from the first column of a vector, which of its columns there are, and what is carried.
             combine: makes one of two carried values.
 
         Returns:
-            The last carried value; nothing of use if there is none.
+            What is carried at last.
         """
-        text, carried = self.text, [] if start is None else [start]
-        step = _VECTORS * self.lanes
+        text, step = self.text, _VECTORS * self.lanes
         whole = self.op("mul", self.op("udiv", count, step), step)
         with text.loop("0", whole, step, carried * _VECTORS) as loop:
             given = [loop.current[k : k + 1] for k in range(_VECTORS)]
@@ -213,7 +215,7 @@ class _LossText(KernelText):
         found = [functools.reduce(combine, loop.current)] if combine is not None else []
         with text.loop(whole, count, self.lanes, found) as loop:
             loop.carry(body(loop.index, self.mask(self.op("sub", count, loop.index)), loop.current))
-        return loop.current[0] if found else text.literal(0.0, self.dtype)
+        return loop.current
 
     # The whole call.
 
@@ -291,11 +293,9 @@ class _LossText(KernelText):
 
     def _hidden(self, hidden: str, first: str, count: str, are_all: str) -> str:
         """The address of the rows of a chunk, which are copied if others are between them."""
-        width, buffer, places = self.word(WIDTH), self.buffer("rows"), self.buffer("places")
-        with self.unless(are_all), self.text.loop("0", count, 1) as loop:
-            place = self.integer(places, self.op("add", first, loop.index))
-            source = self.at(hidden, self.op("mul", place, width))
-            self.copy(self.at(buffer, self.op("mul", loop.index, width)), source, self.op("mul", width, self.size))
+        width, buffer = self.word(WIDTH), self.buffer("rows")
+        with self.unless(are_all), self._each_row(first, count) as (place, own):
+            self.copy(self.at(buffer, own), self.at(hidden, place), self.op("mul", width, self.size))
         return self.choose(are_all, "ptr", self.at(hidden, self.op("mul", first, width)), buffer)
 
     def _gradients(self, tensors: Mapping[str, str], hidden: str, first: str, count: str, are_all: str) -> None:
@@ -310,14 +310,20 @@ class _LossText(KernelText):
         of_hidden = tensors["of_hidden"]
         with self.unless(self.is_null(of_hidden)):
             # The rows of the chunk have been read.
-            buffer, places = self.buffer("rows"), self.buffer("places")
+            buffer = self.buffer("rows")
             target = self.choose(are_all, "ptr", self.at(of_hidden, self.op("mul", first, width)), buffer)
             factors = (logits, classes, False), (tensors["weight"], width, False)
             self._multiply(*factors, target, (count, width, classes))
-            with self.unless(are_all), self.text.loop("0", count, 1) as loop:
-                place = self.op("mul", self.integer(places, self.op("add", first, loop.index)), width)
-                source = self.at(buffer, self.op("mul", loop.index, width))
-                self.copy(self.at(of_hidden, place), source, self.op("mul", width, self.size))
+            with self.unless(are_all), self._each_row(first, count) as (place, own):
+                self.copy(self.at(of_hidden, place), self.at(buffer, own), self.op("mul", width, self.size))
+
+    @contextmanager
+    def _each_row(self, first: str, count: str) -> Iterator[tuple[str, str]]:
+        """A loop over the rows of a chunk: where each begins among all rows, and in the chunk."""
+        places, width = self.buffer("places"), self.word(WIDTH)
+        with self.text.loop("0", count, 1) as loop:
+            place = self.integer(places, self.op("add", first, loop.index))
+            yield self.op("mul", place, width), self.op("mul", loop.index, width)
 
     def _sum(self, total: Vector, count: str) -> Vector:
         text, losses = self.text, self.buffer("losses")
@@ -340,33 +346,23 @@ class _LossText(KernelText):
         self.text.line(f"call void @multiply({', '.join((*forms, *numbers, *matrices, f'i1 {is_added}'))})")
 
 
-# Passes numbers by their addresses, as Fortran does.
-_MULTIPLY = """
-define internal void @multiply(i8 %right_form, i8 %left_form, i64 %columns, i64 %rows, i64 %inner, i64 %right_row,
-    i64 %left_row, i64 %row, ptr %right, ptr %left, ptr %result, i1 %is_added) noinline {{
-  %right_form_at = alloca i8
-  store i8 %right_form, ptr %right_form_at
-  %left_form_at = alloca i8
-  store i8 %left_form, ptr %left_form_at
-  %columns_at = alloca i64
-  store i64 %columns, ptr %columns_at
-  %rows_at = alloca i64
-  store i64 %rows, ptr %rows_at
-  %inner_at = alloca i64
-  store i64 %inner, ptr %inner_at
-  %right_row_at = alloca i64
-  store i64 %right_row, ptr %right_row_at
-  %left_row_at = alloca i64
-  store i64 %left_row, ptr %left_row_at
-  %row_at = alloca i64
-  store i64 %row, ptr %row_at
-  %one = alloca {kind}
-  store {kind} 1.0, ptr %one
-  %beta = select i1 %is_added, {kind} 1.0, {kind} 0.0
-  %beta_at = alloca {kind}
-  store {kind} %beta, ptr %beta_at
-  call void {gemm}(ptr %right_form_at, ptr %left_form_at, ptr %columns_at, ptr %rows_at, ptr %inner_at, ptr %one,
+# Numbers are passed by their addresses, as Fortran does.
+_FORMS, _NUMBERS = ("right_form", "left_form"), ("columns", "rows", "inner", "right_row", "left_row", "row")
+_BOXED = {**dict.fromkeys(_FORMS, "i8"), **dict.fromkeys(_NUMBERS, "i64")}
+_BOXES = "\n".join(
+    f"  %{name}_at = alloca {kind}\n  store {kind} %{name}, ptr %{name}_at" for name, kind in _BOXED.items()
+)
+_MULTIPLY = f"""
+define internal void @multiply({", ".join(f"{kind} %{name}" for name, kind in _BOXED.items())}, ptr %right, ptr %left,
+    ptr %result, i1 %is_added) noinline {{{{
+{_BOXES}
+  %one = alloca {{kind}}
+  store {{kind}} 1.0, ptr %one
+  %beta = select i1 %is_added, {{kind}} 1.0, {{kind}} 0.0
+  %beta_at = alloca {{kind}}
+  store {{kind}} %beta, ptr %beta_at
+  call void {{gemm}}(ptr %right_form_at, ptr %left_form_at, ptr %columns_at, ptr %rows_at, ptr %inner_at, ptr %one,
     ptr %right, ptr %right_row_at, ptr %left, ptr %left_row_at, ptr %beta_at, ptr %result, ptr %row_at)
   ret void
-}}
+}}}}
 """

@@ -64,7 +64,7 @@ class _MatmulText(KernelText):
         count = "add i32 0, 1" if most_threads is None else f"call i32 {most_threads}()"
         names = {"on_threads": on_threads, "thread_count": count, "bits": f"i{8 * self.size}"}
         names |= {"columns": str(self.columns), "rows": str(self.rows)}
-        text.functions["gemm"] = _GEMM.format_map({**vars(words), **_HEADER, **names})
+        text.functions["gemm"] = _GEMM.format_map(names)
         return text
 
     # Memory.
@@ -347,17 +347,28 @@ class _MatmulText(KernelText):
         return first.made(f"shufflevector {kind} {first.name}, {kind} {second.name}, <{len(order)} x i32> <{places}>")
 
 
-_HEADER = {
-    "ROW_BLOCKS": ROW_BLOCKS,
-    "COLUMN_BLOCKS": COLUMN_BLOCKS,
-    "BLOCK_FUNCTION": BLOCK_FUNCTION,
-    "FINISH_FUNCTION": FINISH_FUNCTION,
-}
 _FORTRAN = (
     "ptr %right_form, ptr %left_form, ptr %columns_at, ptr %rows_at, ptr %inner_at, ptr %alpha, ptr %right, "
     "ptr %right_length, ptr %left, ptr %left_length, ptr %beta, ptr %result, ptr %result_length"
 )
 _ONE = _FORTRAN.replace("%right,", "%right_one,").replace("%left,", "%left_one,").replace("%result,", "%result_one,")
+_WORDS = {
+    ROW_BLOCKS: "%blocks",
+    COLUMN_BLOCKS: 1,
+    BLOCK_FUNCTION: "%block",
+    FINISH_FUNCTION: 0,
+    words.LEFT: "%left_address",
+    words.RIGHT: "%right_address",
+    words.RESULT: "%result_address",
+    words.ROWS: "%rows",
+    words.COLUMNS: "%columns",
+    words.INNER: "%inner",
+    words.RESULT_ROW: "%row_length",
+    words.IS_ADDED: "%is_added",
+    words.AXIS: "%axis",
+    words.COUNT: "%count",
+}
+_PUTS = "\n".join(f"  call void @put(ptr %args, i64 {position}, i64 {value})" for position, value in _WORDS.items())
 # BLAS stores matrices by columns: the first factor is the transpose of the right one of matrices stored by rows.
 _GEMM = f"""
 define internal void @put(ptr %args, i64 %position, i64 %value) alwaysinline {{{{
@@ -377,7 +388,7 @@ define internal void @strides(ptr %args, i64 %row_position, ptr %form_at, ptr %l
   ret void
 }}}}
 define internal void @start({_FORTRAN}, i64 %count, i64 %is_batch) {{{{
-  %args = alloca i64, i64 {{WORDS}}, align 64
+  %args = alloca i64, i64 {words.WORDS}, align 64
   %columns = load i64, ptr %columns_at
   %rows = load i64, ptr %rows_at
   %inner = load i64, ptr %inner_at
@@ -388,8 +399,8 @@ define internal void @start({_FORTRAN}, i64 %count, i64 %is_batch) {{{{
   %right_address = ptrtoint ptr %right to i64
   %result_address = ptrtoint ptr %result to i64
   %block = ptrtoint ptr @block to i64
-  call void @strides(ptr %args, i64 {{LEFT_ROW}}, ptr %left_form, ptr %left_length)
-  call void @strides(ptr %args, i64 {{RIGHT_ROW}}, ptr %right_form, ptr %right_length)
+  call void @strides(ptr %args, i64 {words.LEFT_ROW}, ptr %left_form, ptr %left_length)
+  call void @strides(ptr %args, i64 {words.RIGHT_ROW}, ptr %right_form, ptr %right_length)
   %row_length = load i64, ptr %result_length
   %row_units = udiv i64 %rows, {{rows}}
   %column_units = udiv i64 %columns, {{columns}}
@@ -402,30 +413,17 @@ define internal void @start({_FORTRAN}, i64 %count, i64 %is_batch) {{{{
   %leaves_columns = and i1 %few_columns, %has_more_rows
   %keeps_rows = xor i1 %leaves_rows, true
   %by_rows = select i1 %is_high, i1 %keeps_rows, i1 %leaves_columns
-  %axis_of_one = select i1 %by_rows, i64 {{BY_ROWS}}, i64 {{BY_COLUMNS}}
+  %axis_of_one = select i1 %by_rows, i64 {words.BY_ROWS}, i64 {words.BY_COLUMNS}
   %batch = icmp ne i64 %is_batch, 0
-  %axis = select i1 %batch, i64 {{BY_MATRICES}}, i64 %axis_of_one
+  %axis = select i1 %batch, i64 {words.BY_MATRICES}, i64 %axis_of_one
   %row_work = mul i64 %rows, %columns
   %work_of_one = mul i64 %row_work, %inner
   %work = mul i64 %work_of_one, %count
   %is_small = icmp slt i64 %work, {_SMALL}
   %blocks = select i1 %is_small, i64 1, i64 %threads
-  call void @put(ptr %args, i64 {{ROW_BLOCKS}}, i64 %blocks)
-  call void @put(ptr %args, i64 {{COLUMN_BLOCKS}}, i64 1)
-  call void @put(ptr %args, i64 {{BLOCK_FUNCTION}}, i64 %block)
-  call void @put(ptr %args, i64 {{FINISH_FUNCTION}}, i64 0)
-  call void @put(ptr %args, i64 {{LEFT}}, i64 %left_address)
-  call void @put(ptr %args, i64 {{RIGHT}}, i64 %right_address)
-  call void @put(ptr %args, i64 {{RESULT}}, i64 %result_address)
-  call void @put(ptr %args, i64 {{ROWS}}, i64 %rows)
-  call void @put(ptr %args, i64 {{COLUMNS}}, i64 %columns)
-  call void @put(ptr %args, i64 {{INNER}}, i64 %inner)
-  call void @put(ptr %args, i64 {{RESULT_ROW}}, i64 %row_length)
-  call void @put(ptr %args, i64 {{AXIS}}, i64 %axis)
-  call void @put(ptr %args, i64 {{COUNT}}, i64 %count)
   %has_beta = icmp ne {{bits}} %beta_bits, 0
   %is_added = zext i1 %has_beta to i64
-  call void @put(ptr %args, i64 {{IS_ADDED}}, i64 %is_added)
+{_PUTS}
   call void {{on_threads}}(ptr %args)
   ret void
 }}}}
