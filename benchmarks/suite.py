@@ -212,8 +212,9 @@ def alone(name: str, size: str, precision: str, baseline: str) -> None:
     answers, sys.stdout = sys.stdout, sys.stderr
     transformers.logging.set_verbosity_error()
     options = ORTOptions.from_mapping({"precision": precision})
-    # The first compilation imports modules and starts threads, whose memory is not the model's.
-    Measurement(baseline, Workload(torch.nn.Linear(2, 2), torch.ones(1, 2), loss=torch.sum), options)
+    # The first compilation loads libraries and starts threads, whose memory is not the model's.
+    layers = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))
+    Measurement(baseline, Workload(layers, torch.ones(256, 64), loss=torch.mean), options)
     torch.manual_seed(0)
     model = MODELS[name]
     module, batch = model.make(size)

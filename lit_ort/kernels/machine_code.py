@@ -70,13 +70,14 @@ class MachineCode:
     """
 
     def __init__(self, text: str, cpu: Cpu, symbols: Mapping[str, int] | None = None) -> None:
-        machine = _target_machine(cpu)
-        module = llvm.parse_assembly(text)
-        module.triple = machine.triple
-        module.data_layout = str(machine.target_data)
-        self._engine: Any = llvm.create_mcjit_compiler(module, machine)
-        for name, address in (symbols or {}).items():
-            self._engine.add_global_mapping(module.get_function(name), address)
+        machine, symbols = _target_machine(cpu), symbols or {}
+        code = _object_code(text, machine)
+        # The engine would keep a module that it compiles, several times the size of its code.
+        declared = llvm.parse_assembly("".join(f"declare void @{name}()\n" for name in symbols))
+        self._engine: Any = llvm.create_mcjit_compiler(declared, machine)
+        for name, address in symbols.items():
+            self._engine.add_global_mapping(declared.get_function(name), address)
+        self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self._engine.finalize_object()
 
     def address(self, name: str) -> int:
@@ -84,6 +85,13 @@ class MachineCode:
         address = self._engine.get_function_address(name)
         assert address, name
         return address
+
+
+def _object_code(text: str, machine: Any) -> bytes:
+    module = llvm.parse_assembly(text, llvm.create_context())
+    module.triple = machine.triple
+    module.data_layout = str(machine.target_data)
+    return machine.emit_object(module)
 
 
 def _target_machine(cpu: Cpu) -> Any:
