@@ -76,7 +76,7 @@ def _others(probabilities: torch.Tensor, labels: torch.Tensor, rows: torch.Tenso
     The sum has the precision that one minus a rounded probability has lost.
     """
     if not len(rows):
-        return torch.zeros(0)
+        return torch.zeros(0, dtype=torch.float32)
     selected = probabilities.index_select(0, rows)
     _put(selected, labels.index_select(0, rows), selected.new_zeros(len(rows), 1))
     return selected.sum(1, dtype=torch.float32).clamp_(max=1 - SURE)

@@ -84,3 +84,15 @@ def test_this_build_runs_nodes_in_order(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(model, "_leaves", lambda model: [])
     # Not the cached answer.
     assert not node_order.runs_in_order.__wrapped__(native)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_order_is_tried_with_every_default_dtype(dtype: torch.dtype) -> None:
+    """`Trainer(precision="64-true")` compiles with a default dtype of float64."""
+    native = engine_of("auto").native
+    assert native is not None
+    torch.set_default_dtype(dtype)
+    try:
+        assert node_order.runs_in_order.__wrapped__(native)
+    finally:
+        torch.set_default_dtype(torch.float32)
