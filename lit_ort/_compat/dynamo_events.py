@@ -382,11 +382,14 @@ def obstacle_of(error: BaseException) -> Obstacle:
 
 
 def _obstacle(message: str, stack: Stack) -> Obstacle:
-    """Of torch's message: a line with its kind, then lines that begin with `Explanation:` and `Hint:`."""
+    """Of torch's message: a line with its kind, then lines that begin with `Explanation:`, `Hint:` and others.
+
+    Some explanations are empty, and only the context names the operator.
+    """
     lines = [line.strip() for line in message.partition(_NEXT_OBSTACLE)[0].splitlines()]
     lines = [line for line in lines if line] or [""]
-    explanations = _after("Explanation:", lines) or lines[:1]
-    return Obstacle(lines[0], explanations[0], tuple(_after("Hint:", lines)), message, stack)
+    explanations = [*_after("Explanation:", lines), *_after("Developer debug context:", lines), lines[0]]
+    return Obstacle(lines[0], next(filter(None, explanations), ""), tuple(_after("Hint:", lines)), message, stack)
 
 
 def _after(label: str, lines: Iterable[str]) -> list[str]:

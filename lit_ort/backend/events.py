@@ -87,7 +87,7 @@ _NAMES = (
 _DISPATCH_KEYS = "dispatch key set mismatch"
 _NUMBER = re.compile(r"[\w.\[\]'\"]+ == -?\d[\d.e+-]*")
 # Words of hints that are no remedy: about torch's settings and issue tracker, or of a general kind.
-_NO_REMEDY = ("torch._dynamo", "issue", "fullgraph", "TORCH", "is fundamental", "running in eager")
+_NO_REMEDY = ("torch._dynamo", "docs.google.com", "issue", "fullgraph", "TORCH", "is fundamental", "running in eager")
 _LIMIT = re.compile(r"currently set to (?P<limit>\d+)")
 _RAISED = re.compile(r"raised exception (?P<exception>.+)")
 _LIMIT_REMEDY = (

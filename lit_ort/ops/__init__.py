@@ -1,10 +1,14 @@
-"""lit_ort's operators, and kernels for some of torch's operators. The import registers `torch.ops.lit_ort`."""
+"""lit_ort's operators, and kernels for some of torch's operators.
+
+The import registers `torch.ops.lit_ort`, and shapes of torch's operators that torch lacks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from lit_ort._compat.sampling_shapes import add_sampling_shapes
 from lit_ort._compat.torch_ops import OpOverload
 from lit_ort.ops import (
     attention,
@@ -36,6 +40,7 @@ _ALL: tuple[Operator, ...] = (
     *writes.OPERATORS,
     *zeros.OPERATORS,
 )
+add_sampling_shapes()
 OPERATORS: Mapping[OpOverload, Operator] = MappingProxyType({op.target: op for op in _ALL})
 
 

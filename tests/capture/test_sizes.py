@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributions, nn
 from torch.nn import functional
 
 from lit_ort import ORTOptions
@@ -204,6 +204,31 @@ def test_torch_nodes_with_dynamic_sizes() -> None:
     graphs = engine.compile_log.graphs
     assert len(graphs) == 2, [(graph.shapes, graph.fixed_sizes) for graph in graphs]
     assert graphs[-1].torch_operators
+
+
+class Samples(nn.Module):
+    """Distributions whose operators have no shapes for dynamic sizes in torch 2.13."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        shape, rate = functional.softplus(self.linear(x)).add(1).chunk(2, 1)
+        weights = distributions.Dirichlet(shape, validate_args=False).rsample()
+        draws = distributions.Gamma(shape, rate, validate_args=False).rsample()
+        counts = distributions.Binomial(5, weights.detach(), validate_args=False).sample()
+        return (weights * draws * counts).mean()
+
+
+# Dynamo makes an object of each differentiable function.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_samples_with_dynamic_sizes() -> None:
+    engine = backend()
+    assert_equal_steps(Samples(), engine, *((torch.randn(rows, 4),) for rows in (7, 5, 9)))
+    graphs = engine.compile_log.graphs
+    assert len(graphs) == 2, [(graph.shapes, graph.fixed_sizes) for graph in graphs]
 
 
 class Idle(nn.Module):

@@ -123,6 +123,17 @@ def test_code_after_a_graph_break() -> None:
         assert listener.recompiles[-1][0] == Function("printing", HERE, printing.__code__.co_firstlineno + 2, True)
 
 
+def test_obstacle_without_explanation() -> None:
+    """The context names the operator."""
+    effect = "the reason of a graph break is empty"
+    with canary("the message of an operator without a fake kernel", EVENTS, effect):
+        listener = Listener()
+        step = torch.compile(lambda x: torch.geqrf(x)[0] + 1, backend="eager", dynamic=True)
+        with dynamo_events.listening(listener):
+            step(torch.ones(3, 4))
+        assert ["geqrf" in obstacle.explanation for obstacle, _ in listener.breaks] == [True]
+
+
 def test_recompile_limit() -> None:
     effect = "the recompile limit is passed in silence"
     with canary("the log line of torch._dynamo.convert_frame at the limit", EVENTS, effect):
