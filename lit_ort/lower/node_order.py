@@ -42,7 +42,9 @@ def runs_in_order(native: NativeEngine) -> bool:
         data, nodes, _location_of, [_INPUT], results, results=len(results), uses_openmp=native.uses_openmp
     )
     outputs = tuple((torch.float32, (1,), (1,)) for _ in results)
-    native.session(model, threads=1).run([torch.zeros(1, dtype=_TYPE[0])], RunShapes((), outputs, {}, 0), RunState(BufferPool()))
+    native.session(model, threads=1).run(
+        [torch.zeros(1, dtype=_TYPE[0])], RunShapes((), outputs, {}, 0), RunState(BufferPool())
+    )
     return ran == sorted(ran)
 
 
