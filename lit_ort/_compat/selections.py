@@ -213,7 +213,7 @@ def _repeated(tx: Any, node: fx.Node) -> Any:
     value, repeats, dim, output_size = _named(node, "input", "repeats", "dim", "output_size")
     if repeats is None and isinstance(value, fx.Node):
         return _computed_before(tx, node, 0, ())
-    if not isinstance(repeats, fx.Node) or output_size is not None or _example(repeats).dim() != 1:
+    if not _is_vector(repeats) or isinstance(dim, fx.Node) or output_size is not None:
         return None
     if dim is None:
         value, dim = node_of(call(tx, "flatten", value)), 0
@@ -270,6 +270,12 @@ def _named(node: fx.Node, *names: str) -> list[Any]:
 
 def _example(node: Any) -> Any:
     return node.meta["example_value"]
+
+
+def _is_vector(part: Any) -> bool:
+    # A size is a node too.
+    example = part.meta.get("example_value") if isinstance(part, fx.Node) else None
+    return isinstance(example, Tensor) and example.dim() == 1
 
 
 def _is_mask(part: Any) -> bool:

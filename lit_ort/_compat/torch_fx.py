@@ -203,7 +203,7 @@ def recomputed_example(node: fx.Node) -> Any:
     # A view for the strides of the trace can be a copy for others.
     target = _aten.reshape.default if node.target in (_aten.view.default, _aten._unsafe_view.default) else node.target
     assert callable(target)
-    with tensors[0].fake_mode, torch.no_grad():
+    with tensors[0].fake_mode if tensors else fake_mode_of(node.graph), torch.no_grad():
         return target(*args, **kwargs)
 
 

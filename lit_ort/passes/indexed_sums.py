@@ -16,8 +16,8 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch_aot import is_of_backward
-from lit_ort._compat.torch_fx import recomputed_example, size_node
 from lit_ort._compat.torch_sizes import hint_of
+from lit_ort.passes.node_builder import NodeBuilder, is_equal
 
 aten = torch.ops.aten
 _INDEX_DTYPES = frozenset({torch.int64, torch.int32})
@@ -59,14 +59,9 @@ def _is_indexed_sum(node: fx.Node) -> bool:
         return False
     rows = torch.broadcast_shapes(*shapes)
     expected = (*total.shape[: dims.start], *rows, *total.shape[dims.stop :])
-    is_whole = len(added.shape) == len(expected) and all(map(_is_equal, added.shape, expected))
+    is_whole = len(added.shape) == len(expected) and all(map(is_equal, added.shape, expected))
     trailing = math.prod(hint_of(size) or 1 for size in total.shape[dims.stop :])
     return is_whole and len(rows) > 0 and (dims.start == 0 or trailing >= _FEWEST_ELEMENTS)
-
-
-def _is_equal(size: Any, other: Any) -> bool:
-    """Whether sizes are the same number or expression; comparing symbols would add guards."""
-    return str(size) == str(other)
 
 
 def _sum(builder: _Builder, node: fx.Node) -> fx.Node:
@@ -80,34 +75,17 @@ def _sum(builder: _Builder, node: fx.Node) -> fx.Node:
     return total if len(dims) == 1 else builder.reshape(total, shape)
 
 
-class _Builder:
-    """Adds nodes to a graph, of the origin of another node."""
-
-    def __init__(self, graph: fx.Graph, meta: dict[str, Any]) -> None:
-        self._graph, self._meta = graph, meta
-
-    def __call__(self, target: Any, *args: Any) -> fx.Node:
-        node = self._graph.call_function(target, args)
-        node.meta = {**self._meta, "val": recomputed_example(node)}
-        return node
-
-    def reshape(self, node: fx.Node, shape: Sequence[Any]) -> fx.Node:
-        known = node.meta["val"].shape
-        if len(known) == len(shape) and all(map(_is_equal, known, shape)):
-            return node
-        return self(aten.reshape.default, node, [self._size(size) for size in shape])
+class _Builder(NodeBuilder):
+    """Also computes indices."""
 
     def flat(self, indices: Sequence[fx.Node], sizes: Sequence[Any]) -> fx.Node:
         """Indices of several dimensions as one of the elements of these dimensions, int[count]."""
         index = self._not_negative(indices[0], sizes[0])
         for other, size in zip(indices[1:], sizes[1:], strict=True):
-            scaled = self(aten.mul.Tensor, index, self._size(size))
+            scaled = self(aten.mul.Tensor, index, self.size(size))
             index = self(aten.add.Tensor, scaled, self._not_negative(other, size))
         return self.reshape(index, (math.prod(index.meta["val"].shape),))
 
     def _not_negative(self, index: fx.Node, size: Any) -> fx.Node:
-        from_end = self(aten.add.Tensor, index, self._size(size))
+        from_end = self(aten.add.Tensor, index, self.size(size))
         return self(aten.where.self, self(aten.lt.Scalar, index, 0), from_end, index)
-
-    def _size(self, size: Any) -> Any:
-        return size if isinstance(size, int) else size_node(self._graph, size)

@@ -15,6 +15,7 @@ from lit_ort._compat.devices import CPU, is_cpu
 from lit_ort.errors import OptionsError
 from lit_ort.passes.canonicalize import canonicalize
 from lit_ort.passes.channels_last import order_channels
+from lit_ort.passes.cumulative_sums import sum_in_blocks
 from lit_ort.passes.embedding_gradient import fuse_embedding_gradients
 from lit_ort.passes.fuse_regions import fuse_regions
 from lit_ort.passes.in_place_writes import write_in_place
@@ -46,6 +47,7 @@ class Pass:
 
 PASSES: tuple[Pass, ...] = (
     Pass("canonicalize", canonicalize, required=True),
+    Pass("cumulative_sums", sum_in_blocks, only_cpu=True),
     Pass("merge_equal", merge_equal),
     Pass("unused_gradients", trim_unused_gradients),
     Pass("written_gradients", add_before_writes),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from lit_ort._compat.torch_ops import SCATTERS
 from lit_ort.regions.element_types import computed_in, is_float, name_of, stored
 from lit_ort.regions.pointwise_table import OPERATORS
 from lit_ort.regions.strided_views import StridedView
@@ -396,19 +397,22 @@ def _padded(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
 
 
 def _with_selected(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
-    """A part in place of the elements at an index along an axis of zeros or of another constant."""
+    """A part in place of the elements at an index along an axis."""
     given = [size_of_node(arg) for arg in node.args]
-    base, (part, axis, index) = _base(reader, node, value), given[-3:] if _is_scatter(node) else (given[0], *given[2:])
+    part, axis, index = given[-3:] if _is_scatter(node) else (given[0], *given[2:])
+    written = _part(reader, node, part)
+    base = _base(reader, node, value, written)
     axis %= value.dim()
     start = index + base.shape[axis] if index < 0 else index
-    part = viewed(_part(reader, node, part), lambda view: view.insert(axis))
+    part = viewed(written, lambda view: view.insert(axis))
     return _placed(reader, node, reader.cast(part, base.dtype), axis, start, base)
 
 
 def _with_slice(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
     """As `_with_selected`, of neighbouring elements."""
     given = [*map(size_of_node, node.args), *(0, None, None, 1)[len(node.args) - 2 :]]
-    base, part = _base(reader, node, value), _part(reader, node, node.args[int(_is_scatter(node))])
+    part = _part(reader, node, node.args[int(_is_scatter(node))])
+    base = _base(reader, node, value, part)
     axis, start, _, step = given[2:]
     axis %= value.dim()
     if step != 1:
@@ -418,6 +422,8 @@ def _with_slice(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expressio
 
 def _part(reader: Reader, node: fx.Node, arg: Any) -> Expression:
     """What is written; not as elements of a larger value, which could not be written to in place before."""
+    if arg.target is aten.fill.Scalar:
+        return _constant(reader, arg, arg.meta["val"])
     part = reader.of(arg)
     is_of_larger = isinstance(part, Read) and part.value is not None and not is_all(part)
     return reader.value(node.name, part).read() if is_of_larger else part
@@ -427,14 +433,25 @@ def _is_scatter(node: fx.Node) -> bool:
     return "scatter" in str(node.target)
 
 
-def _base(reader: Reader, node: fx.Node, value: torch.Tensor) -> Constant:
-    """What a part is written into."""
+def _base(reader: Reader, node: fx.Node, value: torch.Tensor, part: Expression) -> Expression:
+    """What a part is written into: zeros, another constant, or what has been written to one if the part is a constant.
+
+    The last is how encoder-decoders shift their labels.
+    """
     if not _is_scatter(node):
         return Constant(0, shape_of(value), name_of(value.dtype) or "")
     base = reader.of(node.args[0])
-    if not isinstance(base, Constant):
+    is_shift = isinstance(part, Constant) and _is_written_once(reader, node.args[0])
+    if not isinstance(base, Constant) and not is_shift:
         raise NotRegional("a write into known elements, which torch's operator does in place")
     return base
+
+
+def _is_written_once(reader: Reader, base: Any) -> bool:
+    """Whether a region computes a base from a constant."""
+    expression = reader.of(base)
+    is_computed = isinstance(expression, Read) and expression.value is not None and expression.value.kind != "given"
+    return base.target in SCATTERS and is_computed and isinstance(reader.of(base.args[0]), Constant)
 
 
 def _added_slices(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:

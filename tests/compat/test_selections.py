@@ -205,6 +205,18 @@ def test_results_can_be_written() -> None:
     assert engine.count == 1
 
 
+@pytest.mark.parametrize("dim", [0, 1, None])
+def test_repeated_by_a_size(dim: int | None) -> None:
+    """In a graph for any size, the size is a node as tensors are."""
+    torch.compiler.reset()
+    engine = backend()
+    compiled = torch.compile(lambda x, y: x.repeat_interleave(y.size(0), dim) * 2, backend=engine)
+    for rows in (2, 3, 4):
+        x, y = torch.randn(3, 2), torch.ones(rows)
+        assert torch.equal(compiled(x, y), x.repeat_interleave(rows, dim) * 2)
+    assert not engine.compile_log.eager_functions
+
+
 def test_a_recompile_names_the_selection() -> None:
     torch.compiler.reset()
     engine = backend()

@@ -69,6 +69,7 @@ OPERATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "aten.index.": lambda x, y: (
         x[torch.arange(len(x)), -1 - labels(x)][:, None] * y + x[None].exp()[0, labels(x.t())][: len(x)]
     ),
+    "fill": lambda x, y: shifted(x, 2.0) * y + shifted(y.exp(), -1.0).relu(),
     "slice_backward": lambda x, y: x[1:].exp().sum() * y + x[:, -1].exp()[:, None] * x[0],
 }
 
@@ -76,6 +77,14 @@ OPERATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def share(x: Tensor) -> Tensor:
     """Numbers from 0 to 1."""
     return x.detach().nan_to_num().sigmoid()
+
+
+def shifted(x: Tensor, first: float) -> Tensor:
+    """As encoder-decoders shift their labels."""
+    result = x.new_zeros(x.shape)
+    result[1:] = x[:-1].clone()
+    result[0] = first
+    return result
 
 
 def labels(x: Tensor) -> Tensor:
