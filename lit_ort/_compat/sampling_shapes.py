@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-import operator
-
 import torch
 
 _LIBRARY = torch.library.Library("aten", "IMPL")
 
 
-def _broadcast(*tensors: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
-    return functools.reduce(operator.add, tensors, torch.empty_like(tensors[0]))
+def _broadcast(first: torch.Tensor, *others: torch.Tensor | torch.Generator | None) -> torch.Tensor:
+    """The results are contiguous in any order of memory of the arguments."""
+    shapes = (other.shape for other in others if isinstance(other, torch.Tensor))
+    return first.new_empty(torch.broadcast_shapes(first.shape, *shapes))
 
 
 def add_sampling_shapes() -> None:

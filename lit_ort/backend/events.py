@@ -87,7 +87,7 @@ _NAMES = (
 _DISPATCH_KEYS = "dispatch key set mismatch"
 _NUMBER = re.compile(r"[\w.\[\]'\"]+ == -?\d[\d.e+-]*")
 # Words of hints that are no remedy: about torch's settings and issue tracker, or of a general kind.
-_NO_REMEDY = ("torch._dynamo", "docs.google.com", "issue", "fullgraph", "TORCH", "is fundamental", "running in eager")
+_NO_REMEDY = ("torch._dynamo", "issue", "fullgraph", "TORCH", "is fundamental", "running in eager")
 _LIMIT = re.compile(r"currently set to (?P<limit>\d+)")
 _RAISED = re.compile(r"raised exception (?P<exception>.+)")
 _LIMIT_REMEDY = (
@@ -192,7 +192,11 @@ def _explained(obstacle: Obstacle) -> tuple[str, str | None]:
         return reason or _sentence(obstacle.explanation), remedy
     if obstacle.kind in _CALLS:
         return f"Dynamo can't trace `{function}`.", _PRINT_IN_A_HOOK if function == "print" else _CALL_IN_A_HOOK
-    hints = (hint for hint in obstacle.hints if not any(word in hint for word in _NO_REMEDY))
+    hints = (
+        hint
+        for hint in obstacle.hints
+        if not hint.startswith("see https:") and not any(word in hint for word in _NO_REMEDY)
+    )
     return _sentence(_ADDRESS.sub("", _readable(obstacle.explanation))), next(map(_sentence, hints), None)
 
 

@@ -88,10 +88,10 @@ class MachineCode:
 
 
 def _object_code(text: str, machine: Any) -> bytes:
-    module = llvm.parse_assembly(text, llvm.create_context())
-    module.triple = machine.triple
-    module.data_layout = str(machine.target_data)
-    return machine.emit_object(module)
+    with llvm.create_context() as context, llvm.parse_assembly(text, context) as module:
+        module.triple = machine.triple
+        module.data_layout = str(machine.target_data)
+        return machine.emit_object(module)
 
 
 def _target_machine(cpu: Cpu) -> Any:

@@ -1,9 +1,9 @@
 """Replaces equivalent operators by one form, and removes operators without effect.
 
 In:  views that depend on strides; copies and `detach` in a graph without in-place operators; casts to the same dtype;
-     squares; sums with zeros, products with ones; scalars in tensors as fill values; sorts of
-     elements that share memory; concatenations with empty tensors
-Out: reshapes, the values themselves, products, numbers, stable sorts, concatenations of the others
+     squares; sums with zeros, products with ones; scalars in tensors as fill values; what is written after a shift of
+     labels; sorts of elements that share memory; concatenations with empty tensors
+Out: reshapes, the values themselves, products, numbers, constants, stable sorts, concatenations of the others
 Saves the time of operators without effect. Sessions keep values contiguous, so a view can be a reshape.
 """
 
@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch_aot import is_of_backward
-from lit_ort._compat.torch_fx import arguments_of, is_read_by, strides_of
+from lit_ort._compat.torch_fx import arguments_of, first_argument, is_read_by, size_node, strides_of
 from lit_ort._compat.torch_ops import BY_ROWS, BY_STRIDES, SCATTERS, SLICE_END
 from lit_ort._compat.torch_sizes import may_overlap
 from lit_ort.runtime.argument_codec import exact
@@ -37,6 +37,7 @@ _FULL: dict[Any, float | None] = {
     aten.ones.default: 1.0,
     aten.ones_like.default: 1.0,
 }
+_CONSTANTS = frozenset({*_FULL, aten.new_zeros.default, aten.new_ones.default, aten.new_full.default})
 
 
 def canonicalize(module: fx.GraphModule) -> int:
@@ -60,12 +61,33 @@ def canonicalize(module: fx.GraphModule) -> int:
             fired += 1
         elif node.target is aten.fill.Tensor and (number := _number_of(module, node.args[1])) is not None:
             node.target, node.args = aten.fill.Scalar, (node.args[0], number)
-            fired += 1
+            fired += 1 + _make_constant(node)
+        elif node.target is aten.fill.Scalar:
+            fired += _make_constant(node)
         elif node.target is aten.cat.default and (parts := _parts_with_elements(node)) is not None:
             node.args = (parts, *node.args[1:])
             fired += 1
     graph.eliminate_dead_code()
     return fired
+
+
+def _make_constant(node: fx.Node) -> bool:
+    """Makes a fill value a constant if it is written after a write into a constant. Returns whether the node changed.
+
+    So encoder-decoders shift their labels. A region computes both writes, and nothing reads what the value replaces.
+    """
+    user = next(iter(node.users), None)
+    if len(node.users) != 1 or user is None or user.target not in SCATTERS or user.args[1] is not node:
+        return False
+    written = first_argument(user)
+    if written.target not in SCATTERS or first_argument(written).target not in _CONSTANTS:
+        return False
+    value = node.meta["val"]
+    with node.graph.inserting_before(node):
+        sizes = [size if isinstance(size, int) else size_node(node.graph, size) for size in value.shape]
+    node.target, node.args = aten.full.default, (sizes, node.args[1])
+    node.kwargs = {"dtype": value.dtype, "device": value.device}
+    return True
 
 
 def _number_of(module: fx.GraphModule, value: Any) -> bool | int | float | None:

@@ -17,8 +17,8 @@ from lit_ort._compat.torch_sizes import hint_of
 from lit_ort.passes.node_builder import NodeBuilder
 
 aten = torch.ops.aten
-# Of all sums over blocks. Above, torch's sequential sum is faster.
-_MOST_ADDITIONS = 2**18
+# Of all sums over blocks. Above, torch's sequential sum is faster. Sizes that change can become many times as large.
+_MOST_ADDITIONS, _MOST_OF_ANY_SIZE = 2**18, 2**15
 
 
 def sum_in_blocks(module: fx.GraphModule) -> int:
@@ -39,7 +39,10 @@ def _is_short(node: fx.Node) -> bool:
         return False
     size = value.shape[dim]
     elements = math.prod(hint_of(other) or 0 for other in value.shape)
-    return isinstance(size, int) and elements > 0 and elements * sum(_blocks(size)) <= _MOST_ADDITIONS
+    if not isinstance(size, int) or not elements:
+        return False
+    is_fixed = all(isinstance(other, int) for other in value.shape)
+    return elements * sum(_blocks(size)) <= (_MOST_ADDITIONS if is_fixed else _MOST_OF_ANY_SIZE)
 
 
 def _blocks(size: int) -> tuple[int, int]:
@@ -71,4 +74,7 @@ def _sum(builder: NodeBuilder, node: fx.Node) -> fx.Node:
     sums = builder(
         aten.add.Tensor, _sum_before(builder, parts, inclusive=True), builder(aten.unsqueeze.default, before, -1)
     )
-    return builder(aten.transpose.int, builder.reshape(sums, shape), dim, -1)
+    moved = builder(aten.transpose.int, builder.reshape(sums, shape), dim, -1)
+    # Torch's result is contiguous.
+    is_last = dim in (-1, len(shape) - 1)
+    return moved if is_last else builder(aten.clone.default, moved, memory_format=torch.contiguous_format)

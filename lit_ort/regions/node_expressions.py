@@ -422,8 +422,6 @@ def _with_slice(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expressio
 
 def _part(reader: Reader, node: fx.Node, arg: Any) -> Expression:
     """What is written; not as elements of a larger value, which could not be written to in place before."""
-    if arg.target is aten.fill.Scalar:
-        return _constant(reader, arg, arg.meta["val"])
     part = reader.of(arg)
     is_of_larger = isinstance(part, Read) and part.value is not None and not is_all(part)
     return reader.value(node.name, part).read() if is_of_larger else part

@@ -231,6 +231,19 @@ def test_samples_with_dynamic_sizes() -> None:
     assert len(graphs) == 2, [(graph.shapes, graph.fixed_sizes) for graph in graphs]
 
 
+def test_samples_of_transposed_parameters() -> None:
+    """Their operators return contiguous values."""
+    a, b = torch.rand(3, 4).t() + 1, torch.rand(3, 4).t()
+    for operator, arguments in {
+        torch._sample_dirichlet: (a,),
+        torch._dirichlet_grad: (a, a, a),
+        torch.binomial: (a, b),
+        torch._standard_gamma_grad: (a, a),
+    }.items():
+        on_meta = operator(*(argument.to("meta") for argument in arguments))
+        assert on_meta.stride() == operator(*arguments).stride(), operator
+
+
 class Idle(nn.Module):
     """A permutation in the original order, which a graph optimizer of ONNX Runtime mistakes for another one."""
 

@@ -55,6 +55,16 @@ def test_others_are_torchs(x: Tensor) -> None:
     assert not any(one.fired for one in engine.compile_log.graphs[0].passes if one.name == "cumulative_sums")
 
 
+def test_the_sums_are_contiguous() -> None:
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        sums = x.cumsum(0)
+        return sums.as_strided((4,), (1,)).float() * 2, sums.view(torch.int32) * 3
+
+    x = torch.arange(6).view(2, 3)
+    for actual, expected in zip(torch.compile(step, backend=backend())(x), step(x), strict=True):
+        assert torch.equal(actual, expected)
+
+
 def test_batches_of_any_size() -> None:
     engine, weight = backend(), torch.rand(4, 4)
     step = torch.compile(cumulative, backend=engine)
