@@ -40,7 +40,7 @@ from torch._dynamo.variables import builtin as builtins_of_dynamo
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.functions import LocalGeneratorObjectVariable
 from torch._dynamo.variables.lazy import LazyConstantVariable, LazyVariableTracker
-from torch._dynamo.variables.lists import BaseListVariable
+from torch._dynamo.variables.lists import BaseListVariable, RangeVariable
 from torch._dynamo.variables.misc import GetAttrVariable, UnknownVariable
 from torch._dynamo.variables.tensor import SymNodeVariable
 from torch._guards import ChainedSource
@@ -177,7 +177,7 @@ def _call_method(
 
 
 def _call_builtin(is_enabled: Callable[[], bool], original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-    if is_enabled() and variable.fn in _OF_LENGTH:
+    if is_enabled() and args and variable.fn in _OF_LENGTH:
         length = _length(tx, args[0])
         if length is not None:
             return length if variable.fn is len else original(variable, tx, [length], kwargs)
@@ -275,6 +275,10 @@ def _copy(tx: Any, variable: Any) -> Any:
         return None if any(write.container is value for write in _writes_of(tx.output)) else variable
     if isinstance(variable, LocalGeneratorObjectVariable):
         return BuiltinVariable(tuple).call_function(tx, [variable], {})
+    if isinstance(variable, RangeVariable):
+        # Its items are its bounds.
+        is_known = variable.is_python_constant()
+        return TupleVariable(variable.unpack_var_sequence(tx)) if is_known else None
     return _copy_of(variable) if variable.source is None else None
 
 

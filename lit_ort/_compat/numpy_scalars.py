@@ -8,6 +8,7 @@ An `int64` that has had another value is a symbolic number, as Python's integers
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,9 +16,11 @@ import numpy as np
 import torch
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource
-from torch._dynamo.variables import ConstantVariable, TorchInGraphFunctionVariable
+from torch._dynamo.variables import BuiltinVariable, ConstantVariable, TorchInGraphFunctionVariable
 from torch._dynamo.variables.builder import SourcelessBuilder, VariableBuilder
+from torch._dynamo.variables.lazy import LazyVariableTracker
 from torch._dynamo.variables.misc import NumpyDTypeVariable, NumpyVariable
+from torch._dynamo.variables.tensor import SymNodeVariable
 from torch.fx.experimental.symbolic_shapes import DimDynamic
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
@@ -32,6 +35,9 @@ _OF_NUMBERS = (bool, int, float, np.generic)
 _METHODS = frozenset({"item", "tolist", "astype", "round", "conj", "clip", "min", "max", "sum", "mean", "prod"})
 # Functions whose result has the dtype of a NumPy scalar.
 _OF_DTYPE = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
+
+# Dynamo computes these by slots of a type, which it has for Python's types only.
+_BINARY = (operator.floordiv, operator.mod, operator.truediv, divmod)
 
 
 class _NumPyNumber(ConstantVariable):
@@ -63,6 +69,15 @@ class _NumPyNumber(ConstantVariable):
         codegen.append_output(codegen.create_load_const_unchecked(self.value))
 
 
+class _ChangingInteger(SymNodeVariable):
+    """A NumPy integer of any value."""
+
+    def call_method(self, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if name == "item" and not args:
+            return SymNodeVariable(self.proxy, self.sym_num, source=_item_of(self.source))
+        return super().call_method(tx, name, args, kwargs)
+
+
 def keep_numbers(is_enabled: Callable[[], bool]) -> None:
     """Puts the hooks into Dynamo, for the rest of the process.
 
@@ -72,6 +87,7 @@ def keep_numbers(is_enabled: Callable[[], bool]) -> None:
     replace_method(VariableBuilder, "_wrap", functools.partial(_wrap, is_enabled, WeakIdKeyDictionary()))
     replace_method(TorchInGraphFunctionVariable, "call_function", _call_torch)
     replace_method(NumpyVariable, "call_function", functools.partial(_call_numpy, is_enabled))
+    replace_method(BuiltinVariable, "call_function", _call_builtin)
     create = ConstantVariable.create
 
     def create_number(value: Any, **kwargs: Any) -> Any:
@@ -91,22 +107,48 @@ def _wrap(is_enabled: Callable[[], bool], known: Any, original: Any, builder: An
     values.add(value)
     if type(value) is np.int64 and len(values) > 1:
         builder.install_guards(GuardBuilder.TYPE_MATCH)
-        return VariableBuilder(builder.tx, CallFunctionNoArgsSource(AttrSource(source, "item"))).wrap_symint(
-            value.item(), DimDynamic.DYNAMIC
-        )
+        number: Any = VariableBuilder(builder.tx, _item_of(source)).wrap_symint(value.item(), DimDynamic.DYNAMIC)
+        return _ChangingInteger(number.proxy, number.sym_num, source=source)
     if type(value) is not np.bool_ and len(values) > 1:
         return original(builder, value)
     builder.install_guards(GuardBuilder.ID_MATCH if type(value) is np.bool_ else GuardBuilder.EQUALS_MATCH)
     return _NumPyNumber(value, source=source)
 
 
+def _item_of(source: Any) -> CallFunctionNoArgsSource:
+    return CallFunctionNoArgsSource(AttrSource(source, "item"))
+
+
 def _call_torch(original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
     """Passes the dtype of NumPy scalars on to functions for which it is not that of Python's numbers."""
-    if variable.value in _OF_DTYPE and args and "dtype" not in kwargs and args[0].is_python_constant():
-        value = args[0].as_python_constant()
+    data = args[0] if args else kwargs.get("data")
+    dtype = args[1] if len(args) > 1 else kwargs.get("dtype")
+    has_dtype = dtype is not None and not dtype.is_constant_none()
+    if variable.value in _OF_DTYPE and data is not None and not has_dtype and data.is_python_constant():
+        value = data.as_python_constant()
         if any(isinstance(leaf, np.generic) for leaf in tree_leaves(value)):
-            kwargs = {**kwargs, "dtype": ConstantVariable.create(variable.value(value).dtype)}
+            named = {"dtype": ConstantVariable.create(variable.value(value).dtype)}
+            return original(variable, tx, args[:1], {**kwargs, **named})
     return original(variable, tx, args, kwargs)
+
+
+def _call_builtin(original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    """Computes with numbers, and tells the type of an integer that changes, which else is one of Python's."""
+    if variable.fn in _BINARY and len(args) == 2 and _are_numbers(args) and any(map(_is_numpys, args)):
+        return _folded(variable.fn, args)
+    if variable.fn in (isinstance, type) and args and isinstance(_realized(args[0]), _ChangingInteger):
+        args = [_NumPyNumber(np.int64(0)), *args[1:]]
+    return original(variable, tx, args, kwargs)
+
+
+def _is_numpys(variable: Any) -> bool:
+    return isinstance(variable.as_python_constant(), np.generic)
+
+
+def _realized(variable: Any) -> Any:
+    if not isinstance(variable, LazyVariableTracker):
+        return variable
+    return variable.realize() if variable.is_realized() or variable.peek_type() is np.int64 else None
 
 
 def _call_numpy(is_enabled: Callable[[], bool], original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:

@@ -13,7 +13,7 @@ import operator
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import EllipsisType, MappingProxyType, NoneType
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, fx
@@ -22,7 +22,7 @@ from torch._dynamo.eval_frame import skip_code
 from torch._dynamo.guards import _get_closure_vars, install_guard
 from torch._dynamo.variables import TensorVariable, TupleVariable, builder
 from torch._guards import GuardSource, Source, dataclass_with_cached_hash
-from torch.utils._pytree import tree_map
+from torch.fx.node import map_aggregate
 
 from lit_ort._compat.input_functions import InputFunction, function_of_inputs, is_unchanged, name_of_call
 
@@ -133,7 +133,12 @@ def keep_selections(is_enabled: Callable[[], bool], others: Mapping[Any, Select]
 
 
 def _selected(tx: Any, node: fx.Node) -> Any:
-    """The result of a node as a variable; None if it is no selection, or one by other values than those of inputs."""
+    """The result of a node as a variable.
+
+    None if it is no selection, one by other values than those of inputs, or one that is written into a given tensor.
+    """
+    if node.kwargs.get("out") is not None:
+        return None
     if node.target is operator.getitem:
         return _by_masks(tx, node)
     name = name_of_call(node)
@@ -211,6 +216,8 @@ def _where(tx: Any, node: fx.Node) -> Any:
 def _repeated(tx: Any, node: fx.Node) -> Any:
     """`repeat_interleave`: rows by their indices."""
     value, repeats, dim, output_size = _named(node, "input", "repeats", "dim", "output_size")
+    if value is None:
+        value, repeats = repeats, None
     if repeats is None and isinstance(value, fx.Node):
         return _computed_before(tx, node, 0, ())
     if not _is_vector(repeats) or isinstance(dim, fx.Node) or output_size is not None:
@@ -272,7 +279,7 @@ def _example(node: Any) -> Any:
     return node.meta["example_value"]
 
 
-def _is_vector(part: Any) -> bool:
+def _is_vector(part: Any) -> TypeGuard[fx.Node]:
     # A size is a node too.
     example = part.meta.get("example_value") if isinstance(part, fx.Node) else None
     return isinstance(example, Tensor) and example.dim() == 1
@@ -317,7 +324,8 @@ def _rows(tx: Any, mask: fx.Node) -> list[Any] | None:
 def call(tx: Any, target: Any, *args: Any) -> Any:
     """The variable of a new node, whose arguments can be nodes, proxies and variables."""
     kind = "call_method" if isinstance(target, str) else "call_function"
-    proxies = tree_map(functools.partial(_proxy, tx), args)
+    # Other than tree_map, it looks into slices.
+    proxies = map_aggregate(args, functools.partial(_proxy, tx))
     return builder.wrap_fx_proxy(tx, tx.output.create_proxy(kind, target, proxies, {}))
 
 

@@ -27,6 +27,7 @@ class Request:
         form: the form that gradients of earlier runs called for, or None.
         gradients: whether grad mode is enabled.
         autocast: the dtype of the autocast around the call, or None.
+        default_dtype: torch's default dtype at the call. The backward of `precision="64-true"` runs under another one.
     """
 
     graph: NumberedGraph
@@ -37,11 +38,17 @@ class Request:
     form: Form | None = None
     gradients: bool = True
     autocast: torch.dtype | None = None
+    default_dtype: torch.dtype = dataclasses.field(default_factory=torch.get_default_dtype)
 
     @contextmanager
     def modes(self) -> Iterator[None]:
-        """The grad mode and autocast of the call, for tracing."""
+        """The grad mode, autocast and default dtype of the call, for tracing."""
         kind = device_of(self.tensors).type
         low = torch.autocast(kind, self.autocast or torch.bfloat16, enabled=self.autocast is not None)
+        dtype = torch.get_default_dtype()
         with torch.inference_mode(False), torch.set_grad_enabled(self.gradients), low:
-            yield
+            torch.set_default_dtype(self.default_dtype)
+            try:
+                yield
+            finally:
+                torch.set_default_dtype(dtype)

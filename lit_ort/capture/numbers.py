@@ -88,7 +88,8 @@ class NumberedGraph:
 
 def _tensor_of(value: Any, dtype: torch.dtype) -> torch.Tensor:
     # An integer that doesn't fit wraps around, as in arithmetic with a number.
-    return torch.tensor(value, dtype=dtype) if dtype.is_floating_point else torch.tensor(value).to(dtype)
+    wide = dtype if dtype.is_floating_point else {float: torch.float64, complex: torch.complex128}.get(type(value))
+    return torch.tensor(value, dtype=wide).to(dtype)
 
 
 def separate_numbers(graph_module: fx.GraphModule) -> NumberedGraph:
@@ -241,11 +242,20 @@ def _number_program(graph_module: fx.GraphModule, numbers: list[fx.Node]) -> Cal
     program = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     needed = ancestors_of(numbers) | set(numbers)
+    inputs = inputs_of(graph_module.graph)
+    sizes = size_symbols(inputs)
     for node in graph_module.graph.nodes:
-        if node.op == "placeholder" or node in needed:
-            if node.op != "placeholder" and not _is_number(node):
-                raise ValueError(f"the number {numbers[0].name} is computed from tensors")
-            copies[node] = program.node_copy(node, copies.__getitem__)
+        if node.op == "placeholder":
+            copies[node] = program.node_copy(node)
+        elif node in needed and _is_number(node):
+            if all(argument in copies for argument in node.all_input_nodes):
+                copies[node] = program.node_copy(node, copies.__getitem__)
+            elif (size := str(_value(node))) in sizes:
+                # The size of a computed value, or an element of all sizes.
+                position, dimension = sizes[size]
+                copies[node] = program.call_method("size", (copies[inputs[position]], dimension))
+            else:
+                raise ValueError(f"the number {node.name} is computed from tensors")
     program.output(tuple(copies[node] for node in numbers))
     return graph_module_of(graph_module, program).forward
 
@@ -280,7 +290,8 @@ def _stack_numbers(graph: fx.Graph, numbers: set[fx.Node]) -> None:
         if node.target not in TENSORS_OF_NUMBERS or numbers.isdisjoint(node.all_input_nodes):
             continue
         with graph.inserting_before(node):
-            value = _stacked(graph, node.args[0], _value(node).dtype)
+            data = node.args[0] if node.args else node.kwargs["data"]
+            value = _stacked(graph, data, _value(node).dtype)
             copy = graph.call_method("to", (value, _value(node).device), {"copy": True})
         copy.meta = dict(node.meta)
         node.replace_all_uses_with(copy)

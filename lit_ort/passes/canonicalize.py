@@ -48,6 +48,7 @@ def canonicalize(module: fx.GraphModule) -> int:
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
+        fired += _set_dtype(node)
         if node.target in _VIEWS:
             node.target, node.args = aten.reshape.default, (node.args[0], node.args[1])
             fired += 1
@@ -69,6 +70,22 @@ def canonicalize(module: fx.GraphModule) -> int:
             fired += 1
     graph.eliminate_dead_code()
     return fired
+
+
+def _set_dtype(node: fx.Node) -> bool:
+    """Sets the dtype of a tensor that no other one determines. Returns whether the node changed.
+
+    A backward runs under another default dtype than a step of `precision="64-true"`.
+    """
+    schema = getattr(node.target, "_schema", None)
+    value = node.meta.get("val")
+    if schema is None or not isinstance(value, torch.Tensor) or node.kwargs.get("dtype") is not None:
+        return False
+    is_of_tensors = any(isinstance(argument.meta.get("val"), torch.Tensor) for argument in node.all_input_nodes)
+    if is_of_tensors or not any(argument.name == "dtype" and argument.kwarg_only for argument in schema.arguments):
+        return False
+    node.kwargs = {**node.kwargs, "dtype": value.dtype}
+    return True
 
 
 def _make_constant(node: fx.Node) -> bool:

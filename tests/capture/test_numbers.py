@@ -29,6 +29,32 @@ def test_an_annealed_float_and_a_step_counter_need_few_graphs() -> None:
     assert len(engine.compile_log.graphs) <= 4
 
 
+BESIDE_SIZES: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
+    "a size of an input": lambda x, beta: x.square().sum() * (beta / x.shape[0]),
+    "a size of a computed value": lambda x, beta: x.square().sum() * (beta * (x @ x.t()).size(0)),
+    "a length": lambda x, beta: (x * 2).sum() * beta * len(x * 2),
+    "the smaller": lambda x, beta: x.square().sum() * min(beta, x.shape[0]),
+    "by name": lambda x, beta: (x * torch.tensor(data=beta)).sum(),
+    "as an integer": lambda x, beta: (x * torch.tensor(beta * 1000, dtype=torch.long)).sum(),
+    "as a complex number": lambda x, beta: (x * torch.tensor(beta, dtype=torch.complex128)).abs().sum(),
+}
+
+
+@pytest.mark.parametrize("default", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", BESIDE_SIZES)
+def test_a_number_and_a_size_that_change(name: str, default: torch.dtype) -> None:
+    compiled = torch.compile(BESIDE_SIZES[name], backend=backend())
+    torch.set_default_dtype(default)
+    try:
+        for rows, beta in ((3, 0.1), (4, 0.257), (5, 0.3), (7, 0.5)):
+            x = torch.randn(rows, 4, dtype=torch.float32, requires_grad=True)
+            actual, expected = compiled(x, beta), BESIDE_SIZES[name](x, beta)
+            torch.testing.assert_close(actual, expected)
+            torch.testing.assert_close(torch.autograd.grad(actual, x), torch.autograd.grad(expected, x))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_a_branch_on_the_step_counter_compiles_two_graphs() -> None:
     engine = backend()
     weight = torch.randn(4, requires_grad=True)

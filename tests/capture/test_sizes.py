@@ -235,10 +235,10 @@ def test_samples_of_transposed_parameters() -> None:
     """Their operators return contiguous values."""
     a, b = torch.rand(3, 4).t() + 1, torch.rand(3, 4).t()
     for operator, arguments in {
-        torch._sample_dirichlet: (a,),
-        torch._dirichlet_grad: (a, a, a),
-        torch.binomial: (a, b),
-        torch._standard_gamma_grad: (a, a),
+        torch.ops.aten._sample_dirichlet: (a,),
+        torch.ops.aten._dirichlet_grad: (a, a, a),
+        torch.ops.aten.binomial: (a, b),
+        torch.ops.aten._standard_gamma_grad: (a, a),
     }.items():
         on_meta = operator(*(argument.to("meta") for argument in arguments))
         assert on_meta.stride() == operator(*arguments).stride(), operator

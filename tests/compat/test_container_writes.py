@@ -53,6 +53,8 @@ ONE_GRAPH = {
     "append to a list in a dictionary": "o.history['loss'].append(loss.detach())",
     "extend": "o.outputs.extend([loss.detach(), i])",
     "extend by a list that changes": "e = [1]; o.outputs.extend(e); e.append(2); o.outputs.extend(e)",
+    "extend by a range": "o.outputs.extend(range(3)); o.outputs += range(1, 6, 2); o.seen.update(range(4))",
+    "booleans": "b = collections.defaultdict(bool); o.outputs.append((bool(), b['a']))",
     "+=": "o.outputs += [loss.detach()]",
     "insert": "o.outputs.insert(0, loss.detach())",
     "clear": "o.outputs.clear(); o.outputs.append(i)",

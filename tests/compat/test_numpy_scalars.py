@@ -192,6 +192,40 @@ def test_an_integer_that_changes_is_symbolic() -> None:
     assert counters["stats"]["unique_graphs"] == 2
 
 
+CHANGING: dict[str, Callable[[Tensor, Any], Any]] = {
+    "isinstance": lambda x, n: x * (2 if isinstance(n, np.integer) else 3) + isinstance(n, int),
+    "type": lambda x, n: x * (type(n) is np.int64),
+    "item": lambda x, n: x * n.item(),
+    "astype": lambda x, n: x * n.astype(np.float32),
+    "returned": lambda x, n: (x.sum(), n),
+    "arithmetic": lambda x, n: x[: n // 2 + n % 2 - 1] * (n / 2) * (1 / n) + (n + 1) ** 2 - -n,
+    "comparison": lambda x, n: x * (2 if n > 2 else 3),
+    "conversion": lambda x, n: x * int(n) * float(n) + sum(x[k] for k in range(n)),
+    "sizes": lambda x, n: x.new_ones(n * 2).view(n, -1) * x[n - 1 : n, :1],
+}
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_an_integer_that_changes_is_numpys(name: str) -> None:
+    compiled = torch.compile(CHANGING[name], backend=backend(fallback="error"))
+    for value in map(np.int64, (2, 2, 3, 4)):
+        x = torch.linspace(-1, 1, 24).view(6, 4)
+        actual, expected = compiled(x, value), CHANGING[name](x, value)
+        torch.testing.assert_close(actual, expected)
+        if isinstance(expected, tuple):
+            assert type(actual[1]) is np.int64
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda v: torch.tensor(data=v), lambda v: torch.as_tensor(v, dtype=None), lambda v: torch.tensor([v, v])],
+)
+def test_tensors_have_the_dtype_of_a_scalar(make: Callable[[Any], Tensor]) -> None:
+    value, x = np.float64(2.5), torch.ones(2)
+    compiled = torch.compile(lambda x: (make(value), x * 2), backend=backend(fallback="error"))
+    assert compiled(x)[0].dtype == make(value).dtype == torch.float64
+
+
 def test_a_float_that_changes_is_an_array() -> None:
     def step(x: Tensor, value: Any) -> Tensor:
         return x * value

@@ -205,6 +205,37 @@ def test_results_can_be_written() -> None:
     assert engine.count == 1
 
 
+BESIDE_SIZES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "a mask and a slice": lambda x, mask, y: x[mask, : y.size(0)],
+    "a slice and a mask": lambda x, mask, y: x[: y.size(0)][:, mask[:2]],
+    "counts by name": lambda x, mask, y: x[torch.repeat_interleave(repeats=mask.long())],
+}
+
+
+@pytest.mark.parametrize("name", BESIDE_SIZES)
+def test_selections_beside_sizes(name: str) -> None:
+    torch.compiler.reset()
+    engine = backend()
+    compiled = torch.compile(lambda x, mask, y: BESIDE_SIZES[name](x, mask, y) * 2, backend=engine)
+    for rows in (1, 2, 3):
+        x, y = torch.randn(4, 2), torch.ones(rows)
+        assert torch.equal(compiled(x, MASK[:4], y), BESIDE_SIZES[name](x, MASK[:4], y) * 2)
+    assert not engine.compile_log.breaks
+
+
+def test_selected_into_a_given_tensor() -> None:
+    def step(x: Tensor, mask: Tensor, out: Tensor) -> Tensor:
+        torch.masked_select(x, mask, out=out)
+        return out * 2
+
+    torch.compiler.reset()
+    compiled, x = torch.compile(step, backend=backend()), torch.randn(4)
+    for mask in (MASK[:4], MASK[:4].flip(0)):
+        given = torch.zeros(int(mask.sum()))
+        assert torch.equal(compiled(x, mask, given), x[mask] * 2)
+        assert torch.equal(given, x[mask])
+
+
 @pytest.mark.parametrize("dim", [0, 1, None])
 def test_repeated_by_a_size(dim: int | None) -> None:
     """In a graph for any size, the size is a node as tensors are."""

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.compare import backend
 from tests.reports.report import Compile, Strategy, row, steps, trained, trainings
 
 pytestmark = pytest.mark.filterwarnings("ignore:You .* Skipping val loop:UserWarning")
@@ -120,6 +121,25 @@ def test_a_default_dtype_of_bfloat16(compiled: Compile[Any]) -> Any:
         return loss, dtype, scaled, layer
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_backward_outside_of_the_default_dtype(dtype: torch.dtype) -> None:
+    """Lightning leaves the default dtype of `precision="64-true"` before the backward, which may need another graph."""
+
+    def step(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = (x @ w) @ torch.eye(4) + torch.linspace(0, 1, 4)
+        return hidden.square().mean(), hidden
+
+    x, w, gradients = torch.randn(3, 4, dtype=dtype), torch.randn(4, 4, dtype=dtype, requires_grad=True), []
+    for call in (step, torch.compile(step, backend=backend())):
+        torch.set_default_dtype(dtype)
+        try:
+            loss, hidden = call(x, w)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        gradients += torch.autograd.grad(loss + hidden.abs().sum(), w)
+    torch.testing.assert_close(*gradients)
 
 
 class Encoder(nn.Module):
