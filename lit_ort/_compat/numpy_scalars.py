@@ -122,13 +122,12 @@ def _item_of(source: Any) -> CallFunctionNoArgsSource:
 def _call_torch(original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
     """Passes the dtype of NumPy scalars on to functions for which it is not that of Python's numbers."""
     data = args[0] if args else kwargs.get("data")
-    dtype = args[1] if len(args) > 1 else kwargs.get("dtype")
+    dtype = kwargs.get("dtype")
     has_dtype = dtype is not None and not dtype.is_constant_none()
     if variable.value in _OF_DTYPE and data is not None and not has_dtype and data.is_python_constant():
         value = data.as_python_constant()
         if any(isinstance(leaf, np.generic) for leaf in tree_leaves(value)):
-            named = {"dtype": ConstantVariable.create(variable.value(value).dtype)}
-            return original(variable, tx, args[:1], {**kwargs, **named})
+            kwargs = {**kwargs, "dtype": ConstantVariable.create(variable.value(value).dtype)}
     return original(variable, tx, args, kwargs)
 
 

@@ -279,15 +279,20 @@ def _example(node: Any) -> Any:
     return node.meta["example_value"]
 
 
-def _is_vector(part: Any) -> TypeGuard[fx.Node]:
-    # A size is a node too.
+def _tensor_of(part: Any) -> Tensor | None:
+    """The example of a node that is a tensor, as sizes are nodes too; None for others."""
     example = part.meta.get("example_value") if isinstance(part, fx.Node) else None
-    return isinstance(example, Tensor) and example.dim() == 1
+    return example if isinstance(example, Tensor) else None
+
+
+def _is_vector(part: Any) -> TypeGuard[fx.Node]:
+    tensor = _tensor_of(part)
+    return tensor is not None and tensor.dim() == 1
 
 
 def _is_mask(part: Any) -> bool:
-    example = part.meta.get("example_value") if isinstance(part, fx.Node) else None
-    return isinstance(example, Tensor) and example.dtype == torch.bool and example.dim() > 0
+    tensor = _tensor_of(part)
+    return tensor is not None and tensor.dtype == torch.bool and tensor.dim() > 0
 
 
 def _indices_of(values: Tensor) -> Tensor:

@@ -16,9 +16,10 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch_aot import is_of_backward
-from lit_ort._compat.torch_fx import arguments_of, first_argument, is_read_by, size_node, strides_of
+from lit_ort._compat.torch_fx import arguments_of, first_argument, is_read_by, strides_of
 from lit_ort._compat.torch_ops import BY_ROWS, BY_STRIDES, SCATTERS, SLICE_END
 from lit_ort._compat.torch_sizes import may_overlap
+from lit_ort.passes.node_builder import NodeBuilder, are_equal
 from lit_ort.runtime.argument_codec import exact
 
 aten = torch.ops.aten
@@ -101,7 +102,7 @@ def _make_constant(node: fx.Node) -> bool:
         return False
     value = node.meta["val"]
     with node.graph.inserting_before(node):
-        sizes = [size if isinstance(size, int) else size_node(node.graph, size) for size in value.shape]
+        sizes = list(map(NodeBuilder(node.graph, node.meta).size, value.shape))
     node.target, node.args = aten.full.default, (sizes, node.args[1])
     node.kwargs = {"dtype": value.dtype, "device": value.device}
     return True
@@ -131,7 +132,7 @@ def _parts_with_elements(node: fx.Node) -> list[fx.Node] | None:
 
 
 def _is_empty(node: fx.Node) -> bool:
-    return any(_equal([size], [0]) for size in node.meta["val"].shape)
+    return any(are_equal([size], [0]) for size in node.meta["val"].shape)
 
 
 def _keep_order(node: fx.Node) -> bool:
@@ -142,7 +143,7 @@ def _keep_order(node: fx.Node) -> bool:
     value, *settings = arguments_of(node)
     settings = {**dict(zip(("dim", "descending"), settings, strict=False)), **node.kwargs, "stable": True}
     example = value.meta["val"]
-    if example.dim() == 0 or not _equal([example.stride(settings.get("dim", -1))], [0]) or settings == node.kwargs:
+    if example.dim() == 0 or not are_equal([example.stride(settings.get("dim", -1))], [0]) or settings == node.kwargs:
         return False
     node.target, node.args, node.kwargs = aten.sort.stable, (value,), settings
     return True
@@ -247,13 +248,7 @@ def _is_like(value: fx.Node, node: fx.Node) -> bool:
     example, other = value.meta.get("val"), node.meta.get("val")
     if not isinstance(example, torch.Tensor) or not isinstance(other, torch.Tensor):
         return False
-    return example.dtype == other.dtype and example.dim() == other.dim() and _equal(example.shape, other.shape)
-
-
-def _equal(first: Any, second: Any) -> bool:
-    """Whether sizes are equal in every run. Comparing them as text adds no guards."""
-    pairs = zip(first, second, strict=True)
-    return all(a is b or str(a) == str(b) for a, b in pairs)
+    return example.dtype == other.dtype and are_equal(example.shape, other.shape)
 
 
 def _is_float(node: fx.Node) -> bool:

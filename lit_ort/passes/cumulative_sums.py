@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch_sizes import hint_of
-from lit_ort.passes.node_builder import NodeBuilder
+from lit_ort.passes.node_builder import NodeBuilder, replace_nodes
 
 aten = torch.ops.aten
 # Of all sums over blocks. Above, torch's sequential sum is faster. Sizes that change can become many times as large.
@@ -23,12 +23,7 @@ _MOST_ADDITIONS, _MOST_OF_ANY_SIZE = 2**18, 2**15
 
 def sum_in_blocks(module: fx.GraphModule) -> int:
     """Rewrites cumulative sums in a graph, in place. Returns their number."""
-    nodes = [node for node in module.graph.nodes if _is_short(node)]
-    for node in nodes:
-        with module.graph.inserting_before(node):
-            node.replace_all_uses_with(_sum(NodeBuilder(module.graph, node.meta), node))
-        module.graph.erase_node(node)
-    return len(nodes)
+    return replace_nodes(module, _is_short, _sum)
 
 
 def _is_short(node: fx.Node) -> bool:

@@ -17,7 +17,7 @@ from torch import fx
 
 from lit_ort._compat.torch_aot import is_of_backward
 from lit_ort._compat.torch_sizes import hint_of
-from lit_ort.passes.node_builder import NodeBuilder, is_equal
+from lit_ort.passes.node_builder import NodeBuilder, are_equal, replace_nodes
 
 aten = torch.ops.aten
 _INDEX_DTYPES = frozenset({torch.int64, torch.int32})
@@ -27,12 +27,7 @@ _FEWEST_ELEMENTS = 8
 
 def add_in_order(module: fx.GraphModule) -> int:
     """Rewrites indexed sums in a graph, in place. Returns their number."""
-    nodes = [node for node in module.graph.nodes if _is_indexed_sum(node)]
-    for node in nodes:
-        with module.graph.inserting_before(node):
-            node.replace_all_uses_with(_sum(_Builder(module.graph, node.meta), node))
-        module.graph.erase_node(node)
-    return len(nodes)
+    return replace_nodes(module, _is_indexed_sum, _sum)
 
 
 def _parts(node: fx.Node) -> tuple[fx.Node, list[fx.Node], range, fx.Node]:
@@ -59,33 +54,31 @@ def _is_indexed_sum(node: fx.Node) -> bool:
         return False
     rows = torch.broadcast_shapes(*shapes)
     expected = (*total.shape[: dims.start], *rows, *total.shape[dims.stop :])
-    is_whole = len(added.shape) == len(expected) and all(map(is_equal, added.shape, expected))
+    is_whole = are_equal(added.shape, expected)
     trailing = math.prod(hint_of(size) or 1 for size in total.shape[dims.stop :])
     return is_whole and len(rows) > 0 and (dims.start == 0 or trailing >= _FEWEST_ELEMENTS)
 
 
-def _sum(builder: _Builder, node: fx.Node) -> fx.Node:
+def _sum(builder: NodeBuilder, node: fx.Node) -> fx.Node:
     base, indices, dims, values = _parts(node)
     shape, first = base.meta["val"].shape, dims.start
     before, behind = shape[:first], shape[dims.stop :]
-    index = builder.flat(indices, shape[first : dims.stop])
+    index = _flat(builder, indices, shape[first : dims.stop])
     count = index.meta["val"].shape[0]
     whole = base if len(dims) == 1 else builder.reshape(base, (*before, math.prod(shape[first : dims.stop]), *behind))
     total = builder(aten.index_add.default, whole, first, index, builder.reshape(values, (*before, count, *behind)))
     return total if len(dims) == 1 else builder.reshape(total, shape)
 
 
-class _Builder(NodeBuilder):
-    """Also computes indices."""
+def _flat(builder: NodeBuilder, indices: Sequence[fx.Node], sizes: Sequence[Any]) -> fx.Node:
+    """Indices of several dimensions as one of the elements of these dimensions, int[count]."""
+    index = _not_negative(builder, indices[0], sizes[0])
+    for other, size in zip(indices[1:], sizes[1:], strict=True):
+        scaled = builder(aten.mul.Tensor, index, builder.size(size))
+        index = builder(aten.add.Tensor, scaled, _not_negative(builder, other, size))
+    return builder.reshape(index, (math.prod(index.meta["val"].shape),))
 
-    def flat(self, indices: Sequence[fx.Node], sizes: Sequence[Any]) -> fx.Node:
-        """Indices of several dimensions as one of the elements of these dimensions, int[count]."""
-        index = self._not_negative(indices[0], sizes[0])
-        for other, size in zip(indices[1:], sizes[1:], strict=True):
-            scaled = self(aten.mul.Tensor, index, self.size(size))
-            index = self(aten.add.Tensor, scaled, self._not_negative(other, size))
-        return self.reshape(index, (math.prod(index.meta["val"].shape),))
 
-    def _not_negative(self, index: fx.Node, size: Any) -> fx.Node:
-        from_end = self(aten.add.Tensor, index, self.size(size))
-        return self(aten.where.self, self(aten.lt.Scalar, index, 0), from_end, index)
+def _not_negative(builder: NodeBuilder, index: fx.Node, size: Any) -> fx.Node:
+    from_end = builder(aten.add.Tensor, index, builder.size(size))
+    return builder(aten.where.self, builder(aten.lt.Scalar, index, 0), from_end, index)

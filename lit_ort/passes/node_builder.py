@@ -1,8 +1,8 @@
-"""Adds nodes to a graph, with their examples."""
+"""Replaces nodes of a graph by others, with their examples."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,24 @@ from torch import fx
 from lit_ort._compat.torch_fx import recomputed_example, size_node
 
 aten = torch.ops.aten
+
+
+def replace_nodes(
+    module: fx.GraphModule, is_replaced: Callable[[fx.Node], bool], make: Callable[[NodeBuilder, fx.Node], fx.Node]
+) -> int:
+    """Replaces nodes of a graph, in place. Returns their number.
+
+    Args:
+        module: the graph.
+        is_replaced: whether a node is replaced.
+        make: adds the nodes that compute a node's value, and returns the last one.
+    """
+    nodes = [node for node in module.graph.nodes if is_replaced(node)]
+    for node in nodes:
+        with module.graph.inserting_before(node):
+            node.replace_all_uses_with(make(NodeBuilder(module.graph, node.meta), node))
+        module.graph.erase_node(node)
+    return len(nodes)
 
 
 class NodeBuilder:
@@ -32,7 +50,7 @@ class NodeBuilder:
     def reshape(self, node: fx.Node, shape: Sequence[Any]) -> fx.Node:
         """The node in a shape; the node itself if it has this shape."""
         known = node.meta["val"].shape
-        if len(known) == len(shape) and all(map(is_equal, known, shape)):
+        if are_equal(known, shape):
             return node
         return self(aten.reshape.default, node, [self.size(size) for size in shape])
 
@@ -41,6 +59,6 @@ class NodeBuilder:
         return size if isinstance(size, int) else size_node(self._graph, size)
 
 
-def is_equal(size: Any, other: Any) -> bool:
-    """Whether sizes are the same number or expression; comparing symbols would add guards."""
-    return str(size) == str(other)
+def are_equal(sizes: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether sizes are the same numbers or expressions, and as many; comparing symbols would add guards."""
+    return list(map(str, sizes)) == list(map(str, others))
