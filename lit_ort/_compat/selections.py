@@ -329,7 +329,7 @@ def _rows(tx: Any, mask: fx.Node) -> list[Any] | None:
 def call(tx: Any, target: Any, *args: Any) -> Any:
     """The variable of a new node, whose arguments can be nodes, proxies and variables."""
     kind = "call_method" if isinstance(target, str) else "call_function"
-    # Other than tree_map, it looks into slices.
+    # Unlike tree_map, it looks into slices.
     proxies = map_aggregate(args, functools.partial(_proxy, tx))
     return builder.wrap_fx_proxy(tx, tx.output.create_proxy(kind, target, proxies, {}))
 
