@@ -22,9 +22,9 @@ from lit_ort.kernels.vector_text import Text, Vector
 
 # The rows of a tile, by the width of vectors in bytes; it has two vectors of columns.
 _ROWS = {16: 8, 32: 6, 64: 12}
-_VECTORS = 2
+VECTORS = 2
 # What is copied at a time has so many rows and columns of the right factor at most, and so many rows of the left one.
-_INNER, _COLUMNS, _LEFT_ROWS = 256, 256, 96
+INNER, _COLUMNS, _LEFT_ROWS = 256, 256, 96
 # Threads with small stacks end at their guard pages.
 _CHECKS_STACK = '"probe-stack"="inline-asm"'
 # So many products are added in registers, and then to the result: the rounding errors of long sums add up.
@@ -43,15 +43,31 @@ def matmul_text(dtype: str, vector_bytes: int, on_threads: str, most_threads: st
         on_threads: what calls a function of a block of arguments that computes all its blocks.
         most_threads: what calls a function that returns the number of threads; None for one thread.
     """
-    return _MatmulText(dtype, vector_bytes).write(on_threads, most_threads)
+    return MatmulText(dtype, vector_bytes).write(on_threads, most_threads)
 
 
-class _MatmulText(KernelText):
+class MatmulText(KernelText):
+    """The text of matmuls that is being written.
+
+    Attributes:
+        rows, columns: of a tile.
+    """
+
     def __init__(self, dtype: str, vector_bytes: int) -> None:
         super().__init__(dtype, vector_bytes)
-        self.rows, self.columns = _ROWS[vector_bytes], _VECTORS * self.lanes
+        self.rows, self.columns = _ROWS[vector_bytes], VECTORS * self.lanes
 
     def write(self, on_threads: str, most_threads: str | None) -> Text:
+        """Writes `gemm` and `gemm_batch`; the arguments are those of `matmul_text`."""
+        self.write_block()
+        count = "add i32 0, 1" if most_threads is None else f"call i32 {most_threads}()"
+        names = {"on_threads": on_threads, "thread_count": count, "bits": f"i{8 * self.size}"}
+        names |= {"columns": str(self.columns), "rows": str(self.rows)}
+        self.text.functions["gemm"] = _GEMM.format_map(names)
+        return self.text
+
+    def write_block(self, linkage: str = "internal ") -> None:
+        """Writes `block`, which computes a part of a matmul."""
         text = self.text
         text.functions["denormals"] = DENORMALS
         tile = "ptr %left, ptr %right, i64 %right_step, ptr %result, i64 %row, i64 %inner"
@@ -60,12 +76,7 @@ class _MatmulText(KernelText):
         part = "ptr %args, ptr %left, ptr %right, ptr %result, ptr %panel, ptr %left_panel"
         ranges = "i64 %first_row, i64 %last_row, i64 %first_column, i64 %last_column"
         text.function("part", f"internal void @part({part}, {ranges})", self._part, "noinline")
-        text.function("block", "internal void @block(ptr %args, i64 %block)", self._block, _CHECKS_STACK)
-        count = "add i32 0, 1" if most_threads is None else f"call i32 {most_threads}()"
-        names = {"on_threads": on_threads, "thread_count": count, "bits": f"i{8 * self.size}"}
-        names |= {"columns": str(self.columns), "rows": str(self.rows)}
-        text.functions["gemm"] = _GEMM.format_map(names)
-        return text
+        text.function("block", f"{linkage}void @block(ptr %args, i64 %block)", self._block, _CHECKS_STACK)
 
     # Memory.
 
@@ -93,7 +104,7 @@ class _MatmulText(KernelText):
     def _partial_sums(self, start: str, end: str, is_added: str) -> None:
         text = self.text
         zero = text.literal(0.0, self.dtype, self.lanes)
-        with text.loop(start, end, 1, [zero] * (self.rows * _VECTORS)) as loop:
+        with text.loop(start, end, 1, [zero] * (self.rows * VECTORS)) as loop:
             loop.carry(self._products(loop.index, loop.current))
         totals = loop.current
         is_whole = text.value(
@@ -106,17 +117,17 @@ class _MatmulText(KernelText):
 
     def _products(self, k: str, totals: Sequence[Vector]) -> list[Vector]:
         right = self.at("%right", self.op("mul", k, "%right_step"))
-        vectors = [self.vector(self.at(right, number * self.lanes)) for number in range(_VECTORS)]
+        vectors = [self.vector(self.at(right, number * self.lanes)) for number in range(VECTORS)]
         left, result = self.at("%left", self.op("mul", k, self.rows)), []
         for row in range(self.rows):
             factor = loaded(self.text, left, str(row), self.dtype, 0, None).splat(self.lanes)
-            added = totals[row * _VECTORS : (row + 1) * _VECTORS]
+            added = totals[row * VECTORS : (row + 1) * VECTORS]
             result += [factor.fma(vector, total) for vector, total in zip(vectors, added, strict=True)]
         return result
 
     def _places(self) -> list[list[str]]:
         rows = [self.at("%result", self.op("mul", "%row", row)) for row in range(self.rows)]
-        return [[self.at(row, number * self.lanes) for number in range(_VECTORS)] for row in rows]
+        return [[self.at(row, number * self.lanes) for number in range(VECTORS)] for row in rows]
 
     def _store(self, totals: Sequence[Vector], is_added: str) -> None:
         places = [place for row in self._places() for place in row]
@@ -129,13 +140,13 @@ class _MatmulText(KernelText):
 
     def _store_some(self, totals: Sequence[Vector], is_added: str) -> None:
         added = Vector(self.text, self.test("ne", is_added, 0), "bool", 0)
-        widths = [self.op("sub", "%columns", number * self.lanes) for number in range(_VECTORS)]
+        widths = [self.op("sub", "%columns", number * self.lanes) for number in range(VECTORS)]
         masks = [self.mask(width) for width in widths]
         for row, places in enumerate(self._places()):
             with self.branch(self.test("sgt", "%rows", row)):
                 for number, place in enumerate(places):
                     mask = masks[number]
-                    total = totals[row * _VECTORS + number] + self.vector(place, mask & added)
+                    total = totals[row * VECTORS + number] + self.vector(place, mask & added)
                     # Stores under masks are slow on some CPUs.
                     with self.branch(self.test("sge", widths[number], self.lanes)) as otherwise:
                         stored(self.text, place, "0", self.dtype, total, None)
@@ -148,7 +159,7 @@ class _MatmulText(KernelText):
         text, axis = self.text, self.word(words.AXIS)
         state = text.effect("call i32 @without_denormals()")
         # Panels of the right factor, then of the left one.
-        elements = (_INNER + self.lanes) * (_COLUMNS + self.columns)
+        elements = (INNER + self.lanes) * (_COLUMNS + self.columns)
         left_elements = (_LEFT_ROWS // self.rows + 1) * self._left_panel
         panels = text.effect(f"alloca i8, i64 {(elements + left_elements) * self.size}, align 64")
         given = [f"ptr {panels}", f"ptr {self.at(panels, elements)}"]
@@ -186,7 +197,7 @@ class _MatmulText(KernelText):
     @property
     def _left_panel(self) -> int:
         """The elements of a panel of the left factor; the last vectors that are written have lanes beyond it."""
-        return (_INNER + self.lanes) * self.rows + self.lanes
+        return (INNER + self.lanes) * self.rows + self.lanes
 
     def _part(self) -> None:
         text, inner = self.text, self.word(words.INNER)
@@ -195,8 +206,8 @@ class _MatmulText(KernelText):
         # Columns that are read for one tile alone are read where they are, unless they are rows in memory.
         is_low = self.test("sle", self.op("sub", "%last_row", "%first_row"), self.rows)
         is_in_place = text.value(f"and i1 {is_low}, {self.test('eq', self.word(words.RIGHT_COLUMN), 1)}")
-        with text.loop("0", end, _INNER) as outer:
-            depth = self.minimum(self.op("sub", inner, outer.index), _INNER)
+        with text.loop("0", end, INNER) as outer:
+            depth = self.minimum(self.op("sub", inner, outer.index), INNER)
             is_later = text.value(f"zext i1 {self.test('ne', outer.index, 0)} to i64")
             is_added = self.op("or", is_later, self.word(words.IS_ADDED))
             with text.loop("%first_column", "%last_column", _COLUMNS) as columns:
@@ -204,7 +215,7 @@ class _MatmulText(KernelText):
                 # The columns that are read in place.
                 whole = self.op("mul", self.op("udiv", self.op("sub", last, columns.index), self.columns), self.columns)
                 given = self.op("add", columns.index, self.choose(is_in_place, "i64", whole, 0))
-                self._pack_right(outer.index, depth, given, last)
+                self.pack_right(outer.index, depth, given, last)
                 with text.loop("%first_row", "%last_row", _LEFT_ROWS) as rows:
                     last_row = self.minimum(self.op("add", rows.index, _LEFT_ROWS), "%last_row")
                     with self.branch(self.test("eq", self.word(words.LEFT_COLUMN), 1)) as otherwise:
@@ -223,7 +234,7 @@ class _MatmulText(KernelText):
         right_row = self.word(words.RIGHT_ROW)
         with text.loop(first, last, self.columns) as column:
             is_copied = self.test("sge", column.index, copied)
-            panel = self.at("%panel", self.op("mul", self.op("sub", column.index, copied), _INNER))
+            panel = self.at("%panel", self.op("mul", self.op("sub", column.index, copied), INNER))
             place = self.at("%right", self.op("add", self.op("mul", start, right_row), column.index))
             right = self.choose(is_copied, "ptr", panel, place)
             step = self.choose(is_copied, "i64", self.columns, right_row)
@@ -289,19 +300,23 @@ class _MatmulText(KernelText):
             mask = None if count is None else self.mask(self.op("sub", count, begin))
             stored(self.text, self.at(target, begin), "0", self.dtype, self.vector(self.at(source, begin), mask), None)
 
-    def _pack_right(self, start: str, depth: str, first: str, last: str) -> None:
+    def pack_right(self, start: str, depth: str, first: str, last: str) -> None:
+        """Copies `depth` rows of the right factor from `start` on, and its columns from `first` to `last`.
+
+        The rows of each tile of columns follow each other in `%panel`; a tile has room for `INNER` rows.
+        """
         text, distance = self.text, self.word(words.RIGHT_ROW)
         is_transposed = self.test("eq", distance, 1)
         with text.loop(first, last, self.columns) as column:
-            panel = self.at("%panel", self.op("mul", self.op("sub", column.index, first), _INNER))
+            panel = self.at("%panel", self.op("mul", self.op("sub", column.index, first), INNER))
             with self.branch(is_transposed) as otherwise:
                 self._transpose(start, depth, column.index, last, panel)
                 otherwise()
                 left = self.op("sub", last, column.index)
                 with self.branch(self.test("sge", left, self.columns)) as partly:
-                    self._copy_rows(start, depth, column.index, panel, [None] * _VECTORS)
+                    self._copy_rows(start, depth, column.index, panel, [None] * VECTORS)
                     partly()
-                    masks = [self.mask(self.op("sub", left, number * self.lanes)) for number in range(_VECTORS)]
+                    masks = [self.mask(self.op("sub", left, number * self.lanes)) for number in range(VECTORS)]
                     self._copy_rows(start, depth, column.index, panel, masks)
 
     def _copy_rows(self, start: str, depth: str, column: str, panel: str, masks: Sequence[Vector | None]) -> None:
@@ -316,7 +331,7 @@ class _MatmulText(KernelText):
     def _transpose(self, start: str, depth: str, column: str, last: str, panel: str) -> None:
         """Columns that are rows in memory; those beyond the last one are that one again."""
         distance, final = self.word(words.RIGHT_COLUMN), self.op("sub", last, 1)
-        for number in range(_VECTORS):
+        for number in range(VECTORS):
             columns = [self.op("add", column, number * self.lanes + lane) for lane in range(self.lanes)]
             places = [self.op("mul", self.minimum(one, final), distance) for one in columns]
             sources = [self.at(self.at("%right", place), start) for place in places]

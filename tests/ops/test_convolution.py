@@ -1,4 +1,4 @@
-"""Gradients of convolutions of small images as matmuls, and memory formats of images."""
+"""Convolutions of small images as matmuls, gradients of weights in machine code, and memory formats of images."""
 
 from __future__ import annotations
 
@@ -13,31 +13,48 @@ from tests.ops.helpers import RecordingAllocator
 
 aten = torch.ops.aten
 in_memory_format = torch.ops.lit_ort.in_memory_format.default
-OPERATOR = OPERATORS[aten.convolution_backward.default]
+FORWARD, BACKWARD = OPERATORS[aten.convolution.default], OPERATORS[aten.convolution_backward.default]
 
 
-def arguments(
-    images: tuple[int, ...], weight: tuple[int, ...], stride: int, padding: int, dilation: int, mask: list[bool]
+def forward_arguments(
+    images: tuple[int, ...],
+    weight: tuple[int, ...],
+    stride: int,
+    padding: int,
+    dilation: int,
+    transposed: bool = False,
+    groups: int = 1,
 ) -> tuple[Any, ...]:
-    x, kernel = torch.randn(images), torch.randn(weight)
-    rest = ([stride, stride], [padding, padding], [dilation, dilation], False, [0, 0], 1)
-    result = aten.convolution(x, kernel, None, *rest)
-    return torch.randn_like(result), x, kernel, [weight[0]], *rest, mask
+    rest = ([stride, stride], [padding, padding], [dilation, dilation], transposed, [0, 0], groups)
+    return torch.randn(images), torch.randn(weight), torch.randn(weight[int(not transposed) - 1]), *rest
+
+
+def arguments(mask: list[bool], *geometry: Any) -> tuple[Any, ...]:
+    x, kernel, bias, *rest = forward_arguments(*geometry)
+    return torch.randn_like(aten.convolution(x, kernel, None, *rest)), x, kernel, [len(bias)], *rest, mask
+
+
+IMAGES = [
+    ((3, 8, 4, 4), (16, 8, 3, 3), 1, 1, 1),
+    ((2, 8, 5, 7), (16, 8, 3, 3), 2, 0, 1),
+    ((2, 8, 6, 6), (16, 8, 2, 2), 1, 2, 2),
+    ((1, 8, 2, 2), (16, 8, 1, 1), 1, 0, 1),
+]
+SMALL = ((4, 256, 4, 4), (512, 256, 3, 3), 1, 1, 1)
+TRANSPOSED = ((2, 9, 5, 6), (9, 16, 4, 3), 2, 1, 1, True)
+DEPTHWISE = ((2, 40, 7, 6), (40, 1, 3, 5), 2, 2, 1, False, 40)
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
-@pytest.mark.parametrize("mask", [[True, True, True], [False, True, False], [True, False, True]])
-@pytest.mark.parametrize(
-    ("images", "kernel", "stride", "padding", "dilation"),
-    [((3, 8, 4, 4), 3, 1, 1, 1), ((2, 8, 5, 7), 3, 2, 0, 1), ((2, 8, 6, 6), 2, 1, 2, 2), ((1, 8, 2, 2), 1, 1, 0, 1)],
-)
-def test_gradients_match_torch(
-    images: tuple[int, ...], kernel: int, stride: int, padding: int, dilation: int, mask: list[bool], last: bool
-) -> None:
-    args = arguments(images, (16, 8, kernel, kernel), stride, padding, dilation, mask)
+@pytest.mark.parametrize("mask", [[True, True, True], [False, True, False], [True, True, False]])
+@pytest.mark.parametrize("geometry", [*IMAGES, SMALL, TRANSPOSED, DEPTHWISE])
+def test_gradients_match_torch(geometry: tuple[Any, ...], mask: list[bool], last: bool) -> None:
+    args = arguments(mask, *geometry)
     if last:
         args = (*(tensor.contiguous(memory_format=torch.channels_last) for tensor in args[:2]), *args[2:])
-    gradients = OPERATOR.kernel(RecordingAllocator(), *args)
+    assert BACKWARD.supports is not None
+    assert BACKWARD.supports(*args)
+    gradients = BACKWARD.kernel(RecordingAllocator(), *args)
     for is_wanted, actual, expected in zip(mask, gradients, aten.convolution_backward(*args), strict=True):
         if is_wanted:
             torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
@@ -45,17 +62,44 @@ def test_gradients_match_torch(
             assert actual is None
 
 
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("geometry", [*IMAGES, SMALL])
+def test_small_images_match_torch(geometry: tuple[Any, ...], has_bias: bool) -> None:
+    images, weight, bias, *rest = forward_arguments(*geometry)
+    args = (images, weight, bias if has_bias else None, *rest)
+    allocator = RecordingAllocator()
+    actual = FORWARD.kernel(allocator, *args)
+    assert allocator.contains(actual)
+    torch.testing.assert_close(actual, aten.convolution(*args), rtol=1e-4, atol=1e-4)
+
+
 def test_supports_large_weights_and_few_pixels() -> None:
-    assert OPERATOR.supports is not None
-    large = arguments((8, 512, 2, 2), (512, 512, 3, 3), 1, 1, 1, [True, True, False])
-    assert OPERATOR.supports(*large)
-    assert not OPERATOR.supports(*arguments((8, 512, 4, 4), (512, 512, 3, 3), 1, 1, 1, [True, True, False]))
-    assert not OPERATOR.supports(*arguments((8, 64, 2, 2), (64, 64, 3, 3), 1, 1, 1, [True, True, False]))
-    assert not OPERATOR.supports(*large[:9], 2, large[10])
-    assert not OPERATOR.supports(*(value.double() if isinstance(value, Tensor) else value for value in large))
-    assert OPERATOR.workspace_bytes is not None
-    assert OPERATOR.workspace_bytes(*large) == 4 * 32 * (512 + 2 * 512 * 9)
+    assert FORWARD.supports is not None
+    large = forward_arguments((8, 512, 2, 2), (512, 512, 3, 3), 1, 1, 1)
+    assert FORWARD.supports(*large)
+    assert not FORWARD.supports(*forward_arguments((8, 512, 4, 4), (512, 512, 3, 3), 1, 1, 1))
+    assert not FORWARD.supports(*forward_arguments((8, 64, 2, 2), (64, 64, 3, 3), 1, 1, 1))
+    assert not FORWARD.supports(*large[:6], True, [0, 0], 1)
+    assert not FORWARD.supports(large[0].contiguous(memory_format=torch.channels_last), *large[1:])
     assert convolution.MOST_PIXELS < 128
+
+
+def test_supports_gradients_of_weights() -> None:
+    assert BACKWARD.supports is not None
+    args = arguments([True, True, False], *IMAGES[0])
+    assert BACKWARD.supports(*(value.double() if isinstance(value, Tensor) else value for value in args))
+    assert not BACKWARD.supports(*(value.bfloat16() if isinstance(value, Tensor) else value for value in args))
+    assert not BACKWARD.supports(*args[:9], 2, args[10])
+    assert not BACKWARD.supports(
+        *arguments([True, True, False], (2, 8, 5, 5), (16, 1, 3, 3), 1, 1, 1, False, 8)[:9], 8, args[10]
+    )
+    assert not BACKWARD.supports(*args[:10], [True, False, True])
+    assert not BACKWARD.supports(args[0][:0], args[1][:0], *args[2:])
+    assert not BACKWARD.supports(*arguments([True, True, False], (2, 3, 5, 5), (16, 3, 3, 3), 1, 1, 1))
+    assert BACKWARD.workspace_bytes is not None
+    assert BACKWARD.workspace_bytes(*args) == 4 * 16 * 8 * 9
+    small = arguments([True, True, False], (8, 512, 2, 2), (512, 512, 3, 3), 1, 1, 1)
+    assert BACKWARD.workspace_bytes(*small) == 4 * (512 * 512 * 9 + 32 * (512 + 512 * 9))
 
 
 @pytest.mark.parametrize("last", [False, True])

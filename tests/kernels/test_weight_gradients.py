@@ -1,0 +1,128 @@
+"""Gradients of convolutions' weights: against torch's in float64, between guard pages, for any number of threads."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import conv2d
+
+from lit_ort.kernels.machine_code import host_cpu
+from lit_ort.kernels.weight_gradients import WeightGradients, Windows
+from tests.kernels.test_generated_regions import threads
+from tests.regions.guarded import guarded
+
+HOST = WeightGradients()
+LAST = torch.channels_last
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    batch: int
+    channels: int
+    outputs: int
+    size: tuple[int, int]
+    windows: Windows
+    dtype: torch.dtype = torch.float32
+    is_depthwise: bool = False
+
+    @property
+    def groups(self) -> int:
+        return self.channels if self.is_depthwise else 1
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.batch, self.channels, *self.size)
+
+    @property
+    def weight(self) -> tuple[int, ...]:
+        return (self.outputs, self.channels // self.groups, *self.windows.kernel)
+
+
+def pair(low: int, high: int) -> st.SearchStrategy[tuple[int, int]]:
+    return st.tuples(*[st.integers(low, high)] * 2)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    windows = Windows(draw(pair(1, 4)), draw(pair(1, 3)), draw(pair(0, 3)), draw(pair(1, 3)))
+    geometry = zip(windows.kernel, windows.padding, windows.dilation, strict=True)
+    least = [max(1, d * (k - 1) + 1 - 2 * p) for k, p, d in geometry]
+    size = (draw(st.integers(least[0], least[0] + 18)), draw(st.integers(least[1], least[1] + 18)))
+    channels = draw(st.sampled_from([1, 2, 3, 7, 8, 15, 16, 17, 33, 64]))
+    outputs = draw(st.sampled_from([1, 5, 6, 7, 12, 16, 40, 97]))
+    dtype = draw(st.sampled_from([torch.float32, torch.float64]))
+    is_depthwise = draw(st.booleans()) and channels > 1
+    return Case(
+        draw(st.integers(1, 3)), channels, channels if is_depthwise else outputs, size, windows, dtype, is_depthwise
+    )
+
+
+def assert_right(code: WeightGradients, case: Case, at_end: bool = False) -> None:
+    windows, groups = case.windows, case.groups
+    rest = (windows.stride, windows.padding, windows.dilation, groups)
+    images = torch.randn(case.shape, dtype=case.dtype).contiguous(memory_format=LAST)
+    weight = torch.randn(case.weight, dtype=torch.float64, requires_grad=True)
+    result = conv2d(images.double(), weight, None, *rest)
+    grad = torch.randn_like(result).to(case.dtype).contiguous(memory_format=LAST)
+    (expected,) = torch.autograd.grad(result, weight, grad.double())
+    # [outputs, kernel, channels], or [kernel, channels] of a depthwise convolution.
+    elements, room = code.run_elements(windows, case.channels, case.dtype)
+    shape = (case.outputs, windows.kernel[0] * windows.runs_across, room)
+    if groups > 1:
+        shape = (*windows.kernel, case.channels)
+    flat = [value.permute(0, 2, 3, 1).flatten() for value in (grad, images)]
+    memory, kept = guarded([*flat, torch.empty(math.prod(shape), dtype=case.dtype)], at_end=at_end)
+    given = [
+        one.view(value.permute(0, 2, 3, 1).shape).permute(0, 3, 1, 2)
+        for one, value in zip(memory, (grad, images), strict=False)
+    ]
+    runs = memory[2].view(shape)
+    (code.compute if groups == 1 else code.compute_depthwise)(*given, windows, runs)
+    if groups == 1:
+        actual = runs[..., :elements].reshape(case.outputs, *windows.kernel, case.channels).permute(0, 3, 1, 2)
+    else:
+        actual = runs.permute(2, 0, 1).unsqueeze(1)
+    bound = 3e-6 if case.dtype == torch.float32 else 1e-13
+    error = (actual.double() - expected).abs().max()
+    assert error <= bound * max(1.0, float(expected.abs().max()))
+    del kept
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases(), st.booleans())
+def test_generated_convolutions(case: Case, at_end: bool) -> None:
+    assert_right(HOST, case, at_end)
+
+
+@pytest.mark.parametrize("vector_bytes", [16, 32, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_widths_of_vectors(vector_bytes: int, dtype: torch.dtype) -> None:
+    code = WeightGradients(dataclasses.replace(host_cpu(), vector_bytes=vector_bytes))
+    for channels, outputs, kernel in ((3, 7, (3, 3)), (16, 30, (3, 2)), (40, 13, (1, 1))):
+        # More pixels and columns than a panel has.
+        windows = Windows(kernel, (1, 1), (1, 1), (1, 1))
+        assert_right(code, Case(2, channels, outputs, (14, 15), windows, dtype), at_end=True)
+        assert_right(code, Case(2, channels, channels, (9, 10), windows, dtype, is_depthwise=True), at_end=True)
+
+
+def test_large_weights_and_many_pixels() -> None:
+    windows = Windows((3, 3), (1, 1), (1, 1), (1, 1))
+    assert_right(HOST, Case(1, 160, 200, (4, 4), windows))
+    assert_right(HOST, Case(4, 16, 16, (40, 40), windows))
+
+
+def test_results_are_the_same_for_any_number_of_threads() -> None:
+    windows = Windows((3, 3), (2, 2), (1, 1), (1, 1))
+    images = torch.randn(4, 24, 17, 17).contiguous(memory_format=LAST)
+    grad = torch.randn(4, 50, 9, 9).contiguous(memory_format=LAST)
+    results = []
+    for count in (1, 2, 3, 16):
+        with threads(count):
+            results.append(torch.empty(50, 3, 72))
+            HOST.compute(grad, images, windows, results[-1])
+    assert all(torch.equal(result, results[0]) for result in results)
