@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 
@@ -19,6 +23,10 @@ from lit_ort.kernels.matmul_text import MatmulText
 from lit_ort.kernels.thread_pool import Runner
 from lit_ort.kernels.vector_text import Text
 from lit_ort.kernels.weight_gradient_text import weight_gradient_text
+from lit_ort.regions.element_types import size_of
+
+# The arguments of calls of as many sizes are kept.
+_MOST_SIZES = 256
 
 
 @dataclass(frozen=True)
@@ -40,6 +48,20 @@ class Windows:
         return 1 if self.dilation[1] == 1 else self.kernel[1]
 
 
+class Sizes(NamedTuple):
+    """The sizes of a call: those of its tensors, its windows, and the number of threads."""
+
+    grad: tuple[int, ...]
+    images: tuple[int, ...]
+    result: tuple[int, ...]
+    windows: Windows
+    threads: int
+
+
+# The words of a call besides those of all calls, from its sizes, its dtype, and the width of vectors in bytes.
+WordsOf = Callable[[Sizes, str, int], dict[int, int]]
+
+
 class WeightGradients:
     """The gradients of weights of this process.
 
@@ -54,6 +76,7 @@ class WeightGradients:
         self._cpu = cpu or host_cpu()
         self._runner = Runner(self._cpu, find_openmp())
         self._codes: dict[tuple[Callable[[str, int], Text], torch.dtype], MachineCode] = {}
+        self._call = functools.lru_cache(_MOST_SIZES)(self._new_call)
 
     def run_elements(self, windows: Windows, channels: int, dtype: torch.dtype) -> tuple[int, int]:
         """The elements of a run, and those that a result has for it: whole vectors."""
@@ -70,24 +93,7 @@ class WeightGradients:
             windows: how the convolution reads images.
             result: float[outputs, runs, elements], contiguous, with the elements of `run_elements`.
         """
-        outputs, columns = len(result), result.shape[1] * result.shape[2]
-        tile = MatmulText(DTYPES[grad.dtype], self._cpu.vector_bytes)
-        blocks, axis = _blocks(-(-outputs // tile.rows), -(-columns // tile.columns))
-        values = {
-            ROW_BLOCKS: blocks,
-            BLOCK_FUNCTION: self._block(weight_gradient_text, grad.dtype),
-            matmul.ROWS: outputs,
-            matmul.COLUMNS: columns,
-            matmul.INNER: grad.numel() // outputs,
-            matmul.LEFT_ROW: 1,
-            matmul.LEFT_COLUMN: outputs,
-            matmul.RESULT_ROW: columns,
-            matmul.AXIS: axis,
-            matmul.COUNT: 1,
-            words.RUN: result.shape[2],
-            words.RUNS_ACROSS: windows.runs_across,
-        }
-        self._run(grad, images, windows, result, values)
+        self._run(_plain_words, grad, images, windows, result)
 
     def compute_depthwise(
         self, grad: torch.Tensor, images: torch.Tensor, windows: Windows, result: torch.Tensor
@@ -100,15 +106,24 @@ class WeightGradients:
             windows: how the convolution reads images.
             result: float[kernel_height, kernel_width, channels], contiguous.
         """
-        lanes = self._cpu.vector_bytes // grad.dtype.itemsize
-        values = {
-            ROW_BLOCKS: -(-result.shape[2] // (DEPTHWISE_VECTORS * lanes)),
-            BLOCK_FUNCTION: self._block(depthwise_gradient_text, grad.dtype),
-            matmul.COUNT: len(images),
-            words.KERNEL_HEIGHT: windows.kernel[0],
-            words.KERNEL_WIDTH: windows.kernel[1],
-        }
-        self._run(grad, images, windows, result.zero_(), values)
+        self._run(_depthwise_words, grad, images, windows, result.zero_())
+
+    def _run(
+        self, words_of: WordsOf, grad: torch.Tensor, images: torch.Tensor, windows: Windows, result: torch.Tensor
+    ) -> None:
+        sizes = Sizes(grad.shape, images.shape, result.shape, windows, torch.get_num_threads())
+        call = self._call(words_of, grad.dtype, sizes)
+        arguments = (ctypes.c_int64 * words.WORDS).from_buffer_copy(call)
+        arguments[matmul.LEFT] = grad.data_ptr()
+        arguments[matmul.RIGHT] = images.data_ptr()
+        arguments[matmul.RESULT] = result.data_ptr()
+        self._runner.run(ctypes.addressof(arguments))
+
+    def _new_call(self, words_of: WordsOf, dtype: torch.dtype, sizes: Sizes) -> bytes:
+        """The arguments of calls with these sizes, without the addresses of tensors."""
+        values = {BLOCK_FUNCTION: self._block(_TEXTS[words_of], dtype), COLUMN_BLOCKS: 1, **_shared_words(sizes)}
+        values |= words_of(sizes, DTYPES[dtype], self._cpu.vector_bytes)
+        return bytes((ctypes.c_int64 * words.WORDS)(*(values.get(number, 0) for number in range(words.WORDS))))
 
     def _block(self, write: Callable[[str, int], Text], dtype: torch.dtype) -> int:
         """The address of the function of a text."""
@@ -120,41 +135,60 @@ class WeightGradients:
             code = self._codes.setdefault(key, MachineCode(text, self._cpu))
         return code.address("block")
 
-    def _run(
-        self,
-        grad: torch.Tensor,
-        images: torch.Tensor,
-        windows: Windows,
-        result: torch.Tensor,
-        values: Mapping[int, int],
-    ) -> None:
-        channels, height, width = images.shape[1:]
-        arguments = (ctypes.c_int64 * words.WORDS)()
-        shared = {
-            COLUMN_BLOCKS: 1,
-            matmul.LEFT: grad.data_ptr(),
-            matmul.RIGHT: images.data_ptr(),
-            matmul.RESULT: result.data_ptr(),
-            words.HEIGHT: height,
-            words.ROW_ELEMENTS: width * channels,
-            words.CHANNELS: channels,
-            words.OUT_HEIGHT: grad.shape[2],
-            words.OUT_WIDTH: grad.shape[3],
-            words.ROW_STRIDE: windows.stride[0],
-            words.ROW_PADDING: windows.padding[0],
-            words.COLUMN_PADDING: windows.padding[1],
-            words.ROW_DILATION: windows.dilation[0],
-            words.COLUMN_DILATION: windows.dilation[1],
-            words.PIXEL_DISTANCE: windows.stride[1] * channels,
-        }
-        for position, value in (shared | dict(values)).items():
-            arguments[position] = value
-        self._runner.run(ctypes.addressof(arguments))
+
+def _shared_words(sizes: Sizes) -> dict[int, int]:
+    (_, channels, height, width), windows = sizes.images, sizes.windows
+    return {
+        words.HEIGHT: height,
+        words.ROW_ELEMENTS: width * channels,
+        words.CHANNELS: channels,
+        words.OUT_HEIGHT: sizes.grad[2],
+        words.OUT_WIDTH: sizes.grad[3],
+        words.ROW_STRIDE: windows.stride[0],
+        words.ROW_PADDING: windows.padding[0],
+        words.COLUMN_PADDING: windows.padding[1],
+        words.ROW_DILATION: windows.dilation[0],
+        words.COLUMN_DILATION: windows.dilation[1],
+        words.PIXEL_DISTANCE: windows.stride[1] * channels,
+    }
 
 
-def _blocks(row_units: int, column_units: int) -> tuple[int, int]:
+def _plain_words(sizes: Sizes, dtype: str, vector_bytes: int) -> dict[int, int]:
+    outputs, runs, elements = sizes.result
+    tile = MatmulText(dtype, vector_bytes)
+    blocks, axis = _blocks(-(-outputs // tile.rows), -(-runs * elements // tile.columns), sizes.threads)
+    return {
+        ROW_BLOCKS: blocks,
+        matmul.ROWS: outputs,
+        matmul.COLUMNS: runs * elements,
+        matmul.INNER: math.prod(sizes.grad) // outputs,
+        matmul.LEFT_ROW: 1,
+        matmul.LEFT_COLUMN: outputs,
+        matmul.RESULT_ROW: runs * elements,
+        matmul.AXIS: axis,
+        matmul.COUNT: 1,
+        words.RUN: elements,
+        words.RUNS_ACROSS: sizes.windows.runs_across,
+    }
+
+
+def _depthwise_words(sizes: Sizes, dtype: str, vector_bytes: int) -> dict[int, int]:
+    height, width, channels = sizes.result
+    return {
+        ROW_BLOCKS: -(-channels // (DEPTHWISE_VECTORS * vector_bytes // size_of(dtype))),
+        matmul.COUNT: sizes.images[0],
+        words.KERNEL_HEIGHT: height,
+        words.KERNEL_WIDTH: width,
+    }
+
+
+def _blocks(row_units: int, column_units: int, threads: int) -> tuple[int, int]:
     """Into how many blocks a result is cut, and of what: where the largest part is smaller."""
-    threads = torch.get_num_threads()
     largest = {matmul.BY_ROWS: row_units, matmul.BY_COLUMNS: column_units}
     axis = min(largest, key=lambda one: -(-largest[one] // threads) / largest[one])
     return min(threads, largest[axis]), axis
+
+
+_TEXTS: Mapping[WordsOf, Callable[[str, int], Text]] = MappingProxyType(
+    {_plain_words: weight_gradient_text, _depthwise_words: depthwise_gradient_text}
+)

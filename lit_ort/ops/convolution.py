@@ -99,37 +99,48 @@ def convolution_backward(
         weight: float[outputs, channels, ...], or float[channels, outputs, ...] if it is transposed.
     """
     settings = (stride, padding, dilation, transposed, output_padding, groups)
+    is_small = not transposed and groups == 1 and _is_of_small_images(grad_output.shape, weight)
     of_input = of_weight = of_bias = None
-    if output_mask[0] and not transposed and groups == 1 and _is_of_small_images(grad_output.shape, weight):
-        of_input = _of_small_images(grad_output, input, weight, stride, padding, dilation)
+    if is_small:
+        of_input, of_weight = _of_small_images(
+            allocator, grad_output, input, weight, (weight.shape[2:], dilation, padding, stride), output_mask
+        )
     elif output_mask[0]:
         tensors = (grad_output, input, weight, bias_sizes)
         of_input = aten.convolution_backward(*tensors, *settings, [True, False, False])[0]
-    if output_mask[1]:
+    if output_mask[1] and not is_small:
         # A transposed convolution is the gradient of a convolution of its results.
         pair = (input, grad_output) if transposed else (grad_output, input)
         grad, images = (value.contiguous(memory_format=torch.channels_last) for value in pair)
         function = _of_weight if groups == 1 else _of_depthwise_weight
-        of_weight = function(allocator, grad, images, weight, _windows(weight, stride, padding, dilation))
+        of_weight = function(allocator, grad, images, weight, _windows(weight.shape[2:], stride, padding, dilation))
     if output_mask[2]:
         of_bias = grad_output.sum([0, 2, 3])
     return of_input, of_weight, of_bias
 
 
 def _of_small_images(
+    allocator: Allocator,
     grad_output: torch.Tensor,
     input: torch.Tensor,
     weight: torch.Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> torch.Tensor:
+    windows: Sequence[Sequence[int]],
+    output_mask: Sequence[bool],
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The gradients of images and weight as matmuls of patches."""
     batch, outputs = grad_output.shape[:2]
     # [outputs, batch * pixels] and [outputs, channels * kernel].
     grad = grad_output.reshape(batch, outputs, -1).transpose(0, 1).reshape(outputs, -1)
     matrix = weight.reshape(outputs, -1)
-    patches = torch.mm(matrix.t(), grad).view(matrix.shape[1], batch, -1).transpose(0, 1)
-    return aten.col2im(patches, input.shape[2:], weight.shape[2:], dilation, padding, stride)
+    of_input = of_weight = None
+    if output_mask[0]:
+        patches = torch.mm(matrix.t(), grad).view(matrix.shape[1], batch, -1).transpose(0, 1)
+        of_input = aten.col2im(patches, input.shape[2:], *windows)
+    if output_mask[1]:
+        patches = aten.im2col(input, *windows).transpose(0, 1).reshape(matrix.shape[1], -1)
+        out = allocator.empty(*matrix.shape, dtype=weight.dtype)
+        of_weight = torch.mm(grad, patches.t(), out=out).view(weight.shape)
+    return of_input, of_weight
 
 
 def _of_weight(
@@ -158,10 +169,10 @@ def _of_depthwise_weight(
     return result.copy_(by_channels.permute(2, 0, 1).unsqueeze(1))
 
 
-def _windows(weight: torch.Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> Windows:
+def _windows(*sizes: Sequence[int]) -> Windows:
     from lit_ort.kernels.weight_gradients import Windows
 
-    return Windows(*((one[0], one[-1]) for one in (weight.shape[2:], stride, padding, dilation)))
+    return Windows(*((one[0], one[1]) for one in sizes))
 
 
 def _result_shape(
@@ -205,7 +216,7 @@ def _backward_bytes(grad_output: torch.Tensor, input: torch.Tensor, weight: torc
         return 0
     elements, outputs = weight.numel(), len(weight)
     if _is_of_small_images(grad_output.shape, weight):
-        elements += grad_output.numel() // outputs * (outputs + weight.numel() // outputs)
+        elements = grad_output.numel() // outputs * (outputs + 2 * weight.numel() // outputs)
     return weight.dtype.itemsize * elements
 
 

@@ -21,6 +21,7 @@ from lit_ort.passes.fuse_regions import fuse_regions
 from lit_ort.passes.in_place_writes import write_in_place
 from lit_ort.passes.indexed_sums import add_in_order
 from lit_ort.passes.merge_equal import merge_equal
+from lit_ort.passes.patch_convolutions import multiply_patches
 from lit_ort.passes.slice_gradients import join_slice_gradients
 from lit_ort.passes.slice_reads import look_past_writes
 from lit_ort.passes.unused_gradients import trim_unused_gradients
@@ -56,6 +57,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("indexed_sums", add_in_order, only_cpu=True),
     Pass("embedding_gradient", fuse_embedding_gradients, only_cpu=True),
     Pass("memory_format", order_channels, only_cpu=True),
+    Pass("patch_convolutions", multiply_patches, only_cpu=True),
     Pass("regions", fuse_regions, only_cpu=True),
     # The other passes assume that no operator writes in place.
     Pass("in_place_writes", write_in_place, only_cpu=True),

@@ -1,0 +1,180 @@
+"""Writes convolutions whose windows don't overlap as matmuls of patches.
+
+In:  `convolution(x, weight, bias)` of images and its `convolution_backward`, with a kernel as large as the stride and
+     no padding: patch embeddings, downsampling, 1 x 1 kernels of images with channels last; transposed ones too
+Out: the patches as rows, and matmuls with the weight
+Saves oneDNN's calls and reorders, and keeps the layers in native sessions. With 1 x 1 kernels, the gradients of images
+     and weight take 0.23 ms for 0.40 with 32 and 192 channels of 8 x 8 x 8 pixels, 0.75 for 0.73 with 16 and 96 of
+     8 x 32 x 32, 3.3 for 4.1 with 256 and 64 of 16 x 16 x 16 (AMD EPYC, family 25, model 1)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from lit_ort._compat.torch_fx import arguments_of, first_argument, is_element
+from lit_ort.passes.node_builder import NodeBuilder, replace_nodes
+
+aten = torch.ops.aten
+_FORWARD, _BACKWARD = aten.convolution.default, aten.convolution_backward.default
+_FORMAT = torch.ops.lit_ort.in_memory_format.default
+_DTYPES = frozenset({torch.float32, torch.float64})
+_LAST, _FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
+
+
+def multiply_patches(module: fx.GraphModule) -> int:
+    """Rewrites convolutions in a graph, in place. Returns their number."""
+    graph = module.graph
+    fired = replace_nodes(module, lambda node: node.target is _FORWARD and _has_patches(node, 0), _forward)
+    for node in graph.find_nodes(op="call_function", target=_BACKWARD):
+        if _has_patches(node, 1) and all(map(is_element, node.users)):
+            with graph.inserting_before(node):
+                _replace_elements(node, NodeBuilder(graph, node.meta))
+            graph.erase_node(node)
+            fired += 1
+    for node in graph.find_nodes(op="call_function", target=_FORMAT):
+        if not node.users:
+            graph.erase_node(node)
+    return fired
+
+
+def _has_patches(node: fx.Node, position: int) -> bool:
+    """Whether the windows of a convolution, of the images at a position of its arguments, tile these or its result."""
+    images, weight, _, stride, padding, dilation, transposed, added, groups, *_ = arguments_of(node)[position:]
+    value, kernel = images.meta["val"], weight.meta["val"].shape[2:]
+    if value.dim() != 4 or value.dtype not in _DTYPES or groups != 1 or {*padding, *added} != {0}:
+        return False
+    if [*kernel] != [*stride] or {*dilation} != {1}:
+        return False
+    if [*kernel] == [1, 1]:
+        # Pixels of other images would be copied.
+        return value.permute(_LAST).is_contiguous()
+    sizes = zip(value.shape[2:], kernel, strict=True)
+    return transposed or all(isinstance(size, int) and size % length == 0 for size, length in sizes)
+
+
+def _forward(builder: NodeBuilder, node: fx.Node) -> fx.Node:
+    images, weight, bias, *_, transposed, _, _ = arguments_of(node)
+    result = node.meta["val"]
+    if transposed:
+        patches = builder(aten.mm.default, _rows(builder, images), _matrix(builder, weight, result))
+        made = _images(builder, patches, result, weight)
+        if bias is None:
+            return made
+        return builder(aten.add.Tensor, made, builder.reshape(bias, (*bias.meta["val"].shape, 1, 1)))
+    images = _unconverted(images)
+    matrix = builder(aten.t.default, _matrix(builder, weight, images.meta["val"]))
+    patches = _patches(builder, images, weight)
+    if bias is None:
+        product = builder(aten.mm.default, patches, matrix)
+    else:
+        product = builder(aten.addmm.default, bias, patches, matrix)
+    return _pixels(builder, product, result)
+
+
+def _replace_elements(node: fx.Node, builder: NodeBuilder) -> None:
+    """Replaces the gradients that a node returns."""
+    grad, images, weight, *_, transposed, _, _, _ = arguments_of(node)
+    large, small = (grad, _rows(builder, images)) if transposed else (_unconverted(images), _rows(builder, grad))
+    for element in list(node.users):
+        number, value = arguments_of(element)[1], element.meta["val"]
+        if number == 0 and transposed:
+            matrix = builder(aten.t.default, _matrix(builder, weight, grad.meta["val"]))
+            gradient = _pixels(builder, builder(aten.mm.default, _patches(builder, grad, weight), matrix), value)
+        elif number == 0:
+            product = builder(aten.mm.default, small, _matrix(builder, weight, value))
+            gradient = _images(builder, product, value, weight)
+        elif number == 1:
+            columns = builder(aten.t.default, small)
+            product = builder(aten.mm.default, columns, _patches(builder, large, weight))
+            gradient = _weight(builder, product, value, large.meta["val"])
+        elif transposed:
+            gradient = builder(aten.sum.dim_IntList, grad, [0, 2, 3])
+        else:
+            gradient = builder(aten.sum.dim_IntList, small, [0])
+        element.replace_all_uses_with(gradient)
+        node.graph.erase_node(element)
+
+
+def _unconverted(images: fx.Node) -> fx.Node:
+    """Images before their conversion to channels last: patches are copied in any case."""
+    return first_argument(images) if images.target is _FORMAT else images
+
+
+def _rows(builder: NodeBuilder, images: fx.Node) -> fx.Node:
+    """Pixels as rows, [batch * height * width, channels]."""
+    return _merged(builder, _contiguous(builder, builder(aten.permute.default, images, _LAST)), 3)
+
+
+def _pixels(builder: NodeBuilder, rows: fx.Node, like: Any) -> fx.Node:
+    """Rows as the pixels of images of the shape and the strides of a value."""
+    batch, channels, height, width = like.shape
+    made = builder(aten.permute.default, builder.reshape(rows, (batch, height, width, channels)), _FIRST)
+    return made if _is_last(like) else _contiguous(builder, made)
+
+
+def _patches(builder: NodeBuilder, images: fx.Node, weight: fx.Node) -> fx.Node:
+    """Patches as rows, [batch * rows * columns, elements of a kernel], in the order of memory of the images."""
+    shape, order = _tiled(images.meta["val"], weight)
+    tiles = builder.reshape(
+        builder(aten.permute.default, images, _LAST) if _is_last(images.meta["val"]) else images, shape
+    )
+    return _merged(builder, _contiguous(builder, builder(aten.permute.default, tiles, order)), 3)
+
+
+def _images(builder: NodeBuilder, patches: fx.Node, like: Any, weight: fx.Node) -> fx.Node:
+    """Images of the shape and the strides of a value, from patches in the order of its memory."""
+    shape, order = _tiled(like, weight)
+    inverse = [order.index(dim) for dim in range(len(order))]
+    tiles = builder.reshape(patches, [shape[dim] for dim in order])
+    made = _contiguous(builder, builder(aten.permute.default, tiles, inverse))
+    batch, channels, height, width = like.shape
+    if not _is_last(like):
+        return builder.reshape(made, like.shape)
+    return builder(aten.permute.default, builder.reshape(made, (batch, height, width, channels)), _FIRST)
+
+
+def _tiled(images: Any, weight: fx.Node) -> tuple[list[Any], list[int]]:
+    """The shape of images as tiles in their order of memory, and the order of dimensions in which tiles are rows."""
+    (batch, channels, height, width), (down, across) = images.shape, weight.meta["val"].shape[2:]
+    sizes = [height // down, down, width // across, across]
+    if _is_last(images):
+        return [batch, *sizes, channels], [0, 1, 3, 2, 4, 5]
+    return [batch, channels, *sizes], [0, 2, 4, 1, 3, 5]
+
+
+def _matrix(builder: NodeBuilder, weight: fx.Node, images: Any) -> fx.Node:
+    """A weight as [outputs, elements of a kernel] in the order of memory of images."""
+    if _is_last(images):
+        weight = _contiguous(builder, builder(aten.permute.default, weight, _LAST))
+    return _merged(builder, weight, 1)
+
+
+def _weight(builder: NodeBuilder, matrix: fx.Node, like: Any, images: Any) -> fx.Node:
+    """The gradient of a weight from its matrix in the order of memory of images."""
+    outputs, channels, height, width = like.shape
+    if not _is_last(images):
+        return builder.reshape(matrix, like.shape)
+    made = builder.reshape(matrix, (outputs, height, width, channels))
+    return _contiguous(builder, builder(aten.permute.default, made, _FIRST))
+
+
+def _merged(builder: NodeBuilder, value: fx.Node, dims: int) -> fx.Node:
+    """A value as a matrix, of whose dimensions the first `dims` are one, and the others another one."""
+    shape: Sequence[Any] = value.meta["val"].shape
+    return builder.reshape(value, (math.prod(shape[:dims]), math.prod(shape[dims:])))
+
+
+def _contiguous(builder: NodeBuilder, value: fx.Node) -> fx.Node:
+    if value.meta["val"].is_contiguous():
+        return value
+    return builder(aten.clone.default, value, memory_format=torch.contiguous_format)
+
+
+def _is_last(images: Any) -> bool:
+    return images.permute(_LAST).is_contiguous()
