@@ -77,12 +77,13 @@ def assert_right(code: WeightGradients, case: Case, at_end: bool = False) -> Non
         shape = (*windows.kernel, case.channels)
     flat = [value.permute(0, 2, 3, 1).flatten() for value in (grad, images)]
     memory, kept = guarded([*flat, torch.empty(math.prod(shape), dtype=case.dtype)], at_end=at_end)
-    given = [
+    grad, images = (
         one.view(value.permute(0, 2, 3, 1).shape).permute(0, 3, 1, 2)
         for one, value in zip(memory, (grad, images), strict=False)
-    ]
+    )
     runs = memory[2].view(shape)
-    (code.compute if groups == 1 else code.compute_depthwise)(*given, windows, runs)
+    compute = code.compute if groups == 1 else code.compute_depthwise
+    compute(grad, images, windows, runs)
     if groups == 1:
         actual = runs[..., :elements].reshape(case.outputs, *windows.kernel, case.channels).permute(0, 3, 1, 2)
     else:
