@@ -39,7 +39,7 @@ class _DepthwiseGradientText(KernelText):
     def block(self) -> None:
         text = self.text
         state = text.effect("call i32 @without_denormals()")
-        first = self.op("mul", "%block", VECTORS * self.lanes)
+        first = self.op("mul", self.op("udiv", "%block", self.word(words.PARTS)), VECTORS * self.lanes)
         left = self.op("sub", self.word(words.CHANNELS), first)
         with self.branch(self.test("sge", left, VECTORS * self.lanes)) as otherwise:
             self._images(first, [None] * VECTORS)
@@ -52,14 +52,19 @@ class _DepthwiseGradientText(KernelText):
         text, channels = self.text, self.word(words.CHANNELS)
         pixels = self.op("mul", self.word(words.OUT_HEIGHT), self.word(words.OUT_WIDTH))
         elements = self.op("mul", self.word(words.HEIGHT), self.word(words.ROW_ELEMENTS))
-        with text.loop("0", self.word(matmul.COUNT), 1) as image:
+        parts = self.word(words.PARTS)
+        part = self.op("urem", "%block", parts)
+        some = [self.op("mul", self.word(matmul.COUNT), one) for one in (part, self.op("add", part, 1))]
+        taps = self.op("mul", self.word(words.KERNEL_HEIGHT), self.word(words.KERNEL_WIDTH))
+        with text.loop(self.op("udiv", some[0], parts), self.op("udiv", some[1], parts), 1) as image:
             grad = self.at(self.word(matmul.LEFT, "ptr"), self.op("mul", self.op("mul", image.index, pixels), channels))
             images = self.at(self.word(matmul.RIGHT, "ptr"), self.op("mul", image.index, elements))
             with (
                 text.loop("0", self.word(words.KERNEL_HEIGHT), 1) as row,
                 text.loop("0", self.word(words.KERNEL_WIDTH), 1) as column,
             ):
-                number = self.op("add", self.op("mul", row.index, self.word(words.KERNEL_WIDTH)), column.index)
+                tap = self.op("add", self.op("mul", row.index, self.word(words.KERNEL_WIDTH)), column.index)
+                number = self.op("add", self.op("mul", part, taps), tap)
                 place = self.op("add", self.op("mul", number, channels), first)
                 result = self.at(self.word(matmul.RESULT, "ptr"), place)
                 sums = self._read(result, "0", masks)

@@ -12,6 +12,6 @@ ROW_STRIDE, ROW_PADDING, COLUMN_PADDING, ROW_DILATION, COLUMN_DILATION = range(_
 PIXEL_DISTANCE = _FIRST_WORD + 10
 # The elements of a run, up to a whole vector, and the runs of a row of the kernel.
 RUN, RUNS_ACROSS = _FIRST_WORD + 11, _FIRST_WORD + 12
-# Of a depthwise convolution.
-KERNEL_HEIGHT, KERNEL_WIDTH = _FIRST_WORD + 13, _FIRST_WORD + 14
-WORDS = _FIRST_WORD + 15
+# Of a depthwise convolution: the size of its kernel, and the parts of its images.
+KERNEL_HEIGHT, KERNEL_WIDTH, PARTS = range(_FIRST_WORD + 13, _FIRST_WORD + 16)
+WORDS = _FIRST_WORD + 16

@@ -27,6 +27,8 @@ from lit_ort.regions.element_types import size_of
 
 # The arguments of calls of as many sizes are kept.
 _MOST_SIZES = 256
+# Blocks of depthwise convolutions, where there are enough images.
+_DEPTHWISE_BLOCKS = 16
 
 
 @dataclass(frozen=True)
@@ -104,9 +106,16 @@ class WeightGradients:
             grad: float[batch, channels, out_height, out_width] with channels last.
             images: float[batch, channels, height, width] with channels last.
             windows: how the convolution reads images.
-            result: float[kernel_height, kernel_width, channels], contiguous.
+            result: float[parts, kernel_height, kernel_width, channels], contiguous; each part is of some images, and
+                their number is that of `image_blocks`.
         """
         self._run(_depthwise_words, grad, images, windows, result.zero_())
+
+    def image_blocks(self, images: torch.Tensor) -> int:
+        """Into how many parts the gradient of a depthwise convolution's weight is cut, for many threads."""
+        batch, channels = images.shape[:2]
+        channel_blocks = _channel_blocks(channels, self._cpu.vector_bytes // images.dtype.itemsize)
+        return max(1, min(batch, _DEPTHWISE_BLOCKS // channel_blocks))
 
     def _run(
         self, words_of: WordsOf, grad: torch.Tensor, images: torch.Tensor, windows: Windows, result: torch.Tensor
@@ -173,13 +182,18 @@ def _plain_words(sizes: Sizes, dtype: str, vector_bytes: int) -> dict[int, int]:
 
 
 def _depthwise_words(sizes: Sizes, dtype: str, vector_bytes: int) -> dict[int, int]:
-    height, width, channels = sizes.result
+    parts, height, width, channels = sizes.result
     return {
-        ROW_BLOCKS: -(-channels // (DEPTHWISE_VECTORS * vector_bytes // size_of(dtype))),
+        ROW_BLOCKS: parts * _channel_blocks(channels, vector_bytes // size_of(dtype)),
         matmul.COUNT: sizes.images[0],
+        words.PARTS: parts,
         words.KERNEL_HEIGHT: height,
         words.KERNEL_WIDTH: width,
     }
+
+
+def _channel_blocks(channels: int, lanes: int) -> int:
+    return -(-channels // (DEPTHWISE_VECTORS * lanes))
 
 
 def _blocks(row_units: int, column_units: int, threads: int) -> tuple[int, int]:

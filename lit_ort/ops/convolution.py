@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lit_ort._compat.torch_sizes import hint_of
+from lit_ort._compat.torch_sizes import has_channels_last, hint_of
 from lit_ort.errors import KernelError
 from lit_ort.kernels.kernel_arguments import DTYPES
 from lit_ort.ops.operator import Allocator, Operator
@@ -67,6 +67,7 @@ def convolution(
         input: float[batch, channels, height, width]. weight: float[outputs, channels, ...]. bias: float[outputs].
     """
     batch, outputs = len(input), len(weight)
+    stride, padding, dilation = map(_pair, (stride, padding, dilation))
     patches = aten.im2col(input, weight.shape[2:], dilation, padding, stride)
     columns = patches.transpose(0, 1).reshape(patches.shape[1], -1)
     pixels = torch.mm(weight.reshape(outputs, -1), columns).view(outputs, batch, -1)
@@ -99,12 +100,11 @@ def convolution_backward(
         weight: float[outputs, channels, ...], or float[channels, outputs, ...] if it is transposed.
     """
     settings = (stride, padding, dilation, transposed, output_padding, groups)
+    windows = tuple(map(_pair, (weight.shape[2:], dilation, padding, stride)))
     is_small = not transposed and groups == 1 and _is_of_small_images(grad_output.shape, weight)
     of_input = of_weight = of_bias = None
     if is_small:
-        of_input, of_weight = _of_small_images(
-            allocator, grad_output, input, weight, (weight.shape[2:], dilation, padding, stride), output_mask
-        )
+        of_input, of_weight = _of_small_images(allocator, grad_output, input, weight, windows, output_mask)
     elif output_mask[0]:
         tensors = (grad_output, input, weight, bias_sizes)
         of_input = aten.convolution_backward(*tensors, *settings, [True, False, False])[0]
@@ -113,7 +113,11 @@ def convolution_backward(
         pair = (input, grad_output) if transposed else (grad_output, input)
         grad, images = (value.contiguous(memory_format=torch.channels_last) for value in pair)
         function = _of_weight if groups == 1 else _of_depthwise_weight
-        of_weight = function(allocator, grad, images, weight, _windows(weight.shape[2:], stride, padding, dilation))
+        of_weight = function(allocator, grad, images, weight, _windows(*windows))
+        if has_channels_last(input) or has_channels_last(weight):
+            of_weight = of_weight.contiguous(memory_format=torch.channels_last)
+        else:
+            of_weight = allocator.empty(*weight.shape, dtype=weight.dtype).copy_(of_weight)
     if output_mask[2]:
         of_bias = grad_output.sum([0, 2, 3])
     return of_input, of_weight, of_bias
@@ -148,14 +152,11 @@ def _of_weight(
 ) -> torch.Tensor:
     code = weight_gradients()
     assert code is not None
-    (outputs, channels, height, width), dtype = weight.shape, weight.dtype
-    elements, room = code.run_elements(windows, channels, dtype)
-    runs = allocator.empty(outputs, height * windows.runs_across, room, dtype=dtype)
+    outputs, channels, height, width = weight.shape
+    elements, room = code.run_elements(windows, channels, weight.dtype)
+    runs = allocator.empty(outputs, height * windows.runs_across, room, dtype=weight.dtype)
     code.compute(grad, images, windows, runs)
-    if height * width == 1 and room == elements:
-        return runs.view(weight.shape)
-    result = allocator.empty(*weight.shape, dtype=dtype)
-    return result.copy_(runs[..., :elements].reshape(outputs, height, width, channels).permute(0, 3, 1, 2))
+    return runs[..., :elements].reshape(outputs, height, width, channels).permute(0, 3, 1, 2)
 
 
 def _of_depthwise_weight(
@@ -163,29 +164,36 @@ def _of_depthwise_weight(
 ) -> torch.Tensor:
     code = weight_gradients()
     assert code is not None
-    by_channels = allocator.empty(*windows.kernel, len(weight), dtype=weight.dtype)
-    code.compute_depthwise(grad, images, windows, by_channels)
-    result = allocator.empty(*weight.shape, dtype=weight.dtype)
-    return result.copy_(by_channels.permute(2, 0, 1).unsqueeze(1))
+    parts = allocator.empty(code.image_blocks(images), *windows.kernel, len(weight), dtype=weight.dtype)
+    code.compute_depthwise(grad, images, windows, parts)
+    return (parts[0] if len(parts) == 1 else parts.sum(0)).permute(2, 0, 1).unsqueeze(1)
 
 
-def _windows(*sizes: Sequence[int]) -> Windows:
+def _pair(sizes: Sequence[int]) -> tuple[int, int]:
+    """A size for each dimension; torch accepts one for both."""
+    return sizes[0], sizes[-1]
+
+
+def _windows(
+    kernel: tuple[int, int], dilation: tuple[int, int], padding: tuple[int, int], stride: tuple[int, int]
+) -> Windows:
     from lit_ort.kernels.weight_gradients import Windows
 
-    return Windows(*((one[0], one[1]) for one in sizes))
+    return Windows(kernel, stride, padding, dilation)
 
 
 def _result_shape(
     input: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> tuple[int, ...]:
-    sizes = zip(input.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+    sizes = zip(input.shape[2:], weight.shape[2:], *map(_pair, (stride, padding, dilation)), strict=True)
     return len(input), len(weight), *(1 + (one + 2 * p - d * (kernel - 1) - 1) // s for one, kernel, s, p, d in sizes)
 
 
 def _is_of_small_images(shape: Sequence[int], weight: torch.Tensor) -> bool:
     """Whether a convolution with a result of this shape, and the gradient of its images, are faster as matmuls."""
-    pixels = math.prod(hint_of(size) or MOST_PIXELS for size in (shape[0], *shape[2:]))
-    return 0 < pixels <= MOST_PIXELS and weight.numel() >= LEAST_WEIGHT
+    sizes = [hint_of(size) for size in (shape[0], *shape[2:])]
+    is_small = None not in sizes and 0 < math.prod(size for size in sizes if size is not None) <= MOST_PIXELS
+    return is_small and weight.numel() >= LEAST_WEIGHT
 
 
 def _is_plain(weight: torch.Tensor, *others: torch.Tensor) -> bool:
@@ -204,20 +212,29 @@ def _supports(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
 
 def _supports_backward(grad_output: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, *rest: Any) -> bool:
     *_, transposed, _, groups, mask = rest
-    if not mask[1] or not _is_plain(weight, grad_output, input) or 0 in (grad_output.numel(), input.numel()):
+    if not _is_plain(weight, grad_output, input) or 0 in (grad_output.numel(), input.numel()):
         return False
+    if not transposed and groups == 1 and _is_of_small_images(grad_output.shape, weight):
+        return True
     is_depthwise = not transposed and groups == len(weight) and weight.shape[1] == 1
     has_channels = groups == 1 and weight.shape[1] >= FEWEST_CHANNELS
-    return (has_channels or is_depthwise) and weight_gradients() is not None
+    return mask[1] and (has_channels or is_depthwise) and weight_gradients() is not None
 
 
-def _backward_bytes(grad_output: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, *_: object) -> int:
-    if weight.dim() != 4:
+def _backward_bytes(grad_output: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, *rest: Any) -> int:
+    *_, groups, mask = rest
+    if weight.dim() != 4 or not mask[1]:
         return 0
-    elements, outputs = weight.numel(), len(weight)
-    if _is_of_small_images(grad_output.shape, weight):
-        elements = grad_output.numel() // outputs * (outputs + 2 * weight.numel() // outputs)
+    elements, outputs, pixels = weight.numel(), len(weight), _elements(grad_output) // len(weight)
+    if groups == 1 and _is_of_small_images(grad_output.shape, weight):
+        elements = pixels * (outputs + 2 * weight.numel() // outputs)
+    elif weight.shape[1] >= FEWEST_CHANNELS or groups > 1:
+        elements += sum(_elements(value) for value in (grad_output, input) if not has_channels_last(value))
     return weight.dtype.itemsize * elements
+
+
+def _elements(value: torch.Tensor) -> int:
+    return math.prod(hint_of(size) or 0 for size in value.shape)
 
 
 OPERATORS = (

@@ -53,7 +53,7 @@ def _has_patches(node: fx.Node, position: int) -> bool:
         return False
     if [*kernel] == [1, 1]:
         # Pixels of other images would be copied.
-        return value.permute(_LAST).is_contiguous()
+        return _is_last(value)
     sizes = zip(value.shape[2:], kernel, strict=True)
     return transposed or all(isinstance(size, int) and size % length == 0 for size, length in sizes)
 
@@ -67,7 +67,7 @@ def _forward(builder: NodeBuilder, node: fx.Node) -> fx.Node:
         if bias is None:
             return made
         return builder(aten.add.Tensor, made, builder.reshape(bias, (*bias.meta["val"].shape, 1, 1)))
-    images = _unconverted(images)
+    images = _unconverted(images, weight)
     matrix = builder(aten.t.default, _matrix(builder, weight, images.meta["val"]))
     patches = _patches(builder, images, weight)
     if bias is None:
@@ -80,7 +80,9 @@ def _forward(builder: NodeBuilder, node: fx.Node) -> fx.Node:
 def _replace_elements(node: fx.Node, builder: NodeBuilder) -> None:
     """Replaces the gradients that a node returns."""
     grad, images, weight, *_, transposed, _, _, _ = arguments_of(node)
-    large, small = (grad, _rows(builder, images)) if transposed else (_unconverted(images), _rows(builder, grad))
+    large, small = (
+        (grad, _rows(builder, images)) if transposed else (_unconverted(images, weight), _rows(builder, grad))
+    )
     for element in list(node.users):
         number, value = arguments_of(element)[1], element.meta["val"]
         if number == 0 and transposed:
@@ -101,9 +103,10 @@ def _replace_elements(node: fx.Node, builder: NodeBuilder) -> None:
         node.graph.erase_node(element)
 
 
-def _unconverted(images: fx.Node) -> fx.Node:
-    """Images before their conversion to channels last: patches are copied in any case."""
-    return first_argument(images) if images.target is _FORMAT else images
+def _unconverted(images: fx.Node, weight: fx.Node) -> fx.Node:
+    """Images before their conversion to channels last, if patches are copied in any case."""
+    is_copied = [*weight.meta["val"].shape[2:]] != [1, 1]
+    return first_argument(images) if images.target is _FORMAT and is_copied else images
 
 
 def _rows(builder: NodeBuilder, images: fx.Node) -> fx.Node:
@@ -171,10 +174,20 @@ def _merged(builder: NodeBuilder, value: fx.Node, dims: int) -> fx.Node:
 
 
 def _contiguous(builder: NodeBuilder, value: fx.Node) -> fx.Node:
-    if value.meta["val"].is_contiguous():
+    if _is_in_order(value.meta["val"], range(value.meta["val"].dim())):
         return value
     return builder(aten.clone.default, value, memory_format=torch.contiguous_format)
 
 
 def _is_last(images: Any) -> bool:
-    return images.permute(_LAST).is_contiguous()
+    return _is_in_order(images, _LAST)
+
+
+def _is_in_order(value: Any, order: Sequence[int]) -> bool:
+    """Whether the memory of a value has its dimensions in an order; comparing symbols would add guards."""
+    expected: Any = 1
+    for dim in reversed(order):
+        if str(value.shape[dim]) != "1" and str(value.stride(dim)) != str(expected):
+            return False
+        expected = value.shape[dim] * expected
+    return True

@@ -70,11 +70,11 @@ def assert_right(code: WeightGradients, case: Case, at_end: bool = False) -> Non
     result = conv2d(images.double(), weight, None, *rest)
     grad = torch.randn_like(result).to(case.dtype).contiguous(memory_format=LAST)
     (expected,) = torch.autograd.grad(result, weight, grad.double())
-    # [outputs, kernel, channels], or [kernel, channels] of a depthwise convolution.
+    # [outputs, kernel, channels], or [parts, kernel, channels] of a depthwise convolution.
     elements, room = code.run_elements(windows, case.channels, case.dtype)
     shape = (case.outputs, windows.kernel[0] * windows.runs_across, room)
     if groups > 1:
-        shape = (*windows.kernel, case.channels)
+        shape = (code.image_blocks(images), *windows.kernel, case.channels)
     flat = [value.permute(0, 2, 3, 1).flatten() for value in (grad, images)]
     memory, kept = guarded([*flat, torch.empty(math.prod(shape), dtype=case.dtype)], at_end=at_end)
     grad, images = (
@@ -87,7 +87,7 @@ def assert_right(code: WeightGradients, case: Case, at_end: bool = False) -> Non
     if groups == 1:
         actual = runs[..., :elements].reshape(case.outputs, *windows.kernel, case.channels).permute(0, 3, 1, 2)
     else:
-        actual = runs.permute(2, 0, 1).unsqueeze(1)
+        actual = runs.sum(0).permute(2, 0, 1).unsqueeze(1)
     bound = 3e-6 if case.dtype == torch.float32 else 1e-13
     error = (actual.double() - expected).abs().max()
     assert error <= bound * max(1.0, float(expected.abs().max()))

@@ -73,6 +73,29 @@ def test_small_images_match_torch(geometry: tuple[Any, ...], has_bias: bool) -> 
     torch.testing.assert_close(actual, aten.convolution(*args), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("weight", [(16, 8, 3, 3), (512, 256, 3, 3), (8, 1, 3, 3)], ids=["", "large", "depthwise"])
+def test_one_size_for_both_dimensions(weight: tuple[int, ...]) -> None:
+    """As of `padding="valid"`, and of strides that are tuples of one element."""
+    groups = 8 if weight[1] == 1 else 1
+    x, w = torch.randn(2, weight[1] * groups, 5, 5), torch.randn(weight)
+    args = (x, w, None, [2], [0], [1], False, [0], groups)
+    expected = aten.convolution(*args)
+    assert FORWARD.supports is not None
+    assert FORWARD.supports(*args) == (weight[1] == 256)
+    if weight[1] == 256:
+        torch.testing.assert_close(FORWARD.kernel(RecordingAllocator(), *args), expected, rtol=1e-4, atol=1e-4)
+    grad = torch.randn_like(expected)
+    backward = (grad, x, w, None, *args[3:], [True, True, False])
+    pairs = zip(BACKWARD.kernel(RecordingAllocator(), *backward), aten.convolution_backward(*backward), strict=True)
+    for actual, wanted in list(pairs)[:2]:
+        torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_an_empty_batch_is_torchs() -> None:
+    assert FORWARD.supports is not None
+    assert not FORWARD.supports(*forward_arguments((0, 512, 2, 2), (512, 512, 2, 2), 1, 0, 1))
+
+
 def test_supports_large_weights_and_few_pixels() -> None:
     assert FORWARD.supports is not None
     large = forward_arguments((8, 512, 2, 2), (512, 512, 3, 3), 1, 1, 1)
@@ -94,10 +117,11 @@ def test_supports_gradients_of_weights() -> None:
         *arguments([True, True, False], (2, 8, 5, 5), (16, 1, 3, 3), 1, 1, 1, False, 8)[:9], 8, args[10]
     )
     assert not BACKWARD.supports(*args[:10], [True, False, True])
+    assert BACKWARD.supports(*arguments([True, False, False], *SMALL))
     assert not BACKWARD.supports(args[0][:0], args[1][:0], *args[2:])
     assert not BACKWARD.supports(*arguments([True, True, False], (2, 3, 5, 5), (16, 3, 3, 3), 1, 1, 1))
     assert BACKWARD.workspace_bytes is not None
-    assert BACKWARD.workspace_bytes(*args) == 4 * 16 * 8 * 9
+    assert BACKWARD.workspace_bytes(*args) == 4 * (16 * 8 * 9 + args[0].numel() + args[1].numel())
     small = arguments([True, True, False], (8, 512, 2, 2), (512, 512, 3, 3), 1, 1, 1)
     assert BACKWARD.workspace_bytes(*small) == 4 * 32 * (512 + 2 * 512 * 9)
 

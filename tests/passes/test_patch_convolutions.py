@@ -30,6 +30,7 @@ TILED: dict[str, tuple[Made, int]] = {
 OTHERS: dict[str, tuple[Made, int]] = {
     "windows that overlap": (lambda channels: nn.Conv2d(channels, 6, 4, stride=2), 16),
     "pixels left out": (lambda channels: nn.Conv2d(channels, 6, 2, stride=3), 15),
+    "one size for both dimensions": (lambda channels: nn.Conv2d(channels, 6, 4, stride=(4,), padding="valid"), 16),  # pyright: ignore[reportArgumentType]
     "padding": (lambda channels: nn.Conv2d(channels, 6, 2, stride=2, padding=1), 16),
     "a rest": (lambda channels: nn.Conv2d(channels, 6, 4, stride=4), 18),
     "groups": (lambda channels: nn.Conv2d(channels, channels, 2, stride=2, groups=channels), 16),
