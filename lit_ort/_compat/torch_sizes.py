@@ -106,11 +106,6 @@ def has_channels_last(value: torch.Tensor) -> bool:
     return last is not None and not value.is_contiguous() and value.is_contiguous(memory_format=last)
 
 
-def has_adjacent_channels(value: torch.Tensor) -> bool:
-    """Whether a value is steps, [batch, channels, length], whose channels are last in memory, and not contiguous."""
-    return value.dim() == 3 and not value.is_contiguous() and value.transpose(1, 2).is_contiguous()
-
-
 def may_overlap(value: torch.Tensor) -> bool:
     """Whether elements of a value can share memory, as those of an expanded one do."""
     last = 0

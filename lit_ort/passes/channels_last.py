@@ -61,9 +61,6 @@ _ANY_FORMAT = frozenset(
 _BILINEAR, _NEAREST = aten.upsample_bilinear2d_backward.default, aten.upsample_nearest2d_backward.default
 # With fewer channels, the gradient of an interpolation isn't faster with channels last.
 _FEWEST_CHANNELS = 4
-# Convolutions over time, of images of one row, aren't faster with fewer channels: one of one channel with windows of 10
-# takes 1.6 times as long (4 x 16,000 steps).
-_FEWEST_CHANNELS_OF_STEPS = 8
 # The number of output pixels of a batch from which channels last is faster: for any kernel, and for a 1 x 1 kernel.
 LEAST_PIXELS, LEAST_PIXELS_1X1 = 512, 128
 
@@ -168,8 +165,6 @@ def _prefers_last(node: fx.Node) -> bool:
     groups = arguments_of(node)[-1] if node.target is _FORWARD else arguments_of(node)[-2]
     if groups == images.shape[1] and groups > 1:
         return True
-    if str(images.shape[2]) == "1" and weight.shape[1] < _FEWEST_CHANNELS_OF_STEPS:
-        return False
     sizes = [hint_of(size) for size in (result.shape[0], *result.shape[2:])]
     if any(size is None for size in sizes):
         return False

@@ -15,7 +15,6 @@ from lit_ort._compat.devices import CPU, is_cpu
 from lit_ort.errors import OptionsError
 from lit_ort.passes.canonicalize import canonicalize
 from lit_ort.passes.channels_last import order_channels
-from lit_ort.passes.convolutions_over_time import add_rows
 from lit_ort.passes.cumulative_sums import sum_in_blocks
 from lit_ort.passes.embedding_gradient import fuse_embedding_gradients
 from lit_ort.passes.fuse_regions import fuse_regions
@@ -57,7 +56,6 @@ PASSES: tuple[Pass, ...] = (
     Pass("slice_gradients", join_slice_gradients, only_cpu=True),
     Pass("indexed_sums", add_in_order, only_cpu=True),
     Pass("embedding_gradient", fuse_embedding_gradients, only_cpu=True),
-    Pass("convolutions_over_time", add_rows, only_cpu=True),
     Pass("memory_format", order_channels, only_cpu=True),
     Pass("patch_convolutions", multiply_patches, only_cpu=True),
     Pass("regions", fuse_regions, only_cpu=True),

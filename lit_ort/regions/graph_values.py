@@ -14,13 +14,7 @@ from torch import fx
 from lit_ort._compat.torch_aot import is_of_backward
 from lit_ort._compat.torch_fx import first_argument, is_read_by, is_view
 from lit_ort._compat.torch_ops import SCATTERS
-from lit_ort._compat.torch_sizes import (
-    channels_last,
-    has_adjacent_channels,
-    has_channels_last,
-    inverse_order,
-    may_overlap,
-)
+from lit_ort._compat.torch_sizes import channels_last, has_channels_last, inverse_order, may_overlap
 from lit_ort.regions.dropout_values import DROPOUT
 from lit_ort.regions.element_types import computed_in, is_float, name_of, stored
 from lit_ort.regions.index_expressions import INDEX_HANDLERS, OWN_INDEX_HANDLERS
@@ -148,11 +142,6 @@ def _require_shape(node: fx.Node, expression: Expression, value: torch.Tensor) -
         raise NotRegional(f"{node.target} of sizes whose equality isn't seen")
 
 
-def _is_over_time(node: fx.Node) -> bool:
-    """Whether a node is a convolution of images of one row."""
-    return node.target is torch.ops.aten.convolution.default and str(node.meta["val"].shape[2]) == "1"
-
-
 class Reader:
     def __init__(self, graph: fx.Graph, copies_outputs: bool) -> None:
         self.graph, self.copies_outputs = graph, copies_outputs
@@ -162,7 +151,6 @@ class Reader:
         self.late = _late_nodes(graph)
         # In other graphs, strides of channels last are those of any permuted value.
         self.has_images = any(str(node.target).startswith(_OF_IMAGES) for node in graph.nodes)
-        self.has_steps = any(map(_is_over_time, graph.nodes))
 
     def read(self) -> GraphValues:
         for node in self.graph.nodes:
@@ -232,10 +220,9 @@ class Reader:
 
     def order_of(self, value: Any) -> list[int] | None:
         """The order of memory in which an operator leaves the dimensions of an image; None if it is theirs."""
-        if not isinstance(value, torch.Tensor):
-            return None
-        is_last = (self.has_images and has_channels_last(value)) or (self.has_steps and has_adjacent_channels(value))
-        return channels_last(value.dim()) if is_last else None
+        if self.has_images and isinstance(value, torch.Tensor) and has_channels_last(value):
+            return channels_last(value.dim())
+        return None
 
     def _stored(self, node: fx.Node, expression: Expression) -> Expression:
         """An expression as a value with the order of memory of a node's."""

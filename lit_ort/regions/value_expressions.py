@@ -248,7 +248,7 @@ def order_of_elements(expression: Any) -> list[int] | None:
     """
     if is_all(expression):
         return list(range(len(expression.shape)))
-    if isinstance(expression, Read) and len(expression.shape) in (3, 4, 5):
+    if isinstance(expression, Read) and len(expression.shape) in (4, 5):
         order = channels_last(len(expression.shape))
         return order if is_all(permuted(expression, order)) else None
     return None
