@@ -53,8 +53,7 @@ class AtomicCheckpoints(_Base):
         local = _local(path)
         if local is not None and local.exists() and not verify(local):
             warnings.warn(
-                f"{local} has no checksums, like all files of torch before 1.6, so damage can't be detected. Save it "
-                "again to add checksums.",
+                f"{local} has no checksums, so damage can't be detected. Save it again to add checksums.",
                 LitOrtWarning,
                 stacklevel=2,
             )
@@ -94,7 +93,8 @@ def verify(path: Path) -> bool:
     """Compares a checkpoint's contents with their checksums.
 
     Returns:
-        whether it has checksums; files of torch before 1.6 have none.
+        whether it has checksums; files of torch before 1.6 have none, nor have those with
+        `torch.serialization.set_crc32_options(False)`.
 
     Raises:
         CheckpointError: it is damaged or truncated, or is not a checkpoint.
@@ -110,6 +110,8 @@ def verify(path: Path) -> bool:
         raise CheckpointError(f"{path}, {size} bytes, is not a checkpoint. Pass the path of a saved checkpoint.")
     try:
         with zipfile.ZipFile(path) as archive:
+            if not any(entry.CRC for entry in archive.infolist()):
+                return False
             damaged = archive.testzip()
     except _DAMAGED as error:
         raise CheckpointError(f"{path} is damaged or truncated: {error}. {_REMEDY}") from error

@@ -21,6 +21,7 @@ except ImportError:  # Windows, where an open file can't be removed
 _UNFINISHED = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")
 # The longest time between the creation of a file and its lock, and between two writes to it.
 _YOUNG_SECONDS, _SILENT_SECONDS = 60, 24 * 3600
+_NO_FOLDERS = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EACCES, errno.EPERM, errno.EBADF})
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
 
 
@@ -81,7 +82,7 @@ def remove_unfinished(folder: str | os.PathLike[str]) -> list[Path]:
     """Removes incomplete files of processes that have ended from a folder. Returns the removed paths."""
     try:
         paths = [path for path in Path(folder).iterdir() if _UNFINISHED.fullmatch(path.name) and path.is_file()]
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         return []
     return [path for path in paths if _is_left_over(path) and _removed(path)]
 
@@ -122,8 +123,13 @@ def _sync(folder: Path) -> None:
     """Writes the names in a folder to disk (POSIX only; elsewhere folders can't be opened)."""
     if os.name != "posix":
         return
-    handle = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        # Some file systems can't write folders, and some folders can't be read. The file is in its place already.
+        if error.errno not in _NO_FOLDERS:
+            raise

@@ -89,6 +89,29 @@ def test_older_formats_have_no_checksum_and_load(tmp_path: Path) -> None:
     assert verify(path)
 
 
+def test_files_without_checksums_load(tmp_path: Path) -> None:
+    path = tmp_path / "a.ckpt"
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(STATE, path)
+    finally:
+        torch.serialization.set_crc32_options(True)
+    with pytest.warns(LitOrtWarning, match="a.ckpt has no checksums"):
+        assert same(AtomicCheckpointIO().load_checkpoint(path, weights_only=True))
+
+
+def test_a_plugin_keeps_what_it_writes_through(tmp_path: Path) -> None:
+    class Outer(TorchCheckpointIO):
+        def __init__(self) -> None:
+            self.checkpoint_io = TorchCheckpointIO()
+
+    own = Outer()
+    inner = own.checkpoint_io
+    trainer = Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path, strategy="ort", plugins=own)
+    assert trainer.strategy.checkpoint_io is own
+    assert own.checkpoint_io is inner
+
+
 def test_the_previous_checkpoint_stays_if_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = saved(tmp_path / "a.ckpt")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import sys
 import time
 from pathlib import Path
@@ -43,6 +44,19 @@ def test_the_previous_file_stays_when_writing_fails(tmp_path: Path) -> None:
         fail()
     assert path.read_bytes() == b"one"
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.bin"]
+
+
+def test_folders_that_cannot_be_synchronized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synchronize = os.fsync
+
+    def files_only(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        synchronize(handle)
+
+    monkeypatch.setattr(os, "fsync", files_only)
+    write(tmp_path / "a.bin", b"one")
+    assert (tmp_path / "a.bin").read_bytes() == b"one"
 
 
 def test_a_symbolic_link_stays_a_link(tmp_path: Path) -> None:

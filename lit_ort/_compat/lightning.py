@@ -153,6 +153,11 @@ def chosen_checkpoint_io(strategy: Any) -> Any | None:
     return strategy._checkpoint_io
 
 
+def is_checkpoint_wrapper(plugin: Any) -> bool:
+    """Whether a `CheckpointIO` is one of Lightning's around another, which its strategies set."""
+    return any(kind.__name__ == "_WrappingCheckpointIO" and is_from_lightning(kind) for kind in type(plugin).__mro__)
+
+
 def running_hook(module: Any) -> str | None:
     """The hook or step of a module that Lightning is calling, by which it names what is logged."""
     return getattr(module, "_current_fx_name", None)
@@ -196,6 +201,11 @@ def clears_gradients(trainer: Any) -> bool:
 def is_accumulating(trainer: Any) -> bool:
     """Whether gradients are still accumulated after the batch that has just ended, without an optimizer step."""
     return trainer.fit_loop.epoch_loop._should_accumulate()
+
+
+def stops_early(trainer: Any) -> bool:
+    """Whether a callback or the user has ended the fit, and no minimum of epochs or steps prolongs it."""
+    return bool(trainer.should_stop and trainer.fit_loop._can_stop_early)
 
 
 def is_inside_epoch(trainer: Any) -> bool:

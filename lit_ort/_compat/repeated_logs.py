@@ -83,4 +83,6 @@ def _is_simple(value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> boo
 
 
 def _tensor_of(value: float, result: Any) -> Tensor:
-    return torch.tensor(value, device=result.value.device, dtype=torch.get_default_dtype())
+    # As Lightning, whatever the default dtype of a 16-bit precision.
+    dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+    return torch.tensor(value, device=result.value.device, dtype=dtype)

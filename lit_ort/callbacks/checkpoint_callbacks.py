@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from lit_ort._compat.lightning import (
@@ -25,7 +24,9 @@ from lit_ort._compat.lightning import (
     is_accumulating,
     load_waiting_loader_states,
     note_sigterm,
+    own_class_of,
     replace_sigterm_handler,
+    stops_early,
     validation_follows,
 )
 from lit_ort._compat.plain_checkpoints import plain_values
@@ -89,17 +90,25 @@ class LastCheckpoint(Checkpoint):
         # The Trainer of the current run, and the process that it runs in.
         self._trainer: Trainer | None = None
         self._process = 0
+        self._others: list[Checkpoint] = []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "predict":
             return
         self._trainer, self._signum, self._process, self._is_due = trainer, None, os.getpid(), False
+        self._others = [callback for callback in trainer.checkpoint_callbacks if callback is not self]
         if trainer.is_global_zero:
             remove_unfinished(self.path.parent)
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 if signal.getsignal(number) != self._note:
                     self._handlers[number] = signal.signal(number, self._note)
+
+    @property
+    def best_model_path(self) -> str:
+        """That of the Trainer's other checkpoint callbacks: Lightning asks the first of all for `ckpt_path="best"`."""
+        paths = (getattr(callback, "best_model_path", "") for callback in self._others)
+        return next((path for path in paths if path), "")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._trainer = None
@@ -134,8 +143,8 @@ class LastCheckpoint(Checkpoint):
             return True
         if steps is not None and trainer.global_step // steps > self._saved_step // steps:
             return True
-        # If a step limit ends the run within an epoch, Lightning treats the epoch as complete afterwards.
-        return trainer.global_step == trainer.max_steps
+        # If a limit ends the run within an epoch, Lightning treats the epoch as complete afterwards.
+        return stops_early(trainer) or trainer.global_step == trainer.max_steps
 
     def on_validation_batch_end(
         self,
@@ -157,7 +166,8 @@ class LastCheckpoint(Checkpoint):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking or is_accumulating(trainer):
             return
-        if _any_of(trainer, self._is_due)[0]:
+        # Callbacks for early stopping have already run.
+        if _any_of(trainer, self._is_due or (trainer.state.fn == "fit" and stops_early(trainer)))[0]:
             self._save(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -174,18 +184,21 @@ class LastCheckpoint(Checkpoint):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._trainer = None
-        if not isinstance(exception, SIGTERMException):
+        # Each of Lightning's packages has a class of its own.
+        if own_class_of(exception).__name__ != "SIGTERMException" or not isinstance(exception, SystemExit):
             return
         signum = signal.SIGTERM if self._signum is None else self._signum
         exception.code = _ENDED_BY_SIGNAL + signum
         message = f"stopped by {signal.Signals(signum).name} at step {trainer.global_step}"
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+        if trainer.state.fn == "fit" and not trainer.sanity_checking and not _is_trial(trainer):
             self._save(trainer)
             message += f" of epoch {trainer.current_epoch}; saved {self.path}. Resume: {self.resume(self.path)}"
         if trainer.is_global_zero:
             print(f"\n{message}", file=sys.stderr, flush=True)
 
     def _save(self, trainer: Trainer) -> None:
+        if _is_trial(trainer):
+            return
         trainer.save_checkpoint(self.path, weights_only=False)
         self._is_due, self._saved_at_s, self._saved_step = False, time.monotonic(), trainer.global_step
 
@@ -213,7 +226,12 @@ class LastCheckpoint(Checkpoint):
             os.kill(os.getpid(), signum)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_handlers": {}, "_trainer": None}
+        return {**self.__dict__, "_handlers": {}, "_trainer": None, "_others": []}
+
+
+def _is_trial(trainer: Trainer) -> bool:
+    """Whether a run only tries the code; Lightning writes no checkpoints of such a run either."""
+    return bool(trainer.fast_dev_run)  # pyright: ignore[reportAttributeAccessIssue] - not declared
 
 
 def _any_of(trainer: Trainer, *flags: bool) -> list[bool]:
@@ -234,7 +252,8 @@ def values_in(trainer: Trainer, path: Path) -> dict[str, Any]:
     """The tensors and plain values of a checkpoint, whatever objects are among its hyperparameters."""
     try:
         return trainer.strategy.checkpoint_io.load_checkpoint(path, weights_only=True)
-    except pickle.UnpicklingError:
+    except (pickle.UnpicklingError, TypeError):
+        # Plugins for pytorch_lightning before 2.6 have no such argument.
         return plain_values(path)
 
 

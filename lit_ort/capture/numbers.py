@@ -221,7 +221,12 @@ def arithmetic_dtype(user: fx.Node, number: fx.Node) -> torch.dtype | None:
         return None
     if value.dtype == torch.bool or value.is_complex():
         return None
-    return torch.float32 if value.dtype in _NARROW and value.dim() > 0 else value.dtype
+    if value.dtype not in _NARROW:
+        return value.dtype
+    # Eager computes with the number in float32; a tensor of one would be the dtype of other results.
+    tensor = next(argument for argument in user.args if argument is not number)
+    is_of_result = isinstance(tensor, fx.Node) and _value(tensor).dtype == value.dtype and _value(tensor).dim() > 0
+    return torch.float32 if is_of_result else None
 
 
 def _take_returned_numbers(graph: fx.Graph) -> tuple[list[fx.Node], tuple[int, ...]]:

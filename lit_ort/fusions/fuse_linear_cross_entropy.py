@@ -84,6 +84,8 @@ class _Loss:
             return f"label_smoothing is {self.label_smoothing}, not 0"
         if labels.is_floating_point():
             return f"the labels are {labels.dtype}, not class indices"
+        if scores.dtype == torch.float16:
+            return "the logits are torch.float16, whose gradients a loss scale has to keep from becoming 0"
         if scores.dim() not in (2, 3):
             return f"the logits have {scores.dim()} dimensions, not 2 or 3"
         return None

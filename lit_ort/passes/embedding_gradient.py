@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 import lit_ort.ops  # noqa: F401 - registers the operators
-from lit_ort._compat.torch_fx import is_view
+from lit_ort._compat.torch_fx import is_alias, is_view
 
 aten = torch.ops.aten
 
@@ -63,4 +63,4 @@ def _sum_with_other(node: fx.Node, order: dict[fx.Node, int]) -> tuple[fx.Node, 
         return None
     value, gradient = other.meta["val"], node.meta["val"]
     is_alike = tuple(value.shape) == tuple(gradient.shape) and value.dtype == gradient.dtype and value.is_contiguous()
-    return (total, other) if is_alike and not is_view(other) else None
+    return (total, other) if is_alike and not is_view(other) and not is_alias(other) else None

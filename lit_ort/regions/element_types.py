@@ -34,7 +34,12 @@ def computed_in(dtype: str) -> str:
 
 def stored(number: float | Size, dtype: str) -> float | Size:
     """A number as an element of a dtype has it in memory; a size as it is."""
-    return number if isinstance(number, Size) else torch.full((), number, dtype=MEMORY_DTYPES[dtype]).item()
+    if isinstance(number, Size):
+        return number
+    if isinstance(number, float):
+        # Beyond the largest number it is infinite.
+        return torch.tensor(number, dtype=torch.float64).to(MEMORY_DTYPES[dtype]).item()
+    return torch.full((), number, dtype=MEMORY_DTYPES[dtype]).item()
 
 
 def is_float(dtype: str) -> bool:

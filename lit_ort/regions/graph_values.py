@@ -13,7 +13,7 @@ from torch import fx
 
 from lit_ort._compat.torch_aot import is_of_backward
 from lit_ort._compat.torch_fx import first_argument, is_read_by, is_view
-from lit_ort._compat.torch_ops import SCATTERS
+from lit_ort._compat.torch_ops import SCATTERS, draws
 from lit_ort._compat.torch_sizes import channels_last, has_channels_last, inverse_order, may_overlap
 from lit_ort.regions.dropout_values import DROPOUT
 from lit_ort.regions.element_types import computed_in, is_float, name_of, stored
@@ -78,14 +78,23 @@ _SEVERAL: dict[Any, Callable[..., tuple[Expression | None, ...]]] = {
 
 @dataclass(eq=False)
 class LibraryCall:
-    """An FX node that is called as it is; its arguments are values, seen through views."""
+    """An FX node that is called as it is; its arguments are values, seen through views.
+
+    Args:
+        node: the node.
+        arguments: what it reads.
+        results: its results, by their positions.
+        after: a result of a call that has to run before.
+    """
 
     node: fx.Node
     arguments: dict[fx.Node, Read]
     results: dict[int | None, Value]
+    after: Value | None = None
 
     def needs(self) -> list[Value]:
-        return list(dict.fromkeys(read.value for read in self.arguments.values() if read.value is not None))
+        read = [read.value for read in self.arguments.values() if read.value is not None]
+        return list(dict.fromkeys(read if self.after is None else [*read, self.after]))
 
 
 @dataclass(eq=False)
@@ -149,6 +158,8 @@ class Reader:
         self.known = self.values.known
         self.is_backward = False
         self.late = _late_nodes(graph)
+        # A result of the last call that draws from torch's random generator.
+        self.drawn: Value | None = None
         # In other graphs, strides of channels last are those of any permuted value.
         self.has_images = any(str(node.target).startswith(_OF_IMAGES) for node in graph.nodes)
 
@@ -274,7 +285,11 @@ class Reader:
                 if not may_overlap(part):
                     value.view = StridedView(shape_of(part), numbers_of(part.stride()), 0)
                 results[position] = value
-        self.values.steps.append(LibraryCall(node, arguments, results))
+        call = LibraryCall(node, arguments, results)
+        if draws(node):
+            # Samples are those of eager if the generator is used in the same order.
+            call.after, self.drawn = self.drawn, next(iter(results.values()), self.drawn)
+        self.values.steps.append(call)
         reads = {position: value.read() for position, value in results.items()}
         self.known[node] = reads[None] if None in reads else reads
 

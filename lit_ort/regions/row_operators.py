@@ -15,7 +15,7 @@ from lit_ort.regions.element_types import is_float
 from lit_ort.regions.node_expressions import along, joined, seen_as, shape_of
 from lit_ort.regions.normalizations import Results, mean_over
 from lit_ort.regions.strided_views import StridedView
-from lit_ort.regions.symbolic_size import Number, product
+from lit_ort.regions.symbolic_size import Number, Size, product
 from lit_ort.regions.value_expressions import Compute, Constant, Expression, NotRegional, compared, viewed
 
 if TYPE_CHECKING:
@@ -81,6 +81,8 @@ def var_mean(terms: Terms, x: Any, axes: Sequence[int] | None = None, **kwargs: 
     centred = terms.apply("sub", x, mean)
     if isinstance(correction, float) and not correction.is_integer():
         raise NotRegional(f"a variance with the correction {correction}")
+    if isinstance(count, Size) and correction is not None and correction > 1:
+        raise NotRegional("a variance whose number of elements a later size can bring below its correction")
     divisor = count - (1 if correction is None else int(correction))
     total = terms.reduce("sum", terms.apply("mul", centred, centred), over)
     variance = terms.apply("div", total, divisor if divisor > 0 else 0)

@@ -66,6 +66,7 @@ class Step:
         returned_versions: the version counters of the gradients that were returned to autograd, by address; autograd
             increments the counter if it accumulates into a gradient.
         updated: whether one of the runs has updated parameters.
+        has_backward: whether a backward has asked for the gradients of a run.
         keeps_gradients: whether the next step can read the gradients, so that no run may consume them.
     """
 
@@ -75,6 +76,7 @@ class Step:
     runs: list[Session] = dataclasses.field(default_factory=list)
     returned_versions: dict[int, int] = dataclasses.field(default_factory=dict)
     updated: bool = False
+    has_backward: bool = False
     keeps_gradients: bool = False
 
     @property
@@ -140,8 +142,14 @@ class Updates:
                 "have gradients from code outside of the graph",
                 remedy=_REMEDY,
             )
+        if step.updated and not step.has_backward:
+            raise SessionError(
+                "optimizer_in_graph: the run of this step has updated its weights, but the step returned no loss, and "
+                "should have left them as they are",
+                remedy=_REMEDY,
+            )
         self._has_updated |= step.updated
-        if step.keeps_gradients:
+        if step.keeps_gradients or not step.has_backward:
             return
         if len(step.runs) == 1 and all(step.is_from_run(parameter.grad) for parameter in remaining):
             self._proven.add(step.runs[0])
@@ -189,6 +197,7 @@ class Updates:
                 remedy=_REMEDY,
             )
         if step is not None:
+            step.has_backward = True
             step.returned_versions.update((gradient.data_ptr(), version_of(gradient)) for gradient in gradients)
 
     def _update_after_backward(self, step: Step) -> None:
@@ -202,6 +211,10 @@ class Updates:
             step.update([parameter])
             self._pool.trim()
         step.updated = self._has_updated = True
+
+    def start_fit(self) -> None:
+        """Begins a fit, whose steps may read gradients: those of an earlier fit were its own."""
+        self._has_updated = False
 
     def require_gradients(self) -> None:
         """Raises SessionError if a run has consumed gradients, which the step that has just run reads."""

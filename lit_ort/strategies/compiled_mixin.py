@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lit_ort._compat.lightning import LIGHTNING, chosen_checkpoint_io, is_compiled, uncompile
+from lit_ort._compat.lightning import LIGHTNING, chosen_checkpoint_io, is_checkpoint_wrapper, is_compiled, uncompile
 from lit_ort.backend.events import DISABLED
 from lit_ort.backend.explanation import CompileLog
 from lit_ort.checkpoint_io import AtomicCheckpointIO
@@ -45,7 +45,7 @@ class CompiledMixin(_Base):
         plugin = chosen_checkpoint_io(self)
         if plugin is None:
             self.checkpoint_io = _atomic_checkpoint_io(self.package)
-        elif hasattr(plugin, "checkpoint_io"):
+        elif is_checkpoint_wrapper(plugin):
             # A wrapper, such as one that writes in the background; its setter keeps a plugin that is already set.
             plugin.checkpoint_io = _atomic_checkpoint_io(self.package)
         return super().checkpoint_io

@@ -147,6 +147,9 @@ class ORTMixin(CompiledMixin):
         if code is not None:
             self._code = code
             code.attach(self.compile_log)
+        if self._fit is not None:
+            self._warned_of_updates = False
+            self._code.updates.start_fit()
 
     def teardown(self) -> None:
         ways = self._settled_ways if self._steps is None else self._steps.settled_ways

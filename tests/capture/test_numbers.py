@@ -245,3 +245,28 @@ def test_a_tensor_of_tensors_has_its_own_dtype_and_no_gradient(step: Callable[[t
         function(weight).sum().backward()
     torch.testing.assert_close(weights[0].grad, weights[1].grad)
     torch.testing.assert_close(step(weights[0]), step(weights[1]))
+
+
+NARROW: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
+    "a mean": lambda x, n: x.mean() / n,
+    "a product": lambda x, n: x.mean() * 1e-4 * n,
+    "of integers": lambda x, n: (x > 0).long() * n,
+}
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_numbers_beyond_float16(name: str) -> None:
+    compiled, x = torch.compile(NARROW[name], backend=backend()), torch.full((8,), 100.0).half()
+    for number in (2.0, 3.0, 100_000.0):
+        torch.testing.assert_close(compiled(x, number), NARROW[name](x, number))
+
+
+def test_constants_beyond_float16() -> None:
+    def compared(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x > 1e5, x + 1e5, x - 1e9, (x < -70000.0).half() * x
+
+    x = torch.randn(40).half()
+    for actual, expected in zip(
+        torch.compile(compared, backend=backend(fallback="error"))(x), compared(x), strict=True
+    ):
+        assert torch.equal(actual, expected)

@@ -182,3 +182,19 @@ def test_the_other_package(tmp_path: Path) -> None:
         return dict(runner.callback_metrics)
 
     assert run(lit_ort.ORTStrategy(compile="never")) == run("auto")
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "16-true"])
+@pytest.mark.filterwarnings("ignore:The number of training batches:UserWarning")
+def test_numbers_are_not_rounded_to_a_16_bit_precision(precision: Any) -> None:
+    class Counting(Net):
+        def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+            self.log("tokens", 100_001.0, on_epoch=True)
+            return self(batch[0]).float().square().mean()
+
+        def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+            pass
+
+    own = trainer(lit_ort.ORTStrategy(compile="never"), precision=precision, max_epochs=1)
+    own.fit(Counting(), loader(), loader())
+    assert own.callback_metrics["tokens"] == 100_001.0

@@ -130,3 +130,12 @@ def test_same_numbers_with_frozen_layers(trained: str) -> None:
         getattr(module, trained).requires_grad_(True)
         engine = assert_same_step(module, plain, *batch())
     assert report_of(engine, NAME).fired == 1
+
+
+def test_must_not_fire_for_float16() -> None:
+    engine = backend(fallback="error")
+    x, y = batch()
+    module = Layers().half()
+    torch.compile(plain, backend=engine)(module, x.half(), y).backward()
+    assert report_of(engine, NAME).fired == 0
+    assert module.head.weight.grad is not None

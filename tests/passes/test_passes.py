@@ -395,3 +395,30 @@ def test_memory_format_must_not_fire_for_split_graphs() -> None:
     with torch.no_grad():
         torch.compile(lambda m, x: m(x) + 1, backend=engine)(module, torch.randn(4, 3, 16, 16))
     assert sum(r.fired for r in engine.compile_log.graphs[-1].passes if r.name == "memory_format") == 3
+
+
+class Pair(torch.autograd.Function):
+    """Stacks two values; the gradients are two parts of one tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, *values: Tensor) -> Tensor:
+        return torch.stack(values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0].unbind(0)
+
+
+def test_embedding_gradient_is_not_added_to_a_part_of_another_one() -> None:
+    table, indices = nn.Embedding(50, 8), torch.tensor([1, 2])
+    other, added = torch.randn(50, 8, requires_grad=True), torch.randn(2, 50, 8, requires_grad=True)
+
+    def step(indices: Tensor) -> Tensor:
+        total: Any = Pair.apply(table.weight, other) + added
+        return (total * total).sum() + table(indices).exp().sum()
+
+    inputs = (table.weight, other, added)
+    compiled = torch.compile(step, backend=backend(disable_passes=("regions",)))
+    actual, expected = (torch.autograd.grad(call(indices), inputs) for call in (compiled, step))
+    for gradient, wanted in zip(actual, expected, strict=True):
+        torch.testing.assert_close(gradient, wanted)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from lit_ort.regions.form_regions import Schedule, form_regions
 from lit_ort.regions.graph_values import LibraryCall
+from tests.compare import backend
 from tests.regions.run_schedule import graph_of, regions, run_schedule, with_gradients
 
 
@@ -152,3 +153,39 @@ def test_steps_that_follow_each_other_by_the_hundreds() -> None:
 
     schedule = check(recurrence, torch.randn(2, 4), torch.randn(4, 4))
     assert len(calls(schedule)) == 700
+
+
+SAMPLED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "read in another order": lambda x: (x.exp() + torch.rand(4), torch.rand(4) * 2),
+    "an earlier one with a later one": lambda x: drawn_in_order(x, torch.rand(4), torch.rand(4)),
+    "three": lambda x: last_first(x, torch.randn(4), torch.rand(4), torch.randint(9, (4,))),
+}
+
+
+def drawn_in_order(x: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return x.exp() + second, first * 2
+
+
+def last_first(x: torch.Tensor, *samples: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return x.exp() * samples[2], (samples[1] < 0.5) * samples[0], samples[0].exp() + samples[2]
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_random_numbers_are_drawn_in_eagers_order(name: str) -> None:
+    function, found = SAMPLED[name], []
+    for call in (function, torch.compile(function, backend=backend(fallback="error"))):
+        torch.manual_seed(1)
+        found.append(call(torch.zeros(4)))
+    for actual, expected in zip(*found, strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.filterwarnings("ignore:var\\(\\). degrees of freedom:UserWarning")
+def test_a_variance_of_fewer_elements_than_its_correction() -> None:
+    def variance(x: torch.Tensor) -> torch.Tensor:
+        return x.var(0, correction=4)
+
+    compiled = torch.compile(variance, backend=backend(fallback="error"), dynamic=True)
+    for rows in (8, 5, 3):
+        x = torch.randn(rows, 3)
+        torch.testing.assert_close(compiled(x), variance(x))

@@ -291,6 +291,28 @@ def test_a_hook_on_a_gradient_is_called() -> None:
     assert len(shapes) == 5
 
 
+class Skips(Net):
+    """Returns no loss for every second batch, but keeps it."""
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
+        self.kept = torch.nn.functional.cross_entropy(self(batch[0]), batch[1])
+        return None if batch_idx % 2 else self.kept
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        pass
+
+
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`:UserWarning")
+def test_a_skipped_batch_leaves_the_weights_or_is_rejected() -> None:
+    expected = fit(lit_ort.ORTStrategy(fallback="error"), seeded(Skips), max_epochs=1)
+    try:
+        actual = fit(strategy(), seeded(Skips), max_epochs=1)
+    except SessionError as error:
+        assert "returned no loss" in str(error)  # noqa: PT017 - one of two outcomes
+    else:
+        assert_same(state_of(actual), state_of(expected))
+
+
 def test_a_second_graph_after_an_update_is_rejected() -> None:
     updates, layer, x = Updates(BufferPool()), torch.nn.Linear(4, 1), torch.randn(2, 4)
     engine = lit_ort.ORTBackend(ORTOptions(fallback="error", optimizer_in_graph=True), updates=updates)
