@@ -401,14 +401,15 @@ class Pair(torch.autograd.Function):
     """Stacks two values; the gradients are two parts of one tensor."""
 
     @staticmethod
-    def forward(ctx: Any, *values: Tensor) -> Tensor:
-        return torch.stack(values)
+    def forward(ctx: Any, first: Tensor, second: Tensor) -> Tensor:
+        return torch.stack((first, second))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return gradients[0].unbind(0)
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return tuple(gradient.unbind(0))
 
 
+@pytest.mark.filterwarnings("ignore:<class 'torch.autograd.function.Function'>:DeprecationWarning")
 def test_embedding_gradient_is_not_added_to_a_part_of_another_one() -> None:
     table, indices = nn.Embedding(50, 8), torch.tensor([1, 2])
     other, added = torch.randn(50, 8, requires_grad=True), torch.randn(2, 50, 8, requires_grad=True)
