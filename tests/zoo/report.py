@@ -53,7 +53,8 @@ start if the call is in the compiled function, otherwise from then on. If eager 
 from which the graph computes other results. A graph also runs in eager if the compiled function reads the `grad_fn` of
 one of its values. Outside, the `grad_fn` of a result is a node of the whole graph, and hooks on it raise an error. If
 a result is a view, its `grad_fn` is a node of torch's, and `register_hook` on it raises an error if the graph computes
-other results from the view.
+other results from the view. If only some results of a graph without a loss are differentiated, the gradients of the
+others are zeros, as with every backend of `torch.compile`, which give NaN where a derivative is infinite (`sqrt(0)`).
 
 `lit_ort.explain(trainer)` shows where each graph and operator ran. This page is written by
 `python -m tests.zoo.report`, and tests check each of its lines.
