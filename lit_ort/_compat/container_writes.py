@@ -56,6 +56,7 @@ from lit_ort._compat.deferred_calls import (
     replace_instructions,
     replace_method,
 )
+from lit_ort._compat.value_checks import can_be_caught
 
 _OF_DICTIONARIES = frozenset({"__setitem__", "setdefault", "update", "clear"})
 # By the exact type of a container: its methods that write, return None and need not know the contents; and the one
@@ -248,10 +249,17 @@ def _is_own_attribute(tx: Any, owner: Any, name: Any, value: Any) -> bool:
     return value.source.name == f"{owner.source.name}.{name}" and not is_replaced
 
 
+# Methods that raise nothing; others may find that an element has no hash, or is no pair.
+_NEVER_FAIL = frozenset({"append", "appendleft", "clear", "insert", "extend", "extendleft"})
+
+
 def _keep(tx: Any, variable: Any, method: str, args: Sequence[Any]) -> bool:
     """Keeps a call for later if it only writes; returns whether it does."""
     container = _container_of(tx, variable)
     if container is None or method not in _METHODS[type(container)]:
+        return False
+    # An error behind the graph would not reach the program's handler.
+    if method not in _NEVER_FAIL and can_be_caught(tx, ()):
         return False
     if method in _WITHOUT_RESULT and tx.instructions[tx.instruction_pointer].opname != "POP_TOP":
         return False

@@ -60,7 +60,9 @@ class _Again:
         code, output = self._tx.f_code, self._tx.output
         # Hooks are set before.
         inputs = frozenset(map(memory_of_example, output.graph.find_nodes(op="placeholder"))) - {None}
-        if output.side_effects.tensor_hooks or not all(_keeps_inputs(node, inputs) for node in output.graph.nodes):
+        # Python's generator would have drawn twice.
+        is_changed = output.side_effects.tensor_hooks or output.random_calls
+        if is_changed or not all(_keeps_inputs(node, inputs) for node in output.graph.nodes):
             setattr(self._tx.speculation_log, _ENDED, True)
             self._tx.speculation_log.clear()
             raise SpeculationRestartAnalysis(restart_reason="a function that may run again changes its inputs")

@@ -9,6 +9,7 @@ graph at the call.
 
 from __future__ import annotations
 
+import collections
 import functools
 import sys
 import types
@@ -320,7 +321,11 @@ def _input(tx: Any, variable: Any) -> _Argument | None:
         variable = variable.realize()
     if type(variable) is TensorVariable:
         return _Argument(variable, variable.call_method(tx, "detach", [], {}), _version(variable))
-    return _Argument(variable, variable, None) if variable.is_python_constant() else None
+    is_constant = variable.is_python_constant()
+    # The program may still change lists, sets and dictionaries.
+    if not is_constant or isinstance(variable.as_python_constant(), (list, set, dict, collections.deque)):
+        return None
+    return _Argument(variable, variable, None)
 
 
 def _version(variable: Any) -> int | None:

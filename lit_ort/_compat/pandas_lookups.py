@@ -52,6 +52,8 @@ def _result(method: Any, tx: Any, args: Any) -> Any:
     if name not in _METHODS or not all(argument.is_python_constant() for argument in args):
         return None
     index: Any = owner.value
+    if name == "copy" and args:
+        return None
     try:
         value = getattr(index, name)(*[argument.as_python_constant() for argument in args])
     except (LookupError, TypeError, ValueError):

@@ -25,6 +25,9 @@ from lit_ort_tasks.prediction.facts import CLASSIFIER, Facts
 
 ADAMW = partial(torch.optim.AdamW, lr=3e-5)
 
+# A confusion matrix of more has no numbers and names.
+_MOST_CLASSES = 30
+
 
 class BertFinetune(HuggingFaceTask, Task):
     """Trains `BertForSequenceClassification` to classify texts or pairs of texts.
@@ -138,8 +141,16 @@ class BertFinetune(HuggingFaceTask, Task):
         if not self.trainer.is_global_zero:
             return
         writers: list[Any] = [getattr(logger, "experiment", None) for logger in self.loggers]
+        # The numbers of more classes couldn't be read, and take minutes to lay out. A pair of `$` would be a formula.
+        with_numbers = len(matrix) <= _MOST_CLASSES
+        names = [label.replace("$", r"\$") for label in self.labels]
         for writer in writers:
             if hasattr(writer, "add_figure"):
                 figure = Figure(figsize=(9, 8), layout="constrained")
-                self.confusion.plot(matrix, ax=figure.subplots(), labels=self.labels)
+                axes = figure.subplots()
+                if with_numbers:
+                    self.confusion.plot(matrix, ax=axes, labels=names)
+                else:
+                    axes.imshow(matrix.cpu())
+                    axes.set(xlabel="Predicted class", ylabel="True class")
                 writer.add_figure(f"{split}/confusion", figure, self.trainer.global_step)

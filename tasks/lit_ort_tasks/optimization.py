@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler, StepLR
 from transformers import optimization as schedules
 
 from lit_ort._compat.torch_optim import take_no_loss_scale
-from lit_ort_tasks.errors import require
+from lit_ort_tasks.errors import require, require_whole
 from lit_ort_tasks.rules import is_number, is_whole
 
 
@@ -137,8 +137,13 @@ def step_schedule(*, step_size: int, gamma: float, **others: Any) -> Callable[[O
     """Return a factory of torch's StepLR.
 
     Raises:
-        InputError: there are options of other schedules, which a task sets.
+        InputError: a value is invalid, or there are options of other schedules, which a task sets.
     """
+    require_whole("scheduler", step_size=step_size)
+    require(
+        is_number(gamma) and gamma > 0,
+        f"scheduler.gamma={gamma!r}: must be a number above 0, by which the learning rate is multiplied. Give one.",
+    )
     names = ", ".join(f"scheduler.{name}" for name in others)
     remedy = " ".join(f"~scheduler.{name}" for name in others)
     require(not others, f"scheduler=step: has no option {names}, which the task sets. Delete it: {remedy}.")

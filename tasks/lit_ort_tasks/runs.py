@@ -68,7 +68,8 @@ def require_unused(folder: Path, ckpt_path: str | None) -> None:
     if file is None:
         return
     resumes = ckpt_path is not None and (
-        ckpt_path == LAST or folder.resolve() in Path(ckpt_path).expanduser().resolve().parents
+        (ckpt_path == LAST and (folder / _LAST_FILE).is_file())
+        or folder.resolve() in Path(ckpt_path).expanduser().resolve().parents
     )
     resuming = shlex.quote(override_of("ckpt_path", folder / _LAST_FILE))
     require(

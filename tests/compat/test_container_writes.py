@@ -249,3 +249,29 @@ def test_a_loop_that_reads_changing_contents_runs_in_eager_with_one_warning() ->
     ]
     assert counter.frame_count < 9
     assert module.mean == sum(range(STEPS))
+
+
+class Keyed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_step: dict[Any, int] = {}
+        self.seen: set[Any] = set()
+
+    def step(self, x: torch.Tensor, key: Any) -> torch.Tensor:
+        try:
+            self.by_step[key] = 1
+            self.seen.add(key)
+        except TypeError:
+            self.by_step[tuple(key)] = 2
+        return x.sum()
+
+
+def test_an_error_of_a_write_reaches_the_programs_handler() -> None:
+    torch.compiler.reset()
+    module, eager = Keyed(), Keyed()
+    compiled = torch.compile(module.step, backend=CompileCounter())
+    for key in ((1,), [1], [2], (3,)):
+        with dynamo_settings("step", strict=False):
+            compiled(torch.ones(2), key)
+        eager.step(torch.ones(2), key)
+    assert (module.by_step, module.seen) == (eager.by_step, eager.seen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from typing import Any
 
 import pytest
@@ -149,3 +150,19 @@ def test_the_rest_behind_a_break() -> None:
     for x in BATCHES:
         torch.testing.assert_close(compiled(x), step(x), equal_nan=True)
     assert len(engine.compile_log.breaks) == 1
+
+
+def test_pythons_generator_draws_once() -> None:
+    torch.compiler.reset()
+
+    def step(x: Tensor) -> Tensor:
+        scale = random.uniform(0.5, 1.5)
+        loss = x.log().sum() * scale
+        return x.sum() * scale if torch.isnan(loss) else loss
+
+    compiled = torch.compile(step, backend=backend(fallback="warn"))
+    drawn = []
+    for call_of in (step, compiled):
+        random.seed(1)
+        drawn.append([call_of(x).item() for x in (torch.ones(2), -torch.ones(2), torch.ones(2))] + [random.random()])
+    assert drawn[0] == pytest.approx(drawn[1])

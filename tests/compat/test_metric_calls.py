@@ -348,3 +348,33 @@ def test_a_failed_assertion_leaves_eagers_state() -> None:
         torch.testing.assert_close(metric.metric_state, twin.metric_state)
         metric.reset()
         twin.reset()
+
+
+class Names(torchmetrics.Metric):
+    """Keeps how many names it has been given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: list[int] = []
+
+    def update(self, names: list[str]) -> None:
+        self.counts.append(len(names))
+
+    def compute(self) -> int:
+        return sum(self.counts)
+
+
+@pytest.mark.filterwarnings("ignore:step runs in eager PyTorch")
+def test_a_metric_receives_a_list_as_it_is_at_the_call() -> None:
+    torch.compiler.reset()
+
+    def step(metric: Names, x: Tensor) -> Tensor:
+        names: list[str] = []
+        for k in range(3):
+            names.append(f"c{k}")
+            metric.update(names)
+        return x.sum()
+
+    metric, x = Names(), torch.ones(2, requires_grad=True)
+    torch.compile(step, backend=backend(fallback="warn"))(metric, x)
+    assert metric.counts == [1, 2, 3]

@@ -58,3 +58,9 @@ def test_a_missing_label_raises_eagers_error() -> None:
     lookup = torch.compile(lambda x, columns: x[columns.get_loc("z")], backend=backend(fallback="warn"))
     with pytest.raises(KeyError, match="z"):
         lookup(torch.ones(2), pandas.Index(["a"]))
+
+
+def test_a_copy_with_another_name() -> None:
+    torch.compiler.reset()
+    step = torch.compile(lambda x, c: x * len(c.copy(name="renamed").name), backend=backend(fallback="warn"))
+    assert step(torch.ones(()), pandas.Index(["a"], name="ab")) == 7

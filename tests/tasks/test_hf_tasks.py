@@ -20,6 +20,7 @@ from lit_ort_tasks.prediction.classification import encoded
 from lit_ort_tasks.prediction.model import Model
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
+from torchmetrics.classification import MulticlassConfusionMatrix
 from transformers import BertForSequenceClassification, GPT2LMHeadModel
 
 import lit_ort
@@ -145,7 +146,8 @@ def test_pre_training_figures_are_those_of_the_library() -> None:
     torch.testing.assert_close(figures["mlm_loss"] + figures["nsp_loss"], expected.loss.detach())
     correct = expected.seq_relationship_logits.argmax(-1) == batch["next_sentence_label"]
     assert figures["nsp_accuracy"] == correct.float().mean()
-    assert task.counts(batch) == {"loss": 4, "mlm_loss": 8, "nsp_loss": 4, "nsp_accuracy": 4}
+    assert task.counts(batch) == {"mlm_loss": 8, "nsp_loss": 4, "nsp_accuracy": 4}
+    assert task.derived(figures)["loss"] == figures["mlm_loss"] + figures["nsp_loss"]
 
 
 def test_the_language_model_loss_is_that_of_the_library() -> None:
@@ -203,6 +205,21 @@ def test_every_process_computes_the_confusion_matrix_and_the_first_one_draws_it(
     task._log_evaluation("val")
     assert computed == [1]
     assert drawn == ["val/confusion"] * is_first
+
+
+@pytest.mark.parametrize("count", [3, 31])
+def test_the_confusion_matrix_has_numbers_of_few_classes(count: int) -> None:
+    figures: list[Any] = []
+    task = bert_finetune()
+    task.labels = ["$^$", *(f"c{k}" for k in range(count - 1))]
+    writer = SimpleNamespace(add_figure=lambda _, figure, __: figures.append(figure))
+    task.trainer = SimpleNamespace(  # pyright: ignore[reportAttributeAccessIssue]
+        is_global_zero=True, global_step=1, loggers=[SimpleNamespace(experiment=writer)]
+    )
+    task.confusion = MulticlassConfusionMatrix(count)
+    task._draw_confusion("val", torch.ones(count, count, dtype=torch.int64))
+    figures[0].canvas.draw()
+    assert (len(figures[0].axes[0].texts) > 0) == (count == 3)
 
 
 def test_training_learns(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 from lit_ort_tasks.errors import InputError
-from lit_ort_tasks.optimization import Schedule, configure_optimizers, weight_decay_groups
+from lit_ort_tasks.optimization import Schedule, configure_optimizers, step_schedule, weight_decay_groups
 from torch import nn
 
 
@@ -102,3 +102,16 @@ def test_biases_norms_and_frozen_weights_do_not_decay() -> None:
     assert (decayed.get("weight_decay"), others["weight_decay"]) == (None, 0.0)
     optimizer = torch.optim.AdamW(weight_decay_groups(module), weight_decay=0.3)
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"step_size": 0, "gamma": 0.5}, "scheduler.step_size=0: must be a whole number of at least 1"),
+        ({"step_size": 2, "gamma": "half"}, "scheduler.gamma='half': must be a number above 0"),
+        ({"step_size": 2, "gamma": 0.0}, "scheduler.gamma=0.0: must be a number above 0"),
+    ],
+)
+def test_torchs_schedule_is_checked_before_training(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        step_schedule(**options)

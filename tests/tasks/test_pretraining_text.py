@@ -178,6 +178,11 @@ def test_masks_over_an_epoch(options: dict[str, Any]) -> None:
     assert (without_limit["labels"] >= 0).sum() / tokens == pytest.approx(0.15, abs=0.01)
 
 
+@pytest.mark.parametrize(("length", "share", "most"), [(64, 0.15, 10), (128, 0.15, 20), (512, 0.15, 77), (64, 0.3, 20)])
+def test_the_limit_of_masks_is_their_share(options: dict[str, Any], length: int, share: float, most: int) -> None:
+    assert text_data(options, max_length=length, masked_share=share).max_predictions == most
+
+
 def test_pairs_with_only_unknown_tokens_are_left_out(options: dict[str, Any], tmp_path: Path) -> None:
     text = "\n\n".join([*["alien words\nand more of it"] * 9, "w7 w8\nw9 w10"])
     (tmp_path / "alien.txt").write_text(text)

@@ -44,6 +44,11 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
         require_unused(tmp_path / "old", str(run(tmp_path / "other")))
     require_unused(tmp_path / "old", str(last))
     require_unused(tmp_path / "old", "last")
+    # The newest one of another folder would continue over its files.
+    finished = run(tmp_path / "finished")
+    finished.rename(finished.with_name("best.ckpt"))
+    with pytest.raises(InputError, match="would be overwritten"):
+        require_unused(tmp_path / "finished", "last")
     # The file of a run that was killed while it wrote its first checkpoint.
     unfinished = tmp_path / "young" / "checkpoints" / f".last.ckpt.{'0' * 32}.tmp"
     unfinished.parent.mkdir(parents=True)

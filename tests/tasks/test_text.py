@@ -81,6 +81,9 @@ def test_python_docs_reads_docstrings_in_a_fixed_order(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "a.py").write_text('"""left out"""')
     (tmp_path / "broken.py").write_text("def (")
+    (tmp_path / "nested.py").write_text("x = " + "(" * 5000 + ")" * 5000)
+    (tmp_path / "folder.py").mkdir()
+    (tmp_path / "dangling.py").symlink_to(tmp_path / "nothing")
     corpus = python_docs(tmp_path)
     assert corpus.valid.text.split() == ["module09", "inner", "deep"]
     assert corpus.test.text.split() == ["module19", "inner", "deep"]

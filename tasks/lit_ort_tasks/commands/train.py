@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
 from lightning.pytorch.utilities import rank_zero_only
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from lit_ort import ORTOptions, explain, export_training, plan_memory
@@ -53,6 +53,8 @@ class Run:
 
 
 def make(config: DictConfig) -> Run:
+    missing = sorted(OmegaConf.missing_keys(config))
+    require(not missing, f"{', '.join(missing)}: has no value, and this configuration needs one. Give it.")
     require_rules(config)
     require_visible_gradients(config)
     require_processes(config, os.environ)
@@ -161,8 +163,14 @@ def export_model(config: DictConfig, task: Any, data: Any, folder: Path, checkpo
     # Of the checkpoint that was tested, whose weights the task has now.
     if config.export.format == TRAINING:
         target, settings = folder / TRAINING, {n: config.export[n] for n in ("optimizer", "trainable", "clip_norm")}
-        shutil.rmtree(target, ignore_errors=True)  # of this run, before it was resumed
-        return str(export_training(task, target, next(iter(data.train_dataloader())), **settings))
+        # An earlier one of this run, before it was resumed, stays until the new one is whole.
+        with tempfile.TemporaryDirectory(dir=folder, prefix=f".{TRAINING}.") as unfinished:
+            new = Path(unfinished) / TRAINING
+            description = str(export_training(task, new, next(iter(data.train_dataloader())), **settings))
+            if target.exists():
+                target.replace(Path(unfinished) / "old")
+            new.replace(target)
+        return description.replace(str(new), str(target))
     settings = {name: config.export[name] for name in ("half", "quantize", "tolerance")}
     return str(write_inference(task.inference(data), folder, checkpoint, settings))
 
@@ -175,6 +183,12 @@ def require_exportable(config: DictConfig, run: Run) -> None:
     """
     if config.get("export") is None:
         return
+    target = Path(HydraConfig.get().runtime.output_dir) / TRAINING
+    require(
+        config.export.format != TRAINING or not target.exists() or (target / "train_step.json").is_file(),
+        f"export={TRAINING}: {target} exists and is no earlier export, so that it isn't replaced. Move it, or choose "
+        "another folder (hydra.run.dir).",
+    )
     require(
         config.export.format == TRAINING or hasattr(run.task, "inference"),
         f"export={config.export.format}: {type(run.task).__name__} has no form for inference so far. Leave export out; "

@@ -126,7 +126,7 @@ def _topics() -> list[str]:
 def _docstring_documents(root: Path) -> Iterator[str]:
     """Yield the docstrings of each Python file below `root`, in the order of the paths."""
     for path in sorted(root.rglob("*.py")):
-        if NOT_DOCUMENTATION.isdisjoint(path.relative_to(root).parts):
+        if NOT_DOCUMENTATION.isdisjoint(path.relative_to(root).parts) and path.is_file():
             document = "\n".join(docstrings(path.read_bytes()))
             if document:
                 yield document
@@ -143,7 +143,7 @@ def docstrings(source: bytes) -> Iterator[str]:
     """
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError):
         return
     pending: list[ast.AST] = [tree]
     while pending:

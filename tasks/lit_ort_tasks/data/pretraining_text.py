@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from enum import IntEnum
 from typing import Any
@@ -147,7 +148,7 @@ class PretrainingText(PretrainingData):
         vocabulary_size: the most tokens of a trained WordPiece (every character of the text is a token in any case).
         max_length: tokens of every item with [CLS], [SEP] and padding.
         masked_share: the share of tokens to predict, without special ones.
-        max_predictions: the most tokens to predict in an item.
+        max_predictions: the most tokens to predict in an item; None is `masked_share` of `max_length`, rounded up.
         cache_dir: for tokenized text; None is `lit_ort_tasks.data.token_cache.default_folder()`.
 
     Raises:
@@ -168,12 +169,13 @@ class PretrainingText(PretrainingData):
         batch_size: int = 16,
         eval_batch_size: int = 32,
         masked_share: float = 0.15,
-        max_predictions: int = 20,
+        max_predictions: int | None = None,
         seed: int = 1,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__(batch_size=batch_size, eval_batch_size=eval_batch_size, seed=seed)
-        require_whole("data", vocabulary_size=vocabulary_size, max_predictions=max_predictions)
+        most = 1 if max_predictions is None else max_predictions
+        require_whole("data", vocabulary_size=vocabulary_size, max_predictions=most)
         require(
             isinstance(max_length, int) and max_length >= 8,
             f"data.max_length={max_length!r}: must be a whole number of at least 8, of which three are special tokens. "
@@ -195,7 +197,7 @@ class PretrainingText(PretrainingData):
         self.vocabulary_size = vocabulary_size
         self.max_length = max_length
         self.masked_share = masked_share
-        self.max_predictions = max_predictions
+        self.max_predictions = math.ceil(masked_share * max_length) if max_predictions is None else max_predictions
         self.cache_dir = cache_dir
 
     def read(self) -> Splits:
