@@ -169,6 +169,7 @@ def module_of(name: str, owner: str, statements: str) -> type[Module]:
         "total_of": total_of,
         "Pair": Pair,
         "checkpoint": checkpoint,
+        "collections": collections,
     }
     exec(compile(source, file, "exec"), names)
     return type("Written", (Module,), {"step": names["step"]})
