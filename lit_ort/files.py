@@ -21,6 +21,7 @@ except ImportError:  # Windows, where an open file can't be removed
 _UNFINISHED = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")
 # The longest time between the creation of a file and its lock, and between two writes to it.
 _YOUNG_SECONDS, _SILENT_SECONDS = 60, 24 * 3600
+# Errors of folders that can't be written to disk or read, and of file systems without locks.
 _NO_FOLDERS = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EACCES, errno.EPERM, errno.EBADF})
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
 
@@ -130,6 +131,6 @@ def _sync(folder: Path) -> None:
         finally:
             os.close(handle)
     except OSError as error:
-        # Some file systems can't write folders, and some folders can't be read. The file is in its place already.
+        # The file is in its place already.
         if error.errno not in _NO_FOLDERS:
             raise

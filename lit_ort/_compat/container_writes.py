@@ -80,6 +80,8 @@ _IN_PLACE: Mapping[tuple[Any, type], str] = MappingProxyType(
         (operator.ior, dict): "update",
     }
 )
+# Methods that raise nothing; others may find that an element has no hash, or is no pair.
+_NEVER_FAIL = frozenset({"append", "appendleft", "clear", "insert", "extend", "extendleft"})
 # Methods of dictionaries of which this is true if the program drops their result.
 _WITHOUT_RESULT = frozenset({"setdefault"})
 # Methods whose argument is itself a container, which the program can change before the call is made.
@@ -247,10 +249,6 @@ def _is_own_attribute(tx: Any, owner: Any, name: Any, value: Any) -> bool:
     name = name.as_python_constant()
     is_replaced = tx.output.side_effects.has_pending_mutation_of_attr(owner.realize(), name)
     return value.source.name == f"{owner.source.name}.{name}" and not is_replaced
-
-
-# Methods that raise nothing; others may find that an element has no hash, or is no pair.
-_NEVER_FAIL = frozenset({"append", "appendleft", "clear", "insert", "extend", "extendleft"})
 
 
 def _keep(tx: Any, variable: Any, method: str, args: Sequence[Any]) -> bool:

@@ -90,6 +90,16 @@ def memory_order(value: torch.Tensor) -> list[int] | None:
     return order if value.permute(order).is_contiguous() else None
 
 
+def is_in_order(value: torch.Tensor, order: Sequence[int]) -> bool:
+    """Whether a value is dense with its dimensions in an order of memory; comparing symbols would add guards."""
+    expected: Any = 1
+    for dim in reversed(order):
+        if str(value.shape[dim]) != "1" and str(value.stride(dim)) != str(expected):
+            return False
+        expected = value.shape[dim] * expected
+    return True
+
+
 def inverse_order(order: Sequence[int]) -> list[int]:
     """The permutation that undoes a permutation of dimensions."""
     return [order.index(k) for k in range(len(order))]

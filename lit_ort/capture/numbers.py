@@ -223,7 +223,8 @@ def arithmetic_dtype(user: fx.Node, number: fx.Node) -> torch.dtype | None:
         return None
     if value.dtype not in _NARROW:
         return value.dtype
-    # Eager computes with the number in float32; a tensor of one would be the dtype of other results.
+    # Eager computes with the number in float32. Beside a tensor without dimensions, or of integers, a float32 tensor
+    # would change the dtype of the result.
     tensor = next(argument for argument in user.args if argument is not number)
     is_of_result = isinstance(tensor, fx.Node) and _value(tensor).dtype == value.dtype and _value(tensor).dim() > 0
     return torch.float32 if is_of_result else None

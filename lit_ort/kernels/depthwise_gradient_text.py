@@ -13,6 +13,7 @@ from lit_ort.kernels.kernel_text import KernelText
 from lit_ort.kernels.thread_pool import DENORMALS
 from lit_ort.kernels.vector_memory import loaded, stored
 from lit_ort.kernels.vector_text import Text, Vector
+from lit_ort.kernels.window_places import places_inside, shift_of
 
 # The vectors of channels that a block computes: as many sums as are needed to keep the units busy.
 VECTORS = 4
@@ -32,10 +33,6 @@ def depthwise_gradient_text(dtype: str, vector_bytes: int) -> Text:
 
 
 class _DepthwiseGradientText(KernelText):
-    def word(self, position: int, kind: str = "i64") -> str:
-        at = self.text.value(f"getelementptr i64, ptr %args, i64 {position}")
-        return self.text.value(f"load {kind}, ptr {at}, align 8")
-
     def block(self) -> None:
         text = self.text
         state = text.effect("call i32 @without_denormals()")
@@ -84,10 +81,8 @@ class _DepthwiseGradientText(KernelText):
     ) -> list[Vector]:
         """Sums over the pixels of an image, of an element of the kernel."""
         text, channels = self.text, self.word(words.CHANNELS)
-        down = self.op("sub", self.op("mul", tap[0], self.word(words.ROW_DILATION)), self.word(words.ROW_PADDING))
-        right = self.op(
-            "sub", self.op("mul", tap[1], self.word(words.COLUMN_DILATION)), self.word(words.COLUMN_PADDING)
-        )
+        down = shift_of(self, tap[0], words.ROW_DILATION, words.ROW_PADDING)
+        right = shift_of(self, tap[1], words.COLUMN_DILATION, words.COLUMN_PADDING)
         step = self.word(words.PIXEL_DISTANCE)
         width = self.op("udiv", self.word(words.ROW_ELEMENTS), channels)
         rows = self._inside(down, self.word(words.ROW_STRIDE), self.word(words.HEIGHT), self.word(words.OUT_HEIGHT))
@@ -111,11 +106,8 @@ class _DepthwiseGradientText(KernelText):
 
     def _inside(self, shift: str, stride: str, size: str, count: str) -> tuple[str, str]:
         """The first of `count` places that reads inside of `size`, and the first that reads behind it."""
-        low = self.divided_up(self.maximum(self.op("sub", 0, shift), 0), stride)
-        last = self.op("sub", self.op("sub", size, 1), shift)
-        high = self.op("add", self.op("sdiv", last, stride), 1)
-        high = self.choose(self.test("slt", last, 0), "i64", 0, self.minimum(high, count))
-        return low, high
+        low, high = places_inside(self, shift, stride, self.op("sub", self.op("sub", size, 1), shift))
+        return low, self.minimum(high, count)
 
     def _read(self, pointer: str, place: str, masks: Sequence[Vector | None]) -> list[Vector]:
         start = self.at(pointer, place)

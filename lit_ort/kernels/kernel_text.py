@@ -49,6 +49,14 @@ class KernelText:
 
     # Memory.
 
+    def word_at(self, position: int | str) -> str:
+        """The address of a word of `%args`."""
+        return self.text.value(f"getelementptr i64, ptr %args, i64 {position}")
+
+    def word(self, position: int, kind: str = "i64") -> str:
+        """A word of `%args`, which nothing writes while the function runs."""
+        return self.text.value(f"load {kind}, ptr {self.word_at(position)}, align 8")
+
     def at(self, pointer: str, place: str | int) -> str:
         """The address of an element."""
         return self.text.value(f"getelementptr {type_text(self.dtype, 0)}, ptr {pointer}, i64 {place}")

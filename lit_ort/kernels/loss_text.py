@@ -69,18 +69,16 @@ class _LossText(KernelText):
     # Arguments and memory.
 
     def word(self, position: int, kind: str = "i64") -> str:
-        return self.text.effect(f"load {kind}, ptr {self._word_at(position)}, align 8")
+        """A word of `%args`, some of which the function writes."""
+        return self.text.effect(f"load {kind}, ptr {self.word_at(position)}, align 8")
 
     def keep(self, position: int, value: str) -> None:
-        self.text.line(f"store i64 {value}, ptr {self._word_at(position)}, align 8")
-
-    def _word_at(self, position: int | str) -> str:
-        return self.text.value(f"getelementptr i64, ptr %args, i64 {position}")
+        self.text.line(f"store i64 {value}, ptr {self.word_at(position)}, align 8")
 
     def tensor(self, name: str) -> str:
         """The address of a tensor; null for one that the call does not have."""
         place = self.word(TENSORS[name])
-        address = self.text.effect(f"load ptr, ptr {self._word_at(place)}, align 8")
+        address = self.text.effect(f"load ptr, ptr {self.word_at(place)}, align 8")
         return self.choose(self.is_zero(place), "ptr", "null", address)
 
     def buffer(self, name: str) -> str:
@@ -265,7 +263,7 @@ class _LossText(KernelText):
         total = loop.current[0].name
         is_sum = self.is_zero(self.word(IS_MEAN))
         total = self.choose(is_sum, "double", text.literal(1.0, "float64").name, total)
-        text.line(f"store double {total}, ptr {self._word_at(TOTAL)}, align 8")
+        text.line(f"store double {total}, ptr {self.word_at(TOTAL)}, align 8")
 
     def _chunks(self, tensors: Mapping[str, str], selected: str, are_all: str) -> Vector:
         """Computes all chunks; returns the sum of the losses."""

@@ -80,10 +80,6 @@ class MatmulText(KernelText):
 
     # Memory.
 
-    def word(self, position: int, kind: str = "i64") -> str:
-        at = self.text.value(f"getelementptr i64, ptr %args, i64 {position}")
-        return self.text.value(f"load {kind}, ptr {at}, align 8")
-
     def vector(self, pointer: str, mask: Vector | None = None) -> Vector:
         return loaded(self.text, pointer, "0", self.dtype, self.lanes, mask)
 

@@ -29,7 +29,7 @@ class _Packed(Loop):
         return self._entry("step_rows", step)
 
     def _entry(self, name: str, step: str) -> str:
-        pointer = self.text.value(f"getelementptr i64, ptr {self.word(name, 'ptr')}, i64 {step}")
+        pointer = self.text.value(f"getelementptr i64, ptr {self.argument(name, 'ptr')}, i64 {step}")
         return self.text.value(f"load i64, ptr {pointer}, align 8")
 
     def array(self, name: str, step: str | None = None, block: int = 0) -> Array:
@@ -53,7 +53,7 @@ class _Packed(Loop):
 
         Blocks take groups in turns, since the first rows have the most steps. A row is in the same block in all steps.
         """
-        blocks = self.word("blocks")
+        blocks = self.argument("blocks")
         first = self.op("udiv", low, self.rows)
         ahead = self.op(
             "urem", self.op("sub", self.op("add", "%block", blocks), self.op("urem", first, blocks)), blocks
@@ -73,7 +73,7 @@ class _PackedForward(_Packed, Forward):
 
 class _PackedBackward(_Packed, Backward):
     def _block(self) -> None:
-        with self.text.loop("0", self.op("add", self.word("steps"), 1), 1) as loop:
+        with self.text.loop("0", self.op("add", self.argument("steps"), 1), 1) as loop:
             self.step = loop.index
             count, ended = self.rows_of(loop.index), self.op("sub", loop.index, 1)
             self.each_columns(lambda: self._columns(loop.index, count, ended))
@@ -83,7 +83,7 @@ class _PackedBackward(_Packed, Backward):
         """The rows of a step, then those whose sequences ended in the step that ran before."""
         has_run = self.rows_of(before)
         later = self.array("gradients", before)
-        both = Split(has_run, later, (self.word("zeros", "ptr"), "0"))
+        both = Split(has_run, later, (self.argument("zeros", "ptr"), "0"))
 
         def run(rows: list[str]) -> None:
             has_later = self.text.value(f"icmp slt i64 {rows[0]}, {has_run}")

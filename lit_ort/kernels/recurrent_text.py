@@ -85,23 +85,21 @@ class Loop(KernelText):
 
     # Arguments, arithmetic on their names, and memory.
 
-    def word(self, name: str, kind: str = "i64") -> str:
-        position = ROW_BLOCKS if name == "blocks" else PLACES[name]
-        pointer = self.text.value(f"getelementptr i64, ptr %args, i64 {position}")
-        return self.text.value(f"load {kind}, ptr {pointer}, align 8")
+    def argument(self, name: str, kind: str = "i64") -> str:
+        return self.word(ROW_BLOCKS if name == "blocks" else PLACES[name], kind)
 
     @property
     def depth(self) -> str:
-        return self.op("mul", self.word("hidden"), self._depth)
+        return self.op("mul", self.argument("hidden"), self._depth)
 
     def array(self, name: str, step: str | None = None, block: int = 0) -> Array:
         """The address of an array's first row in a step, from one of its blocks on, and the distance of its rows."""
-        pointer = self.word(f"{name}.address", "ptr")
+        pointer = self.argument(f"{name}.address", "ptr")
         if step is not None:
-            pointer = self.at(pointer, self.op("mul", step, self.word(f"{name}.step")))
+            pointer = self.at(pointer, self.op("mul", step, self.argument(f"{name}.step")))
         if block:
-            pointer = self.at(pointer, self.op("mul", self.word("hidden"), block))
-        return pointer, self.word(f"{name}.row")
+            pointer = self.at(pointer, self.op("mul", self.argument("hidden"), block))
+        return pointer, self.argument(f"{name}.row")
 
     def either(self, test: str, first: Array, other: Array) -> Array:
         """One of two arrays."""
@@ -124,7 +122,7 @@ class Loop(KernelText):
         stored(self.text, *self._place(array, row, block), self.dtype, value, self.present)
 
     def _place(self, array: Array | Split, row: str, block: int) -> tuple[str, str]:
-        column = self.op("add", self.op("mul", self.word("hidden"), block), self.columns) if block else self.columns
+        column = self.op("add", self.op("mul", self.argument("hidden"), block), self.columns) if block else self.columns
         return self.row(array, row), column
 
     def row(self, array: Array | Split, row: str) -> str:
@@ -141,7 +139,7 @@ class Loop(KernelText):
 
     def each_columns(self, body: Callable[[], None]) -> None:
         """A loop over the columns, some vectors at a time."""
-        text, hidden = self.text, self.word("hidden")
+        text, hidden = self.text, self.argument("hidden")
         with text.loop("0", hidden, self.lanes * self.vectors) as loop:
             self.all_columns = []
             for number in range(self.vectors):
@@ -158,7 +156,7 @@ class Loop(KernelText):
 
     def each_group(self, body: Callable[[list[str]], None]) -> None:
         """A loop over the groups of rows of a block, each with the numbers of its rows."""
-        rows, blocks = self.word("rows"), self.word("blocks")
+        rows, blocks = self.argument("rows"), self.argument("blocks")
         groups = self.op("udiv", self.op("add", rows, self.rows - 1), self.rows)
         low = self.op("udiv", self.op("mul", groups, "%block"), blocks)
         high = self.op("udiv", self.op("mul", groups, self.op("add", "%block", 1)), blocks)
@@ -188,7 +186,7 @@ class Loop(KernelText):
     def _panel(self) -> str:
         """The address of the packed weights of the columns."""
         place = self.op("mul", self.op("mul", self.all_columns[0][0], self.depth), self.gates)
-        return self.at(self.word("packed", "ptr"), place)
+        return self.at(self.argument("packed", "ptr"), place)
 
     def _pack(self) -> None:
         text = self.text
@@ -218,14 +216,14 @@ class Forward(Loop):
         super().__init__(mode, dtype, vector_bytes, CELLS[mode].gates, 1)
 
     def _weights(self, depth: str, gate: int) -> Vector:
-        hidden = self.word("hidden")
+        hidden = self.argument("hidden")
         first = self.op("add", self.op("mul", hidden, gate), self.columns)
         rows = self.text.indices(first, self.lanes)
         places = rows * Vector(self.text, hidden, "int64", 0) + Vector(self.text, depth, "int64", 0)
-        return gathered(self.text, self.word("weight", "ptr"), places, self.dtype, self.present)
+        return gathered(self.text, self.argument("weight", "ptr"), places, self.dtype, self.present)
 
     def _block(self) -> None:
-        with self.text.loop("0", self.word("steps"), 1) as loop:
+        with self.text.loop("0", self.argument("steps"), 1) as loop:
             step = self.step = loop.index
             before, cell_before = self.before(self.test("eq", step, 0), self.op("sub", step, 1))
             output = self.array("output", step)
@@ -244,7 +242,7 @@ class Forward(Loop):
 
     def _bias(self, name: str, gate: int) -> Vector:
         """A bias of a gate, or zeros."""
-        text, bias = self.text, self.word(name, "ptr")
+        text, bias = self.text, self.argument(name, "ptr")
         has = Vector(text, text.value(f"icmp ne ptr {bias}, null"), "bool", 0)
         return self.load((bias, "0"), "0", gate, self.present & has)
 
@@ -326,17 +324,17 @@ class Backward(Loop):
         super().__init__(mode, dtype, vector_bytes, 1, CELLS[mode].gates)
 
     def _weights(self, depth: str, gate: int) -> Vector:
-        hidden = self.word("hidden")
+        hidden = self.argument("hidden")
         row = depth
         if self.cell.turned:
             # The gradients of the matmuls begin with another gate than the weights.
             row = self.op("add", depth, self.op("mul", hidden, self.cell.turned))
             row = self.op("urem", row, self.op("mul", hidden, self.cell.gates))
         place = self.op("add", self.op("mul", row, hidden), self.columns)
-        return loaded(self.text, self.word("weight", "ptr"), place, self.dtype, self.lanes, self.present)
+        return loaded(self.text, self.argument("weight", "ptr"), place, self.dtype, self.lanes, self.present)
 
     def _block(self) -> None:
-        steps = self.word("steps")
+        steps = self.argument("steps")
         with self.text.loop("0", self.op("add", steps, 1), 1) as loop:
             step = loop.index
             is_first = self.test("eq", step, 0)
@@ -347,7 +345,7 @@ class Backward(Loop):
 
     def _group(self, rows: list[str], step: str, depth: str, later: Array | Split) -> None:
         carried = self.carried(rows, depth, later)
-        with self.branch(self.test("eq", step, self.word("steps"))) as otherwise:
+        with self.branch(self.test("eq", step, self.argument("steps"))) as otherwise:
             self.end(rows, carried)
             otherwise()
             self.steps(rows, step, carried)
@@ -371,7 +369,7 @@ class Backward(Loop):
 
     def _step(self, rows: list[str], step: str, carried: list[Vector]) -> None:
         """The gradients of a step's gates, from that of the state after it without the step's own."""
-        is_last = self.test("eq", self.op("add", step, 1), self.word("steps"))
+        is_last = self.test("eq", self.op("add", step, 1), self.argument("steps"))
         before, cell_before = self.before(is_last, self.op("add", step, 1))
         grad, gradients = self.array("grad", step), self.array("gradients", step)
         of_cell, of_state = self.array("of_cell"), self.array("of_state")

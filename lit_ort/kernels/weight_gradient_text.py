@@ -13,6 +13,7 @@ from lit_ort.kernels import weight_gradient_arguments as words
 from lit_ort.kernels.matmul_text import INNER, VECTORS, MatmulText
 from lit_ort.kernels.vector_memory import loaded, stored
 from lit_ort.kernels.vector_text import Text, Vector
+from lit_ort.kernels.window_places import places_inside, shift_of
 
 
 def weight_gradient_text(dtype: str, vector_bytes: int) -> Text:
@@ -48,10 +49,8 @@ class _WeightGradientText(MatmulText):
         run, element = (self.op(name, column, self.word(words.RUN)) for name in ("udiv", "urem"))
         across = self.word(words.RUNS_ACROSS)
         row, offset = self.op("udiv", run, across), self.op("urem", run, across)
-        down = self.op("sub", self.op("mul", row, self.word(words.ROW_DILATION)), self.word(words.ROW_PADDING))
-        right = self.op(
-            "sub", self.op("mul", offset, self.word(words.COLUMN_DILATION)), self.word(words.COLUMN_PADDING)
-        )
+        down = shift_of(self, row, words.ROW_DILATION, words.ROW_PADDING)
+        right = shift_of(self, offset, words.COLUMN_DILATION, words.COLUMN_PADDING)
         first = self.op("add", self.op("mul", right, self.word(words.CHANNELS)), element)
         inside = self._pixels_inside(first, vectors)
         end = self.op("add", start, depth)
@@ -82,10 +81,8 @@ class _WeightGradientText(MatmulText):
         """Of a row of pixels, the first one that reads no element before an image's row, and the first that reads one
         behind it; the latter is not before the former."""
         left = self.op("sub", self.word(words.ROW_ELEMENTS), self.op("add", first, vectors * self.lanes))
-        low = self.divided_up(self.maximum(self.op("sub", 0, first), 0), self._distance)
-        # The quotient is rounded toward zero.
-        count = self.op("sdiv", self.op("add", left, self._distance), self._distance)
-        return low, self.maximum(low, self.choose(self.test("slt", left, 0), "i64", 0, count))
+        low, high = places_inside(self, first, self._distance, left)
+        return low, self.maximum(low, high)
 
     def _copy(
         self,

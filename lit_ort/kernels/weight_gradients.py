@@ -5,9 +5,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -60,8 +59,16 @@ class Sizes(NamedTuple):
     threads: int
 
 
-# The words of a call besides those of all calls, from its sizes, its dtype, and the width of vectors in bytes.
-WordsOf = Callable[[Sizes, str, int], dict[int, int]]
+class _Kind(NamedTuple):
+    """A kind of convolutions.
+
+    Args:
+        words: of a call besides those of all kinds, from its sizes, its dtype, and the width of vectors in bytes.
+        text: of its code, from its dtype and the width of vectors in bytes.
+    """
+
+    words: Callable[[Sizes, str, int], dict[int, int]]
+    text: Callable[[str, int], Text]
 
 
 class WeightGradients:
@@ -77,7 +84,7 @@ class WeightGradients:
     def __init__(self, cpu: Cpu | None = None) -> None:
         self._cpu = cpu or host_cpu()
         self._runner = Runner(self._cpu, find_openmp())
-        self._codes: dict[tuple[Callable[[str, int], Text], torch.dtype], MachineCode] = {}
+        self._codes: dict[tuple[_Kind, torch.dtype], MachineCode] = {}
         self._call = functools.lru_cache(_MOST_SIZES)(self._new_call)
 
     def run_elements(self, windows: Windows, channels: int, dtype: torch.dtype) -> tuple[int, int]:
@@ -95,7 +102,7 @@ class WeightGradients:
             windows: how the convolution reads images.
             result: float[outputs, runs, elements], contiguous, with the elements of `run_elements`.
         """
-        self._run(_plain_words, grad, images, windows, result)
+        self._run(_PLAIN, grad, images, windows, result)
 
     def compute_depthwise(
         self, grad: torch.Tensor, images: torch.Tensor, windows: Windows, result: torch.Tensor
@@ -109,7 +116,7 @@ class WeightGradients:
             result: float[parts, kernel_height, kernel_width, channels], contiguous; each part is of some images, and
                 their number is that of `image_blocks`.
         """
-        self._run(_depthwise_words, grad, images, windows, result.zero_())
+        self._run(_DEPTHWISE, grad, images, windows, result.zero_())
 
     def image_blocks(self, images: torch.Tensor) -> int:
         """Into how many parts the gradient of a depthwise convolution's weight is cut, for many threads."""
@@ -118,28 +125,28 @@ class WeightGradients:
         return max(1, min(batch, _DEPTHWISE_BLOCKS // channel_blocks))
 
     def _run(
-        self, words_of: WordsOf, grad: torch.Tensor, images: torch.Tensor, windows: Windows, result: torch.Tensor
+        self, kind: _Kind, grad: torch.Tensor, images: torch.Tensor, windows: Windows, result: torch.Tensor
     ) -> None:
         sizes = Sizes(grad.shape, images.shape, result.shape, windows, torch.get_num_threads())
-        call = self._call(words_of, grad.dtype, sizes)
+        call = self._call(kind, grad.dtype, sizes)
         arguments = (ctypes.c_int64 * words.WORDS).from_buffer_copy(call)
         arguments[matmul.LEFT] = grad.data_ptr()
         arguments[matmul.RIGHT] = images.data_ptr()
         arguments[matmul.RESULT] = result.data_ptr()
         self._runner.run(ctypes.addressof(arguments))
 
-    def _new_call(self, words_of: WordsOf, dtype: torch.dtype, sizes: Sizes) -> bytes:
+    def _new_call(self, kind: _Kind, dtype: torch.dtype, sizes: Sizes) -> bytes:
         """The arguments of calls with these sizes, without the addresses of tensors."""
-        values = {BLOCK_FUNCTION: self._block(_TEXTS[words_of], dtype), COLUMN_BLOCKS: 1, **_shared_words(sizes)}
-        values |= words_of(sizes, DTYPES[dtype], self._cpu.vector_bytes)
+        values = {BLOCK_FUNCTION: self._block(kind, dtype), COLUMN_BLOCKS: 1, **_shared_words(sizes)}
+        values |= kind.words(sizes, DTYPES[dtype], self._cpu.vector_bytes)
         return bytes((ctypes.c_int64 * words.WORDS)(*(values.get(number, 0) for number in range(words.WORDS))))
 
-    def _block(self, write: Callable[[str, int], Text], dtype: torch.dtype) -> int:
-        """The address of the function of a text."""
-        key = write, dtype
+    def _block(self, kind: _Kind, dtype: torch.dtype) -> int:
+        """The address of the function that computes a part."""
+        key = kind, dtype
         code = self._codes.get(key)
         if code is None:
-            text = str(write(DTYPES[dtype], self._cpu.vector_bytes))
+            text = str(kind.text(DTYPES[dtype], self._cpu.vector_bytes))
             # Addresses are those of the code that is kept, if several threads make one.
             code = self._codes.setdefault(key, MachineCode(text, self._cpu))
         return code.address("block")
@@ -203,6 +210,5 @@ def _blocks(row_units: int, column_units: int, threads: int) -> tuple[int, int]:
     return min(threads, largest[axis]), axis
 
 
-_TEXTS: Mapping[WordsOf, Callable[[str, int], Text]] = MappingProxyType(
-    {_plain_words: weight_gradient_text, _depthwise_words: depthwise_gradient_text}
-)
+_PLAIN = _Kind(_plain_words, weight_gradient_text)
+_DEPTHWISE = _Kind(_depthwise_words, depthwise_gradient_text)

@@ -191,17 +191,19 @@ def _result_shape(
 
 def _is_of_small_images(shape: Sequence[int], weight: torch.Tensor) -> bool:
     """Whether a convolution with a result of this shape, and the gradient of its images, are faster as matmuls."""
-    sizes = [hint_of(size) for size in (shape[0], *shape[2:])]
-    is_small = None not in sizes and 0 < math.prod(size for size in sizes if size is not None) <= MOST_PIXELS
-    return is_small and weight.numel() >= LEAST_WEIGHT
+    if weight.numel() < LEAST_WEIGHT:
+        return False
+    # The size of one that isn't known is 0.
+    return 0 < math.prod(hint_of(size) or 0 for size in (shape[0], *shape[2:])) <= MOST_PIXELS
 
 
 def _is_plain(weight: torch.Tensor, *others: torch.Tensor) -> bool:
-    has_one_dtype = all(value.dtype == weight.dtype and value.device.type == "cpu" for value in others)
-    return weight.dim() == 4 and weight.dtype in DTYPES and has_one_dtype
+    return weight.dim() == 4 and weight.dtype in DTYPES and all(value.dtype == weight.dtype for value in others)
 
 
 def _supports(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *rest: Any) -> bool:
+    if weight.numel() < LEAST_WEIGHT:
+        return False
     *windows, transposed, _, groups = rest
     # Results of images with channels last have them too.
     is_contiguous = input.is_contiguous() and weight.is_contiguous()

@@ -18,13 +18,15 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch_fx import arguments_of, first_argument, is_element
+from lit_ort._compat.torch_sizes import channels_last, inverse_order, is_in_order
 from lit_ort.passes.node_builder import NodeBuilder, replace_nodes
 
 aten = torch.ops.aten
 _FORWARD, _BACKWARD = aten.convolution.default, aten.convolution_backward.default
 _FORMAT = torch.ops.lit_ort.in_memory_format.default
 _DTYPES = frozenset({torch.float32, torch.float64})
-_LAST, _FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
+_LAST = channels_last(4)
+_FIRST = inverse_order(_LAST)
 
 
 def multiply_patches(module: fx.GraphModule) -> int:
@@ -133,9 +135,8 @@ def _patches(builder: NodeBuilder, images: fx.Node, weight: fx.Node) -> fx.Node:
 def _images(builder: NodeBuilder, patches: fx.Node, like: Any, weight: fx.Node) -> fx.Node:
     """Images of the shape and the strides of a value, from patches in the order of its memory."""
     shape, order = _tiled(like, weight)
-    inverse = [order.index(dim) for dim in range(len(order))]
     tiles = builder.reshape(patches, [shape[dim] for dim in order])
-    made = _contiguous(builder, builder(aten.permute.default, tiles, inverse))
+    made = _contiguous(builder, builder(aten.permute.default, tiles, inverse_order(order)))
     batch, channels, height, width = like.shape
     if not _is_last(like):
         return builder.reshape(made, like.shape)
@@ -174,20 +175,10 @@ def _merged(builder: NodeBuilder, value: fx.Node, dims: int) -> fx.Node:
 
 
 def _contiguous(builder: NodeBuilder, value: fx.Node) -> fx.Node:
-    if _is_in_order(value.meta["val"], range(value.meta["val"].dim())):
+    if is_in_order(value.meta["val"], range(value.meta["val"].dim())):
         return value
     return builder(aten.clone.default, value, memory_format=torch.contiguous_format)
 
 
 def _is_last(images: Any) -> bool:
-    return _is_in_order(images, _LAST)
-
-
-def _is_in_order(value: Any, order: Sequence[int]) -> bool:
-    """Whether the memory of a value has its dimensions in an order; comparing symbols would add guards."""
-    expected: Any = 1
-    for dim in reversed(order):
-        if str(value.shape[dim]) != "1" and str(value.stride(dim)) != str(expected):
-            return False
-        expected = value.shape[dim] * expected
-    return True
+    return is_in_order(images, _LAST)

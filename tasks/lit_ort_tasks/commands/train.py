@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -166,11 +166,11 @@ def export_model(config: DictConfig, task: Any, data: Any, folder: Path, checkpo
         # An earlier one of this run, before it was resumed, stays until the new one is whole.
         with tempfile.TemporaryDirectory(dir=folder, prefix=f".{TRAINING}.") as unfinished:
             new = Path(unfinished) / TRAINING
-            description = str(export_training(task, new, next(iter(data.train_dataloader())), **settings))
+            exported = export_training(task, new, next(iter(data.train_dataloader())), **settings)
             if target.exists():
                 target.replace(Path(unfinished) / "old")
             new.replace(target)
-        return description.replace(str(new), str(target))
+        return str(replace(exported, folder=target))
     settings = {name: config.export[name] for name in ("half", "quantize", "tolerance")}
     return str(write_inference(task.inference(data), folder, checkpoint, settings))
 
