@@ -402,3 +402,27 @@ def module_name(node: fx.Node) -> str:
         return ""
     path = _ROOT.sub("", str(list(stack.values())[-1][0]))
     return _BY_KEY.sub(r".\1", path).lstrip(".")
+
+
+def untransposed(factor: fx.Node) -> tuple[fx.Node, bool]:
+    """The value of which a matmul reads the elements in order, and whether it transposes it."""
+    is_transposed = False
+    while _transposes(factor):
+        factor, is_transposed = first_argument(factor), not is_transposed
+    return factor, is_transposed
+
+
+def _transposes(node: fx.Node) -> bool:
+    """Whether a node is a view that exchanges the last two dimensions."""
+    if not is_view(node):
+        return False
+    value, base = node.meta["val"], first_argument(node).meta["val"]
+    rank = value.dim()
+    if node.target is _aten.t.default:
+        return rank == 2
+    if node.target is _aten.transpose.int:
+        return {d % rank for d in node.args[1:]} == {rank - 2, rank - 1}  # type: ignore[operator]
+    if node.target is _aten.permute.default:
+        order = [d % rank for d in node.args[1]]  # type: ignore[operator, union-attr]
+        return order == [*range(rank - 2), rank - 1, rank - 2] and base.dim() == rank
+    return False

@@ -22,6 +22,8 @@ from lit_ort.regions.region_run import N, Place, RegionRun
 
 # The dtypes that kernels written by hand are for: matmuls, losses and the loops of recurrent layers.
 DTYPES: Mapping[torch.dtype, str] = MappingProxyType({torch.float32: "float32", torch.float64: "float64"})
+# The dtypes of the ends of groups of rows.
+END_DTYPES: Mapping[torch.dtype, str] = MappingProxyType({torch.int32: "int32", torch.int64: "int64"})
 
 ROW_BLOCKS, COLUMN_BLOCKS, TILE, SCRATCH = 0, 1, 2, 3
 DIVISION_BY_ZERO, BAD_INDEX, BAD_VALUE = FLAGS = 4, 5, 6

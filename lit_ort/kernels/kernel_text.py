@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
+from lit_ort.kernels.vector_math import cast
+from lit_ort.kernels.vector_memory import loaded
 from lit_ort.kernels.vector_text import Text, Vector, type_text
 from lit_ort.regions.element_types import size_of
 
@@ -44,6 +46,9 @@ class KernelText:
     def test(self, relation: str, left: str, right: str | int) -> str:
         return self.text.value(f"icmp {relation} i64 {left}, {right}")
 
+    def is_zero(self, value: str) -> str:
+        return self.test("eq", value, 0)
+
     def choose(self, test: str, kind: str, chosen: str | int, other: str | int) -> str:
         return self.text.value(f"select i1 {test}, {kind} {chosen}, {kind} {other}")
 
@@ -60,6 +65,16 @@ class KernelText:
     def at(self, pointer: str, place: str | int) -> str:
         """The address of an element."""
         return self.text.value(f"getelementptr {type_text(self.dtype, 0)}, ptr {pointer}, i64 {place}")
+
+    def integer(self, pointer: str, place: str, dtype: str = "int64") -> str:
+        """An element of an array of integers."""
+        value = loaded(self.text, pointer, place, dtype, 0, None)
+        return cast(value, "int64").name
+
+    def clear(self, target: str, elements: str) -> None:
+        """Writes zeros to an array."""
+        size = ("i64", self.op("mul", elements, self.size))
+        self.text.call("llvm.memset.p0.i64", "void", ("ptr", target), ("i8", "0"), size, ("i1", "false"))
 
     def mask(self, count: str) -> Vector:
         """The first lanes."""

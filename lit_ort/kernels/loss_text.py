@@ -14,8 +14,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from lit_ort.kernels.gemm_text import GemmText
 from lit_ort.kernels.kernel_arguments import BAD_INDEX, ROW_BLOCKS
-from lit_ort.kernels.kernel_text import KernelText
 from lit_ort.kernels.loss_arguments import (
     BAD_LABEL,
     BUFFERS,
@@ -38,8 +38,6 @@ from lit_ort.kernels.vector_text import Text, Vector
 
 # Vectors at once, whose maxima and sums don't wait for each other.
 _VECTORS = 4
-# A factor of a matmul: the address of a matrix, the distance of its rows, and whether the transpose is meant.
-Factor = tuple[str, str, bool]
 
 
 def loss_text(dtype: str, vector_bytes: int, gemm: int, on_threads: int) -> Text:
@@ -51,17 +49,15 @@ def loss_text(dtype: str, vector_bytes: int, gemm: int, on_threads: int) -> Text
         gemm: the address of the matmul of BLAS.
         on_threads: that of a function of the arguments that computes all blocks.
     """
-    return _LossText(dtype, vector_bytes, f"inttoptr (i64 {on_threads} to ptr)").write(gemm)
+    return _LossText(dtype, vector_bytes, gemm, f"inttoptr (i64 {on_threads} to ptr)").write()
 
 
-class _LossText(KernelText):
-    def __init__(self, dtype: str, vector_bytes: int, on_threads: str) -> None:
-        super().__init__(dtype, vector_bytes)
+class _LossText(GemmText):
+    def __init__(self, dtype: str, vector_bytes: int, gemm: int, on_threads: str) -> None:
+        super().__init__(dtype, vector_bytes, gemm)
         self.on_threads = on_threads
 
-    def write(self, gemm: int) -> Text:
-        kind = "float" if self.dtype == "float32" else "double"
-        self.text.functions["multiply"] = _MULTIPLY.format(kind=kind, gemm=f"inttoptr (i64 {gemm} to ptr)")
+    def write(self) -> Text:
         self.text.function("rows", "void @rows(ptr noalias %args, i64 %block)", self._rows)
         self.text.function("run", "void @run(ptr noalias %args)", self._run)
         return self.text
@@ -85,14 +81,8 @@ class _LossText(KernelText):
         """The address of a part of the call's working memory."""
         return self.text.value(f"getelementptr i8, ptr {self.tensor('scratch')}, i64 {self.word(BUFFERS[name])}")
 
-    def integer(self, pointer: str, place: str) -> str:
-        return loaded(self.text, pointer, place, "int64", 0, None).name
-
     def element(self, pointer: str, place: str) -> Vector:
         return loaded(self.text, pointer, place, self.dtype, 0, None)
-
-    def is_zero(self, value: str) -> str:
-        return self.test("eq", value, 0)
 
     def is_null(self, pointer: str) -> str:
         return self.text.value(f"icmp eq ptr {pointer}, null")
@@ -104,8 +94,7 @@ class _LossText(KernelText):
     def clear(self, target: str, elements: str) -> None:
         """Zeros in an array, if there is one."""
         with self.unless(self.is_null(target)):
-            size = ("i64", self.op("mul", elements, self.size))
-            self.text.call("llvm.memset.p0.i64", "void", ("ptr", target), ("i8", "0"), size, ("i1", "false"))
+            super().clear(target, elements)
 
     # The rows of a chunk.
 
@@ -278,7 +267,7 @@ class _LossText(KernelText):
             self.keep(ROW_BLOCKS, self.minimum(count, MOST_BLOCKS))
             hidden = self._hidden(tensors["hidden"], chunk.index, count, are_all)
             logits, classes, width = self.buffer("logits"), self.word(CLASSES), self.word(WIDTH)
-            self._multiply((hidden, width, False), (tensors["weight"], width, True), logits, (count, classes, width))
+            self.multiply((hidden, width, False), (tensors["weight"], width, True), logits, (count, classes, width))
             text.line(f"call void {self.on_threads}(ptr %args)")
             self._gradients(tensors, hidden, chunk.index, count, are_all)
             chunk.carry([self._sum(chunk.current[0], count)])
@@ -301,17 +290,17 @@ class _LossText(KernelText):
         is_later = self.test("ne", first, 0)
         with self.unless(self.is_null(tensors["of_weight"])):
             factors = (logits, classes, True), (hidden, width, False)
-            self._multiply(*factors, tensors["of_weight"], (classes, width, count), is_later)
+            self.multiply(*factors, tensors["of_weight"], (classes, width, count), is_later)
         with self.unless(self.is_null(tensors["of_bias"])):
             factors = (self.buffer("ones"), count, False), (logits, classes, False)
-            self._multiply(*factors, tensors["of_bias"], ("1", classes, count), is_later)
+            self.multiply(*factors, tensors["of_bias"], ("1", classes, count), is_later)
         of_hidden = tensors["of_hidden"]
         with self.unless(self.is_null(of_hidden)):
             # The rows of the chunk have been read.
             buffer = self.buffer("rows")
             target = self.choose(are_all, "ptr", self.at(of_hidden, self.op("mul", first, width)), buffer)
             factors = (logits, classes, False), (tensors["weight"], width, False)
-            self._multiply(*factors, target, (count, width, classes))
+            self.multiply(*factors, target, (count, width, classes))
             with self.unless(are_all), self._each_row(first, count) as (place, own):
                 self.copy(self.at(of_hidden, place), self.at(buffer, own), self.op("mul", width, self.size))
 
@@ -328,39 +317,3 @@ class _LossText(KernelText):
         with text.loop("0", count, 1, [total]) as loop:
             loop.carry([loop.current[0] + loaded(text, losses, loop.index, "float64", 0, None)])
         return loop.current[0]
-
-    def _multiply(
-        self, left: Factor, right: Factor, result: str, sizes: tuple[str, str, str], is_added: str = "false"
-    ) -> None:
-        """A matmul: of `sizes` rows and columns of the result, and the inner size.
-
-        The interface is Fortran's, whose matrices are stored by columns: the transposes are multiplied, the right one
-        first.
-        """
-        rows, columns, inner = sizes
-        forms = [f"i8 {ord('T' if transposed else 'N')}" for _, _, transposed in (right, left)]
-        numbers = [f"i64 {number}" for number in (columns, rows, inner, right[1], left[1], columns)]
-        matrices = [f"ptr {pointer}" for pointer in (right[0], left[0], result)]
-        self.text.line(f"call void @multiply({', '.join((*forms, *numbers, *matrices, f'i1 {is_added}'))})")
-
-
-# Numbers are passed by their addresses, as Fortran does.
-_FORMS, _NUMBERS = ("right_form", "left_form"), ("columns", "rows", "inner", "right_row", "left_row", "row")
-_BOXED = {**dict.fromkeys(_FORMS, "i8"), **dict.fromkeys(_NUMBERS, "i64")}
-_BOXES = "\n".join(
-    f"  %{name}_at = alloca {kind}\n  store {kind} %{name}, ptr %{name}_at" for name, kind in _BOXED.items()
-)
-_MULTIPLY = f"""
-define internal void @multiply({", ".join(f"{kind} %{name}" for name, kind in _BOXED.items())}, ptr %right, ptr %left,
-    ptr %result, i1 %is_added) noinline {{{{
-{_BOXES}
-  %one = alloca {{kind}}
-  store {{kind}} 1.0, ptr %one
-  %beta = select i1 %is_added, {{kind}} 1.0, {{kind}} 0.0
-  %beta_at = alloca {{kind}}
-  store {{kind}} %beta, ptr %beta_at
-  call void {{gemm}}(ptr %right_form_at, ptr %left_form_at, ptr %columns_at, ptr %rows_at, ptr %inner_at, ptr %one,
-    ptr %right, ptr %right_row_at, ptr %left, ptr %left_row_at, ptr %beta_at, ptr %result, ptr %row_at)
-  ret void
-}}}}
-"""

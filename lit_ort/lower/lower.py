@@ -36,6 +36,9 @@ from lit_ort.lower.emitter import Emitter
 from lit_ort.lower.engines import onnx_nodes
 from lit_ort.lower.model import ModelBuilder, TensorType
 from lit_ort.lower.native_operators import (
+    GROUPS,
+    group_inputs,
+    is_native_group,
     is_native_loop,
     is_native_loss,
     loop_inputs,
@@ -67,6 +70,7 @@ from lit_ort.runtime.program import (
     CALLER,
     OPENMP,
     SESSION,
+    GroupedMatmulNode,
     LoopNode,
     LossNode,
     MatmulNode,
@@ -146,6 +150,7 @@ class _Lowering:
         self._matmuls: list[MatmulNode] = []
         self._loops: list[LoopNode] = []
         self._losses: list[LossNode] = []
+        self._groups: list[GroupedMatmulNode] = []
         self._inputs: list[tuple[str, Source]] = []
         self._sizes_of_inputs: list[Any] = []
         self._names: dict[fx.Node, str] = {}
@@ -218,6 +223,7 @@ class _Lowering:
             matmuls=tuple(self._matmuls),
             loops=tuple(self._loops),
             losses=tuple(self._losses),
+            groups=tuple(self._groups),
             results=tuple(results),
             placed=placed,
             sizes=terms_of(self._sizes_of_inputs, self._sources),
@@ -286,6 +292,9 @@ class _Lowering:
         if self._uses_openmp and is_native_loss(node):
             self._loss(node)
             return
+        if self._uses_openmp and is_native_group(node):
+            self._grouped_matmul(node)
+            return
         lowering = self._lowering_of(node) if self._is_native or node in self._by_onnx else None
         if lowering is None:
             self._open_builder().add(node, node.meta.get(STREAM))
@@ -334,6 +343,17 @@ class _Lowering:
         positions = [0, *(1 + GRADIENTS.index(name) for name in gradients)]
         # The last output is working memory.
         self._kernel(node, positions, functools.partial(self._builder.loss, len(self._losses) - 1, given))
+
+    def _grouped_matmul(self, node: fx.Node) -> None:
+        inputs, value = group_inputs(node), node.meta["val"]
+        left, _, ends = (one.meta["val"] for one in inputs)
+        is_gradient, transposed = GROUPS[node.target], node.args[3:] == (True,)
+        sizes = terms_of([ends.shape[0], *left.shape, value.shape[-1]], self._sources)
+        self._groups.append(GroupedMatmulNode(left.dtype, ends.dtype, sizes, is_gradient, transposed))
+        given = [self._name_of(one) for one in inputs]
+        output = value.dtype, _fixed(value.shape)
+        name = self._names[node] = self._builder.grouped_matmul(len(self._groups) - 1, given, output, node.name)
+        self._types[name] = value.dtype, value.shape
 
     def _kernel(
         self, node: fx.Node, positions: Sequence[int], add: Callable[[Sequence[TensorType], str], list[str]]

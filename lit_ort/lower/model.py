@@ -14,6 +14,7 @@ from onnx import helper, numpy_helper
 from lit_ort.runtime.elements import ELEMENTS
 from lit_ort.runtime.engines.engine_interface import (
     DOMAIN,
+    GROUPED_OPERATOR,
     IN_PLACE_OPERATOR,
     KERNEL_DOMAIN,
     LOOP_OPERATOR,
@@ -80,6 +81,10 @@ class ModelBuilder:
     def loss(self, index: int, inputs: Sequence[str], outputs: Sequence[TensorType], name: str) -> list[str]:
         """Adds an output layer with its cross entropy and returns the names of its outputs; as `region`."""
         return self._kernel(LOSS_OPERATOR, index, inputs, outputs, name)
+
+    def grouped_matmul(self, index: int, inputs: Sequence[str], output: TensorType, name: str) -> str:
+        """Adds a matmul of groups of rows and returns the name of its output; as `region`."""
+        return self._kernel(GROUPED_OPERATOR, index, inputs, [output], name)[0]
 
     def _kernel(
         self, operator: str, index: int, inputs: Sequence[str], outputs: Sequence[TensorType], name: str

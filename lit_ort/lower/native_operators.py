@@ -1,5 +1,5 @@
-"""The operators of native sessions besides regions: matmuls, loops of recurrent layers, output layers with
-their losses, and the views that these read.
+"""The operators of native sessions besides regions: matmuls, also of groups of rows, loops of recurrent layers, output
+layers with their losses, and the views that these read.
 
 Matmuls are custom operators on the threads of OpenMP, and ONNX Runtime's kernels on its own. A native session calls no
 Python, except for torch nodes of other operators.
@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from lit_ort._compat.torch_fx import first_argument, is_element, is_size, is_view
+from lit_ort._compat.torch_fx import first_argument, is_element, is_size, is_view, untransposed
 from lit_ort._compat.torch_ops import ASSERTIONS, SLICE_END
 from lit_ort._compat.torch_sizes import hint_of, memory_order
-from lit_ort.kernels.kernel_arguments import DTYPES
+from lit_ort.kernels.kernel_arguments import DTYPES, END_DTYPES
 from lit_ort.kernels.loss_arguments import INPUTS as LOSS_INPUTS
 from lit_ort.kernels.recurrent_arguments import BACKWARD_INPUTS, FORWARD_INPUTS
 from lit_ort.lower.emitter import Emitter
@@ -35,6 +35,10 @@ _RESHAPES = frozenset({aten.reshape.default, aten.unsqueeze.default, aten.squeez
 # A call of a session takes about 20 us, a torch node 15 us, and an operator in one 4 us (Intel Xeon, one thread).
 FEWEST_OPERATORS, OPERATORS_OF_SWITCH = 6, 4
 _FLOATS = frozenset(DTYPES)
+# Matmuls of groups of rows, and whether they are the gradient of matrices.
+GROUPS: Mapping[Any, bool] = MappingProxyType(
+    {torch.ops.lit_ort.grouped_matmul.default: False, torch.ops.lit_ort.grouped_matmul_gradient.default: True}
+)
 # The arguments of the loops of recurrent layers.
 _LOOPS: Mapping[Any, Sequence[str]] = MappingProxyType(
     {
@@ -69,7 +73,7 @@ def obstacle(graph: fx.Graph, uses_openmp: bool = False) -> str | None:
         if node.target is REGION and None in memory_of_inputs(node):
             return f"a value of {node.name} in another layout than ONNX Runtime's"
         is_native = node.target is REGION or native_lowering_of(node) is not None or is_native_loop(node)
-        is_native = is_native or (uses_openmp and is_native_loss(node))
+        is_native = is_native or (uses_openmp and (is_native_loss(node) or is_native_group(node)))
         (native if is_native else by_torch).append(node)
     unfit = next((node for node in by_torch if not _has_form(node)), None)
     if unfit is not None:
@@ -155,6 +159,19 @@ def is_native_loss(node: fx.Node) -> bool:
     _, _, _, _, _, ignore_index, _, is_low_precision, _ = node.args
     has_kernel = dtypes in ({torch.int64, dtype} for dtype in _FLOATS)
     return has_kernel and not is_low_precision and isinstance(ignore_index, int)
+
+
+def is_native_group(node: fx.Node) -> bool:
+    """Whether a node is a matmul of groups of rows that sessions on OpenMP's threads compute."""
+    if node.target not in GROUPS:
+        return False
+    left, right, ends = (value.meta["val"].dtype for value in group_inputs(node))
+    return left == right and left in _FLOATS and ends in END_DTYPES
+
+
+def group_inputs(node: fx.Node) -> list[fx.Node]:
+    """The factors of a matmul of groups, and where these end."""
+    return [value for value in node.args if isinstance(value, fx.Node)]
 
 
 def loss_inputs(node: fx.Node) -> dict[str, fx.Node]:
@@ -292,30 +309,6 @@ def _factor(e: Emitter, node: fx.Node) -> tuple[str, bool]:
     """The name of a factor, and whether it is to be transposed."""
     whole, is_transposed = untransposed(node)
     return e.value(whole), is_transposed
-
-
-def untransposed(factor: fx.Node) -> tuple[fx.Node, bool]:
-    """The value of which a matmul reads the elements in order, and whether it transposes it."""
-    is_transposed = False
-    while _transposes(factor):
-        factor, is_transposed = first_argument(factor), not is_transposed
-    return factor, is_transposed
-
-
-def _transposes(node: fx.Node) -> bool:
-    """Whether a node is a view that exchanges the last two dimensions."""
-    if not is_view(node):
-        return False
-    value, base = node.meta["val"], first_argument(node).meta["val"]
-    rank = value.dim()
-    if node.target is aten.t.default:
-        return rank == 2
-    if node.target is aten.transpose.int:
-        return {d % rank for d in node.args[1:]} == {rank - 2, rank - 1}  # type: ignore[operator]
-    if node.target is aten.permute.default:
-        order = [d % rank for d in node.args[1]]  # type: ignore[operator, union-attr]
-        return order == [*range(rank - 2), rank - 1, rank - 2] and base.dim() == rank
-    return False
 
 
 def _is_plain(node: fx.Node) -> bool:

@@ -27,6 +27,7 @@ from lit_ort.regions.placed_region import PlacedRegion, SizeArgument, from_json
 from lit_ort.regions.symbolic_size import Number, number_of, numbers_of
 from lit_ort.runtime.engines.engine_interface import (
     DOMAIN,
+    GROUPED_OPERATOR,
     KERNEL_DOMAIN,
     LOOP_OPERATOR,
     LOSS_OPERATOR,
@@ -34,7 +35,7 @@ from lit_ort.runtime.engines.engine_interface import (
     POSITION,
     REGION_OPERATOR,
 )
-from lit_ort.runtime.program import LoopNode, LossNode, MatmulNode, Phase, TorchNode
+from lit_ort.runtime.program import GroupedMatmulNode, LoopNode, LossNode, MatmulNode, Phase, TorchNode
 
 
 def readable(
@@ -75,6 +76,8 @@ def readable(
             _describe_loop(node, phase.loops[_position(node)], _unique(f"{place}.{node.op_type}".lstrip("."), taken))
         elif (node.domain, node.op_type) == (KERNEL_DOMAIN, LOSS_OPERATOR):
             _describe_loss(node, phase.losses[_position(node)], _unique(f"{place}.{node.op_type}".lstrip("."), taken))
+        elif (node.domain, node.op_type) == (KERNEL_DOMAIN, GROUPED_OPERATOR):
+            _describe_groups(node, phase.groups[_position(node)], _unique(f"{place}.{node.op_type}".lstrip("."), taken))
         elif node.domain == DOMAIN:
             _call_torch_node(result, node, phase.nodes, _unique(f"{place}.torch".lstrip("."), taken))
         else:
@@ -165,6 +168,12 @@ def _describe_loss(node: onnx.NodeProto, loss: LossNode, name: str) -> None:
     """Writes what an output layer with its cross entropy computes as attributes, and the names of its arguments."""
     reduction = "mean" if loss.mean else "sum"
     _describe(node, name, reduction=reduction, ignore_index=loss.ignore_index, arguments=list(loss.inputs))
+
+
+def _describe_groups(node: onnx.NodeProto, matmul: GroupedMatmulNode, name: str) -> None:
+    """Writes what a matmul of groups of rows computes as attributes, and the names of its arguments."""
+    arguments = ["rows", "rows" if matmul.is_gradient else "matrices", "ends"]
+    _describe(node, name, trans_a=int(matmul.is_gradient), trans_b=int(matmul.transposed), arguments=arguments)
 
 
 def _describe(node: onnx.NodeProto, name: str, **attributes: Any) -> None:

@@ -24,15 +24,16 @@ from lit_ort._compat.torch_fx import (
     is_view,
     recomputed_example,
     size_node,
+    untransposed,
 )
 from lit_ort._compat.torch_sizes import inverse_order, memory_order
 from lit_ort.lower.native_operators import (
+    is_native_group,
     is_native_loop,
     is_native_loss,
     memory_base,
     memory_of_inputs,
     permuted_base,
-    untransposed,
 )
 from lit_ort.ops.region_operator import REGION
 from lit_ort.passes.fuse_regions import MATMULS, region_that_copies
@@ -50,7 +51,7 @@ def copy_views(graph: fx.Graph) -> None:
             *added, left, right = node.args
             factors = [copier.read(node, factor, untransposed(factor)[0]) for factor in (left, right)]  # type: ignore[arg-type]
             node.args = (*(copier.read(node, one, one) for one in added), *factors)  # type: ignore[arg-type]
-        elif is_native_loop(node) or is_native_loss(node):
+        elif is_native_loop(node) or is_native_loss(node) or is_native_group(node):
             node.args = fx.map_arg(node.args, lambda one, loop=node: copier.read(loop, one, one))
         elif node.op == "output":
             node.args = fx.map_arg(node.args, lambda one, output=node: copier.returned(output, one))

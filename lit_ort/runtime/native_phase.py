@@ -75,6 +75,7 @@ class NativePhase:
             matmuls=phase.matmuls,
             loops=phase.loops,
             losses=phase.losses,
+            groups=phase.groups,
             results=len(phase.results),
             has_sizes=bool(self._sized_inputs),
             uses_openmp=uses_openmp,

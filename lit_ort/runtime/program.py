@@ -174,6 +174,26 @@ class LossNode:
 
 
 @dataclasses.dataclass(frozen=True)
+class GroupedMatmulNode:
+    """One node of an ONNX graph that is a matmul of groups of rows, or the gradient of their matrices.
+
+    Args:
+        dtype: of the factors.
+        ends_dtype: of the ends of groups.
+        sizes: the groups, the rows of all, and the columns of the left and of the right factor, as numbers or terms of
+            `lit_ort.runtime.sizes`.
+        is_gradient: whether both factors have rows, and each group's transposed rows are multiplied.
+        transposed: whether the groups' matrices are stored as their transposes.
+    """
+
+    dtype: torch.dtype
+    ends_dtype: torch.dtype
+    sizes: tuple[Any, ...]
+    is_gradient: bool
+    transposed: bool
+
+
+@dataclasses.dataclass(frozen=True)
 class ResultType:
     """The type of an output of a native session, whose memory the caller allocates.
 
@@ -219,6 +239,7 @@ class Phase:
         matmuls: its matmuls that are custom operators, likewise, if the session is native and runs on OpenMP's threads.
         loops: its loops of recurrent layers, likewise.
         losses: its output layers with cross entropy, likewise.
+        groups: its matmuls of groups of rows, likewise.
         results: the types of the outputs, if the session is native: if Python is called by torch nodes alone.
         placed: the large values of a native session, results among them.
         sizes: the dynamic sizes of the inputs of a native session, as terms.
@@ -242,15 +263,16 @@ class Phase:
     matmuls: tuple[MatmulNode, ...] = ()
     loops: tuple[LoopNode, ...] = ()
     losses: tuple[LossNode, ...] = ()
+    groups: tuple[GroupedMatmulNode, ...] = ()
     results: tuple[ResultType, ...] = ()
     placed: tuple[PlacedValue, ...] = ()
     sizes: tuple[Any, ...] = ()
     pool: str = SESSION
 
     @property
-    def kernels(self) -> tuple[RegionNode | MatmulNode | LoopNode | LossNode, ...]:
+    def kernels(self) -> tuple[RegionNode | MatmulNode | LoopNode | LossNode | GroupedMatmulNode, ...]:
         """Its nodes that are machine code, in the order in which a session has their calls."""
-        return (*self.regions, *self.matmuls, *self.loops, *self.losses)
+        return (*self.regions, *self.matmuls, *self.loops, *self.losses, *self.groups)
 
     @property
     def is_native(self) -> bool:

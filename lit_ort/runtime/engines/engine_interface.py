@@ -21,8 +21,8 @@ IN_PLACE_OPERATOR = "ATenInPlace"
 # A compiled region, a matmul, a loop of a recurrent layer, and an output layer with its cross entropy in a
 # model: their domain and operators; the attribute with the position among those of one kind is the same.
 KERNEL_DOMAIN, REGION_OPERATOR, MATMUL_OPERATOR, LOOP_OPERATOR = "lit_ort", "Region", "Matmul", "RecurrentLoop"
-LOSS_OPERATOR = "LinearCrossEntropy"
-KERNEL_OPERATORS = REGION_OPERATOR, MATMUL_OPERATOR, LOOP_OPERATOR, LOSS_OPERATOR
+LOSS_OPERATOR, GROUPED_OPERATOR = "LinearCrossEntropy", "GroupedMatmul"
+KERNEL_OPERATORS = REGION_OPERATOR, MATMUL_OPERATOR, LOOP_OPERATOR, LOSS_OPERATOR, GROUPED_OPERATOR
 # The domain of the operators that ONNX Runtime adds to the standard.
 MICROSOFT = "com.microsoft"
 # A model of one Identity node.

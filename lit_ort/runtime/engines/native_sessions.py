@@ -28,6 +28,7 @@ import torch
 from lit_ort._compat import openmp as torch_openmp
 from lit_ort._compat.held_signals import HeldSignals
 from lit_ort.errors import EngineError, SessionError
+from lit_ort.kernels.grouped_matmul_calls import GroupedMatmul, GroupedMatmulCallWords, GroupedMatmulCode
 from lit_ort.kernels.kernel_arguments import WORD
 from lit_ort.kernels.kernel_calls import Kernel
 from lit_ort.kernels.loss_calls import LossCall, LossCallWords, LossCode
@@ -66,7 +67,7 @@ from lit_ort.runtime.engines.stock.torch_node_operator import (
 )
 from lit_ort.runtime.latest import MOST_SIZES, Latest
 from lit_ort.runtime.nodes import RunState
-from lit_ort.runtime.program import LoopNode, LossNode, MatmulNode
+from lit_ort.runtime.program import GroupedMatmulNode, LoopNode, LossNode, MatmulNode
 from lit_ort.runtime.region_calls import kernels
 
 # Errors are raised, not logged.
@@ -112,6 +113,7 @@ class NativeModel(Model):
         matmuls: its matmuls that are custom operators, likewise; the sizes of each are given at a run.
         loops: its loops of recurrent layers, in the same way.
         losses: its output layers with cross entropy, in the same way.
+        groups: its matmuls of groups of rows, in the same way.
         results: the number of outputs that a run returns; the others are values whose memory a run provides.
         has_sizes: whether sizes change from run to run.
         uses_openmp: whether OpenMP's threads compute regions and matmuls.
@@ -121,6 +123,7 @@ class NativeModel(Model):
     matmuls: Sequence[MatmulNode] = ()
     loops: Sequence[LoopNode] = ()
     losses: Sequence[LossNode] = ()
+    groups: Sequence[GroupedMatmulNode] = ()
     results: int = 0
     has_sizes: bool = False
     uses_openmp: bool = False
@@ -128,7 +131,8 @@ class NativeModel(Model):
     @property
     def kernels(self) -> Mapping[str, int]:
         """The number of its kernels of each operator."""
-        return dict(zip(KERNEL_OPERATORS, map(len, (self.regions, self.matmuls, self.loops, self.losses)), strict=True))
+        nodes = self.regions, self.matmuls, self.loops, self.losses, self.groups
+        return dict(zip(KERNEL_OPERATORS, map(len, nodes), strict=True))
 
 
 class RunShapes(NamedTuple):
@@ -224,6 +228,7 @@ class NativeEngine:
                 None if uses_openmp else torch_openmp.pause_of_openmp(),
                 matmuls,
                 LossCode(kernels()) if uses_openmp else None,
+                GroupedMatmulCode(kernels()) if uses_openmp else None,
             )
         return self._pools[uses_openmp]
 
@@ -317,6 +322,7 @@ class _Pool:
         pause: ends the idle threads of OpenMP, if they are not the session's; None if nothing does.
         matmuls: the code of matmuls; None for sessions on threads of their own.
         losses: the code of output layers with cross entropy; likewise.
+        groups: the code of matmuls of groups of rows; likewise.
     """
 
     run: Callable[..., int | None]
@@ -325,6 +331,7 @@ class _Pool:
     pause: Callable[[int], int] | None
     matmuls: MatmulCode | None
     losses: LossCode | None
+    groups: GroupedMatmulCode | None
 
 
 @dataclasses.dataclass
@@ -497,7 +504,8 @@ def _calls_of(model: NativeModel, process: _Process, pool: _Pool) -> list[_Call]
     matmuls = [functools.partial(_words_of, pool.matmuls, node) for node in model.matmuls]
     loops = [functools.partial(_words_of_loop, model.uses_openmp, node) for node in model.loops]
     losses = [functools.partial(_words_of_loss, pool.losses, process, node) for node in model.losses]
-    return [_Call(make) for make in (*regions, *matmuls, *loops, *losses)]
+    groups = [functools.partial(_words_of_groups, pool.groups, node) for node in model.groups]
+    return [_Call(make) for make in (*regions, *matmuls, *loops, *losses, *groups)]
 
 
 def _words_of_region(
@@ -544,6 +552,14 @@ def _words_of_loss(code: LossCode | None, process: _Process, node: LossNode, siz
     words = LossCallWords(code, call, node.module)
     process.calls[words.address] = words
     return words
+
+
+def _words_of_groups(code: GroupedMatmulCode | None, node: GroupedMatmulNode, sizes: tuple[int, ...]) -> CallWords:
+    """The words of the calls of a matmul of groups of rows."""
+    assert code is not None
+    groups, rows, left, right = sizes
+    dtypes, kind = (node.dtype, node.ends_dtype), (node.is_gradient, node.transposed)
+    return GroupedMatmulCallWords(code, GroupedMatmul(*dtypes, groups, rows, (left, right), *kind))
 
 
 class _Values:
