@@ -13,7 +13,7 @@ import collections
 import functools
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple, NoReturn
 
@@ -69,7 +69,9 @@ class _Argument(NamedTuple):
 
 
 class MetricResult:
-    """The type of a metric's result, as far as a function that `takes_results` can tell while Dynamo traces it."""
+    """The type of a metric's result and of a collection of metrics, as far as a function that `takes_results` can tell
+    while Dynamo traces it.
+    """
 
 
 class _Result(VariableTracker):
@@ -128,6 +130,13 @@ class _LoggedResult(VariableTracker):
         self._result.read()
 
 
+class _LoggedCollection(VariableTracker):
+    """A collection of metrics as a function receives it that only keeps its arguments."""
+
+    def python_type(self) -> type:
+        return MetricResult
+
+
 class _MetricCall(NamedTuple):
     """A call of a metric that is made behind the graph.
 
@@ -179,6 +188,13 @@ def is_metric(value: Any) -> bool:
     )
 
 
+def logged_items(values: Any) -> Iterable[tuple[str, Any]]:
+    """What `log_dict` logs of a dictionary or of a collection of metrics, as Lightning's does."""
+    if not _is_collection(values):
+        return values.items()
+    return values.items(keep_base=False, copy_state=not values._enable_compute_groups)
+
+
 def is_of_metric(frame: Any) -> bool:
     """Whether a frame runs a function of torchmetrics, or a method of a metric of one's own."""
     code = frame.f_code
@@ -208,8 +224,8 @@ def _call_function(
             original(tx, fn, args, kwargs)
         return
     if _takes_results(fn):
-        args = [_logged(argument) for argument in args]
-        kwargs = {name: _logged(argument) for name, argument in kwargs.items()}
+        args = [_kept_argument(argument) for argument in args]
+        kwargs = {name: _kept_argument(argument) for name, argument in kwargs.items()}
     original(tx, fn, args, kwargs)
 
 
@@ -269,8 +285,19 @@ def _value_of(variable: Any) -> Any:
     return variable.fn if type(variable) is UserFunctionVariable else getattr(variable, "value", None)
 
 
-def _logged(argument: Any) -> Any:
-    return argument.logged if isinstance(argument, _Result) else argument
+def _kept_argument(argument: Any) -> Any:
+    """What a function that only keeps its arguments receives."""
+    if isinstance(argument, _Result):
+        return argument.logged
+    if argument.source is None or not _is_collection(_value_of(argument)):
+        return argument
+    install_guard(argument.source.make_guard(GuardBuilder.TYPE_MATCH))
+    return _LoggedCollection(source=argument.source)
+
+
+def _is_collection(value: Any) -> bool:
+    torchmetrics: Any = sys.modules.get("torchmetrics")
+    return is_metric(value) and torchmetrics.MetricCollection in type(value).__mro__
 
 
 def _places_read(log: Any) -> set[tuple[Any, int]]:

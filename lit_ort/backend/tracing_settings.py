@@ -15,7 +15,7 @@ import torch
 
 from lit_ort._compat.dynamo_events import listening, traced_in
 from lit_ort._compat.lightning import base_with_log, has_own_log, in_hook, is_from_lightning, running_hook
-from lit_ort._compat.metric_calls import MetricResult, takes_results
+from lit_ort._compat.metric_calls import MetricResult, logged_items, takes_results
 from lit_ort._compat.patching import replaced, replaced_entry
 from lit_ort._compat.recurrent_shapes import shapes_without_steps
 from lit_ort._compat.torch_dynamo import step_settings, trace_corrections, tracing_settings
@@ -40,7 +40,7 @@ class LogRecorder:
         self._module, self._log_dict = module, module.log_dict
         self._base = base_with_log(module) if has_own_log(module) else None
         self._records = None if self._base is None else _recording(module, self.log, self._base.log)
-        # A name of None: the value is a dict that a metric makes behind the graph.
+        # A name of None: the value is a dict that a metric makes behind the graph, or a collection of metrics.
         # The last element is the hook that calls `log`; manual optimization calls hooks within a step.
         self.calls: list[tuple[str | None, Any, tuple[Any, ...], dict[str, Any], str | None]] = []
 
@@ -80,7 +80,7 @@ class LogRecorder:
         self.calls.clear()
         for name, value, args, kwargs, hook in calls:
             with in_hook(self._module, hook):
-                for key, part in [(name, value)] if name is not None else value.items():
+                for key, part in [(name, value)] if name is not None else logged_items(value):
                     # Dynamo returns NumPy's numbers as arrays, which Lightning refuses.
                     number = part[()] if isinstance(part, np.ndarray) and not part.ndim else part
                     log(key, number, *args, **kwargs)

@@ -51,6 +51,9 @@ ONE_GRAPH = {
     "logged function": "self.log('a', multiclass_accuracy(o, y, num_classes=4))",
     "logged collection": "self.log_dict(self.both(o, y), prog_bar=True)",
     "logged compute": "m = self.mean\n        m.update(o.sum())\n        self.log('m', m.compute())\n        m.reset()",
+    "metric to be computed": "self.accuracy(o, y)\n        self.log('a', self.accuracy)",
+    "collection to be computed": "self.both(o, y)\n        self.log_dict(self.both, prog_bar=True)",
+    "updated collection to be computed": "self.both.update(o, y)\n        self.log_dict(self.both, prog_bar=True)",
     "logged dict": "self.log_dict({'a': self.accuracy(o, y), 'l': o.sum()})",
     "loss": "return self.own(o, y)",
     "logged loss": "loss = self.own(o, y)\n        self.log('loss', loss)\n        return loss",
@@ -124,10 +127,11 @@ class Module(nn.Module):
 
     def log(self, name: str, value: Any, **kwargs: Any) -> None:
         self.logged.append((name, kwargs))
-        self.values.append(value.detach())
+        # Lightning computes a metric at the end of the epoch.
+        self.values.append(value.detach() if isinstance(value, Tensor) else torch.tensor(0.0))
 
     def log_dict(self, values: Any, prog_bar: bool = False) -> None:
-        for name, value in values.items():
+        for name, value in values.items(**({"copy_state": False} if isinstance(values, MetricCollection) else {})):
             self.log(name, value, prog_bar=prog_bar)
 
     def compiled_step(self, engine: Any) -> Any:

@@ -133,8 +133,10 @@ class WithCollections(WithMetric):
 
     def validation_step(self, batch: tuple[Tensor, Tensor]) -> None:
         x, labels = batch
-        self.val_metrics.update(self.body(x), labels)
+        logits = self.body(x)
+        self.val_metrics.update(logits, labels)
         self.log_dict(self.val_metrics)  # pyright: ignore[reportArgumentType] - Lightning accepts a collection
+        self.log("val_loss", F.cross_entropy(logits, labels))
 
     def on_validation_epoch_end(self) -> None:
         pass
