@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,7 +39,17 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is left out of the whole is left out of its fast part too."""
+    """Samples cases, and leaves out of the fast part what is left out of the whole."""
+    cases = collections.defaultdict[tuple[str, int], list[pytest.Item]](list)
+    for item in items:
+        sampled = item.get_closest_marker("sampled")
+        if sampled is not None and item.get_closest_marker("sweep") is None:
+            cases[item.nodeid.partition("[")[0], sampled.args[0]].append(item)
+    for (_, count), ones in cases.items():
+        # By their names, so that other cases don't change which are run, and one product of options isn't favoured.
+        ones.sort(key=lambda item: zlib.crc32(item.name.encode()))
+        for item in ones[count:]:
+            item.add_marker(pytest.mark.sweep)
     for item in items:
         if item.get_closest_marker("sweep") is not None:
             item.add_marker(pytest.mark.slow)

@@ -119,6 +119,7 @@ def attached(module: Regressor, x: Tensor) -> Tensor:
     return module.head(module.hidden(x).clone()).square().mean()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("first", "second"),
     [

@@ -123,6 +123,7 @@ DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", DRAWS)
 def test_eager_draws_the_same_numbers(name: str) -> None:
     def step(x: Tensor) -> Tensor:

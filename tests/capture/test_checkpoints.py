@@ -243,6 +243,7 @@ DRAWING: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("nested", [True, pytest.param(False, marks=pytest.mark.sweep)], ids=["nested", "one"])
 @pytest.mark.parametrize("kind", ["fused", "split", "eager", "recompute"])
 @pytest.mark.parametrize("name", DRAWING)

@@ -129,6 +129,7 @@ STEPS: tuple[Callable[[nn.Sequential, Tensor], Tensor], ...] = (
 )
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("step", STEPS)
 def test_gradients_of_values_of_a_step(step: Callable[[nn.Sequential, Tensor], Tensor]) -> None:
     torch.manual_seed(0)

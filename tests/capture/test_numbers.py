@@ -40,6 +40,7 @@ BESIDE_SIZES: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("default", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", BESIDE_SIZES)
 def test_a_number_and_a_size_that_change(name: str, default: torch.dtype) -> None:

@@ -45,6 +45,7 @@ def scanned(x: Tensor, y: Tensor) -> Tensor:
     return associative_scan(combine, (x.sigmoid(), y.t()), dim=0, combine_mode="generic")[1].square().sum()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("step", [rows, nested, with_constants, two_regions, layers, scanned])
 def test_gradients_match_eager_and_fusions_fire(step: Step) -> None:
     x, y = torch.randn(3, 4, requires_grad=True), torch.randn(4, 3, requires_grad=True)

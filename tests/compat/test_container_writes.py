@@ -215,6 +215,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(("name", "owner", "most"), CASES)
 def test_contents_and_graphs(name: str, owner: str, most: int) -> None:
     effect = "a step that appends to a list of its module is compiled at every call"

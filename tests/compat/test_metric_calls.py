@@ -174,6 +174,7 @@ STEPS = {**ONE_GRAPH, **MORE_GRAPHS, "all that go on": JOINED}
 ALONE = {"call", "logged", "all that go on", *(name for name in ONE_GRAPH if "return" in ONE_GRAPH[name]), *MORE_GRAPHS}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "name",
     [
@@ -288,6 +289,7 @@ NETS = {"layer": nn.Linear(6, CLASSES), "norm": nn.Sequential(nn.Linear(6, CLASS
 OF_NORMS = ("by sum", "squared error", "mean metric")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

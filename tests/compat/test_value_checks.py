@@ -199,6 +199,7 @@ REPRESENTATIVES = ["Normal", "Bernoulli", "Beta", "Binomial", "Categorical", "LK
 REPRESENTATIVES += ["MultivariateNormal", "Poisson", "RelaxedOneHotCategorical", "Uniform", "VonMises"]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "name",
     [

@@ -263,6 +263,7 @@ class Sorted(nn.Module):
         return torch.linalg.eigvals(x @ x.T).real
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("module", "batch", "settings", "message"),
     [

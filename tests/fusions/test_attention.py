@@ -167,6 +167,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dropout", mostly(pytest.mark.sweep, [1e-9, 0.0], 2))
 @pytest.mark.parametrize("kind", ["none", "causal", "bool", "float", "gradient"])
 @pytest.mark.parametrize("shapes", SHAPES)

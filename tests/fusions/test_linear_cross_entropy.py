@@ -111,6 +111,7 @@ def test_must_not_fire(step: Step, reason: str) -> None:
     assert TARGET not in engine.compile_log.graphs[0].torch_operators
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("step", FORMS)
 def test_same_numbers(step: Step, bias: bool) -> None:

@@ -70,6 +70,7 @@ CASES: dict[str, tuple[tuple[int, ...], Callable[[Tensor, Tensor], Any]]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CASES)
 def test_same_results_as_eager(name: str) -> None:
     engine = assert_same_step(Filled(*CASES[name]), lambda module, x: module(x), torch.randn(4, 3, 5))

@@ -49,6 +49,7 @@ def test_no_other_dropout(kind: Any, layers: int, probability: float, training: 
     assert fired(engine) == 1
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("batch_first", mostly(pytest.mark.sweep, [True, False], 2))
 @pytest.mark.parametrize("bias", mostly(pytest.mark.sweep, [True, False], 2))

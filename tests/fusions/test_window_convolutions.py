@@ -56,6 +56,7 @@ STAYS: dict[str, Step] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", FIRED)
 def test_it_fires(name: str) -> None:
     assert_fires(fusion.NAME, Layers(), FIRED[name][0], torch.randn(4, 9, WIDTH), FIRED[name][1])

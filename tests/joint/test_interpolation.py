@@ -42,6 +42,7 @@ def step(module: Any, x: Tensor) -> Tensor:
     return module(x)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("rank", "settings"),
     [
@@ -63,6 +64,7 @@ def test_interpolation_is_not_decomposed(rank: int, settings: dict[str, Any]) ->
     assert not any("index" in name for name in graph.torch_operators)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("rank", "settings"),

@@ -32,6 +32,7 @@ def gates(x: torch.Tensor, w: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6)).exp().sum((0, 1)).std()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("function", [residual, attention, gates])
 def test_a_step_through_regions_is_as_near_to_the_exact_one_as_eager(

@@ -189,6 +189,7 @@ def test_metrics(name: str) -> None:
 
 
 # Every tenth one, since most metrics have a binary, a multiclass and a multilabel form.
+@pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", mostly(pytest.mark.sweep, [*CLASSIFICATION, *REGRESSION], 10))
 def test_all_metrics(name: str) -> None:

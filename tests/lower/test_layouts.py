@@ -102,6 +102,7 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
 SAMPLE = ("attention of images with channels last", "GroupNorm with channels last", "GroupNorm of a slice")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [n if n in SAMPLE else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
 def test_same_as_eager(name: str) -> None:
     function, x = CASES[name]

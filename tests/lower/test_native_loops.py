@@ -79,6 +79,7 @@ def check(step: Step, *shapes: tuple[int, int], dynamic: bool | None = False, to
     assert_native(engine)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("kind", "read"), mostly_swept(KINDS, READS))
 @pytest.mark.parametrize("has_states", [True, pytest.param(False, marks=pytest.mark.sweep)])
 def test_results_that_are_read(kind: str, read: str, has_states: bool) -> None:
@@ -95,6 +96,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("kind", "name"), mostly_swept(KINDS, OPTIONS))
 def test_options(kind: str, name: str) -> None:
     options = OPTIONS[name]
@@ -102,11 +104,13 @@ def test_options(kind: str, name: str) -> None:
     check(step.double() if "dtype" in options else step, (4, 3))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_sizes_that_change(kind: str) -> None:
     check(Step(kind, "all results", True, bidirectional=True), (4, 3), (6, 2), (1, 1), (9, 17), dynamic=True)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("kind", "is_long"), mostly_swept(KINDS, (True, False)))
 def test_blocks_of_several_threads(kind: str, is_long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lit_ort.kernels.recurrent_loop._ONE_BLOCK", 0)
@@ -153,6 +157,7 @@ PACKED: list[tuple[str, dict[str, Any], torch.dtype]] = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kind", "case"), mostly_swept(KINDS, PACKED))
 def test_packed_sequences(
     kind: str, case: tuple[str, dict[str, Any], torch.dtype], monkeypatch: pytest.MonkeyPatch

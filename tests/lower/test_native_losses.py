@@ -91,12 +91,14 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("options", mostly(pytest.mark.sweep, CASES, 7), ids=str)
 def test_losses(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
     small_chunks(monkeypatch)
     check(Step(options), batch(options), tolerance=1e-5 if options.dtype == torch.float32 else 1e-13)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("classes", [600, 607, 608, 609, 640, 641])
 def test_numbers_of_classes(classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss_arguments, "CHUNK_BYTES", 100 * classes * 4)

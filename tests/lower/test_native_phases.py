@@ -89,6 +89,7 @@ MATMULS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
 }
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("dtype", mostly(pytest.mark.sweep, [torch.float32, torch.float64], 2), ids=str)
 @pytest.mark.parametrize("name", MATMULS)
 def test_matmuls(name: str, dtype: torch.dtype) -> None:
@@ -126,6 +127,7 @@ RESULTS: dict[str, Callable[[Tensor, Tensor], Any]] = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", RESULTS)
 def test_results(name: str) -> None:
     assert_same(RESULTS[name], draw(4, 4), draw(4, 4), tolerance=1e-4)
@@ -206,6 +208,7 @@ MIXED: dict[str, Callable[[Tensor, Tensor], Any]] = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", MIXED)
 def test_other_operators_are_in_torch_nodes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = assert_same(MIXED[name], draw(4, 4), draw(4, 4))
@@ -254,6 +257,7 @@ STRIDED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", STRIDED)
 def test_what_is_apart_in_memory_is_reduced_in_regions(name: str, uses_openmp: bool) -> None:
     function = STRIDED[name]
@@ -436,6 +440,7 @@ IMAGES: dict[str, Callable[[Tensor, Tensor], Any]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("is_native", [True, False], ids=["native", "torch nodes"])
 @pytest.mark.parametrize("name", mostly(pytest.mark.sweep, IMAGES, 5))
 def test_images_with_channels_last(name: str, is_native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -470,6 +475,7 @@ COMPLEX: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", COMPLEX)
 def test_complex_values_between_torch_nodes(name: str) -> None:
     engine = assert_same(lambda x, w: COMPLEX[name](x, w).square().mean(), draw(4, 6), draw(6, 6))

@@ -103,6 +103,7 @@ def weighted(value: Tensor) -> Tensor:
 
 
 # One in twelve operators of torch's database is compared too, with its samples.
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("operator", mostly(pytest.mark.sweep, CASES, 4))
 def test_gradients_match_eager(operator: str) -> None:
     def results(a: Tensor, b: Tensor) -> list[Tensor]:
@@ -127,6 +128,7 @@ def test_gradients_match_eager(operator: str) -> None:
         torch.testing.assert_close(value, reference, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("soft", [False, True])

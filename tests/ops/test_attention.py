@@ -135,6 +135,7 @@ def test_the_same_weights_are_dropped_in_both_directions(causal: bool) -> None:
     torch.testing.assert_close((result * case.grad()).sum(), (of_value * case.inputs()[2]).sum())
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.usefixtures("pieces")
 @pytest.mark.parametrize("p", mostly(pytest.mark.sweep, [0.4, 0.0], 2))

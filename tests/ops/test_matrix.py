@@ -119,6 +119,7 @@ def kernel_and_torch(target: torch._ops.OpOverload, *args: object, **kwargs: obj
     return result, target(*args, **kwargs), allocator.contains(result)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("transposed", ["", "left", "right"])
 def test_kernels_match_torch_in_the_given_memory(transposed: str, dtype: torch.dtype) -> None:

@@ -29,6 +29,7 @@ def cumulative(x: Tensor, weight: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     return sums, (weight @ weight).exp() * sums.sum()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_short_sums_are_regions(case: tuple[Tensor, int]) -> None:
     x, dim = case

@@ -163,6 +163,7 @@ STEPS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", list(STEPS))
 def test_a_step_is_eagers(name: str) -> None:
     assert_like_eager(STEPS[name], nn.Linear(8, 8), torch.randn(6, 8), backend())
@@ -173,6 +174,7 @@ def test_a_step_is_eagers(name: str) -> None:
 MORE_REGIONS = {"half of the rows": 1, "a norm": 1, "rolled": -2}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name", mostly(pytest.mark.sweep, (name for name in STEPS if not name.startswith(("strides", "two outputs"))), 5)
 )
@@ -269,6 +271,7 @@ ACTIVATIONS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_gradients_of_activations_are_regions(name: str) -> None:
     layer, activation, engine = nn.Linear(4, 16), ACTIVATIONS[name], backend()

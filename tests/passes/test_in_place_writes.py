@@ -66,6 +66,7 @@ def test_no_value_is_copied(step: Step) -> None:
     assert not copies(engine)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("index", IDS)
 def test_a_write_of_any_slice_is_in_place(index: str) -> None:
     scope: dict[str, Any] = {}
@@ -182,6 +183,7 @@ CHANGES: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("windows", WINDOWS)
 def test_copies_of_windows_that_share_memory_are_written(windows: str, change: str) -> None:

@@ -36,6 +36,7 @@ KEPT: dict[str, Case] = {
 }
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["sizes", "any_sizes"])
 @pytest.mark.parametrize(("name", "case"), [*ADDED.items(), *KEPT.items()], ids=[*ADDED, *KEPT])
 def test_gradients_are_eagers(name: str, case: Case, dynamic: bool) -> None:

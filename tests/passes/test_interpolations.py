@@ -25,6 +25,7 @@ class Pyramid(nn.Module):
         return self.head(torch.cat(levels, 1)).square().mean()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("has_convolution", [True, False])
 @pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
 def test_a_step_with_interpolations(mode: str, has_convolution: bool) -> None:

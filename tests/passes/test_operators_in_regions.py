@@ -105,6 +105,7 @@ def step_of(name: str, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return (result, *torch.autograd.grad((result * 1.3).sigmoid().sum(), (x, y)))
 
 
+@pytest.mark.sampled(30)
 @pytest.mark.filterwarnings("ignore:std:UserWarning")
 @pytest.mark.parametrize(
     ("shape", "dtype"),

@@ -276,6 +276,7 @@ def test_embedding_gradient_must_not_overwrite_memory_in_use() -> None:
         assert_same_step(Module(), function, torch.randn(6, WIDTH))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("step", [embedded, padded, tied, three_gradients])
 @pytest.mark.parametrize("disabled", [(), ("embedding_gradient",)])
 def test_embedding_gradients_in_regions(step: Step, disabled: tuple[str, ...]) -> None:

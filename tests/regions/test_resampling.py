@@ -42,6 +42,7 @@ TORCH_NODES: dict[str, Function] = {
 }
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", [*REGIONS, *TORCH_NODES])
 def test_results_and_gradients_are_eagers(name: str, dtype: torch.dtype) -> None:

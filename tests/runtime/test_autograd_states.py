@@ -40,6 +40,7 @@ def linear() -> nn.Linear:
     return nn.Linear(3, 4)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("outside", OUTSIDE)
 @pytest.mark.parametrize("inside", INSIDE)
 def test_grad_modes(outside: str, inside: str) -> None:

@@ -48,6 +48,7 @@ def network(*inside: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), *inside, nn.Linear(6, 1))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("function", [summed, pytest.param(step, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize(("what", "loss"), list(itertools.product(SET_ON, LOSSES)))
@@ -228,6 +229,7 @@ SHARED = [
 ]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("function", "read", "roots", "positions"), SHARED)
 def test_gradients_of_results_that_share_their_memory(
     function: Callable[..., Any], read: Callable[..., Any], roots: str, positions: tuple[int, ...]

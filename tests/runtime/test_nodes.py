@@ -73,6 +73,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("label", [7, -3])
 @pytest.mark.parametrize("name", LOSSES)
 def test_an_invalid_label_is_named(name: str, label: int) -> None:
@@ -141,6 +142,7 @@ LARGE = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float64, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("name", LARGE)
 def test_large_results_and_gradients(name: str, dtype: torch.dtype) -> None:

@@ -176,6 +176,7 @@ SLOW = ("Adafactor", "AdamW", "Lamb", "LookSAM", "ScheduleFreeAdamW", "TwoPoints
 OTHERS = sorted({*TORCHS, *OF_OTHERS} - {*FAST, *SLOW})
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "optimizer",
     [

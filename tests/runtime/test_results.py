@@ -120,6 +120,7 @@ VIEWS: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("has_gradients", [True, False])
 @pytest.mark.parametrize("change", ["mul_", "detach_"])
 @pytest.mark.parametrize("name", VIEWS)

@@ -35,6 +35,7 @@ def low_thresholds(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(importlib.import_module(name), threshold, value)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", mostly(pytest.mark.sweep, CASES, 12))
 def test_steps_are_those_of_eager(name: str) -> None:
     test_steps.test_same_as_eager(name)

@@ -90,6 +90,7 @@ def _is_float(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("function", NUMBERS)
 def test_numbers_that_change(function: Callable[..., Any]) -> None:
     numbers = (1, 2, 5, 3) if function is tensor_of_one else (0.25, 0.5, 0.7, 0.3)

@@ -210,6 +210,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.filterwarnings("ignore:.*training_step. returned .None", "ignore:.*runs in eager PyTorch")

@@ -103,6 +103,7 @@ def assert_same_options(found: dict[str, Any], expected: dict[str, Any]) -> None
         assert (a.pop("lr"), a) == (pytest.approx(b.pop("lr")), b)
 
 
+@pytest.mark.sampled(3)
 @every_optimizer
 def test_ten_steps_as_in_eager(optimizer: str) -> None:
     expected, found = (fit(s, Optimized(optimizer)) for s in ("auto", strict()))

@@ -81,6 +81,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.filterwarnings(
     "ignore:Swapping scheduler:UserWarning", "ignore:You requested to overfit but enabled:UserWarning"
 )
@@ -303,6 +304,7 @@ MODULES: dict[str, Make] = {
 
 
 # Dynamo creates an instance of a Function.
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("make", MODULES.values(), ids=MODULES)
 def test_same_run_of(make: Make) -> None:

@@ -85,6 +85,7 @@ def fit(
     return module.seen
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("compile", ["always", "auto"])
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
 def test_steps_draw_what_eager_draws(draw: Callable[[Tensor], Tensor], compile: Literal["always", "auto"]) -> None:
@@ -256,6 +257,7 @@ def test_the_first_step_has_compiled_parts_and_branches_on_tensors(compile: Lite
 OUTSIDE = torch.compiler.disable(DRAWS["noise"])
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
 @pytest.mark.parametrize("compile", ["always", "auto"])
 @pytest.mark.parametrize("steps", [6, 8], ids=["inside_epoch", "between_epochs"])

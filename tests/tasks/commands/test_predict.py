@@ -80,6 +80,7 @@ def test_masks_are_filled(berts: dict[str, Path]) -> None:
     assert "has no [MASK] to fill" in predict(f"run={berts[MASKED_MODEL]}", "text=the list").stderr
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

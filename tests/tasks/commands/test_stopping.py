@@ -139,6 +139,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.slow
 @pytest.mark.parametrize(("hook", "count", "options"), CASES, ids=str)
 def test_a_resumed_run_has_the_batches_and_weights_of_an_uninterrupted_one(

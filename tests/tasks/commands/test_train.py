@@ -227,6 +227,7 @@ def test_several_runs_have_a_folder_each(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert sorted(path.parent.name for path in folder.glob("*/results.json")) == ["0-eager", "1-eager"]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("override", "message"),
     [
