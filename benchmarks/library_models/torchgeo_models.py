@@ -53,9 +53,9 @@ def _height(generator: torch.Generator) -> dict[str, Tensor]:
     return {"mask": torch.randn(_SIZE, _SIZE, generator=generator)}
 
 
-def _train(fit: Fit, task: Callable[..., Any], target: Any, **options: Any) -> nn.Module:
+def _train(fit: Fit, make: Callable[..., Any], target: Any, **options: Any) -> nn.Module:
     pl.seed_everything(0, verbose=False)
-    module = task(weights=None, in_channels=_CHANNELS, **options)
+    module = make(weights=None, in_channels=_CHANNELS, **options)
     training, validation = (
         DataLoader(_Samples(count * _BATCH, seed, target), batch_size=_BATCH) for count, seed in ((20, 0), (2, 1))
     )
@@ -63,8 +63,8 @@ def _train(fit: Fit, task: Callable[..., Any], target: Any, **options: Any) -> n
     return module
 
 
-def _of(task: str, target: Any, **options: Any) -> Any:
-    return functools.partial(_train, task=getattr(trainers, task), target=target, **options)
+def _of(name: str, target: Any, **options: Any) -> Any:
+    return functools.partial(_train, make=getattr(trainers, name), target=target, **options)
 
 
 _SEGMENTATION = {"backbone": "resnet18", "num_classes": _CLASSES}
