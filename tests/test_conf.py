@@ -122,6 +122,7 @@ def test_every_experiment_composes_and_instantiates(experiment: str, tmp_path: P
         assert make(config, group)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("task", choices("task"))
 @pytest.mark.parametrize("debug", choices("debug"))
 def test_every_debug_overlay_sets_the_trainer_of_every_task(debug: str, task: str, tmp_path: Path) -> None:

@@ -143,6 +143,7 @@ def graphs_of(name: str, statements: str, engine: Any) -> int:
     return len(engine.compile_log.breaks)
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", mostly(pytest.mark.slow, ONE_GRAPH | MORE_GRAPHS, 6))
 def test_exceptions_and_graphs(name: str) -> None:
     effect = "a step that raises for values of tensors has several graphs"

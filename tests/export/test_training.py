@@ -61,6 +61,7 @@ SLOW = ("convolutions",)
 SWEEP = sorted(CASES.keys() - {"MLP", *SLOW})
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name",
     [

@@ -74,6 +74,7 @@ def tolerance(options: Options) -> float:
     return 1e-5 if options.dtype == torch.float32 else 1e-13
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("options", "ends"), CASES, ids=str)
 @pytest.mark.usefixtures("on_openmp")
 def test_a_session_computes_them(options: Options, ends: Sequence[int]) -> None:
@@ -85,6 +86,7 @@ def test_a_session_computes_them(options: Options, ends: Sequence[int]) -> None:
     assert graph.operators_after["GroupedMatmul"] == 3
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("options", "ends"), CASES, ids=str)
 def test_a_torch_node_computes_them(options: Options, ends: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openmp, "uses_openmp", lambda: False)

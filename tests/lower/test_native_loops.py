@@ -117,6 +117,7 @@ def test_blocks_of_several_threads(kind: str, is_long: bool, monkeypatch: pytest
     check(Step(kind, "all results", True), (40, 2) if is_long else (3, 40))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_values_in_the_memory_of_a_run(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placed_values, "_FEWEST_BYTES", 0)

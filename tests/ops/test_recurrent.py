@@ -130,6 +130,7 @@ def test_values_that_are_not_finite_spread_as_in_eager(mode: str, value: float) 
     torch.testing.assert_close(layer_of(*detached(args))[0], expected, equal_nan=True)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_gradcheck_and_opcheck(mode: str) -> None:

@@ -165,6 +165,7 @@ def test_memory_and_threads_are_flat() -> None:
     assert used[1][1] <= used[0][1]
 
 
+@pytest.mark.sampled(2)
 def test_a_session_ends_with_its_graph() -> None:
     def one() -> None:
         torch.compiler.reset()
@@ -353,6 +354,7 @@ def test_accumulated_gradients() -> None:
     torch.testing.assert_close(accumulated, expected)
 
 
+@pytest.mark.sampled(2)
 def test_a_value_of_each_run_that_is_kept_keeps_no_more_than_its_own_memory() -> None:
     module, pool = Wide(), BufferPool()
     step = torch.compile(module, backend=ORTBackend(ORTOptions(), pool=pool))

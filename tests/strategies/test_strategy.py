@@ -609,6 +609,7 @@ FAST_PLACES = ("before the graph", "outside, late")
 SLOW_PLACES = ("late", "on_before_backward", "optimizer_step")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:optimizer_in_graph=True. the optimizer steps after the backward")
 @pytest.mark.parametrize("in_graph", [False, pytest.param(True, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize(
