@@ -199,8 +199,9 @@ def _grid_sampler(x: Tensor, grid: Tensor, mode: int, padding: int, align_corner
 def _embedding_bag(input: Tensor, weight: Tensor, offsets: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
     names = ("max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse", "per_sample_weights")
     settings = {**dict(zip(names, args, strict=False)), **kwargs}
-    others = {name: value for name, value in settings.items() if name != "mode" and value and name != "norm_type"}
-    if input.dim() != 2 or others:
+    # A padding index of 0 is one.
+    others = [value for name, value in settings.items() if name not in ("mode", "norm_type")]
+    if input.dim() != 2 or any(value is not None and value is not False for value in others):
         return NotImplemented
     rows = torch.nn.functional.embedding(input, weight)
     mode = settings.get("mode", "mean")

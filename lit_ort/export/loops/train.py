@@ -75,7 +75,7 @@ def train(batches, learning_rate=1e-3, seed=0):
                 binding.bind_ortvalue_output(f"{name}.next", new[name])
             for name, array in {**numbers, **batch}.items():
                 if name in given:
-                    binding.bind_cpu_input(name, np.ascontiguousarray(array))
+                    binding.bind_cpu_input(name, np.asarray(array, order="C"))
             for name in reports:
                 binding.bind_output(name)
             step.run_with_iobinding(binding)
