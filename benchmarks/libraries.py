@@ -61,6 +61,9 @@ LIBRARIES: Mapping[str, Library] = {
     "pytorch-tabular": Library("pytorch-tabular requests", "tabular_models", "pytorch_lightning"),
     "scvi-tools": Library("scvi-tools", "scvi_models"),
     "chemprop": Library("chemprop", "chemprop_models"),
+    "timm": Library("timm", "timm_models"),
+    "torchgeo": Library("torchgeo", "torchgeo_models"),
+    "rl4co": Library("rl4co", "rl4co_models"),
 }
 
 

@@ -22,8 +22,7 @@ def _train(fit: Fit, model: Any, env: Any, **options: Any) -> nn.Module:
     policy = AttentionModelPolicy(env_name=environment.name, embed_dim=64, num_encoder_layers=2, num_heads=4)
     sizes = {"train_data_size": 20 * _BATCH, "val_data_size": 2 * _BATCH, "test_data_size": _BATCH}
     module = model(environment, policy=policy, batch_size=_BATCH, **sizes, **options)
-    options = {key: value for key, value in fit.quiet_options.items() if key != "logger"}
-    pl.Trainer(**options, logger=False, max_epochs=fit.epochs).fit(module)
+    pl.Trainer(**fit.quiet_options, max_epochs=fit.epochs).fit(module)
     return module
 
 

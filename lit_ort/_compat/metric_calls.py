@@ -297,7 +297,7 @@ def _kept_argument(argument: Any) -> Any:
 
 def _is_collection(value: Any) -> bool:
     torchmetrics: Any = sys.modules.get("torchmetrics")
-    return is_metric(value) and torchmetrics.MetricCollection in type(value).__mro__
+    return torchmetrics is not None and torchmetrics.MetricCollection in type(value).__mro__
 
 
 def _places_read(log: Any) -> set[tuple[Any, int]]:

@@ -72,6 +72,7 @@ MORE_GRAPHS = {
     "logged item": "self.log('a', self.both(o, y)['f1'])",
     "logged and compared": "a = self.accuracy(o, y)\n        if a is None: o = o * 2\n        self.log('a', a)",
     "logged with positions": "self.log_dict(self.both(o, y), True)",
+    "collection with positions": "self.both(o, y)\n        self.log_dict(self.both, True)",
     "a collection of one's own": "d = self.both(o, y)\n        self.log_dict({**d, 'l': o.sum()})",
     "caught": "try: self.accuracy(o, y)\n        except ValueError: pass",
 }
