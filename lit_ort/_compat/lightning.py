@@ -158,6 +158,19 @@ def is_checkpoint_wrapper(plugin: Any) -> bool:
     return any(kind.__name__ == "_WrappingCheckpointIO" and is_from_lightning(kind) for kind in type(plugin).__mro__)
 
 
+def generator_states() -> dict[str, Any]:
+    """The states of Python's, NumPy's and torch's generators on the CPU."""
+    from lightning.fabric.utilities.seed import _collect_rng_states
+
+    return _collect_rng_states(include_cuda=False)
+
+
+def set_generator_states(states: dict[str, Any]) -> None:
+    from lightning.fabric.utilities.seed import _set_rng_states
+
+    _set_rng_states(states)
+
+
 def running_hook(module: Any) -> str | None:
     """The hook or step of a module that Lightning is calling, by which it names what is logged."""
     return getattr(module, "_current_fx_name", None)

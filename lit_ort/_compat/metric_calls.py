@@ -188,6 +188,11 @@ def is_metric(value: Any) -> bool:
     )
 
 
+def value_to_log(value: Any) -> Any:
+    """What Lightning logs of a value in a step: of a metric that is called its value for the batch."""
+    return value._forward_cache if is_metric(value) else value
+
+
 def logged_items(values: Any) -> Iterable[tuple[str, Any]]:
     """What `log_dict` logs of a dictionary or of a collection of metrics, as Lightning's does."""
     if not _is_collection(values):

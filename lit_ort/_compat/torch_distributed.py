@@ -8,13 +8,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import fx, nn
 from torch._C._distributed_c10d import _resolve_process_group
 from torch.nn.parallel import DistributedDataParallel
 
 from lit_ort._compat.patching import replaced
 from lit_ort._compat.torch_dynamo import graphs_by_bucket
 
+_OF_TORCH = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::")
+# The names of this package's collectives end with this.
+_OF_RANKS = "_ranks"
 _FIRST_BUCKET = "_DEFAULT_FIRST_BUCKET_BYTES"
 
 
@@ -45,6 +48,12 @@ def graphs_of_buckets(wrapper: DistributedDataParallel) -> Iterator[None]:
 def prepare_backward_after_forward(wrapper: DistributedDataParallel, enabled: bool) -> None:
     """Sets whether a wrapper's forward prepares the reduction of gradients in the next backward."""
     wrapper.require_backward_grad_sync = enabled
+
+
+def has_collectives(graph: fx.Graph) -> bool:
+    """Whether a graph waits for other processes."""
+    names = (n.target._schema.name for n in graph.nodes if isinstance(n.target, torch._ops.OpOverload))
+    return any(name.startswith(_OF_TORCH) or name.endswith(_OF_RANKS) for name in names)
 
 
 def saved_micro_batches(stage: Any) -> Mapping[int, Any]:

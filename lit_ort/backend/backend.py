@@ -25,6 +25,7 @@ from lit_ort._compat.fabric import keep_backward_checks
 from lit_ort._compat.recurrent_shapes import shapes_without_steps
 from lit_ort._compat.tensor_hooks import take_hooks, take_inputs
 from lit_ort._compat.torch import have_tangents, unhooked
+from lit_ort._compat.torch_distributed import has_collectives
 from lit_ort._compat.torch_dynamo import (
     COMPILE_LOCK,
     ignore_traces_of_other_threads,
@@ -359,7 +360,7 @@ class CompiledGraph:
                 executable.check.before_run(arguments)
             return executable(tensors, numbers)
         except SharedMemoryError as error:
-            if self._backend.options.fallback == "error":
+            if self._must_raise:
                 raise
             if not self._warned:
                 self._warned = True
@@ -367,7 +368,7 @@ class CompiledGraph:
             return self._in_eager(arguments)
         except SessionError as error:
             # No input has been changed yet, unless an optimizer has used gradients in the run.
-            if self._backend.options.fallback == "error" or self._backend.options.optimizer_in_graph:
+            if self._must_raise or self._backend.options.optimizer_in_graph:
                 raise_for_failed_check(self._original, arguments, self._backend.options.precision)
                 raise
             try:
@@ -378,6 +379,11 @@ class CompiledGraph:
             self._backend.fall_back(self._original.graph, tensors, perf_counter(), str(error))
             self._executables[key] = None
             return results
+
+    @property
+    def _must_raise(self) -> bool:
+        """Whether a session's error ends the run: other ranks would not run a graph with collectives once more."""
+        return self._backend.options.fallback == "error" or has_collectives(self._original.graph)
 
     def _in_form(
         self, form: Form, key: tuple[Any, ...], keys: tuple[Any, ...], tensors: Sequence[torch.Tensor]

@@ -11,6 +11,7 @@ from torch import fx
 
 from lit_ort._compat.devices import device_of
 from lit_ort._compat.torch import TorchDispatchMode
+from lit_ort._compat.torch_distributed import has_collectives
 from lit_ort._compat.torch_fx import inputs_of
 from lit_ort.backend.eager import in_float32, in_float64, run_in_eager
 from lit_ort.backend.executable import Executable
@@ -92,6 +93,7 @@ class Check:
             graph=self._name,
             exact=lambda *inputs: (in_float32 if low else in_float64)(original, inputs),
             low=low,
+            together=has_collectives(original.graph),
             root=_root(signature),
         )
 
@@ -110,6 +112,7 @@ def require_agreement(
     graph: str,
     exact: Callable[..., Any],
     low: bool = False,
+    together: bool = False,
     root: int | None = None,
 ) -> tuple[str, ...]:
     """Compares outputs and gradients, and returns those with the largest errors.
@@ -127,6 +130,8 @@ def require_agreement(
         exact: runs the graph in a wider dtype. Errors are relative to it, and `SLACK` times the errors of `eager` are
             accepted in addition to the tolerance.
         low: whether the graph is in bfloat16, so that it is compared with `exact` from the start.
+        together: whether all ranks run the graph together, which has collectives: then all comparisons are made, since
+            the ranks can disagree about which are needed.
         root: the output at which the backward starts; None for all that require a gradient.
 
     Raises:
@@ -136,10 +141,10 @@ def require_agreement(
     actual = _outputs_and_gradients(compiled, arguments, names, root)
     expected = _outputs_and_gradients(exact, arguments, names, root, DropoutOff()) if low else rounded
     errors, wrong = _compared(expected, [rounded], actual, tolerance)
-    if wrong and not low:
+    if (wrong or together) and not low:
         expected = _exact_or(rounded, lambda: _outputs_and_gradients(exact, arguments, names, root, DropoutOff()))
         errors, wrong = _compared(expected, [rounded], actual, tolerance)
-    if wrong and not low:
+    if (wrong or together) and not low:
         others = (_perturbed(arguments, seed) for seed in range(_PERTURBATIONS))
         roundings = [rounded, *(_outputs_and_gradients(eager, one, names, root, DropoutOff()) for one in others)]
         errors, wrong = _compared(expected, roundings, actual, tolerance)

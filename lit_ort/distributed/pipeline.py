@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lit_ort._compat.torch_distributed import saved_micro_batches
+from lit_ort.distributed.loss_weights import Weight, weight_of
 from lit_ort.errors import OptionsError, SessionError, UnsupportedError
 from lit_ort.runtime.random import SEEDS, SeedSource, draw_from, draw_seed, seeded
 
@@ -91,16 +92,22 @@ class Pipeline(nn.Module):
         stages: functions that create the stages; stages of other processes are not created. The input and the output of
             a stage are tensors whose first dimension is the batch. The random initial weights of a stage depend only on
             torch's seed and the stage's number.
-        loss: returns the mean over a batch, float32[], from the last stage's output and the targets.
+        loss: returns the mean over a batch, float32[], from the last stage's output and the targets. It has no
+            parameters.
+        weight: returns how much targets weigh in the mean, a number. None counts rows, and for torch's cross entropies
+            the targets that aren't ignored, with the weights of their classes. Pass it if your own loss leaves out
+            targets, such as those of padding: `lambda targets: (targets != 0).sum()`.
 
     Raises:
         UnsupportedError: the number of stages doesn't fit the number of processes.
+        OptionsError: the loss is not a mean.
     """
 
-    def __init__(self, stages: Sequence[Callable[[], nn.Module]], loss: Loss) -> None:
+    def __init__(self, stages: Sequence[Callable[[], nn.Module]], loss: Loss, weight: Weight | None = None) -> None:
         super().__init__()
         self.count = len(stages)
         self.loss = loss
+        self.weight = weight or weight_of(loss)
         self.placement = _placement.get()
         own = range(self.count) if self.placement is None else _own_stages(self.count, self.placement)
         self.stages = nn.ModuleDict({str(number): _initialized(stages[number], number) for number in own})
@@ -129,6 +136,9 @@ class Pipeline(nn.Module):
             return schedule.evaluate(inputs, targets)
         parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
         loss, gradients = schedule.train(inputs, targets, parameters)
+        if not parameters:
+            # Lightning calls the loss's backward in all processes.
+            parameters, gradients = [torch.zeros((), requires_grad=True)], [None]
         return _LossWithGradients.apply(loss, gradients, *parameters)
 
     def runner(self, number: int) -> Callable[..., Any]:
@@ -195,13 +205,14 @@ class _ScheduledStage(nn.Module):
     if the batch size is not divisible, rows are added, which the last stage ignores.
     """
 
-    def __init__(self, pipeline: Pipeline, number: int, batch: int) -> None:
+    def __init__(self, pipeline: Pipeline, number: int) -> None:
         super().__init__()
         self.stage = pipeline.stages[str(number)]
         self._run = pipeline.runner(number)
         self._number = number
         self._is_last = number == pipeline.count - 1
-        self._batch = batch
+        # Before the first call, which is torch's for the shapes, with values of no meaning.
+        self._buffers_before: list[Tensor] | None = None
         self.in_flight = 0
         # The values that torch's stage saved for pending backwards, by micro-batch.
         self.saved: Mapping[int, Any] = {}
@@ -211,6 +222,7 @@ class _ScheduledStage(nn.Module):
         hidden: Tensor,
         targets: Tensor | None = None,
         rows: Tensor | None = None,
+        share: Tensor | None = None,
         seed: Tensor | None = None,
     ) -> Tensor:
         """Runs the stage on one micro-batch.
@@ -218,25 +230,40 @@ class _ScheduledStage(nn.Module):
         Args:
             hidden: the inputs of the batch or the previous stage's output.
             targets: for the last stage.
-            rows: for the last stage: the number of the micro-batch's rows that were not added.
+            rows: for the last stage: int64[1], the number of the micro-batch's rows that were not added.
+            share: for the last stage: float[1], the micro-batch's weight in the batch's mean loss.
             seed: in training: int64[1], the seed of all random numbers.
         """
         self.in_flight = max(self.in_flight, len(self.saved) + 1)
+        self._keep_buffers()
         if seed is None:
-            return self._result(hidden, targets, rows)
+            return self._result(hidden, targets, rows, share)
         source = SeedSource(torch.Generator().manual_seed(int(seed)), self._number)
         with seeded(int(seed), self._number, hidden.device), draw_from(source):
-            return self._result(hidden, targets, rows)
+            return self._result(hidden, targets, rows, share)
 
-    def _result(self, hidden: Tensor, targets: Tensor | None, rows: Tensor | None) -> Tensor:
+    def _keep_buffers(self) -> None:
+        """Undoes what the first call has written into buffers, such as statistics of batch normalizations."""
+        if self._buffers_before is None:
+            self._buffers_before = [buffer.clone() for buffer in self.stage.buffers()]
+        elif self._buffers_before:
+            for buffer, before in zip(self.stage.buffers(), self._buffers_before, strict=True):
+                buffer.detach().copy_(before)
+            self._buffers_before = []
+
+    def _result(self, hidden: Tensor, targets: Tensor | None, rows: Tensor | None, share: Tensor | None) -> Tensor:
         if not self._is_last:
             return self._run(hidden)
         assert targets is not None
         assert rows is not None
+        assert share is not None
         count = int(rows)
+        if not float(share):
+            # The mean over no targets is not a number.
+            return _zero_of(hidden[:count])
         is_full = count == len(hidden)
         loss = self._run(*((hidden, targets) if is_full else (hidden[:count], targets[:count])))
-        return (loss * (count / self._batch)).reshape(1)
+        return (loss * float(share)).reshape(1)
 
 
 class _Schedule:
@@ -253,7 +280,8 @@ class _Schedule:
 
         self._placement = placement
         self.backward = backward
-        self._stage_modules = [_ScheduledStage(pipeline, int(number), batch) for number in pipeline.stages]
+        self._weight = pipeline.weight
+        self._stage_modules = [_ScheduledStage(pipeline, int(number)) for number in pipeline.stages]
         stages = [
             pipelining.PipelineStage(module, int(number), pipeline.count, placement.device, group=placement.group)
             for number, module in zip(pipeline.stages, self._stage_modules, strict=True)
@@ -263,13 +291,19 @@ class _Schedule:
         self._is_first = stages[0].is_first
         self._is_last = stages[-1].is_last
         schedule = getattr(pipelining, SCHEDULES[placement.schedule])
-        self._schedule = schedule(
-            stages if placement.schedule == INTERLEAVED else stages[0],
-            placement.micro_batches,
-            # The losses of micro-batches are shares of the mean, so their sum is the batch's loss.
-            loss_fn=_share if backward else None,
-            scale_grads=False,
-        )
+        try:
+            self._schedule = schedule(
+                stages if placement.schedule == INTERLEAVED else stages[0],
+                placement.micro_batches,
+                # The losses of micro-batches are shares of the mean, so their sum is the batch's loss.
+                loss_fn=_share if backward else None,
+                scale_grads=False,
+            )
+        except ValueError as error:
+            raise UnsupportedError(
+                f"schedule={placement.schedule!r} with micro_batches={placement.micro_batches} and {pipeline.count} "
+                f"stages: {error}. Use another number of micro-batches, such as {2 * pipeline.count}."
+            ) from error
         rows = _balanced(batch, placement.micro_batches)
         self._rows = torch.tensor(rows)
         self._order = _row_indices(rows)
@@ -290,7 +324,7 @@ class _Schedule:
         gradients = [parameter.grad for parameter in parameters]
         for parameter, gradient in zip(parameters, accumulated, strict=True):
             parameter.grad = gradient
-        self._average(gradients)
+        self._average(gradients, parameters)
         return self._shared(losses), gradients
 
     @torch.no_grad()
@@ -311,7 +345,14 @@ class _Schedule:
     def _arguments(self, inputs: Tensor, targets: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         """The arguments of the schedule: the inputs for the first stage, the targets for the last one."""
         args = (inputs[self._order],) if self._is_first else ()
-        return args, {"targets": targets[self._order], "rows": self._rows} if self._is_last else {}
+        if not self._is_last:
+            return args, {}
+        return args, {"targets": targets[self._order], "rows": self._rows, "share": self._shares(targets)}
+
+    def _shares(self, targets: Tensor) -> Tensor:
+        """The weight of each micro-batch in the mean loss, float64[micro-batches]."""
+        weights = [float(self._weight(part)) for part in targets.split(self._rows.tolist())]
+        return torch.tensor(weights, dtype=torch.float64) / sum(weights)
 
     def _shared(self, losses: Sequence[Tensor]) -> Tensor:
         """Sends the batch's loss from the last stage's process to all processes; averaged over pipelines."""
@@ -322,16 +363,28 @@ class _Schedule:
         dist.all_reduce(total, group=replicas)
         return total / replicas.size()
 
-    def _average(self, gradients: Sequence[Tensor | None]) -> None:
+    def _average(self, gradients: list[Tensor | None], parameters: Sequence[Tensor]) -> None:
+        """Averages the gradients of the parameters over the replicas, in place."""
         replicas = self._placement.replicas
         if replicas.size() == 1:
             return
+        # A parameter can be unused in some of the replicas alone.
+        is_used = torch.tensor([gradient is not None for gradient in gradients], dtype=torch.uint8)
+        dist.all_reduce(is_used, dist.ReduceOp.MAX, group=replicas)
+        for k in is_used.nonzero().flatten().tolist():
+            gradients[k] = torch.zeros_like(parameters[k]) if gradients[k] is None else gradients[k]
         present = [gradient for gradient in gradients if gradient is not None]
         works = [dist.all_reduce(gradient, group=replicas, async_op=True) for gradient in present]
         for work, gradient in zip(works, present, strict=True):
             assert work is not None
             work.wait()
             gradient.div_(replicas.size())
+
+
+def _zero_of(hidden: Tensor) -> Tensor:
+    """Zero, float[1], whose gradients are zeros."""
+    wide = hidden.float() if hidden.dtype in (torch.bfloat16, torch.float16) else hidden
+    return ((wide * 0.0).sum() + torch.zeros((), requires_grad=True)).reshape(1)
 
 
 def _share(output: Tensor, rows: Tensor) -> Tensor:

@@ -7,18 +7,22 @@ Source: Shoeybi et al., Megatron-LM, 2019 (arXiv:1909.08053).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lit_ort._compat.torch_distributed import refuse_fast_path
 from lit_ort.distributed.collectives import largest_over_ranks, same_on_ranks, sum_over_ranks
 from lit_ort.errors import UnsupportedError
+
+# The part by which equal norms of gradients can differ by rounding.
+_DIFFERENT = 1e-2
 
 
 @dataclass(frozen=True)
@@ -153,15 +157,24 @@ class VocabularyEmbedding(nn.Module):
                 "Remove it from tensor_plan."
             )
         self._shard = shard
+        self._words = layer.num_embeddings
         self._first = _first_of(layer.num_embeddings, shard)
         self.weight = _part(layer.weight, Cut(0), shard)
 
     def forward(self, words: Tensor) -> Tensor:
         local = words - self._first
-        count = self.weight.shape[0]
-        is_local = (local >= 0) & (local < count)
-        embedded = F.embedding(local.clamp(0, count - 1), self.weight)
+        is_local = (local >= 0) & (local < self.weight.shape[0])
+        embedded = F.embedding(_places(words, local, is_local, _in(words, self._words)), self.weight)
         return sum_over_ranks(embedded * is_local.unsqueeze(-1).to(embedded.dtype), self._shard.group)
+
+
+def _in(words: Tensor, count: int) -> Tensor:
+    return (words >= 0) & (words < count)
+
+
+def _places(words: Tensor, local: Tensor, is_local: Tensor, is_valid: Tensor) -> Tensor:
+    """The rows of a rank's part: the first one for a word of another rank, none for what is no word, as in eager."""
+    return torch.where(is_local, local, torch.where(is_valid, 0, words))
 
 
 class VocabularyCrossEntropy(nn.Module):
@@ -198,7 +211,8 @@ class VocabularyCrossEntropy(nn.Module):
         total = sum_over_ranks(shifted.exp().sum(-1), group)
         local = targets - _first_of(self.words, self._shard)
         is_local = (local >= 0) & (local < count)
-        local_logits = shifted.gather(-1, local.clamp(0, count - 1).unsqueeze(-1)).squeeze(-1)
+        is_valid = _in(targets, self.words) | (targets == self._ignored)
+        local_logits = shifted.gather(-1, _places(targets, local, is_local, is_valid).unsqueeze(-1)).squeeze(-1)
         target_logits = sum_over_ranks(local_logits * is_local.to(local_logits.dtype), group)
         weights = (targets != self._ignored).to(local_logits.dtype)
         return ((total.log() - target_logits) * weights).sum() / weights.sum()
@@ -264,6 +278,41 @@ def shard(module: nn.Module, plan: Mapping[str, str], part: Shard) -> None:
     for layer in module.modules():
         if isinstance(layer, VocabularyCrossEntropy):
             layer.words = words
+    _require_pair(plan)
+
+
+def _require_pair(plan: Mapping[str, str]) -> None:
+    """Logits of some words can only be used by a loss that sums over processes."""
+    pair = ("output", "cross_entropy")
+    own = [style for style in pair if style in plan.values()]
+    if len(own) == 1:
+        other = next(style for style in pair if style not in own)
+        raise UnsupportedError(
+            f"tensor_plan has the style {own[0]!r} without {other!r}, so that a loss of all words would get the logits "
+            "of some. Name both layers, or neither."
+        )
+
+
+def require_equal_gradients(parameters: Iterable[tuple[str, Tensor]], group: dist.ProcessGroup) -> None:
+    """Requires that whole parameters have the same gradients on all ranks, which run the same batch.
+
+    Raises:
+        UnsupportedError: they differ: a parameter is used where each rank has its own values, as between a layer that
+            is sharded by columns and one by rows.
+    """
+    whole = [(name, p.grad) for name, p in parameters if p.grad is not None and cut_of(p) is None]
+    if not whole:
+        return
+    norms = torch.stack([gradient.norm().double() for _, gradient in whole])
+    bounds = torch.cat([norms, -norms])
+    dist.all_reduce(bounds, dist.ReduceOp.MAX, group=group)
+    largest, smallest = bounds[: len(norms)], -bounds[len(norms) :]
+    wrong = (largest - smallest > _DIFFERENT * largest).nonzero().flatten().tolist()
+    if wrong:
+        raise UnsupportedError(
+            f"{whole[wrong[0]][0]} has another gradient on each process: it is used between layers that tensor_plan "
+            "shards, where each process has its own values. Remove the layers around it from tensor_plan."
+        )
 
 
 def _tied_names(module: nn.Module) -> dict[str, list[str]]:

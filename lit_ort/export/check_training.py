@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,11 +15,17 @@ from lit_ort.export.check import FIX_SIZE, error_of, resized, run_cases
 from lit_ort.export.export_result import Checked
 from lit_ort.export.exported_graph import dynamic_dimensions
 from lit_ort.export.seeded_random import SeededRandom
+from lit_ort.export.side_effects import changed_attributes
 from lit_ort.export.step_function import LOSS, Step, prediction_names
-from lit_ort.export.step_optimizers import STEP, Optimizer, Tensors
+from lit_ort.export.step_optimizers import OPTIMIZER, STEP, Optimizer, Tensors
 from lit_ort.export.training_files import Models
+from lit_ort.export.write import require_close
 
 STEPS, SLOW = 3, 1e-3
+_AS_BUFFER = (
+    "Steps change {}, of which the models have the first value. If results depend on it, register it as a buffer and "
+    "write into that"
+)
 # Below this part of the largest gradient, a gradient can be rounding alone, as that of a bias before a normalization.
 # Adam follows its sign.
 _NOISE = 1e-4
@@ -61,6 +67,7 @@ def check_training(
     trainable: Sequence[str],
     optimizer: Optimizer,
     clip_norm: float | None,
+    tolerance: float,
 ) -> tuple[Checked, ...]:
     """Takes steps at the batch's sizes and at half of them, as far as they are dynamic, each from the state of eager's.
 
@@ -74,27 +81,60 @@ def check_training(
         trainable: the names of the parameters that are trained.
         optimizer: the optimizer.
         clip_norm: the largest norm of all gradients together, or None.
+        tolerance: the largest error to accept.
 
     Raises:
-        ExportError: a session rejects a model, or results have another shape.
+        ExportError: a session rejects a model, results differ, the loss is not finite, or the step changes parameters
+            or buffers that are constants in the models.
     """
     batches = list(_batches(step, dynamic_dimensions(models.train)))
+    evaluated = _evaluated(step, batches[0])
     twin = copy.deepcopy(step)
-    twin.set_mode(training=False)
-    with torch.no_grad(), SeededRandom(torch.tensor(0)):
-        results = twin(*batches[0])
-    evaluated = {LOSS: results.loss, **results.logged, **prediction_names(step, results.predictions)}
     twin.set_mode(training=True)
     eager = _Eager(twin, trainable, optimizer, clip_norm, models.state)
     cases, expected = [], []
     for k, batch in enumerate(batches):
         cases.append((*batch, *eager.state().values()))
         expected.append(eager.step(batch, k))
+    _require_finite(step, expected[0].values[LOSS])
+    _require_state(step, twin, models.state)
     found = run_cases(_RUN, folder, cases, (*step.names, *models.state))
     shapes = [{n: tuple(t.shape) for n, t in zip(step.names, batch, strict=True)} for batch in batches]
     first = _compared(shapes[0], evaluated, found["evaluated"], {}, " in eval mode")
     steps = enumerate(zip(shapes, expected, strict=True))
-    return (first, *(_compared(s, e.values, found[str(k)], e.noise, f" of step {k + 1}") for k, (s, e) in steps))
+    later = (_compared(s, e.values, found[str(k)], e.noise, f" of step {k + 1}") for k, (s, e) in steps)
+    checked = (first, *later)
+    changed = changed_attributes(step.module, twin.module)
+    require_close(checked, tolerance, remedy=_AS_BUFFER.format(", ".join(changed)) if changed else None)
+    return checked
+
+
+def _evaluated(step: Step, batch: Sequence[Tensor]) -> Tensors:
+    """The results in eval mode, by name."""
+    twin = copy.deepcopy(step)
+    twin.set_mode(training=False)
+    with torch.no_grad(), SeededRandom(torch.tensor(0)):
+        results = twin(*batch)
+    return {LOSS: results.loss, **results.logged, **prediction_names(step, results.predictions)}
+
+
+def _require_finite(step: Step, loss: Tensor) -> None:
+    if not loss.isfinite():
+        raise ExportError(
+            f"The loss of {type(step.module).__name__} for the batch is {float(loss)}, with which nothing can be "
+            "compared. Pass a batch with a finite loss. verify=False writes the models without a comparison."
+        )
+
+
+def _require_state(step: Step, after: Step, state: Collection[str]) -> None:
+    """Requires that steps in eager changed no parameters and buffers other than the state."""
+    before, now = ({k: v for part in s.parameters_and_buffers() for k, v in part.items()} for s in (step, after))
+    for name in before.keys() - set(state):
+        if error_of(now[name], before[name]):
+            raise ExportError(
+                f"The training step of {type(step.module).__name__} changes {name} in a way that can't be traced. "
+                f"Write into it instead, as in `{name}.copy_(value)`."
+            )
 
 
 def _batches(step: Step, dynamic: Mapping[str, Mapping[int, str]]) -> Iterator[tuple[Tensor, ...]]:
@@ -104,8 +144,8 @@ def _batches(step: Step, dynamic: Mapping[str, Mapping[int, str]]) -> Iterator[t
         tensors = resized(step.names, step.batch, dynamic, lambda size: -(-size // 2), only_first)
         try:
             loss = copy.deepcopy(step)(*tensors).loss
-        # For example, a convolution whose kernel is larger than its input.
-        except (RuntimeError, ValueError, IndexError):
+        # User code can raise any exception: for example, a convolution's kernel is larger than its input.
+        except Exception:
             break
         if loss.isnan():
             break
@@ -141,7 +181,7 @@ class _Eager:
         values = {**self._state, **parameters, **buffers}
         for name, parameter in self._trained.items():
             own = self._eager.state.get(parameter, {})
-            values |= {f"optimizer.{slot}.{name}": own[slot] for slot in self._optimizer.slots if slot in own}
+            values |= {f"{OPTIMIZER}.{slot}.{name}": own[slot] for slot in self._optimizer.slots if slot in own}
             values |= {STEP: own["step"]} if "step" in own else {}
         return {name: values[name].clone() for name in self._state}
 
@@ -184,9 +224,10 @@ def _compared(
 
 def _scale(name: str, value: Tensor, values: Tensors) -> float:
     """A factor of the error of an optimizer's tensor: a gradient that is zero up to rounding has no relative error."""
-    slot = name.split(".")[1] if name.startswith("optimizer.") and name != STEP else None
+    slot = name.split(".")[1] if name.startswith(f"{OPTIMIZER}.") and name != STEP else None
     if slot is None or not value.numel():
         return 1.0
-    largest = max(float(v.abs().max()) for n, v in values.items() if n.startswith(f"optimizer.{slot}.") and v.numel())
+    slots = (v for n, v in values.items() if n.startswith(f"{OPTIMIZER}.{slot}.") and v.numel())
+    largest = max((float(v.abs().max()) for v in slots), default=0.0)
     own = max(float(value.abs().max()), 1e-12)
     return own / max(own, 1e-2 * largest)

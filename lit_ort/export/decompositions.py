@@ -274,7 +274,11 @@ def onnx_forms() -> Decompositions:
     def elements(x: Any) -> Any:
         return op.Size(x)
 
-    return {torch.ops.prims.prod.default: product, aten.sym_numel.default: elements}
+    def same(x: Any) -> Any:
+        return op.Identity(x)
+
+    prims = torch.ops.prims
+    return {prims.prod.default: product, prims.view_of.default: same, aten.sym_numel.default: elements}
 
 
 _OWN: Decompositions = {

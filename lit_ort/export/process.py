@@ -10,6 +10,8 @@ from lit_ort.errors import ExportError
 
 # Errors at interpreter shutdown would be printed after the relevant one.
 _QUIET_END = "import sys\nsys.unraisablehook = lambda _: None\n"
+# The first line of an exception's message.
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*: ")
 # Locations in ONNX Runtime's source in error messages.
 _ORIGIN = re.compile(r"/onnxruntime_src/\S+ .*?(?=\[ONNXRuntimeError\])|/onnxruntime_src/\S+ .*? was false\. ")
 
@@ -23,10 +25,12 @@ def run_python(source: str, *arguments: str, problem: str, remedy: str) -> None:
         problem, remedy: the text of the error if the program fails.
 
     Raises:
-        ExportError: the program failed; the error has the last line of its stderr.
+        ExportError: the program failed; the error has the message at the end of its stderr.
     """
     command = [sys.executable, "-c", f"{_QUIET_END}{source}", *arguments]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
         lines = result.stderr.strip().splitlines() or [f"exit code {result.returncode}"]
-        raise ExportError(f"{problem}: {_ORIGIN.sub('', lines[-1]).rstrip('. ')}. {remedy}")
+        first = next((k for k in reversed(range(len(lines))) if _EXCEPTION.match(lines[k])), len(lines) - 1)
+        message = " ".join(line.strip() for line in lines[first:])
+        raise ExportError(f"{problem}: {_ORIGIN.sub('', message).rstrip('. ')}. {remedy}")

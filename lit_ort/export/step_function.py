@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,17 +13,20 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lit_ort._compat.lightning import is_from_lightning
+from lit_ort._compat.metric_calls import value_to_log
 from lit_ort._compat.torch import seen_inside
 from lit_ort.errors import ExportError
 from lit_ort.export.call import FORWARD, TRAINING_STEP, function_of, names_of, tensors_of
 from lit_ort.export.differentiable_forms import FORMS, DifferentiableForms
 from lit_ort.export.seeded_random import SeededRandom
-from lit_ort.export.step_optimizers import Optimizer, Tensors, clipped
+from lit_ort.export.side_effects import undone
+from lit_ort.export.step_optimizers import Optimizer, Tensors, clipped, state_names
 from lit_ort.export.trainer import without_trainer
 
 LOSS, RATE, SEED = "loss", "learning_rate", "seed"
 # The name of a new value is that of the old one with this suffix.
 NEXT = ".next"
+_FLOATS = (torch.float16, torch.float32, torch.float64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +53,8 @@ class Step(nn.Module):
         dropout: whether dropout is computed.
 
     Raises:
-        ExportError: the module can't be copied, the step rejects the batch, or there is no loss.
+        ExportError: the module can't be copied, the step rejects the batch, there is no loss, or tensors have a type
+            without kernels.
     """
 
     def __init__(self, module: nn.Module, batch: Any, dropout: bool) -> None:
@@ -69,7 +73,10 @@ class Step(nn.Module):
         taken = {n for n, _ in [*module.named_parameters(), *module.named_buffers()]} | {LOSS, RATE, SEED}
         self.names = tuple(f"batch_{n}" if n in taken else n for n in names)
         self.batch = tuple(tensor.contiguous() for tensor in tensors)
-        self.logged = tuple(self._tried().logged)
+        parameters, buffers = self.parameters_and_buffers()
+        self._taken = {*parameters, *buffers, *self.names, *state_names(parameters), LOSS, RATE, SEED}
+        _require_kernels({**parameters, **buffers, **dict(zip(self.names, self.batch, strict=True))})
+        self.logged, self.logged_in_eval = (tuple(self._tried(training).logged) for training in (True, False))
 
     def set_mode(self, training: bool) -> None:
         """Sets the module to eval mode, or to the modes that its parts have in training."""
@@ -77,9 +84,16 @@ class Step(nn.Module):
         for part, mode in zip(self.module.modules(), self._modes if training else (), strict=training):
             part.training = mode
 
-    def _tried(self) -> Results:
+    def unused(self, name: str, taken: Collection[str] = ()) -> str:
+        """A name for an output that no other value has."""
+        while name in self._taken or name in taken or name.endswith(NEXT):
+            name = f"{name}_out"
+        return name
+
+    def _tried(self, training: bool) -> Results:
         """The results of a call with the batch, which leaves no traces."""
         twin = copy.deepcopy(self)
+        twin.set_mode(training)
         try:
             with torch.random.fork_rng(devices=[]):
                 return twin(*self.batch)
@@ -106,7 +120,7 @@ class Step(nn.Module):
         # The forms of attention for a CPU draw dropout in other places, or have no decomposition.
         with (
             _logging(self.module) as logged,
-            _last_call(self.module) as calls,
+            _main_call(self.module) as calls,
             seen_inside(FORMS),
             DifferentiableForms(self._dropout),
             sdpa_kernel(SDPBackend.MATH),
@@ -114,9 +128,9 @@ class Step(nn.Module):
             value = self._result(self.module, tensors)
         loss = _loss_in(value, f"{type(self.module).__name__}.{self._name}")
         own = _without_loss(value)
-        returned = own if not calls or (self._name == FORWARD and tensors_of(own)) else calls[-1]
+        returned = own if not calls or (self._name == FORWARD and tensors_of(own)) else calls[0]
         predictions = dict(zip(names_of(returned), tensors_of(returned), strict=True))
-        return Results(loss, {name: v for name, v in logged.items() if name != LOSS}, predictions)
+        return Results(loss, {self.unused(name): v for name, v in logged.items() if name != LOSS}, predictions)
 
 
 class StepFunction(nn.Module):
@@ -151,16 +165,23 @@ def training_function(
     state = {**parameters, **buffers, **optimizer.state_of(own)}
 
     def outputs_of(values: Mapping[str, Tensor]) -> Tensors:
-        leaves = {name: values[name].detach().requires_grad_() for name in trainable}
-        new_buffers = {name: values[name].clone() for name in buffers}
+        copies = {name: values[name].detach().clone() for name in (*parameters, *buffers)}
+        leaves = {name: copies[name].requires_grad_() for name in trainable}
         step.set_mode(training=True)
         with SeededRandom(values[SEED]):
-            results = _called(step, {**{n: values[n] for n in parameters}, **leaves, **new_buffers}, values)
+            results, changed = _called(step, {**copies, **leaves}, values)
+            if not results.loss.requires_grad:
+                raise ExportError(
+                    f"The loss of {type(step.module).__name__} depends on none of the parameters that are trained. "
+                    "Return a loss that does, or select others with trainable=."
+                )
             found = torch.autograd.grad(results.loss, list(leaves.values()), allow_unused=True)
         gradients = {name: value for name, value in zip(leaves, found, strict=True) if value is not None}
         with torch.no_grad():
             gradients = gradients if clip_norm is None else clipped(gradients, clip_norm)
-            new = {**optimizer.updated(values, gradients, values[RATE]), **new_buffers}
+            # The step itself can write into parameters, as into those of a teacher.
+            own = {name: value.detach() for name, value in changed.items() if not value.is_complex()}
+            new = {**own, **optimizer.updated({**values, **own}, gradients, values[RATE])}
         return {**_reported(results), **{f"{name}{NEXT}": value for name, value in new.items()}}
 
     return StepFunction(step, {**state, **extra, **dict(zip(step.names, step.batch, strict=True))}, outputs_of)
@@ -173,8 +194,7 @@ def evaluation_function(step: Step) -> StepFunction:
     def outputs_of(values: Mapping[str, Tensor]) -> Tensors:
         step.set_mode(training=False)
         with torch.no_grad(), SeededRandom(torch.tensor(0)):
-            state = {**{n: values[n] for n in parameters}, **{n: values[n].clone() for n in buffers}}
-            results = _called(step, state, values)
+            results, _ = _called(step, {name: values[name].clone() for name in (*parameters, *buffers)}, values)
         return {**_reported(results), **prediction_names(step, results.predictions)}
 
     return StepFunction(step, {**parameters, **buffers, **dict(zip(step.names, step.batch, strict=True))}, outputs_of)
@@ -182,13 +202,16 @@ def evaluation_function(step: Step) -> StepFunction:
 
 def prediction_names(step: Step, predictions: Tensors) -> Tensors:
     """Predictions under names that no input and no logged value has."""
-    taken = {*step.names, LOSS, *step.logged}
-    return {f"{name}_out" if name in taken else name: value for name, value in predictions.items()}
+    return {step.unused(name, step.logged_in_eval): value for name, value in predictions.items()}
 
 
-def _called(step: Step, state: Tensors, values: Mapping[str, Tensor]) -> Results:
+def _called(step: Step, state: Tensors, values: Mapping[str, Tensor]) -> tuple[Results, Tensors]:
+    """The results of a call with other parameters and buffers, and what these are afterwards."""
     replaced = {f"module.{name}": value for name, value in state.items()}
-    return torch.func.functional_call(step, replaced, tuple(values[name] for name in step.names))
+    with undone(step.module):
+        # Updates the dictionary with what the call assigns.
+        results = torch.func.functional_call(step, replaced, tuple(values[name] for name in step.names))
+    return results, {name.removeprefix("module."): value for name, value in replaced.items()}
 
 
 def _reported(results: Results) -> Tensors:
@@ -201,6 +224,7 @@ def _logging(module: nn.Module) -> Iterator[Tensors]:
     logged: Tensors = {}
 
     def log(name: str, value: Any, *_: Any, **__: Any) -> None:
+        value = value_to_log(value)
         if isinstance(value, Tensor) and value.numel() == 1:
             logged[name] = value.detach().reshape(())
 
@@ -215,20 +239,22 @@ def _logging(module: nn.Module) -> Iterator[Tensors]:
 
 
 @contextlib.contextmanager
-def _last_call(module: nn.Module) -> Iterator[list[Any]]:
-    """Collects the results of the module or, if its step doesn't call it, of parts with parameters that it calls."""
+def _main_call(module: nn.Module) -> Iterator[list[Any]]:
+    """Holds the last result of the module or, if its step doesn't call it, of a part with parameters that it calls."""
     results: list[Any] = []
+    is_of_module = False
     depth = 0
 
     def enter(*_: Any) -> None:
         nonlocal depth
         depth += 1
 
-    def leave(_part: nn.Module, _args: Any, result: Any) -> None:
-        nonlocal depth
+    def leave(part: nn.Module, _args: Any, result: Any) -> None:
+        nonlocal depth, is_of_module
         depth -= 1
-        if not depth:
-            results.append(result)
+        if not depth and (part is module or not is_of_module):
+            results[:] = [result]
+            is_of_module = part is module
 
     parts = [part for part in module.modules() if any(True for _ in part.parameters())]
     handles = [handle for p in parts for handle in (p.register_forward_pre_hook(enter), p.register_forward_hook(leave))]
@@ -237,6 +263,15 @@ def _last_call(module: nn.Module) -> Iterator[list[Any]]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _require_kernels(tensors: Mapping[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and tensor.dtype not in _FLOATS:
+            raise ExportError(
+                f"{name} is of {tensor.dtype}, for which onnxruntime has no kernels on a CPU. Convert the module and "
+                "its batch with .float()."
+            )
 
 
 def _copied(module: nn.Module) -> nn.Module:

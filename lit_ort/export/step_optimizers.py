@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -13,7 +13,9 @@ from torch import Tensor
 from lit_ort.errors import ExportError
 
 Tensors = dict[str, Tensor]
-STEP = "optimizer.step"
+# State of the optimizer is named after its kind and its parameter.
+OPTIMIZER = "optimizer"
+STEP = f"{OPTIMIZER}.step"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Optimizer:
     def state_of(self, parameters: Mapping[str, Tensor]) -> Tensors:
         """The state before the first step."""
         state = {
-            f"optimizer.{slot}.{name}": torch.zeros_like(value, requires_grad=False)
+            f"{OPTIMIZER}.{slot}.{name}": torch.zeros_like(value, requires_grad=False)
             for slot in self.slots
             for name, value in parameters.items()
         }
@@ -54,7 +56,7 @@ class Optimizer:
         """
         found: Tensors = {STEP: values[STEP] + 1} if self.counts else {}
         for name, gradient in gradients.items():
-            keys = [f"optimizer.{slot}.{name}" for slot in self.slots]
+            keys = [f"{OPTIMIZER}.{slot}.{name}" for slot in self.slots]
             state = [values[key] for key in keys]
             results = self.update(values[name], gradient, *state, rate, found.get(STEP), **self.settings)
             found.update(zip((name, *keys), results, strict=True))
@@ -133,7 +135,7 @@ def optimizer_of(name: str, settings: Mapping[str, Any]) -> Optimizer:
     """An optimizer with settings of its own.
 
     Raises:
-        ExportError: there is no such optimizer or setting.
+        ExportError: there is no such optimizer or setting, or torch's refuses a value.
     """
     if name not in OPTIMIZERS:
         raise ExportError(f"optimizer={name!r} is unknown. Use one of {', '.join(OPTIMIZERS)}.")
@@ -145,8 +147,18 @@ def optimizer_of(name: str, settings: Mapping[str, Any]) -> Optimizer:
                 "the learning rate is an input of each step."
             )
     merged = {**optimizer.settings, **settings}
+    try:
+        optimizer.eager([torch.zeros(1)], **merged)
+    except (ValueError, TypeError) as error:
+        raise ExportError(f"optimizer_settings={dict(settings)}: {error}. Use values of torch's {name}.") from error
     slots = () if name == "sgd" and not merged["momentum"] else optimizer.slots
     return dataclasses.replace(optimizer, settings=MappingProxyType(merged), slots=slots)
+
+
+def state_names(parameters: Iterable[str]) -> set[str]:
+    """The names that the state of any optimizer can have."""
+    slots = {slot for optimizer in OPTIMIZERS.values() for slot in optimizer.slots}
+    return {STEP, *(f"{OPTIMIZER}.{slot}.{name}" for name in parameters for slot in slots)}
 
 
 def clipped(gradients: Mapping[str, Tensor], norm: float) -> Tensors:

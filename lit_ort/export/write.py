@@ -139,20 +139,21 @@ def sizes_of(model: onnx.ModelProto, names: Sequence[str]) -> dict[str, tuple[in
     return {name: tuple(dynamic[name].get(k, dim.dim_value) for k, dim in enumerate(dims[name])) for name in names}
 
 
-def require_close(checked: Sequence[Checked], tolerance: float, form: str = "") -> None:
+def require_close(checked: Sequence[Checked], tolerance: float, form: str = "", remedy: str | None = None) -> None:
     """Raises ExportError if an error exceeds the tolerance.
 
     Args:
         checked: the errors at each size, first at the batch's own.
         tolerance: the largest error to accept.
         form: the form of the model for the message, such as ` in int8`.
+        remedy: what to do about an error, if that is known.
     """
     for comparison in checked:
         # The negation also rejects NaN.
         if not comparison.error <= tolerance:
             is_batch_size = comparison.shapes == checked[0].shapes
-            remedy = "Use another form or a larger tolerance" if is_batch_size else FIX_SIZE
+            default = "Use another form or a larger tolerance" if is_batch_size else FIX_SIZE
             raise ExportError(
                 f"The exported model{form} has an error of {comparison.error:.1e} of the largest value in "
-                f"{comparison.output} at {comparison.shapes}, but tolerance={tolerance:g}. {remedy}."
+                f"{comparison.output} at {comparison.shapes}, but tolerance={tolerance:g}. {remedy or default}."
             )

@@ -157,6 +157,10 @@ class ORTPipelineStrategy(ProcessesMixin, Unwrapped, EitherDDPStrategy):
         super().load_optimizer_state_dict({"optimizer_states": states})
 
 
+def _parameters_of(loss: Callable[..., Any]) -> list[str]:
+    return [name for name, _ in loss.named_parameters()] if isinstance(loss, nn.Module) else []
+
+
 def _require_stages(module: nn.Module) -> None:
     pipelines = [(name, part) for name, part in module.named_modules() if isinstance(part, Pipeline)]
     inside = tuple(f"{name}." for name, _ in pipelines)
@@ -166,6 +170,12 @@ def _require_stages(module: nn.Module) -> None:
         raise UnsupportedError(
             f"strategy='ort_pipeline' trains the stages of a lit_ort.Pipeline that {type(module).__name__} creates in "
             f"configure_model, but {problem}. Put all parameters into stages, or use strategy='ort_ddp'."
+        )
+    in_loss = [f"{name}.loss.{own}" for name, part in pipelines for own in _parameters_of(part.loss)]
+    if in_loss:
+        raise UnsupportedError(
+            f"{in_loss[0]} is a parameter of a Pipeline's loss, which only the last stage's process computes. Put it "
+            "into the last stage."
         )
     if any(part.placement is None for _, part in pipelines):
         raise UnsupportedError(

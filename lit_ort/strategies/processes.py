@@ -16,10 +16,12 @@ import torch.distributed as dist
 from torch.distributed import DistError
 
 from lit_ort._compat.lightning import (
+    generator_states,
     leave_samplers_alone,
     note_sigterm,
     own_class_of,
     replace_sigterm_handler,
+    set_generator_states,
     synchronizes_layers,
 )
 from lit_ort._compat.torch_distributed import end_with_parent
@@ -157,10 +159,13 @@ def _stop_after_the_batch(trainer: Any, signum: int, _: Any) -> None:
 
 
 def draw_as_first(group: dist.ProcessGroup) -> None:
-    """Sets torch's generator to the state of that of a group's first process: all then draw the same order of data."""
-    state = torch.get_rng_state()
-    dist.broadcast(state, dist.get_global_rank(group, 0), group=group)
-    torch.set_rng_state(state)
+    """Sets Python's, NumPy's and torch's generators to the states of those of a group's first process.
+
+    All then draw the same order of data.
+    """
+    states = [generator_states()]
+    dist.broadcast_object_list(states, dist.get_global_rank(group, 0), group=group)
+    set_generator_states(states[0])
 
 
 def take_from_first(module: torch.nn.Module, group: dist.ProcessGroup) -> None:

@@ -14,7 +14,7 @@ from typing_extensions import Unpack
 from lit_ort._compat.lightning import plain_optimizer
 from lit_ort.distributed import merged_state
 from lit_ort.distributed.clipping import with_shared_norm
-from lit_ort.distributed.tensor_parallel import Shard, cut_of, cuts, shard
+from lit_ort.distributed.tensor_parallel import Shard, cut_of, cuts, require_equal_gradients, shard
 from lit_ort.errors import UnsupportedError
 from lit_ort.strategies.arguments import ProcessArguments
 from lit_ort.strategies.either_package import EitherDDPStrategy
@@ -52,6 +52,8 @@ class ORTTensorStrategy(ProcessesMixin, Unwrapped, EitherDDPStrategy):
     """
 
     strategy_name = "ort_tensor"
+    # Optimizer steps whose gradients are compared between the processes: the first one of each optimizer.
+    _unchecked_steps = 0
 
     def __init__(
         self,
@@ -108,6 +110,14 @@ class ORTTensorStrategy(ProcessesMixin, Unwrapped, EitherDDPStrategy):
         super().setup_optimizers(trainer)
         for optimizer in self.optimizers:
             _require_elementwise(optimizer)
+        self._unchecked_steps = len(self.optimizers)
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
+        loss = super().optimizer_step(*args, **kwargs)
+        if self._unchecked_steps:
+            self._unchecked_steps -= 1
+            require_equal_gradients(self.lightning_module.named_parameters(), _world())
+        return loss
 
     # Checkpoints have the form of a single process.
 

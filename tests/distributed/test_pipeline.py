@@ -12,13 +12,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from lightning.pytorch import LightningModule, seed_everything
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler
 
 import lit_ort
 from lit_ort import ORTPipelineStrategy
 from lit_ort.errors import OptionsError
-from tests.distributed.models import Staged
+from tests.distributed.models import Staged, frozen_stage, normalized_stage
 from tests.lightning_models import Net, loader, trainer
 from tests.ranks import message_of, run_on_ranks
 
@@ -56,6 +56,18 @@ RUNS: dict[str, tuple[dict[str, Any], Callable[[], Staged], dict[str, Any]]] = {
     "interleaved": ({"schedule": "interleaved"}, partial(Staged, 4), {"limit_val_batches": 1}),
     "three micro-batches": ({"micro_batches": 3}, Staged, {}),
     "accumulation and clip": ({}, Staged, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.05}),
+    # Of 10 rows, three have no other class than the ignored one in a micro-batch.
+    "ignored classes, a frozen stage": (
+        {"micro_batches": 5},
+        partial(Staged, first=frozen_stage, loss=nn.CrossEntropyLoss(torch.arange(1.0, 5), ignore_index=0)),
+        {},
+    ),
+    # Whose statistics are those of micro-batches.
+    "batch normalization": (
+        {"schedule": "gpipe", "micro_batches": 1},
+        partial(Staged, last=normalized_stage),
+        {"limit_val_batches": 1},
+    ),
     "64-true": ({}, Staged, {"gradient_clip_val": 0.05, "precision": "64-true"}),
     "AdamW": ({}, partial(Staged, optimizer=ADAM), {"gradient_clip_val": 0.5}),
 }
@@ -108,6 +120,17 @@ class Outside(Staged):
         self.extra = torch.nn.Parameter(torch.ones(2))
 
 
+class Measured(nn.Module):
+    """A loss with a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(logits * self.scale, targets)
+
+
 class Early(Staged):
     def __init__(self) -> None:
         super().__init__()
@@ -120,6 +143,9 @@ def error_messages() -> dict[str, str]:
         "interleaved": lambda: fit(strict(schedule="interleaved"), Staged(3)),
         "plain": lambda: fit(strict(), Net()),
         "outside": lambda: fit(strict(), Outside()),
+        "loss": lambda: fit(strict(), Staged(loss=Measured())),
+        "sum": lambda: fit(strict(), Staged(loss=nn.CrossEntropyLoss(reduction="sum"))),
+        "rounds": lambda: fit(strict(schedule="interleaved", micro_batches=5), Staged(4)),
         "early": lambda: fit(strict(), Early()),
         "short": lambda: fit(strict(micro_batches=9), Staged()),
         "size": lambda: fit(strict(pipeline_size=3), Staged()),
@@ -144,7 +170,7 @@ def results(alone: Path) -> list[dict[str, Any]]:
 def assert_equal(actual: Weights, expected: Weights, tolerance: float = 1e-5) -> None:
     assert list(actual) == list(expected)
     for name, value in expected.items():
-        assert float((actual[name] - value).norm()) <= tolerance * max(float(value.norm()), 1e-3), name
+        assert float((actual[name] - value).float().norm()) <= tolerance * max(float(value.float().norm()), 1e-3), name
 
 
 @pytest.mark.parametrize("name", NORMAL)
@@ -205,6 +231,9 @@ def test_error_messages(results: list[dict[str, Any]]) -> None:
     assert "3 stages for 2 processes, but schedule='interleaved'" in messages["interleaved"]
     assert "that Net creates in configure_model, but it creates none" in messages["plain"]
     assert "extra is outside of its stages" in messages["outside"]
+    assert "pipeline.loss.scale is a parameter of a Pipeline's loss" in messages["loss"]
+    assert "has reduction='sum', but losses of micro-batches are combined to a mean" in messages["sum"]
+    assert "schedule='interleaved' with micro_batches=5 and 4 stages: Interleaved 1F1B requires" in messages["rounds"]
     assert "creates its lit_ort.Pipeline outside of configure_model" in messages["early"]
     assert "a batch has 8 rows, but micro_batches=9" in messages["short"]
     assert "pipeline_size=3 doesn't divide the 2 processes" in messages["size"]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import pytorch_optimizer
 import torch
@@ -134,13 +136,19 @@ class Recorder(Callback):
 
     def __init__(self) -> None:
         self.order: list[int] = []
+        self.draws: list[float] = []
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         if trainer.is_global_zero:
-            torch.rand(())
+            self._draw()
 
     def on_train_batch_start(self, trainer: Any, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self.order.append(int(batch[0].sum()))
+        if not batch_idx:
+            self.draws = self._draw()
+
+    def _draw(self) -> list[float]:
+        return [float(torch.rand(())), random.random(), float(np.random.rand())]
 
 
 class AsksForSteps(TransformerLM):
@@ -160,6 +168,7 @@ def draws() -> dict[str, Any]:
         runner = trainer(strict(), devices=2, limit_val_batches=0, callbacks=[recorder])
         runner.fit(module, data)
         found["shuffled" if shuffle else "in order"] = recorder.order
+        found[f"draws {shuffle}"] = recorder.draws
     return found
 
 
@@ -169,7 +178,31 @@ def unsupported_runs() -> dict[str, Callable[[], Any]]:
         "heads": lambda: fit(strict(), transformer(width=15, heads=3), text()),
         "LAMB": lambda: fit(strict(), transformer(LAMB), text()),
         "columns": lambda: fit(strict(), transformer(feed_forward=25), text()),
+        "between": lambda: fit(strict(), Between(), DataLoader(torch.randn(8, 4), batch_size=4)),  # pyright: ignore[reportArgumentType]
+        "words": lambda: fit(strict(), transformer(), no_words()),
     }
+
+
+def no_words() -> DataLoader[Any]:
+    tokens = streams(WORDS)
+    return DataLoader(TensorDataset(tokens[:, :-1] + WORDS, tokens[:, 1:]), batch_size=None)
+
+
+class Between(LightningModule):
+    """A parameter between two layers, whose gradient has parts on all processes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = nn.Sequential(nn.Linear(4, 8), nn.PReLU(), nn.Linear(8, 1))
+
+    def tensor_plan(self) -> dict[str, str]:
+        return {"network.0": "column", "network.2": "row"}
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return self.network(batch).square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
 
 
 @pytest.fixture(scope="module")
@@ -242,6 +275,8 @@ def test_error_messages(results: list[dict[str, Any]]) -> None:
     assert "the layers that Net.tensor_plan() names, but there is no such method" in messages["no plan"]
     assert "3 attention heads don't divide into equal parts for 2 processes" in messages["heads"]
     assert "Lamb may need whole parameters (as LAMB and Adafactor do)" in messages["LAMB"]
+    assert "network.1.weight has another gradient on each process: it is used between layers" in messages["between"]
+    assert "out of range" in messages["words"]
     assert "25 outputs of model.encoder.layers.0.linear1 don't divide" in messages["columns"]
 
 
@@ -278,6 +313,11 @@ def test_a_loss_that_is_not_a_plain_mean_is_rejected(layer: nn.Module) -> None:
     module = nn.ModuleDict({"loss": layer})
     with pytest.raises(UnsupportedError, match="tensor_plan supports only the plain mean"):
         shard(module, {"loss": "cross_entropy"}, Shard("none", 0, 2))
+
+
+def test_logits_of_some_words_need_a_loss_of_all() -> None:
+    with pytest.raises(UnsupportedError, match="has the style 'output' without 'cross_entropy'"):
+        shard(nn.ModuleDict({"out": nn.Linear(4, 8)}), {"out": "output"}, Shard("none", 0, 2))
 
 
 def clipped_step() -> float:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torchmetrics
 from torch import nn
 
 import lit_ort
@@ -149,6 +150,78 @@ class Scaled(nn.Module):
         return self.function(x * self.weight).float().mean()
 
 
+class WithSideEffects(Images):
+    """A step that writes into a buffer and a teacher's parameters, keeps losses, and logs under names of inputs."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(6, 3))
+        self.teacher = nn.Linear(6, 3).requires_grad_(False)
+        self.register_buffer("average", torch.zeros(()))
+        self.accuracy = torchmetrics.Accuracy("multiclass", num_classes=3)
+        self.losses: list[torch.Tensor] = []
+
+    def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
+        predictions = self(batch["x"])
+        with torch.no_grad():
+            for own, other in zip(self.teacher.parameters(), self.net.parameters(), strict=True):
+                own.mul_(0.9).add_(other, alpha=0.1)
+        loss = nn.functional.cross_entropy(predictions, batch["y"])
+        loss = loss + nn.functional.mse_loss(predictions, self.teacher(batch["x"]))
+        self.average = 0.9 * self.average + 0.1 * loss.detach()
+        self.losses.append(loss)
+        self.accuracy(predictions, batch["y"])
+        for name in ("average", "x", "learning_rate", "optimizer.step", "average.next"):
+            self.log(name, self.average)
+        self.log("accuracy", self.accuracy)
+        if not self.training:
+            self.log("in_eval", loss)
+        return loss + 0.1 * self.average
+
+
+def test_side_effects_of_a_step(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module, batch = WithSideEffects(), {"x": torch.randn(6, 6), "y": torch.randint(3, (6,))}
+    exported = lit_ort.export_training(module, tmp_path / "step", batch)
+    assert max(one.error for one in exported.checked) < 1e-5
+    assert module.losses == []
+    assert float(module.average) == 0
+    logged = ("average_out", "x_out", "learning_rate_out", "optimizer.step_out", "average.next_out", "accuracy")
+    assert exported.inputs.keys() == {"x", "y"}
+    assert exported.outputs == ("loss", *logged)
+    found = train_elsewhere(exported.folder, [batch] * 3, RATE)
+    losses = eager_losses(module, [batch] * 3, torch.optim.AdamW(module.net.parameters(), RATE))
+    np.testing.assert_allclose(found["loss"], losses, rtol=1e-5)
+    np.testing.assert_allclose(found["eval/output"], module(batch["x"]).detach(), atol=1e-6)
+    loaded = lit_ort.load_training_checkpoint(copy.deepcopy(WithSideEffects()), exported.folder)
+    assert {"average", "teacher.weight", "net.weight"} <= set(loaded)
+
+
+class Counting(nn.Module):
+    """A loss that depends on how often it was computed."""
+
+    calls = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return (x * self.weight).sum() * self.calls
+
+
+class Assigning(Scaled):
+    """A step that replaces the values of a frozen parameter, which no trace shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.scale.data = self.scale.data * 0.9
+        return super().forward(x)
+
+
 class Manual(Images):
     def __init__(self) -> None:
         super().__init__(nn.Linear(6, 2))
@@ -174,6 +247,23 @@ class Manual(Images):
         (Scaled(), torch.randn(2, 7), {}, "Scaled.forward rejects the batch: RuntimeError"),
         (Scaled(), {"y": torch.randn(2, 6)}, {}, "Scaled.forward rejects the batch: TypeError"),
         (nn.Linear(6, 2), torch.randn(2, 6), {}, "Linear.forward returns [2, 2] of torch.float32, but a loss is"),
+        (Scaled(lambda x: x.detach()), torch.randn(2, 6), {}, "The loss of Scaled depends on none of the parameters"),
+        (Scaled(torch.log), -torch.ones(2, 6), {}, "The loss of Scaled for the batch is nan, with which nothing can"),
+        (
+            Scaled().bfloat16(),
+            torch.ones(2, 6),
+            {},
+            "weight is of torch.bfloat16, for which onnxruntime has no kernels",
+        ),
+        (
+            *(Scaled(), torch.randn(2, 6), {"optimizer_settings": {"betas": (2.0, 0.5)}}),
+            "optimizer_settings={'betas': (2.0, 0.5)}: Invalid beta parameter at index 0: 2.0. Use values of torch's",
+        ),
+        (Counting(), torch.ones(2, 6), {"dynamic": False}, "Steps change calls, of which the models have the first"),
+        pytest.param(
+            *(Assigning(), torch.ones(2, 6), {}, "changes scale in a way that can't be traced. Write into it instead"),
+            marks=pytest.mark.slow,
+        ),
         (Manual(), (torch.randn(2, 6), torch.ones(2)), {}, "Manual has automatic_optimization=False"),
         (
             *(Scaled(lambda x: x.mode(1)[0]), torch.randn(2, 6), {"dynamic": False}),
@@ -351,6 +441,9 @@ def test_frozen_parts_and_buffers(tmp_path: Path) -> None:
     next(steps)
     steps.close()
     assert file.read_bytes() != content
+    rates = (rate for rate in (0.1, 0.0))
+    with pytest.raises(ValueError, match=r"learning_rate ends after 2 steps, before the batches\. Pass one for each"):
+        list(loop["train"]([{"input": torch.randn(4, 6).numpy()}] * 3, rates))
     module[1].eval()
     lit_ort.export_training(module, tmp_path / "fixed", torch.randn(4, 6), **settings)
     assert set(read_tensors(tmp_path / "fixed" / "parameters.safetensors")) == set(exported.trainable)

@@ -1,8 +1,9 @@
 """Trains with onnxruntime and numpy alone: `python train.py` takes 20 steps with the batch of the export.
 
-Replace `batches` by your data. Other learning rates, one for each step, can be passed to `train`.
+Replace `batches` by your data, and pass a learning rate, or one for each step, to `train`.
 """
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -59,7 +60,14 @@ def train(batches, learning_rate=1e-3, seed=0):
     """Yields the loss and the logged values of each step; leaves parameters and optimizer state in the folder.
 
     New values are written into the second of two sets of arrays, which the next step reads: nothing is copied.
+
+    Args:
+        batches: dictionaries of arrays.
+        learning_rate: a number, or an iterable of one for each step.
+        seed: the seed of the first step's dropout; those of the next steps follow. To go on from earlier steps, pass
+            their number, since the same seeds would drop the same values again.
     """
+    rates = itertools.repeat(learning_rate) if isinstance(learning_rate, (int, float)) else iter(learning_rate)
     step = session("train_step.onnx")
     state = {**read("parameters.safetensors"), **read("optimizer.safetensors")}
     now = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in state.items()}
@@ -68,7 +76,10 @@ def train(batches, learning_rate=1e-3, seed=0):
     reports = [value.name for value in step.get_outputs() if not value.name.endswith(".next")]
     try:
         for k, batch in enumerate(batches):
-            numbers = {"learning_rate": np.array(learning_rate, np.float32), "seed": np.array(seed + k, np.int64)}
+            rate = next(rates, None)
+            if rate is None:
+                raise ValueError(f"learning_rate ends after {k} steps, before the batches. Pass one for each batch.")
+            numbers = {"learning_rate": np.array(rate, np.float32), "seed": np.array(seed + k, np.int64)}
             binding = step.io_binding()
             for name in state:
                 binding.bind_ortvalue_input(name, now[name])
