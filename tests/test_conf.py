@@ -94,6 +94,7 @@ def test_every_group_is_found() -> None:
 
 
 @pytest.mark.parametrize(("group", "choice"), [pair for pair in EVERY_CHOICE if pair[0] not in OVERLAYS])
+@pytest.mark.sampled(20)
 def test_every_choice_composes_and_instantiates(
     group: str, choice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +188,7 @@ def test_a_scheduler_reaches_the_task(choice: str, expected: str | None, tmp_pat
 
 
 @pytest.mark.parametrize("task", choices("task"))
+@pytest.mark.sampled(2)
 def test_every_task_trains_without_a_schedule_and_with_torchs(task: str, tmp_path: Path) -> None:
     assert isinstance(make(composed(tmp_path, f"task={task}", "scheduler=none"), "scheduler"), torch.optim.Optimizer)
     config = composed(tmp_path, f"task={task}", "scheduler=step")

@@ -110,6 +110,7 @@ LONGEST = "docs/deploy.md"
     "page",
     [pytest.param(page, marks=[pytest.mark.sweep] * (page == LONGEST)) for page in PAGES if programs(page)],
 )
+@pytest.mark.sampled(6)
 def test_code_runs(page: str, tmp_path: Path) -> None:
     (tmp_path / "readers_own.py").write_text(READERS_OWN.get(page, ""))
     output = ""

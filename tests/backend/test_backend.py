@@ -651,6 +651,7 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
         *(pytest.param(*case, marks=pytest.mark.sweep) for case in (("adamw", True), ("sgd", False))),
     ],
 )
+@pytest.mark.sampled(1)
 def test_compiled_steps_of_optimizers(name: str, verify: bool) -> None:
     """Dynamo stores parameters and state as attributes of the graph, which changes them in place."""
 

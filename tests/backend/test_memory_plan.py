@@ -114,6 +114,7 @@ print(plan.run_bytes, peak_rss_bytes() - before)
 
 
 @pytest.mark.slow
+@pytest.mark.sweep
 def test_the_measured_memory_is_the_planned_memory() -> None:
     """Measured in a separate process, as memory that other tests have freed would hide some."""
     result = subprocess.run([sys.executable, "-c", MEASURED], capture_output=True, text=True, check=True)

@@ -196,6 +196,7 @@ class OfBatchesAlone(Net):
         return super().predict_step(batch, 0)
 
 
+@pytest.mark.sweep
 def test_a_step_without_the_index_of_the_batch(tmp_path: Path) -> None:
     module, batch = OfBatchesAlone(), next(iter(loader()))
     assert measured(module, batch, baselines=("eager",), rounds=1).figures["eager"].median_ms > 0
@@ -253,6 +254,7 @@ def test_steps_whose_optimizer_or_gradients_are_special(make: type[nn.Module]) -
     assert measured(make(), inputs, baselines=("eager",), rounds=1).figures["eager"].median_ms > 0
 
 
+@pytest.mark.sweep
 def test_a_benchmark_does_not_depend_on_those_before_it(tmp_path: Path) -> None:
     compiled = list[str]()
     options = lit_ort.ORTOptions(cache_dir=str(tmp_path / "cache"), dump_dir=str(tmp_path / "graphs"))

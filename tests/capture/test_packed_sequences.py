@@ -85,6 +85,7 @@ FORMS: list[tuple[bool, bool, dict[str, Any]]] = [
         ("GRU", *FORMS[2]),
     ],
 )
+@pytest.mark.sampled(1)
 def test_layers(kind: str, enforce_sorted: bool, batch_first: bool, settings: dict[str, Any]) -> None:
     layer = twin(kind, batch_first=batch_first, **settings)
 
@@ -126,6 +127,7 @@ def test_given_states() -> None:
         for case in itertools.product((False, True), repeat=2)
     ],
 )
+@pytest.mark.sampled(1)
 def test_total_length_and_padding_value(enforce_sorted: bool, batch_first: bool) -> None:
     layer = twin("GRU", batch_first=batch_first)
 
@@ -148,6 +150,7 @@ def test_steps_behind_the_longest_sequence() -> None:
     compare(layer, step, [*batches, (torch.randn(3, 12, WIDTH), torch.tensor([3, 7, 2]))], graphs=3)
 
 
+@pytest.mark.sweep
 def test_embedded_and_projected_data() -> None:
     parts = nn.ModuleList([nn.Embedding(WORDS, WIDTH), twin("LSTM", batch_first=True), nn.Linear(HIDDEN, WORDS)])
     embedding, layer, out = parts
@@ -167,6 +170,7 @@ def test_embedded_and_projected_data() -> None:
     compare(parts, step, [*batches, *batches], graphs=5)
 
 
+@pytest.mark.sweep
 def test_packed_labels() -> None:
     parts = nn.ModuleList([nn.Embedding(WORDS, WIDTH), twin("GRU", batch_first=True), nn.Linear(HIDDEN, WORDS)])
     embedding, layer, out = parts
@@ -186,6 +190,7 @@ def test_packed_labels() -> None:
 @pytest.mark.parametrize(
     "form", ["list", "sum", *(pytest.param(f, marks=pytest.mark.sweep) for f in ("int32", "tuple", "mask"))]
 )
+@pytest.mark.sampled(1)
 def test_forms_of_lengths(form: str) -> None:
     layer = twin("LSTM", batch_first=True)
 
@@ -306,6 +311,7 @@ def test_packed_batches_as_a_data_loader_makes_them() -> None:
     compare(layer, step, batches, graphs=5)
 
 
+@pytest.mark.sweep
 def test_two_packs_in_one_step() -> None:
     parts = nn.ModuleList([twin("LSTM", batch_first=True), nn.LSTM(HIDDEN, HIDDEN, batch_first=True)])
     first, second = parts
@@ -335,6 +341,7 @@ def test_lengths_that_depend_on_weights_end_the_graph() -> None:
     ("lengths", "enforce_sorted", "message"),
     [([2, 0, 4], False, "greater than 0"), ([2, 3, 4], True, "sorted"), ([9, 3, 4], False, ".")],
 )
+@pytest.mark.sampled(1)
 def test_lengths_that_eager_refuses_raise(lengths: list[int], enforce_sorted: bool, message: str) -> None:
     layer = twin("LSTM", batch_first=True)
 
@@ -361,6 +368,7 @@ def test_fewer_lengths_than_rows() -> None:
     compare(layer, step, [(x, lengths[:2]) for x, lengths in padded_batches(False, True)], graphs=3)
 
 
+@pytest.mark.sweep
 def test_dropout_between_layers() -> None:
     layer = twin("LSTM", num_layers=3, dropout=0.5, batch_first=True)
     compiled = torch.compile(

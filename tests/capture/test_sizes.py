@@ -102,6 +102,7 @@ def test_slices_of_a_longer_batch() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sweep
 def test_the_same_passes_fire_as_for_fixed_sizes() -> None:
     engine, module = backend(), Block(words=6000)
     assert_equal_steps(module, engine, text(4, 60), text(5, 64), text(6, 50))
@@ -114,6 +115,7 @@ def test_the_same_passes_fire_as_for_fixed_sizes() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sweep
 def test_bf16() -> None:
     torch.manual_seed(0)
     engine, module = backend(precision="bf16-mixed"), Block(words=6000)
@@ -368,6 +370,7 @@ def _padded(layer: nn.Linear, x: Tensor, index: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("operation", [_indexed, _divided_by_a_size, _summed_by_index, _padded])
+@pytest.mark.sampled(2)
 def test_a_split_step_whose_backward_needs_a_changing_size_needs_two_graphs(operation: Any) -> None:
     layer, engine = nn.Linear(6, 6), backend()
 

@@ -37,6 +37,7 @@ print(graph.torch_operators.get("aten.tanh.default", 0), graph.operators_before.
         pytest.param((CHECKPOINT, ONNXRUNTIME, LIT_ORT), marks=pytest.mark.sweep),
     ],
 )
+@pytest.mark.sweep
 def test_checkpoints_are_traced(imports: tuple[str, ...], tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("\n".join([*imports, STEP]))

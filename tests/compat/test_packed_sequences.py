@@ -102,6 +102,7 @@ def test_lists_that_a_step_reads() -> None:
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.sampled(1)
 def test_modules_read_the_first_batch_size(kind: Callable[..., nn.RNNBase]) -> None:
     layer = kind(2, 3)
 

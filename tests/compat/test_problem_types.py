@@ -44,6 +44,7 @@ CASES |= {("BERT", "single_label_classification"): ()}
         for problem in LABELS
     ],
 )
+@pytest.mark.sampled(1)
 def test_one_graph(name: str, problem: str) -> None:
     make_config, make_model, sizes = MODELS[name]
     torch.manual_seed(0)

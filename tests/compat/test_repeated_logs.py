@@ -76,6 +76,7 @@ def fit(strategy: Any, module: Net, folder: Path, **settings: Any) -> Any:
 
 
 @pytest.mark.parametrize("compile", ["never", "always"])
+@pytest.mark.sampled(1)
 def test_the_same_is_collected(compile: Any, tmp_path: Path) -> None:
     torch.manual_seed(0)
     expected = Logging()

@@ -103,7 +103,7 @@ REPRESENTATIVES = ("mask", "mask_of_columns", "two_masks", "mask_of_lengths", "m
 REPRESENTATIVES += ("argwhere", "repeat_interleave", "unique_of_all", "unique_consecutive", "bincount")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "name",
     [

@@ -92,6 +92,7 @@ def test_no_process_waits_for_a_first_process_that_died_before_joining(after_s: 
     assert after_s or "RankError: process" in job.stderr
 
 
+@pytest.mark.sweep
 def test_the_address_of_an_unreachable_first_rank_is_named() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))

@@ -44,6 +44,7 @@ def assert_shows_a_run(notebook: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sweep
 def test_the_notebook_runs(tmp_path: Path) -> None:
     notebook = nbformat.read(PATH, 4)
     for cell in notebook.cells:

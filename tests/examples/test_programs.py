@@ -143,6 +143,7 @@ class TestTheFullRun:
         naive = number(r"the last value as the forecast: ([\d.]+)", output)
         assert number(r"mean squared error (\S+)", output) < naive / 4
 
+    @pytest.mark.sweep
     def test_sweep(self, tmp_path: Path) -> None:
         output = run(tmp_path, "sweep/sweep.py", "-m", "model.width=32,64", "strategy=eager,ort")
         scores = re.findall(r"^width (\d+), (\w+): accuracy (\S+)", output, re.MULTILINE)

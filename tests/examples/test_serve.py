@@ -23,6 +23,7 @@ pytestmark = pytest.mark.xdist_group("prediction")
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(1)
 def test_texts_that_arrive_together_are_one_batch(
     trained: tuple[Path, object, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,6 +48,7 @@ def test_texts_that_arrive_together_are_one_batch(
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(1)
 def test_classes_and_masks(berts: dict[str, Path]) -> None:
     with TestClient(application(Model(berts[CLASSIFIER]), Limits())) as client:
         assert client.get("/health").json() == {"model": "classifier"}

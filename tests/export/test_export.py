@@ -119,6 +119,7 @@ def test_one_item_is_enough_for_a_batch_that_changes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.sampled(1)
 def test_weights_in_16_bits(tmp_path: Path, form: Any) -> None:
     module = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256))
     exported = lit_ort.export(module, tmp_path / "m.onnx", torch.randn(4, 256), half=form)
@@ -200,6 +201,7 @@ def test_a_step_that_does_not_call_the_module_leaves_no_example(tmp_path: Path) 
         *(pytest.param(name, marks=pytest.mark.sweep) for name in ("Llama", "ViT")),
     ],
 )
+@pytest.mark.sampled(2)
 def test_models(name: str, tmp_path: Path) -> None:
     module, batch = CASES[name].make(0.0)
     exported = lit_ort.export(module, tmp_path / "m.onnx", {k: v for k, v in batch.items() if k != "labels"})

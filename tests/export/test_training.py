@@ -62,7 +62,7 @@ SLOW = ("convolutions",)
 SWEEP = sorted(CASES.keys() - {"MLP", *SLOW})
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "name",
     [
@@ -357,6 +357,7 @@ class Faulty(nn.Module):
         pytest.param(weighted_loss, id="writes"),
     ],
 )
+@pytest.mark.sampled(2)
 def test_faults_of_the_exporter(function: Any, tmp_path: Path) -> None:
     module = Faulty(function)
     exported = lit_ort.export_training(module, tmp_path / "step", torch.randn(2, 6), dynamic=False)
@@ -364,6 +365,7 @@ def test_faults_of_the_exporter(function: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sweep
 def test_dropout_follows_the_seed(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Linear(6, 64), nn.Dropout(0.5), Mean())
     exported = lit_ort.export_training(module, tmp_path / "step", torch.randn(2, 6), clip_norm=0.5)

@@ -236,6 +236,7 @@ def fit(kind: type[Any], strategy: Any) -> tuple[LightningModule, dict[str, Tens
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("compile", ["auto", "always"])
+@pytest.mark.sampled(3)
 def test_the_same_weights_and_values_as_eager(kind: type[Any], compile: Any) -> None:
     expected, expected_values = fit(kind, "auto")
     strategy = ORTStrategy(compile=compile)

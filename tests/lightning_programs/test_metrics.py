@@ -184,12 +184,13 @@ def assert_close(actual: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["MulticlassAccuracy", "BinaryAUROC", "MultilabelF1Score", "MeanSquaredError"])
+@pytest.mark.sampled(2)
 def test_metrics(name: str) -> None:
     assert_same_as_eager(WithMetric, name)
 
 
 # Every tenth one, since most metrics have a binary, a multiclass and a multilabel form.
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", mostly(pytest.mark.sweep, [*CLASSIFICATION, *REGRESSION], 10))
 def test_all_metrics(name: str) -> None:

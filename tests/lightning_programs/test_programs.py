@@ -359,7 +359,7 @@ def fit(make: Callable[[], LightningModule], strategy: Any) -> tuple[LightningMo
     return module, dict(runner.callback_metrics)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
 def test_the_same_weights_as_eager(make: Callable[[], LightningModule]) -> None:

@@ -109,7 +109,7 @@ def test_every_entry_is_tested() -> None:
     assert ENTRIES.keys() == LOWERINGS.keys()
 
 
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("target", "position", "dtype"), cases_of_each_dtype())
 def test_results_match_torch(target: object, position: int, dtype: torch.dtype) -> None:
     function = in_a_run(ENTRIES[target].functions[position], ENTRIES[target].onnx)
@@ -123,7 +123,7 @@ def test_results_match_torch(target: object, position: int, dtype: torch.dtype) 
     assert report.torch_operators.keys() <= VIEWS
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("target", ENTRIES, ids=str)
 def test_gradients_match_torch(target: object) -> None:
     for tested in ENTRIES[target].functions:

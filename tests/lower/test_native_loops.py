@@ -104,7 +104,7 @@ def test_options(kind: str, name: str) -> None:
     check(step.double() if "dtype" in options else step, (4, 3))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_sizes_that_change(kind: str) -> None:
     check(Step(kind, "all results", True, bidirectional=True), (4, 3), (6, 2), (1, 1), (9, 17), dynamic=True)
@@ -117,7 +117,7 @@ def test_blocks_of_several_threads(kind: str, is_long: bool, monkeypatch: pytest
     check(Step(kind, "all results", True), (40, 2) if is_long else (3, 40))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_values_in_the_memory_of_a_run(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placed_values, "_FEWEST_BYTES", 0)
@@ -158,7 +158,7 @@ PACKED: list[tuple[str, dict[str, Any], torch.dtype]] = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("kind", "case"), mostly_swept(KINDS, PACKED))
 def test_packed_sequences(
     kind: str, case: tuple[str, dict[str, Any], torch.dtype], monkeypatch: pytest.MonkeyPatch

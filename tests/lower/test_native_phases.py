@@ -89,7 +89,7 @@ MATMULS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
 }
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", mostly(pytest.mark.sweep, [torch.float32, torch.float64], 2), ids=str)
 @pytest.mark.parametrize("name", MATMULS)
 def test_matmuls(name: str, dtype: torch.dtype) -> None:
@@ -275,6 +275,7 @@ def test_what_is_added_to_matmuls_of_any_size() -> None:
         torch.testing.assert_close(compiled(*given), function(*given))
 
 
+@pytest.mark.sampled(1)
 def test_torch_nodes_write_into_the_memory_of_sessions() -> None:
     large = 400  # above SMALL_BYTES, so that results are computed in place
 

@@ -23,6 +23,7 @@ LARGER_SAMPLE = ("nn.BatchNorm1d", "nn.MultiheadAttention", "nn.LSTM")
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("text", [*SAMPLE, *(pytest.param(text, marks=pytest.mark.sweep) for text in LARGER_SAMPLE)])
+@pytest.mark.sampled(1)
 def test_layouts(text: str) -> None:
     outcomes = [outcome for subject in subjects(text) for outcome in outcomes_of(subject)]
     assert outcomes

@@ -202,6 +202,7 @@ def test_pieces_cover_all_queries_within_the_promised_size(shape: tuple[int, int
     "name", mostly(pytest.mark.sweep, ["plain", "permuted", "causal", "rows", "added", "values of another width"], 5)
 )
 @pytest.mark.parametrize("p", mostly(pytest.mark.sweep, [0.4, 0.0], 2))
+@pytest.mark.sampled(2)
 def test_opcheck(name: str, p: float, dtype: torch.dtype) -> None:
     case = dataclasses.replace(CASES[name], p=p)
     leaves = [t.requires_grad_() for t in case.inputs(dtype)]

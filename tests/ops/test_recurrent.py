@@ -130,7 +130,7 @@ def test_values_that_are_not_finite_spread_as_in_eager(mode: str, value: float) 
     torch.testing.assert_close(layer_of(*detached(args))[0], expected, equal_nan=True)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_gradcheck_and_opcheck(mode: str) -> None:
@@ -292,6 +292,7 @@ def of_torch(module: nn.RNNBase, values: list[torch.Tensor], batch_sizes: torch.
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.sampled(2)
 def test_opcheck_of_packed_sequences(mode: str) -> None:
     *args, batch_sizes = packed_arguments(twin(mode, True), mode, False, LENGTHS[3])
     steps = steps_of(batch_sizes, len(args[0]), len(LENGTHS[3]), False)

@@ -105,7 +105,7 @@ def step_of(name: str, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return (result, *torch.autograd.grad((result * 1.3).sigmoid().sum(), (x, y)))
 
 
-@pytest.mark.sampled(30)
+@pytest.mark.sampled(12)
 @pytest.mark.filterwarnings("ignore:std:UserWarning")
 @pytest.mark.parametrize(
     ("shape", "dtype"),
@@ -146,6 +146,7 @@ def test_operators_have_eagers_numbers_and_gradients(name: str, shape: tuple[int
 
 
 @pytest.mark.parametrize("part", range(4))
+@pytest.mark.sampled(2)
 def test_operators_have_eagers_values_at_special_numbers(part: int) -> None:
     x = torch.tensor(SPECIAL).repeat(16, 1)
     y = x.t().contiguous()

@@ -53,7 +53,7 @@ def loss(module: Any, x: Tensor) -> Tensor:
     return module(x).square().mean()
 
 
-@pytest.mark.sampled(15)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("is_first", [True, False], ids=["of an input", "of a layer"])
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
 @pytest.mark.parametrize(("name", "case"), [*TILED.items(), *OTHERS.items()], ids=[*TILED, *OTHERS])

@@ -128,7 +128,7 @@ def run(first: int, count: int) -> None:
     compare()
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "plan",
     [

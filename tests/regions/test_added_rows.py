@@ -59,7 +59,7 @@ TORCH_NODES: dict[str, Function] = {
 }
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["sizes", "any sizes"])
 @pytest.mark.parametrize("name", [*REGIONS, *TORCH_NODES])
 def test_results_and_gradients_are_eagers(name: str, dynamic: bool) -> None:

@@ -57,6 +57,7 @@ def all_axes(shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], bool]]:
 
 @pytest.mark.parametrize("shape", MANY, ids=str)
 @pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.sampled(12)
 def test_losses(name: str, shape: tuple[int, ...]) -> None:
     assert_right(LOSSES[name], torch.randn(shape), torch.randn(shape))
 

@@ -70,6 +70,7 @@ ONE_REGION: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", list(ONE_REGION))
+@pytest.mark.sampled(10)
 def test_what_has_one_space_is_one_region(name: str) -> None:
     schedule = check(ONE_REGION[name], X, X[0].clone())
     assert not calls(schedule)

@@ -78,6 +78,7 @@ def test_batches_of_any_size() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.sampled(1)
 def test_values_that_are_not_finite(value: float) -> None:
     x = torch.randn(2, 3, 13)
     x[0, 1, 4], x[1, 2, :6], x[1, 0, -1] = value, value, value

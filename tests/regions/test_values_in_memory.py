@@ -69,6 +69,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
 
 @pytest.mark.parametrize(("function", "arguments"), CASES.values(), ids=CASES)
 @pytest.mark.usefixtures("uses_openmp")
+@pytest.mark.sampled(12)
 def test_values_are_those_of_eager(function: Callable[..., Any], arguments: tuple[Tensor, ...]) -> None:
     torch.testing.assert_close(torch.compile(function, backend=backend())(*arguments), function(*arguments))
 

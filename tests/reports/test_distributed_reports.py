@@ -120,6 +120,7 @@ def results() -> list[dict[str, tuple[Any, Any]]]:
 
 
 @pytest.mark.parametrize("program", [*TRAINED_PROGRAMS, *COMPILED], ids=lambda program: program.__name__)
+@pytest.mark.sweep
 def test_same_as_eager(program: Callable[..., Any], results: list[dict[str, tuple[Any, Any]]]) -> None:
     for of_rank in results:
         actual, expected = of_rank[program.__name__]

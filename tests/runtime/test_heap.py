@@ -34,6 +34,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="measures page faults of Linux with glibc's heap")
+@pytest.mark.sweep
 def test_steps_reuse_the_memory_of_the_previous_step() -> None:
     # In a separate process, since the setting lasts until the process ends. Without it, most runs have 100,000 faults.
     run = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, check=True)

@@ -165,7 +165,7 @@ def test_memory_and_threads_are_flat() -> None:
     assert used[1][1] <= used[0][1]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_a_session_ends_with_its_graph() -> None:
     def one() -> None:
         torch.compiler.reset()

@@ -100,6 +100,7 @@ ALL = itertools.product(OPTIMIZERS, (2**20, 1), CLIPPING)
     ("optimizer", "batch_bytes", "name"),
     [case if case in NORMAL else pytest.param(*case, marks=pytest.mark.sweep) for case in ALL],
 )
+@pytest.mark.sampled(1)
 def test_same_as_torch_over_50_steps(
     optimizer: str, batch_bytes: int, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,6 +275,7 @@ class Reader(Callback):
         ({"callbacks": partial(StochasticWeightAveraging, 0.1, 1)}, "gradients of an earlier epoch"),
     ],
 )
+@pytest.mark.sampled(1)
 def test_code_that_reads_gradients_disables_it_with_a_warning(settings: dict[str, Any], reason: str) -> None:
     def arguments() -> dict[str, Any]:
         return {name: value() if callable(value) else value for name, value in settings.items()}

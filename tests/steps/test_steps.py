@@ -29,7 +29,7 @@ def create_case(name: str) -> Case:
     return CASES[name]()
 
 
-@pytest.mark.sampled(80)
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize("name", mostly(pytest.mark.slow, CASES, 3))
 def test_same_as_eager(name: str) -> None:
     case, twin = create_case(name), create_case(name)

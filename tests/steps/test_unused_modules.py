@@ -174,7 +174,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("name", "form"), CASES)
 def test_buffers_are_those_of_eager(name: str, form: Callable[..., Any]) -> None:
     make, shape = MODULES[name]

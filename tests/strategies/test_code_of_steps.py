@@ -247,6 +247,7 @@ def test_a_check_raises_before_the_update(options: dict[str, Any], tmp_path: Pat
     torch.testing.assert_close(found[1], found[0])
 
 
+@pytest.mark.filterwarnings("ignore:.*training_step. returned .None")
 def test_the_cases_are_about_what_they_say(tmp_path: Path) -> None:
     skipped, _ = fit(NoisyAndSkipped, "auto", tmp_path)
     assert 0 < sum(value != value for value in skipped.seen) < len(skipped.seen)

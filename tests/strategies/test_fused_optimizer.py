@@ -126,6 +126,7 @@ def test_ten_steps_as_in_eager(optimizer: str) -> None:
     ],
     ids=str,
 )
+@pytest.mark.sampled(2)
 def test_settings_of_the_trainer(settings: dict[str, Any]) -> None:
     strategies = strict(fused_optimizer=False), strict()
     expected, found = (fit(strategy, **settings) for strategy in strategies)

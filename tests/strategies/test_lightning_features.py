@@ -99,6 +99,7 @@ def test_barebones() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")
+@pytest.mark.sweep
 def test_the_pytorch_profiler_records_the_step(tmp_path: Path) -> None:
     from lightning.pytorch.profilers import PyTorchProfiler
 

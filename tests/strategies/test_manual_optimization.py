@@ -90,7 +90,7 @@ def fit(module: Manual, strategy: Any, **settings: Any) -> dict[str, Tensor]:
     return module.state_dict()
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", mostly(pytest.mark.sweep, STEPS, 3))
 def test_a_manual_step(name: str) -> None:

@@ -122,6 +122,7 @@ def test_a_trainer_goes_on_with_its_own(compilations: list[str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sweep
 def test_few_wait_for_a_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
     most = 1
     monkeypatch.setattr(IDLE, "_most", most)

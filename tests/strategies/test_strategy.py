@@ -72,6 +72,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("settings", [pytest.param(s, id=name) for name, s in SETTINGS.items()])
+@pytest.mark.sampled(2)
 def test_same_curve_and_logs_as_eager(settings: dict[str, Any]) -> None:
     eager, expected = fit("auto", **settings)
     runner, module = fit(lit_ort.ORTStrategy(fallback="error", verify_first_step=True), **settings)
@@ -277,6 +278,7 @@ class Wide(Net):
 
 
 @pytest.mark.parametrize("spelling", ["precision", "plugin", "option"])
+@pytest.mark.sampled(1)
 def test_mixed_precision(spelling: str, tmp_path: Path) -> None:
     strategy = lit_ort.ORTStrategy(
         fallback="error", verify_first_step=True, precision="bf16-mixed" if spelling == "option" else "32-true"
@@ -353,6 +355,7 @@ def test_each_precision_of_lightning_is_known() -> None:
         for name in CPU_PRECISIONS
     ],
 )
+@pytest.mark.sampled(1)
 def test_precisions(precision: Any) -> None:
     name, tolerance = CPU_PRECISIONS[precision]
     eager, expected = fit("auto", Recurrent, precision=precision)
@@ -609,7 +612,7 @@ FAST_PLACES = ("before the graph", "outside, late")
 SLOW_PLACES = ("late", "on_before_backward", "optimizer_step")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.filterwarnings("ignore:optimizer_in_graph=True. the optimizer steps after the backward")
 @pytest.mark.parametrize("in_graph", [False, pytest.param(True, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize(
@@ -642,6 +645,7 @@ AVERAGING: dict[str, Callable[[], Callback]] = {
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name != "SWA" else name for name in AVERAGING]
 )
+@pytest.mark.sampled(1)
 def test_callbacks_that_change_the_loop(name: str) -> None:
     """In SWA's last epoch, for the statistics of BatchNorm, the optimizer steps on gradients of the epoch before."""
     _, expected = fit("auto", partial(Reading, "nowhere"), callbacks=AVERAGING[name](), max_epochs=3)

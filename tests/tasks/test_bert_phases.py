@@ -111,6 +111,7 @@ def train(
 
 
 @pytest.mark.slow
+@pytest.mark.sweep
 def test_a_resumed_phase_has_the_losses_and_weights_of_an_uninterrupted_one(tmp_path: Path) -> None:
     folder = shards(tmp_path / "shards", 12)
     uninterrupted, expected = train(folder, tmp_path / "whole", seed=7)

@@ -38,7 +38,7 @@ def only(tested: str) -> list[Any]:
     return [pytest.param(name, marks=() if name == tested else pytest.mark.sweep) for name in CASES]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(CASES))
 def test_loss_and_every_gradient_of_the_first_step(name: str) -> None:

@@ -179,6 +179,7 @@ def test_classification_logs_accuracy_f1_and_the_confusion_matrix(tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [bert_finetune, bert_pretrain])
+@pytest.mark.sampled(1)
 def test_a_bert_with_few_positions_is_exported(kind: Any, tmp_path: Path) -> None:
     task = kind(**({} if kind is bert_finetune else {"positions": LENGTH}))
     data = SimpleNamespace(corpus=SimpleNamespace(train=SimpleNamespace(pairs=["a"])))

@@ -255,6 +255,7 @@ def test_validation_and_test_are_fixed_and_complete(options: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("limits", ENDS)
+@pytest.mark.sampled(1)
 def test_a_resumed_run_has_the_batches_of_an_uninterrupted_one(
     options: dict[str, Any], tmp_path: Path, limits: dict[str, int]
 ) -> None:

@@ -70,6 +70,7 @@ def test_gradients_are_as_close_to_float64_as_those_of_eager() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sweep
 def test_weights_after_twenty_sgd_steps_of_two_lengths() -> None:
     module, twin, engine = twins()
     step = torch.compile(TransformerLM.loss, backend=engine)

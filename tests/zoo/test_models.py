@@ -42,6 +42,7 @@ def some_slow(names: Iterable[str], quick: Sequence[str]) -> list[Any]:
 # The tests of one model of each kind, and of one group of operators, are not marked slow.
 @pytest.mark.parametrize("name", some_slow(CASES, QUICK))
 @pytest.mark.usefixtures("every_thread")
+@pytest.mark.sampled(8)
 def test_same_as_eager(name: str) -> None:
     outcome = compare_steps(CASES[name])
     kinds = [graph.kind for graph in outcome.graphs]
@@ -105,6 +106,7 @@ def test_losses_that_read_values_run_in_several_graphs() -> None:
 # All use the same dropout fusion.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", mostly(pytest.mark.sweep, sorted(CASES.keys() - WITHOUT_DROPOUT), 24))
+@pytest.mark.sampled(1)
 def test_dropout_differs_at_every_step(name: str) -> None:
     losses = losses_with_dropout(CASES[name])
     assert all(map(math.isfinite, losses))

@@ -15,6 +15,7 @@ STRATEGIES = pytest.mark.parametrize("strategy", ["eager", "ort"])
 
 @pytest.mark.slow
 @STRATEGIES
+@pytest.mark.sampled(1)
 def test_a_fast_dev_run_takes_one_batch_of_each_kind_and_writes_to_the_folder_of_the_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path, strategy: str
 ) -> None:
@@ -29,6 +30,7 @@ def test_a_fast_dev_run_takes_one_batch_of_each_kind_and_writes_to_the_folder_of
 
 @pytest.mark.slow
 @STRATEGIES
+@pytest.mark.sampled(1)
 def test_a_model_overfits_a_few_batches(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path, strategy: str
 ) -> None:
@@ -39,6 +41,7 @@ def test_a_model_overfits_a_few_batches(
 
 @pytest.mark.slow
 @STRATEGIES
+@pytest.mark.sampled(1)
 def test_profiles_are_in_the_folder_of_the_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path, strategy: str
 ) -> None:

@@ -30,6 +30,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["transformer_lm", "pipeline_lm"])
+@pytest.mark.sampled(1)
 def test_a_plan_is_printed_and_nothing_trained(
     task: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,6 +98,7 @@ def test_the_files_in_the_folder_of_a_run(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.sweep
 def test_the_training_step_of_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: Path) -> None:
     results = run(monkeypatch, tmp_path / "run", text, "trainer.max_epochs=1", "export=training")
     folder = tmp_path / "run" / "training"
