@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -26,6 +27,12 @@ def take_no_loss_scale(optimizer: Optimizer) -> None:
 
 def has_step_hooks(optimizer: Optimizer) -> bool:
     return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+
+
+def forget_step_hooks(optimizer: Optimizer) -> None:
+    """Gives a copy of an optimizer no hooks of steps; those of the original stay."""
+    optimizer._optimizer_step_pre_hooks = OrderedDict()
+    optimizer._optimizer_step_post_hooks = OrderedDict()
 
 
 def has_gradient_hooks(parameter: torch.Tensor) -> bool:

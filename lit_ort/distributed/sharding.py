@@ -15,6 +15,7 @@ import torch
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from lit_ort._compat.torch_optim import note_step, sync_groups
+from lit_ort.distributed.optimizer_copies import copy_of, depends_on_others
 from lit_ort.errors import UnsupportedError
 
 
@@ -29,13 +30,19 @@ class ShardedOptimizer(ZeroRedundancyOptimizer):
         optimizer: any torch optimizer that updates each parameter independently.
 
     Raises:
-        UnsupportedError: the optimizer needs all parameters at once, or the parameters have several dtypes.
+        UnsupportedError: the update of a parameter depends on others, or the parameters have several dtypes.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         if isinstance(optimizer, torch.optim.LBFGS):
             raise UnsupportedError(
                 "LBFGS needs all parameters at once, but strategy='ort_zero1' shards them. Use another optimizer, or "
+                "strategy='ort_ddp'."
+            )
+        if depends_on_others(optimizer):
+            raise UnsupportedError(
+                f"{type(optimizer).__name__} updates a parameter by what the others are, such as a norm of all "
+                "gradients, but strategy='ort_zero1' shards them. Use another optimizer or other settings of it, or "
                 "strategy='ort_ddp'."
             )
         types = {parameter.dtype for group in optimizer.param_groups for parameter in group["params"]}
@@ -69,10 +76,7 @@ class ShardedOptimizer(ZeroRedundancyOptimizer):
 
     def _copy_for(self, groups: Iterable[dict[str, Any]], **_: Any) -> torch.optim.Optimizer:
         """A copy of the optimizer with other parameter groups, without its constructor, whose arguments are unknown."""
-        part = object.__new__(type(self._whole))
-        part.__dict__.update(self._whole.__dict__)
-        # The wrapper of a learning rate scheduler, which would step the complete optimizer.
-        part.__dict__.pop("step", None)
+        part = copy_of(self._whole)
         part.param_groups = [dict(group) for group in groups]
         own = [parameter for group in part.param_groups for parameter in group["params"]]
         # Some optimizers create their state before the first step; that of other parameters is theirs to keep.

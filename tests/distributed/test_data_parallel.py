@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import lit_ort
 from lit_ort import ORTDDPStrategy, ORTZero1Strategy
+from lit_ort.distributed.optimizer_copies import depends_on_others
 from lit_ort.errors import OptionsError
 from lit_ort.runtime.report import Choice
 from lit_ort.strategies import jit
@@ -288,6 +289,23 @@ def assert_like_one_process(name: str, results: list[dict[str, Any]]) -> None:
 def test_weights_are_those_of_eager_ranks(name: str, results: Results) -> None:
     for result in results[0]:
         assert_equal(result[name], result[f"eager: {name}"])
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "expected"),
+    [
+        ("Lamb", {}, False),
+        ("Lamb", {"pre_norm": True}, True),
+        ("Prodigy", {}, True),
+        ("Lion", {}, False),
+        ("AdaFactor", {}, False),
+    ],
+)
+def test_updates_that_depend_on_other_parameters_are_found(name: str, settings: Any, expected: bool) -> None:
+    optimizer = getattr(pytorch_optimizer, name)([torch.nn.Parameter(torch.ones(2))], lr=1.0, **settings)
+    # At first, this schedule sets the learning rate to zero.
+    torch.optim.lr_scheduler.LambdaLR(optimizer, float)
+    assert depends_on_others(optimizer) == expected
 
 
 def test_ranks_choose_the_same_way_for_a_step(results: Results) -> None:
