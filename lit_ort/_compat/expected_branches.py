@@ -36,8 +36,6 @@ _OF_FINITE: Mapping[str, bool] = MappingProxyType(
 )
 _KEEP = frozenset({"any", "all", "bool", "item", "detach"})
 _NEGATE = frozenset({"logical_not", "not_", "bitwise_not", "invert", "__invert__"})
-# Operators that write without a trace of it.
-_STATEFUL = ("batch_norm", "instance_norm")
 # Of Dynamo's `SpeculationLog`, which outlives a trace that is begun again: its branches end the graph.
 _ENDED = "_lit_ort_branches_end"
 _JUMP = next(name for name in ("POP_JUMP_FORWARD_IF_FALSE", "POP_JUMP_IF_FALSE") if name in dis.opmap)
@@ -170,10 +168,6 @@ def _keeps_inputs(node: fx.Node, inputs: Container[int | None]) -> bool:
     """
     if node.op == "placeholder":
         return is_unchanged(node)
-    name = name_of_call(node)
-    schema = getattr(node.target, "_schema", None)
-    if name.endswith(_STATEFUL) or (schema is not None and schema.is_mutable):
-        return False
     # Writes through `.data` are not counted by the version of an input.
     if not writes(node):
         return True

@@ -27,6 +27,8 @@ _PURE = frozenset(
     "packed_batch_sizes packed_order packed_places packed_rows padded_lengths padded_places".split()
 )
 _MOST_NODES = 32
+# Functions that update statistics.
+_STATEFUL = ("batch_norm", "instance_norm")
 _OPERATORS = frozenset({"or_", "and_", "not_"})
 _IN_PLACE = frozenset(name for name in dir(operator) if name[:1] == "i" and hasattr(operator, f"__{name[1:]}__"))
 
@@ -145,6 +147,8 @@ def _writes(node: fx.Node) -> Iterator[list[fx.Node]]:
 
 def written_by(node: fx.Node) -> list[fx.Node]:
     """The values that a node can write in place, if it writes."""
+    if _writes_hidden(node):
+        return node.all_input_nodes
     written: list[fx.Node] = []
     fx.map_arg((node.args[:1], node.kwargs.get("out"), node.kwargs.get("input")), written.append)
     return written
@@ -152,9 +156,17 @@ def written_by(node: fx.Node) -> list[fx.Node]:
 
 def writes(node: fx.Node) -> bool:
     """Whether a node writes in place."""
+    if _writes_hidden(node):
+        return True
     name = name_of_call(node)
     is_in_place = name in ("setitem", "__setitem__", "copy_") or (name[-1:] == "_" and not name.endswith("__"))
     return "out" in node.kwargs or (is_in_place and name not in _OPERATORS) or name in _IN_PLACE
+
+
+def _writes_hidden(node: fx.Node) -> bool:
+    """Whether a node writes into arguments other than the first, which versions of examples don't show."""
+    schema = getattr(node.target, "_schema", None)
+    return name_of_call(node).endswith(_STATEFUL) or (schema is not None and schema.is_mutable)
 
 
 def name_of_call(node: fx.Node) -> str:

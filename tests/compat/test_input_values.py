@@ -127,6 +127,23 @@ def test_a_buffer_that_changes() -> None:
         run("flag", BATCHES[:2], module)
 
 
+@pytest.mark.filterwarnings("ignore:.*runs in eager PyTorch")
+def test_statistics_that_the_step_updates() -> None:
+    """Functions that write into arguments other than the first."""
+    torch.compiler.reset()
+
+    def step(norm: nn.BatchNorm1d, x: Tensor) -> Tensor:
+        y = norm(x)
+        assert norm.running_mean is not None
+        return y * 2 if norm.running_mean.max() > 0.5 else y
+
+    compiled = torch.compile(step, backend=backend(fallback="warn"))
+    own, eager = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    for mean in (0.0, 6.0, 0.0, -20.0):
+        x = torch.randn(4, 3) + mean
+        torch.testing.assert_close(compiled(own, x), step(eager, x))
+
+
 def test_many_values_end_the_graph() -> None:
     """An integer that keeps changing is a result of a graph, as it is without the mend."""
     torch.compiler.reset()
