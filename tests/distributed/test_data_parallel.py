@@ -169,7 +169,7 @@ RUNS: dict[str, tuple[Callable[[], Any], Callable[[], LightningModule], dict[str
     "zero1 with accumulation": (sharded, WithAdam, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.05}),
 }
 # Each of them is in another run too, but for float64.
-SWEEP = ("clip", "64-true", "zero1 with AdamW")
+SWEEP = ("accumulation", "clip", "64-true", "zero1 with AdamW", "zero1 with LAMB")
 NORMAL = [name for name in RUNS if name not in SWEEP]
 # Runs that differ from one process in eager too, so that they are compared with two ranks in eager.
 EAGER_RUNS: dict[str, tuple[dict[str, Any], Callable[[], LightningModule], int]] = {
