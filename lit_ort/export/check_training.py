@@ -95,7 +95,15 @@ def check_training(
     cases, expected = [], []
     for k, batch in enumerate(batches):
         cases.append((*batch, *eager.state().values()))
-        expected.append(eager.step(batch, k))
+        try:
+            expected.append(eager.step(batch, k))
+        # User code can raise any exception.
+        except Exception as error:
+            changed = ", ".join(changed_attributes(step.module, twin.module)) or "nothing else"
+            raise ExportError(
+                f"Step {k + 1} of {type(step.module).__name__} fails in eager PyTorch: {type(error).__name__}: "
+                f"{error}. Beside parameters and buffers, earlier steps have changed {changed}."
+            ) from error
     _require_finite(step, expected[0].values[LOSS])
     _require_state(step, twin, models.state)
     found = run_cases(_RUN, folder, cases, (*step.names, *models.state))

@@ -70,11 +70,11 @@ class Step(nn.Module):
         # A function, which copies of this step share.
         self._result: Callable[..., Any] = lambda module, tensors: function.of(module).result(tensors)
         self._name = name
-        taken = {n for n, _ in [*module.named_parameters(), *module.named_buffers()]} | {LOSS, RATE, SEED}
+        parameters, buffers = self.parameters_and_buffers()
+        taken = {*parameters, *buffers, *state_names(parameters), LOSS, RATE, SEED}
         self.names = tuple(f"batch_{n}" if n in taken else n for n in names)
         self.batch = tuple(tensor.contiguous() for tensor in tensors)
-        parameters, buffers = self.parameters_and_buffers()
-        self._taken = {*parameters, *buffers, *self.names, *state_names(parameters), LOSS, RATE, SEED}
+        self._taken = taken.union(self.names)
         _require_kernels({**parameters, **buffers, **dict(zip(self.names, self.batch, strict=True))})
         self.logged, self.logged_in_eval = (tuple(self._tried(training).logged) for training in (True, False))
 
@@ -84,11 +84,14 @@ class Step(nn.Module):
         for part, mode in zip(self.module.modules(), self._modes if training else (), strict=training):
             part.training = mode
 
-    def unused(self, name: str, taken: Collection[str] = ()) -> str:
-        """A name for an output that no other value has."""
-        while name in self._taken or name in taken or name.endswith(NEXT):
-            name = f"{name}_out"
-        return name
+    def renamed(self, outputs: Mapping[str, Tensor], others: Collection[str] = ()) -> Tensors:
+        """Outputs under names that no input, no state and none of the `others` has."""
+        found: Tensors = {}
+        for name, value in outputs.items():
+            while name in self._taken or name in others or name in found or name.endswith(NEXT):
+                name = f"{name}_out"
+            found[name] = value
+        return found
 
     def _tried(self, training: bool) -> Results:
         """The results of a call with the batch, which leaves no traces."""
@@ -130,7 +133,7 @@ class Step(nn.Module):
         own = _without_loss(value)
         returned = own if not calls or (self._name == FORWARD and tensors_of(own)) else calls[0]
         predictions = dict(zip(names_of(returned), tensors_of(returned), strict=True))
-        return Results(loss, {self.unused(name): v for name, v in logged.items() if name != LOSS}, predictions)
+        return Results(loss, self.renamed({n: v for n, v in logged.items() if n != LOSS}), predictions)
 
 
 class StepFunction(nn.Module):
@@ -202,7 +205,7 @@ def evaluation_function(step: Step) -> StepFunction:
 
 def prediction_names(step: Step, predictions: Tensors) -> Tensors:
     """Predictions under names that no input and no logged value has."""
-    return {step.unused(name, step.logged_in_eval): value for name, value in predictions.items()}
+    return step.renamed(predictions, step.logged_in_eval)
 
 
 def _called(step: Step, state: Tensors, values: Mapping[str, Tensor]) -> tuple[Results, Tensors]:

@@ -157,6 +157,8 @@ class WithSideEffects(Images):
         super().__init__(nn.Linear(6, 3))
         self.teacher = nn.Linear(6, 3).requires_grad_(False)
         self.register_buffer("average", torch.zeros(()))
+        # Which no step reads.
+        self.register_buffer("last", torch.zeros(()))
         self.accuracy = torchmetrics.Accuracy("multiclass", num_classes=3)
         self.losses: list[torch.Tensor] = []
 
@@ -169,8 +171,9 @@ class WithSideEffects(Images):
         loss = loss + nn.functional.mse_loss(predictions, self.teacher(batch["x"]))
         self.average = 0.9 * self.average + 0.1 * loss.detach()
         self.losses.append(loss)
+        self.last = loss.detach()
         self.accuracy(predictions, batch["y"])
-        for name in ("average", "x", "learning_rate", "optimizer.step", "average.next"):
+        for name in ("average", "average_out", "x", "learning_rate", "optimizer.step", "average.next"):
             self.log(name, self.average)
         self.log("accuracy", self.accuracy)
         if not self.training:
@@ -185,7 +188,15 @@ def test_side_effects_of_a_step(tmp_path: Path) -> None:
     assert max(one.error for one in exported.checked) < 1e-5
     assert module.losses == []
     assert float(module.average) == 0
-    logged = ("average_out", "x_out", "learning_rate_out", "optimizer.step_out", "average.next_out", "accuracy")
+    logged = (
+        "average_out",
+        "average_out_out",
+        "x_out",
+        "learning_rate_out",
+        "optimizer.step_out",
+        "average.next_out",
+        "accuracy",
+    )
     assert exported.inputs.keys() == {"x", "y"}
     assert exported.outputs == ("loss", *logged)
     found = train_elsewhere(exported.folder, [batch] * 3, RATE)
@@ -193,7 +204,7 @@ def test_side_effects_of_a_step(tmp_path: Path) -> None:
     np.testing.assert_allclose(found["loss"], losses, rtol=1e-5)
     np.testing.assert_allclose(found["eval/output"], module(batch["x"]).detach(), atol=1e-6)
     loaded = lit_ort.load_training_checkpoint(copy.deepcopy(WithSideEffects()), exported.folder)
-    assert {"average", "teacher.weight", "net.weight"} <= set(loaded)
+    assert {"average", "last", "teacher.weight", "net.weight"} <= set(loaded)
 
 
 class Counting(nn.Module):
@@ -208,6 +219,18 @@ class Counting(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
         return (x * self.weight).sum() * self.calls
+
+
+class Keeping(Scaled):
+    """A step that goes on from the results of the last one, whose batch has to be of the same size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept, self.last = self.last, x.detach()
+        return super().forward(x if kept is None else x + kept)
 
 
 class Assigning(Scaled):
@@ -260,6 +283,7 @@ class Manual(Images):
             "optimizer_settings={'betas': (2.0, 0.5)}: Invalid beta parameter at index 0: 2.0. Use values of torch's",
         ),
         (Counting(), torch.ones(2, 6), {"dynamic": False}, "Steps change calls, of which the models have the first"),
+        (Keeping(), torch.ones(4, 6), {}, "parameters and buffers, earlier steps have changed last."),
         pytest.param(
             *(Assigning(), torch.ones(2, 6), {}, "changes scale in a way that can't be traced. Write into it instead"),
             marks=pytest.mark.slow,
