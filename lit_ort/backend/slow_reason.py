@@ -20,7 +20,12 @@ SMALL = (
 ALL_BY_TORCH = "about eager's: its matmuls and convolutions are torch's own kernels, and nothing in it could be fused"
 _MATMULS = ("aten.mm.default", "aten.addmm.default")
 # Passes that replace operators by faster ones.
-_GAINS = frozenset({*fusions.names(), "embedding_gradient", "grouped_matmuls", "memory_format", "patch_convolutions"})
+_GAINS = frozenset(
+    {
+        *fusions.names(),
+        *("embedding_gradient", "grouped_matmuls", "image_convolutions", "memory_format", "patch_convolutions"),
+    }
+)
 
 
 def expected_speed(

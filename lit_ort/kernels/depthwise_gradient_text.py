@@ -20,7 +20,7 @@ VECTORS = 4
 
 
 def depthwise_gradient_text(dtype: str, vector_bytes: int) -> Text:
-    """`block(arguments, number)`, which adds the gradients of some channels to the result.
+    """`block(arguments, number)`, which computes the gradients of some channels from some images.
 
     Args:
         dtype: of all values.
@@ -53,6 +53,13 @@ class _DepthwiseGradientText(KernelText):
         part = self.op("urem", "%block", parts)
         some = [self.op("mul", self.word(matmul.COUNT), one) for one in (part, self.op("add", part, 1))]
         taps = self.op("mul", self.word(words.KERNEL_HEIGHT), self.word(words.KERNEL_WIDTH))
+        zero = text.literal(0.0, self.dtype, self.lanes)
+        # A part may have no images.
+        with text.loop("0", taps, 1) as tap:
+            number = self.op("add", self.op("mul", part, taps), tap.index)
+            result = self.at(self.word(matmul.RESULT, "ptr"), self.op("add", self.op("mul", number, channels), first))
+            for vector, mask in enumerate(masks):
+                stored(text, result, str(vector * self.lanes), self.dtype, zero, mask)
         with text.loop(self.op("udiv", some[0], parts), self.op("udiv", some[1], parts), 1) as image:
             grad = self.at(self.word(matmul.LEFT, "ptr"), self.op("mul", self.op("mul", image.index, pixels), channels))
             images = self.at(self.word(matmul.RIGHT, "ptr"), self.op("mul", image.index, elements))

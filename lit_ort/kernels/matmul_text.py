@@ -26,9 +26,9 @@ VECTORS = 2
 # What is copied at a time has so many rows and columns of the right factor at most, and so many rows of the left one.
 INNER, _COLUMNS, _LEFT_ROWS = 256, 256, 96
 # Threads with small stacks end at their guard pages.
-_CHECKS_STACK = '"probe-stack"="inline-asm"'
+CHECKS_STACK = '"probe-stack"="inline-asm"'
 # So many products are added in registers, and then to the result: the rounding errors of long sums add up.
-_SUMMED = 128
+SUMMED = 128
 _TRANSPOSED = ord("T")
 # Multiplications; for fewer, threads cost more than they save.
 _SMALL = 2**18
@@ -76,7 +76,7 @@ class MatmulText(KernelText):
         part = "ptr %args, ptr %left, ptr %right, ptr %result, ptr %panel, ptr %left_panel"
         ranges = "i64 %first_row, i64 %last_row, i64 %first_column, i64 %last_column"
         text.function("part", f"internal void @part({part}, {ranges})", self._part, "noinline")
-        text.function("block", f"{linkage}void @block(ptr %args, i64 %block)", self._block, _CHECKS_STACK)
+        text.function("block", f"{linkage}void @block(ptr %args, i64 %block)", self._block, CHECKS_STACK)
 
     # Memory.
 
@@ -91,9 +91,9 @@ class MatmulText(KernelText):
         The rows of the right panel are `right_step` apart. Rows and columns beyond the last ones are not stored.
         """
         text = self.text
-        with text.loop("0", self.maximum("%inner", 1), _SUMMED) as part:
+        with text.loop("0", self.maximum("%inner", 1), SUMMED) as part:
             later = text.value(f"zext i1 {self.test('ne', part.index, 0)} to i64")
-            end = self.minimum("%inner", self.op("add", part.index, _SUMMED))
+            end = self.minimum("%inner", self.op("add", part.index, SUMMED))
             self._partial_sums(part.index, end, self.op("or", "%is_added", later))
         text.line("ret void")
 
@@ -102,8 +102,11 @@ class MatmulText(KernelText):
         zero = text.literal(0.0, self.dtype, self.lanes)
         with text.loop(start, end, 1, [zero] * (self.rows * VECTORS)) as loop:
             loop.carry(self._products(loop.index, loop.current))
-        totals = loop.current
-        is_whole = text.value(
+        self.store_tile(loop.current, is_added)
+
+    def store_tile(self, totals: Sequence[Vector], is_added: str) -> None:
+        """Stores or adds sums, of the first `%rows` and `%columns` of a tile."""
+        is_whole = self.text.value(
             f"and i1 {self.test('sge', '%rows', self.rows)}, {self.test('sge', '%columns', self.columns)}"
         )
         with self.branch(is_whole) as otherwise:
@@ -121,12 +124,12 @@ class MatmulText(KernelText):
             result += [factor.fma(vector, total) for vector, total in zip(vectors, added, strict=True)]
         return result
 
-    def _places(self) -> list[list[str]]:
+    def places(self) -> list[list[str]]:
         rows = [self.at("%result", self.op("mul", "%row", row)) for row in range(self.rows)]
         return [[self.at(row, number * self.lanes) for number in range(VECTORS)] for row in rows]
 
     def _store(self, totals: Sequence[Vector], is_added: str) -> None:
-        places = [place for row in self._places() for place in row]
+        places = [place for row in self.places() for place in row]
         with self.branch(self.test("ne", is_added, 0)) as otherwise:
             for place, total in zip(places, totals, strict=True):
                 stored(self.text, place, "0", self.dtype, self.vector(place) + total, None)
@@ -138,7 +141,7 @@ class MatmulText(KernelText):
         added = Vector(self.text, self.test("ne", is_added, 0), "bool", 0)
         widths = [self.op("sub", "%columns", number * self.lanes) for number in range(VECTORS)]
         masks = [self.mask(width) for width in widths]
-        for row, places in enumerate(self._places()):
+        for row, places in enumerate(self.places()):
             with self.branch(self.test("sgt", "%rows", row)):
                 for number, place in enumerate(places):
                     mask = masks[number]
@@ -162,7 +165,7 @@ class MatmulText(KernelText):
         tensors = [self.word(position, "ptr") for position in (words.LEFT, words.RIGHT, words.RESULT)]
         rows, columns = self.word(words.ROWS), self.word(words.COLUMNS)
         with self.branch(self.test("eq", axis, words.BY_MATRICES)) as otherwise:
-            low, high = self._share(self.word(words.COUNT), 1)
+            low, high = self.share(self.word(words.COUNT), 1)
             with text.loop(low, high, 1) as loop:
                 slots = [text.value(f"getelementptr ptr, ptr {array}, i64 {loop.index}") for array in tensors]
                 pointers = [f"ptr {text.effect(f'load ptr, ptr {slot}, align 8')}" for slot in slots]
@@ -170,7 +173,7 @@ class MatmulText(KernelText):
                 text.line(f"call void @part({', '.join(('ptr %args', *pointers, *given, *ranges))})")
             otherwise()
             by_rows = self.test("eq", axis, words.BY_ROWS)
-            pairs = [self._share(rows, self.rows), ("0", rows), ("0", columns), self._share(columns, self.columns)]
+            pairs = [self.share(rows, self.rows), ("0", rows), ("0", columns), self.share(columns, self.columns)]
             ranges = []
             for chosen, other in ((pairs[0], pairs[1]), (pairs[2], pairs[3])):
                 ranges += [self.choose(by_rows, "i64", a, b) for a, b in zip(chosen, other, strict=True)]
@@ -180,7 +183,7 @@ class MatmulText(KernelText):
         text.line(f"call void @restore(i32 {state})")
         text.line("ret void")
 
-    def _share(self, count: str, unit: int) -> tuple[str, str]:
+    def share(self, count: str, unit: int) -> tuple[str, str]:
         """The first and the last of what this block computes, in units."""
         blocks = self.word(ROW_BLOCKS)
         units = self.divided_up(count, unit)

@@ -37,7 +37,10 @@ from lit_ort.lower.engines import onnx_nodes
 from lit_ort.lower.model import ModelBuilder, TensorType
 from lit_ort.lower.native_operators import (
     GROUPS,
+    convolution_inputs,
+    convolution_of,
     group_inputs,
+    is_native_convolution,
     is_native_group,
     is_native_loop,
     is_native_loss,
@@ -70,6 +73,7 @@ from lit_ort.runtime.program import (
     CALLER,
     OPENMP,
     SESSION,
+    ConvolutionNode,
     GroupedMatmulNode,
     LoopNode,
     LossNode,
@@ -151,6 +155,7 @@ class _Lowering:
         self._loops: list[LoopNode] = []
         self._losses: list[LossNode] = []
         self._groups: list[GroupedMatmulNode] = []
+        self._convolutions: list[ConvolutionNode] = []
         self._inputs: list[tuple[str, Source]] = []
         self._sizes_of_inputs: list[Any] = []
         self._names: dict[fx.Node, str] = {}
@@ -224,6 +229,7 @@ class _Lowering:
             loops=tuple(self._loops),
             losses=tuple(self._losses),
             groups=tuple(self._groups),
+            convolutions=tuple(self._convolutions),
             results=tuple(results),
             placed=placed,
             sizes=terms_of(self._sizes_of_inputs, self._sources),
@@ -295,6 +301,9 @@ class _Lowering:
         if self._uses_openmp and is_native_group(node):
             self._grouped_matmul(node)
             return
+        if self._uses_openmp and is_native_convolution(node):
+            self._convolution(node)
+            return
         lowering = self._lowering_of(node) if self._is_native or node in self._by_onnx else None
         if lowering is None:
             self._open_builder().add(node, node.meta.get(STREAM))
@@ -353,6 +362,15 @@ class _Lowering:
         given = [self._name_of(one) for one in inputs]
         output = value.dtype, _fixed(value.shape)
         name = self._names[node] = self._builder.grouped_matmul(len(self._groups) - 1, given, output, node.name)
+        self._types[name] = value.dtype, value.shape
+
+    def _convolution(self, node: fx.Node) -> None:
+        kind, is_depthwise, numbers, windows = convolution_of(node)
+        value, sizes = node.meta["val"], terms_of(numbers, self._sources)
+        self._convolutions.append(ConvolutionNode(kind, is_depthwise, value.dtype, sizes, windows))
+        given = [self._name_of(one) for one in convolution_inputs(node)]
+        output = value.dtype, _fixed(value.shape)
+        name = self._names[node] = self._builder.convolution(len(self._convolutions) - 1, given, output, node.name)
         self._types[name] = value.dtype, value.shape
 
     def _kernel(

@@ -13,6 +13,7 @@ from onnx import helper, numpy_helper
 
 from lit_ort.runtime.elements import ELEMENTS
 from lit_ort.runtime.engines.engine_interface import (
+    CONVOLUTION_OPERATOR,
     DOMAIN,
     GROUPED_OPERATOR,
     IN_PLACE_OPERATOR,
@@ -85,6 +86,10 @@ class ModelBuilder:
     def grouped_matmul(self, index: int, inputs: Sequence[str], output: TensorType, name: str) -> str:
         """Adds a matmul of groups of rows and returns the name of its output; as `region`."""
         return self._kernel(GROUPED_OPERATOR, index, inputs, [output], name)[0]
+
+    def convolution(self, index: int, inputs: Sequence[str], output: TensorType, name: str) -> str:
+        """Adds a convolution of images and returns the name of its output; as `region`."""
+        return self._kernel(CONVOLUTION_OPERATOR, index, inputs, [output], name)[0]
 
     def _kernel(
         self, operator: str, index: int, inputs: Sequence[str], outputs: Sequence[TensorType], name: str

@@ -25,6 +25,7 @@ from lit_ort.lower.operators import ANY, LOWERINGS, Lowering, lowering_of
 from lit_ort.ops.hand_over import hand_over
 from lit_ort.ops.region_operator import REGION
 from lit_ort.passes.fuse_regions import MOST_ELEMENTS, is_small, tensors_of
+from lit_ort.passes.pixel_nodes import CHANNELS_FIRST
 from lit_ort.regions.placed_region import strides_of_inputs
 from lit_ort.runtime.elements import ELEMENTS
 from lit_ort.runtime.engines.engine_interface import MICROSOFT
@@ -39,6 +40,11 @@ _FLOATS = frozenset(DTYPES)
 GROUPS: Mapping[Any, bool] = MappingProxyType(
     {torch.ops.lit_ort.grouped_matmul.default: False, torch.ops.lit_ort.grouped_matmul_gradient.default: True}
 )
+# Convolutions of images; their gradients have the same first two inputs.
+_CONVOLUTION = torch.ops.lit_ort.image_convolution.default
+_WEIGHT_GRADIENT = torch.ops.lit_ort.image_weight_gradient.default
+# Vectors of machine code have so many elements at most.
+_MOST_LANES = 16
 # The arguments of the loops of recurrent layers.
 _LOOPS: Mapping[Any, Sequence[str]] = MappingProxyType(
     {
@@ -74,6 +80,7 @@ def obstacle(graph: fx.Graph, uses_openmp: bool = False) -> str | None:
             return f"a value of {node.name} in another layout than ONNX Runtime's"
         is_native = node.target is REGION or native_lowering_of(node) is not None or is_native_loop(node)
         is_native = is_native or (uses_openmp and (is_native_loss(node) or is_native_group(node)))
+        is_native = is_native or (uses_openmp and is_native_convolution(node))
         (native if is_native else by_torch).append(node)
     unfit = next((node for node in by_torch if not _has_form(node)), None)
     if unfit is not None:
@@ -172,6 +179,37 @@ def is_native_group(node: fx.Node) -> bool:
 def group_inputs(node: fx.Node) -> list[fx.Node]:
     """The factors of a matmul of groups, and where these end."""
     return [value for value in node.args if isinstance(value, fx.Node)]
+
+
+def is_native_convolution(node: fx.Node) -> bool:
+    """Whether a node is a convolution of images, or its gradient, that sessions on OpenMP's threads compute."""
+    if node.target is _CONVOLUTION:
+        return True
+    if node.target is not _WEIGHT_GRADIENT:
+        return False
+    # The code writes whole vectors of elements that are adjacent in images.
+    _, _, kernel, _, _, dilation, is_depthwise = node.args
+    channels = node.meta["val"].shape[3]
+    pixels = kernel[-1] if dilation[-1] == 1 else 1  # type: ignore[index]
+    return bool(is_depthwise) or (isinstance(channels, int) and pixels * channels % _MOST_LANES == 0)  # type: ignore[operator]
+
+
+def convolution_inputs(node: fx.Node) -> list[fx.Node]:
+    """The images and the weight of a convolution, or the gradient of its result and the images."""
+    return [value for value in node.args[:2] if isinstance(value, fx.Node)]
+
+
+def convolution_of(node: fx.Node) -> tuple[str, bool, tuple[Any, ...], tuple[int, ...]]:
+    """What `ConvolutionNode` says of a convolution: its kind, whether it is depthwise, its sizes and its windows."""
+    first, second = (value.meta["val"] for value in convolution_inputs(node))
+    _, _, size, *windows, last = node.args
+    kind, kernel, images, is_depthwise = "weight_gradient", size, (first, second), bool(last)
+    if node.target is _CONVOLUTION:
+        kind = "image_gradient" if last else "convolution"
+        kernel, images, is_depthwise = second.shape[-3:-1], (first, node.meta["val"]), second.dim() == 3
+    sizes = [one.shape[dim] for one in images for dim in CHANNELS_FIRST]
+    pairs = ((one[0], one[-1]) for one in (kernel, *windows))  # type: ignore[index]
+    return kind, is_depthwise, tuple(sizes), tuple(number for pair in pairs for number in pair)  # type: ignore[misc]
 
 
 def loss_inputs(node: fx.Node) -> dict[str, fx.Node]:

@@ -26,6 +26,7 @@ from lit_ort.ops.region_operator import REGION
 from lit_ort.regions.placed_region import PlacedRegion, SizeArgument, from_json
 from lit_ort.regions.symbolic_size import Number, number_of, numbers_of
 from lit_ort.runtime.engines.engine_interface import (
+    CONVOLUTION_OPERATOR,
     DOMAIN,
     GROUPED_OPERATOR,
     KERNEL_DOMAIN,
@@ -35,7 +36,15 @@ from lit_ort.runtime.engines.engine_interface import (
     POSITION,
     REGION_OPERATOR,
 )
-from lit_ort.runtime.program import GroupedMatmulNode, LoopNode, LossNode, MatmulNode, Phase, TorchNode
+from lit_ort.runtime.program import (
+    ConvolutionNode,
+    GroupedMatmulNode,
+    LoopNode,
+    LossNode,
+    MatmulNode,
+    Phase,
+    TorchNode,
+)
 
 
 def readable(
@@ -78,6 +87,9 @@ def readable(
             _describe_loss(node, phase.losses[_position(node)], _unique(f"{place}.{node.op_type}".lstrip("."), taken))
         elif (node.domain, node.op_type) == (KERNEL_DOMAIN, GROUPED_OPERATOR):
             _describe_groups(node, phase.groups[_position(node)], _unique(f"{place}.{node.op_type}".lstrip("."), taken))
+        elif (node.domain, node.op_type) == (KERNEL_DOMAIN, CONVOLUTION_OPERATOR):
+            convolution = phase.convolutions[_position(node)]
+            _describe_convolution(node, convolution, _unique(f"{place}.{node.op_type}".lstrip("."), taken))
         elif node.domain == DOMAIN:
             _call_torch_node(result, node, phase.nodes, _unique(f"{place}.torch".lstrip("."), taken))
         else:
@@ -174,6 +186,16 @@ def _describe_groups(node: onnx.NodeProto, matmul: GroupedMatmulNode, name: str)
     """Writes what a matmul of groups of rows computes as attributes, and the names of its arguments."""
     arguments = ["rows", "rows" if matmul.is_gradient else "matrices", "ends"]
     _describe(node, name, trans_a=int(matmul.is_gradient), trans_b=int(matmul.transposed), arguments=arguments)
+
+
+def _describe_convolution(node: onnx.NodeProto, convolution: ConvolutionNode, name: str) -> None:
+    """Writes what a convolution of images computes as attributes, and the names of its arguments."""
+    first = "images" if convolution.kind == "convolution" else "gradient"
+    arguments = [first, "images" if convolution.kind == "weight_gradient" else "weight"]
+    numbers = [list(convolution.windows[at : at + 2]) for at in range(0, 8, 2)]
+    settings = dict(zip(("kernel_shape", "strides", "pads", "dilations"), numbers, strict=True))
+    form = {"kind": convolution.kind, "layout": "NHWC", "depthwise": int(convolution.is_depthwise)}
+    _describe(node, name, arguments=arguments, **form, **settings)
 
 
 def _describe(node: onnx.NodeProto, name: str, **attributes: Any) -> None:

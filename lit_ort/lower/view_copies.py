@@ -28,6 +28,7 @@ from lit_ort._compat.torch_fx import (
 )
 from lit_ort._compat.torch_sizes import inverse_order, memory_order
 from lit_ort.lower.native_operators import (
+    is_native_convolution,
     is_native_group,
     is_native_loop,
     is_native_loss,
@@ -53,6 +54,9 @@ def copy_views(graph: fx.Graph) -> None:
             node.args = (*(copier.read(node, one, one) for one in added), *factors)  # type: ignore[arg-type]
         elif is_native_loop(node) or is_native_loss(node) or is_native_group(node):
             node.args = fx.map_arg(node.args, lambda one, loop=node: copier.read(loop, one, one))
+        elif is_native_convolution(node):
+            first, second, *rest = node.args
+            node.args = (*(copier.read(node, one, one) for one in (first, second)), *rest)  # type: ignore[arg-type]
         elif node.op == "output":
             node.args = fx.map_arg(node.args, lambda one, output=node: copier.returned(output, one))
 

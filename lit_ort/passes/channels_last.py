@@ -32,6 +32,7 @@ from lit_ort._compat.torch_fx import (
 )
 from lit_ort._compat.torch_ops import BY_STRIDES, is_pointwise
 from lit_ort._compat.torch_sizes import has_channels_last, hint_of
+from lit_ort.passes.image_convolutions import has_kernel, is_depthwise
 
 aten = torch.ops.aten
 _FORWARD, _BACKWARD = aten.convolution.default, aten.convolution_backward.default
@@ -74,6 +75,7 @@ def order_channels(module: fx.GraphModule) -> int:
     if fired or any(node.target is _BILINEAR for node in graph.nodes):
         with whole_interpolations():
             _propagate(graph)
+        _erase_conversions_of_nothing(graph)
     return fired
 
 
@@ -116,6 +118,16 @@ def _propagate(graph: fx.Graph) -> None:
             node.meta["val"] = recomputed_example(node)
             if node.target is _FORMAT or strides_of(node.meta["val"]) != before:
                 changed.add(node)
+
+
+def _erase_conversions_of_nothing(graph: fx.Graph) -> None:
+    """Erases conversions of values that have the format, as what is before them was converted too."""
+    for node in graph.find_nodes(op="call_function", target=_FORMAT):
+        value, channels_last = node.args
+        example = value.meta["val"]
+        if has_channels_last(example) if channels_last else example.is_contiguous():
+            node.replace_all_uses_with(value)
+            graph.erase_node(node)
 
 
 def _supports_any_format(node: fx.Node) -> bool:
@@ -163,7 +175,7 @@ def _prefers_last(node: fx.Node) -> bool:
     images, weight = (argument.meta["val"] for argument in arguments_of(node)[position : position + 2])
     result = node.meta["val"] if node.target is _FORWARD else first_argument(node).meta["val"]
     groups = arguments_of(node)[-1] if node.target is _FORWARD else arguments_of(node)[-2]
-    if groups == images.shape[1] and groups > 1:
+    if is_depthwise(images, weight, groups) or (groups == 1 and has_kernel(images, weight, groups)):
         return True
     sizes = [hint_of(size) for size in (result.shape[0], *result.shape[2:])]
     if any(size is None for size in sizes):

@@ -19,6 +19,7 @@ from lit_ort.passes.cumulative_sums import sum_in_blocks
 from lit_ort.passes.embedding_gradient import fuse_embedding_gradients
 from lit_ort.passes.fuse_regions import fuse_regions
 from lit_ort.passes.grouped_matmuls import multiply_groups
+from lit_ort.passes.image_convolutions import convolve_images
 from lit_ort.passes.in_place_writes import write_in_place
 from lit_ort.passes.indexed_sums import add_in_order
 from lit_ort.passes.merge_equal import merge_equal
@@ -59,6 +60,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("embedding_gradient", fuse_embedding_gradients, only_cpu=True),
     Pass("memory_format", order_channels, only_cpu=True),
     Pass("patch_convolutions", multiply_patches, only_cpu=True),
+    Pass("image_convolutions", convolve_images, only_cpu=True),
     Pass("grouped_matmuls", multiply_groups, only_cpu=True),
     Pass("regions", fuse_regions, only_cpu=True),
     # The other passes assume that no operator writes in place.

@@ -18,15 +18,22 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch_fx import arguments_of, first_argument, is_element
-from lit_ort._compat.torch_sizes import channels_last, inverse_order, is_in_order
+from lit_ort._compat.torch_sizes import inverse_order
 from lit_ort.passes.node_builder import NodeBuilder, replace_nodes
+from lit_ort.passes.pixel_nodes import (
+    CHANNELS_FIRST,
+    CHANNELS_LAST,
+    FORMAT,
+    contiguous,
+    erase_unused_formats,
+    has_last,
+    images_of,
+    pixels_of,
+)
 
 aten = torch.ops.aten
 _FORWARD, _BACKWARD = aten.convolution.default, aten.convolution_backward.default
-_FORMAT = torch.ops.lit_ort.in_memory_format.default
 _DTYPES = frozenset({torch.float32, torch.float64})
-_LAST = channels_last(4)
-_FIRST = inverse_order(_LAST)
 
 
 def multiply_patches(module: fx.GraphModule) -> int:
@@ -39,9 +46,7 @@ def multiply_patches(module: fx.GraphModule) -> int:
                 _replace_elements(node, NodeBuilder(graph, node.meta))
             graph.erase_node(node)
             fired += 1
-    for node in graph.find_nodes(op="call_function", target=_FORMAT):
-        if not node.users:
-            graph.erase_node(node)
+    erase_unused_formats(graph)
     return fired
 
 
@@ -55,7 +60,7 @@ def _has_patches(node: fx.Node, position: int) -> bool:
         return False
     if [*kernel] == [1, 1]:
         # Pixels of other images would be copied.
-        return _is_last(value)
+        return has_last(value)
     sizes = zip(value.shape[2:], kernel, strict=True)
     return transposed or all(isinstance(size, int) and size % length == 0 for size, length in sizes)
 
@@ -108,77 +113,66 @@ def _replace_elements(node: fx.Node, builder: NodeBuilder) -> None:
 def _unconverted(images: fx.Node, weight: fx.Node) -> fx.Node:
     """Images before their conversion to channels last, if patches are copied in any case."""
     is_copied = [*weight.meta["val"].shape[2:]] != [1, 1]
-    return first_argument(images) if images.target is _FORMAT and is_copied else images
+    return first_argument(images) if images.target is FORMAT and is_copied else images
 
 
 def _rows(builder: NodeBuilder, images: fx.Node) -> fx.Node:
     """Pixels as rows, [batch * height * width, channels]."""
-    return _merged(builder, _contiguous(builder, builder(aten.permute.default, images, _LAST)), 3)
+    return _merged(builder, pixels_of(builder, images), 3)
 
 
 def _pixels(builder: NodeBuilder, rows: fx.Node, like: Any) -> fx.Node:
     """Rows as the pixels of images of the shape and the strides of a value."""
     batch, channels, height, width = like.shape
-    made = builder(aten.permute.default, builder.reshape(rows, (batch, height, width, channels)), _FIRST)
-    return made if _is_last(like) else _contiguous(builder, made)
+    return images_of(builder, builder.reshape(rows, (batch, height, width, channels)), like)
 
 
 def _patches(builder: NodeBuilder, images: fx.Node, weight: fx.Node) -> fx.Node:
     """Patches as rows, [batch * rows * columns, elements of a kernel], in the order of memory of the images."""
     shape, order = _tiled(images.meta["val"], weight)
     tiles = builder.reshape(
-        builder(aten.permute.default, images, _LAST) if _is_last(images.meta["val"]) else images, shape
+        builder(aten.permute.default, images, CHANNELS_LAST) if has_last(images.meta["val"]) else images, shape
     )
-    return _merged(builder, _contiguous(builder, builder(aten.permute.default, tiles, order)), 3)
+    return _merged(builder, contiguous(builder, builder(aten.permute.default, tiles, order)), 3)
 
 
 def _images(builder: NodeBuilder, patches: fx.Node, like: Any, weight: fx.Node) -> fx.Node:
     """Images of the shape and the strides of a value, from patches in the order of its memory."""
     shape, order = _tiled(like, weight)
     tiles = builder.reshape(patches, [shape[dim] for dim in order])
-    made = _contiguous(builder, builder(aten.permute.default, tiles, inverse_order(order)))
+    made = contiguous(builder, builder(aten.permute.default, tiles, inverse_order(order)))
     batch, channels, height, width = like.shape
-    if not _is_last(like):
+    if not has_last(like):
         return builder.reshape(made, like.shape)
-    return builder(aten.permute.default, builder.reshape(made, (batch, height, width, channels)), _FIRST)
+    return builder(aten.permute.default, builder.reshape(made, (batch, height, width, channels)), CHANNELS_FIRST)
 
 
 def _tiled(images: Any, weight: fx.Node) -> tuple[list[Any], list[int]]:
     """The shape of images as tiles in their order of memory, and the order of dimensions in which tiles are rows."""
     (batch, channels, height, width), (down, across) = images.shape, weight.meta["val"].shape[2:]
     sizes = [height // down, down, width // across, across]
-    if _is_last(images):
+    if has_last(images):
         return [batch, *sizes, channels], [0, 1, 3, 2, 4, 5]
     return [batch, channels, *sizes], [0, 2, 4, 1, 3, 5]
 
 
 def _matrix(builder: NodeBuilder, weight: fx.Node, images: Any) -> fx.Node:
     """A weight as [outputs, elements of a kernel] in the order of memory of images."""
-    if _is_last(images):
-        weight = _contiguous(builder, builder(aten.permute.default, weight, _LAST))
+    if has_last(images):
+        weight = contiguous(builder, builder(aten.permute.default, weight, CHANNELS_LAST))
     return _merged(builder, weight, 1)
 
 
 def _weight(builder: NodeBuilder, matrix: fx.Node, like: Any, images: Any) -> fx.Node:
     """The gradient of a weight from its matrix in the order of memory of images."""
     outputs, channels, height, width = like.shape
-    if not _is_last(images):
+    if not has_last(images):
         return builder.reshape(matrix, like.shape)
     made = builder.reshape(matrix, (outputs, height, width, channels))
-    return _contiguous(builder, builder(aten.permute.default, made, _FIRST))
+    return contiguous(builder, builder(aten.permute.default, made, CHANNELS_FIRST))
 
 
 def _merged(builder: NodeBuilder, value: fx.Node, dims: int) -> fx.Node:
     """A value as a matrix, of whose dimensions the first `dims` are one, and the others another one."""
     shape: Sequence[Any] = value.meta["val"].shape
     return builder.reshape(value, (math.prod(shape[:dims]), math.prod(shape[dims:])))
-
-
-def _contiguous(builder: NodeBuilder, value: fx.Node) -> fx.Node:
-    if is_in_order(value.meta["val"], range(value.meta["val"].dim())):
-        return value
-    return builder(aten.clone.default, value, memory_format=torch.contiguous_format)
-
-
-def _is_last(images: Any) -> bool:
-    return is_in_order(images, _LAST)

@@ -64,7 +64,7 @@ _OF_IMAGES = (
     "aten.upsample",
     "aten.native_group_norm",
 )
-_OF_IMAGES += ("aten._native_batch_norm", "aten.native_batch_norm", "lit_ort.in_memory_format")
+_OF_IMAGES += ("aten._native_batch_norm", "aten.native_batch_norm", "lit_ort.in_memory_format", "lit_ort.image_")
 _HANDLERS: dict[Any, Handler] = {**HANDLERS, **INDEX_HANDLERS, **RESAMPLING_HANDLERS}
 _OWN_HANDLERS: dict[str, Handler] = {**OWN_HANDLERS, **OWN_INDEX_HANDLERS}
 # Operators that are several values.
@@ -465,6 +465,12 @@ class Terms:
         return converted(expression, computed_in(expression.dtype) if dtype is None else dtype)
 
     def apply(self, name: str, *args: Expression | float | Number) -> Expression:
+        """A pointwise operator on expressions and numbers, as a value."""
+        expression = self.computed_again(name, *args)
+        return self.reader.value(self.node.name, expression).read() if is_reading(expression) else expression
+
+    def computed_again(self, name: str, *args: Expression | float | Number) -> Expression:
+        """The same as an expression that is computed wherever it is used."""
         terms = [arg for arg in args if not isinstance(arg, float | int | Size)]
         shape = broadcast_shape(term.shape for term in terms)
         dtype = max((computed_in(term.dtype) for term in terms), key=lambda name: int(name.removeprefix("float")))
@@ -474,8 +480,7 @@ class Terms:
             else self.reader.broadcast(converted(arg, dtype), shape)
             for arg in args
         )
-        expression = Compute(name, given, shape, dtype)
-        return self.reader.value(self.node.name, expression).read() if is_reading(expression) else expression
+        return Compute(name, given, shape, dtype)
 
     def reduce(self, kind: str, x: Expression, axes: Sequence[int]) -> Expression:
         axes = list(axes)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lit_ort._compat.torch_sizes import inverse_order
 from lit_ort.regions.symbolic_size import product
-from lit_ort.regions.value_expressions import Expression, NotRegional
+from lit_ort.regions.value_expressions import Expression, NotRegional, permuted, reads_of
 
 if TYPE_CHECKING:
     from lit_ort.regions.graph_values import Terms
@@ -60,9 +61,21 @@ def layer_norm_backward(
     )
 
 
-def _require_batch(x: Expression) -> None:
-    if len(x.shape) != 2:
-        raise NotRegional("channels of images or sequences, which torch's operator normalizes faster")
+def _rows_of(x: Expression) -> Expression:
+    """What batch normalization reads, with the dimension of the channels, which are adjacent in memory, as the last."""
+    rank = len(x.shape)
+    if rank > 2 and not any(read.value is not None and read.view.strides[1] == 1 for read in reads_of(x)):
+        raise NotRegional("channels of images or sequences that are not last, which torch's operator normalizes faster")
+    return permuted(x, _order_of(rank))
+
+
+def _order_of(rank: int) -> list[int]:
+    return [0, *range(2, rank), 1]
+
+
+def _as_given(rows: Expression) -> Expression:
+    """A result with the dimensions of what batch normalization reads."""
+    return permuted(rows, inverse_order(_order_of(len(rows.shape))))
 
 
 def _scaled_and_moved(terms: Terms, x: Expression, weight: Any, bias: Any) -> Expression:
@@ -88,7 +101,7 @@ def batch_norm(
     if not training:
         raise NotRegional("statistics that stay, in this form of the operator")
     results, variance = _batch_norm(terms, x, weight, bias, eps)
-    count = terms.given(x).shape[0]
+    count = product(_rows_of(terms.given(x)).shape[:-1])
     sample = terms.apply("div", terms.apply("mul", variance, count), count - 1)
     new = (
         terms.apply(
@@ -109,26 +122,26 @@ def _batch_norm(
     terms: Terms, x: Any, weight: Any, bias: Any, eps: float
 ) -> tuple[tuple[Expression, Expression, Expression], Expression]:
     """((the result, the mean, 1 / the standard deviation), the variance)."""
-    x = terms.given(x)
-    _require_batch(x)
-    mean = mean_over(terms, x, [0])
-    centred = terms.apply("sub", x, mean)
-    variance = mean_over(terms, terms.apply("mul", centred, centred), [0])
+    x = _rows_of(terms.given(x))
+    axes = range(len(x.shape) - 1)
+    mean = mean_over(terms, x, axes)
+    # Several passes read x, none writes what is between.
+    centred = terms.computed_again("sub", x, mean)
+    variance = mean_over(terms, terms.computed_again("mul", centred, centred), axes)
     scale = terms.apply("rsqrt", terms.apply("add", variance, eps))
-    y = _scaled_and_moved(terms, terms.apply("mul", centred, scale), weight, bias)
-    mean, scale, variance = (terms.squeezed(part, [0]) for part in (mean, scale, variance))
-    return (y, mean, scale), variance
+    y = _scaled_and_moved(terms, terms.computed_again("mul", centred, scale), weight, bias)
+    mean, scale, variance = (terms.squeezed(part, axes) for part in (mean, scale, variance))
+    return (_as_given(y), mean, scale), variance
 
 
 def batch_norm_of_statistics(
     terms: Terms, x: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, momentum: float, eps: float
 ) -> Results:
-    x = terms.given(x)
-    _require_batch(x)
+    x = _rows_of(terms.given(x))
     scale = terms.apply("rsqrt", terms.apply("add", terms.given(running_var), eps))
     y = terms.apply("mul", terms.apply("sub", x, terms.given(running_mean)), scale)
     # There are no statistics of the batch.
-    return _scaled_and_moved(terms, y, weight, bias), None, None
+    return _as_given(_scaled_and_moved(terms, y, weight, bias)), None, None
 
 
 def batch_norm_backward(
@@ -144,17 +157,18 @@ def batch_norm_backward(
     eps: float,
     wanted: Sequence[bool],
 ) -> Results:
-    g, x = terms.given(grad), terms.given(x)
-    _require_batch(x)
+    x = _rows_of(terms.given(x))
     if not training:
         raise NotRegional("gradients with statistics that stay")
-    y = terms.apply("mul", terms.apply("sub", x, terms.given(mean)), terms.given(scale))
-    of_bias, of_weight = (terms.reduce("sum", part, [0]) for part in (g, terms.apply("mul", g, y)))
-    count = x.shape[0]
+    g, axes = permuted(terms.given(grad), _order_of(len(x.shape))), range(len(x.shape) - 1)
+    y = terms.computed_again("mul", terms.computed_again("sub", x, terms.given(mean)), terms.given(scale))
+    of_bias, of_weight = (terms.reduce("sum", part, axes) for part in (g, terms.computed_again("mul", g, y)))
+    count = product(x.shape[:-1])
     rest = terms.apply("sub", g, terms.apply("div", of_bias, count))
     rest = terms.apply("sub", rest, terms.apply("mul", y, terms.apply("div", of_weight, count)))
     factor = terms.given(scale) if weight is None else terms.apply("mul", terms.given(scale), terms.given(weight))
-    results = terms.apply("mul", rest, factor), terms.squeezed(of_weight, [0]), terms.squeezed(of_bias, [0])
+    of_x = _as_given(terms.apply("mul", rest, factor))
+    results = of_x, terms.squeezed(of_weight, axes), terms.squeezed(of_bias, axes)
     return tuple(result if is_wanted else None for result, is_wanted in zip(results, wanted, strict=True))
 
 

@@ -76,6 +76,7 @@ class NativePhase:
             loops=phase.loops,
             losses=phase.losses,
             groups=phase.groups,
+            convolutions=phase.convolutions,
             results=len(phase.results),
             has_sizes=bool(self._sized_inputs),
             uses_openmp=uses_openmp,

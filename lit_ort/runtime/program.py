@@ -194,6 +194,29 @@ class GroupedMatmulNode:
 
 
 @dataclasses.dataclass(frozen=True)
+class ConvolutionNode:
+    """One node of an ONNX graph that is a convolution of images with channels last, or a gradient of it.
+
+    Args:
+        kind: `convolution`, `image_gradient` or `weight_gradient`.
+        is_depthwise: whether each channel is convolved by itself.
+        dtype: of all values.
+        sizes: of the images and the result, or of the result's gradient and the images of a weight's gradient: batch,
+            channels, height and width of both, as numbers or terms of `lit_ort.runtime.sizes`.
+        windows: the height and width of the kernel, of its stride, its padding and its dilation.
+    """
+
+    kind: str
+    is_depthwise: bool
+    dtype: torch.dtype
+    sizes: tuple[Any, ...]
+    windows: tuple[int, ...]
+
+
+KernelNode = RegionNode | MatmulNode | LoopNode | LossNode | GroupedMatmulNode | ConvolutionNode
+
+
+@dataclasses.dataclass(frozen=True)
 class ResultType:
     """The type of an output of a native session, whose memory the caller allocates.
 
@@ -240,6 +263,7 @@ class Phase:
         loops: its loops of recurrent layers, likewise.
         losses: its output layers with cross entropy, likewise.
         groups: its matmuls of groups of rows, likewise.
+        convolutions: its convolutions of images, likewise.
         results: the types of the outputs, if the session is native: if Python is called by torch nodes alone.
         placed: the large values of a native session, results among them.
         sizes: the dynamic sizes of the inputs of a native session, as terms.
@@ -264,15 +288,16 @@ class Phase:
     loops: tuple[LoopNode, ...] = ()
     losses: tuple[LossNode, ...] = ()
     groups: tuple[GroupedMatmulNode, ...] = ()
+    convolutions: tuple[ConvolutionNode, ...] = ()
     results: tuple[ResultType, ...] = ()
     placed: tuple[PlacedValue, ...] = ()
     sizes: tuple[Any, ...] = ()
     pool: str = SESSION
 
     @property
-    def kernels(self) -> tuple[RegionNode | MatmulNode | LoopNode | LossNode | GroupedMatmulNode, ...]:
+    def kernels(self) -> tuple[KernelNode, ...]:
         """Its nodes that are machine code, in the order in which a session has their calls."""
-        return (*self.regions, *self.matmuls, *self.loops, *self.losses, *self.groups)
+        return (*self.regions, *self.matmuls, *self.loops, *self.losses, *self.groups, *self.convolutions)
 
     @property
     def is_native(self) -> bool:

@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 DOMAIN, OPERATOR, POSITION = "org.pytorch.aten", "ATen", "overload_name"
 # A torch node of a native session whose first output has the memory of its first input.
 IN_PLACE_OPERATOR = "ATenInPlace"
-# A compiled region, a matmul, a loop of a recurrent layer, an output layer with its cross entropy, and a matmul of
-# groups of rows in a model: their domain and operators; the attribute with the position among those of one kind is the
-# same.
+# A compiled region, a matmul, a loop of a recurrent layer, an output layer with its cross entropy, a matmul of groups
+# of rows, and a convolution of images in a model: their domain and operators; the attribute with the position among
+# those of one kind is the same.
 KERNEL_DOMAIN, REGION_OPERATOR, MATMUL_OPERATOR, LOOP_OPERATOR = "lit_ort", "Region", "Matmul", "RecurrentLoop"
-LOSS_OPERATOR, GROUPED_OPERATOR = "LinearCrossEntropy", "GroupedMatmul"
-KERNEL_OPERATORS = REGION_OPERATOR, MATMUL_OPERATOR, LOOP_OPERATOR, LOSS_OPERATOR, GROUPED_OPERATOR
+LOSS_OPERATOR, GROUPED_OPERATOR, CONVOLUTION_OPERATOR = "LinearCrossEntropy", "GroupedMatmul", "ImageConvolution"
+KERNEL_OPERATORS = (
+    *(REGION_OPERATOR, MATMUL_OPERATOR, LOOP_OPERATOR, LOSS_OPERATOR, GROUPED_OPERATOR),
+    CONVOLUTION_OPERATOR,
+)
 # The domain of the operators that ONNX Runtime adds to the standard.
 MICROSOFT = "com.microsoft"
 # A model of one Identity node.

@@ -28,6 +28,7 @@ import torch
 from lit_ort._compat import openmp as torch_openmp
 from lit_ort._compat.held_signals import HeldSignals
 from lit_ort.errors import EngineError, SessionError
+from lit_ort.kernels.convolution_calls import convolution_call_words
 from lit_ort.kernels.grouped_matmul_calls import GroupedMatmul, GroupedMatmulCallWords, GroupedMatmulCode
 from lit_ort.kernels.kernel_arguments import WORD
 from lit_ort.kernels.kernel_calls import Kernel
@@ -44,6 +45,7 @@ from lit_ort.kernels.operator_entry import (
     without_denormals,
 )
 from lit_ort.kernels.recurrent_calls import RecurrentCall, RecurrentCallCode, RecurrentCallWords
+from lit_ort.ops.image_convolution import convolutions
 from lit_ort.ops.recurrent import recurrent_loops
 from lit_ort.regions.placed_region import SizedRegion
 from lit_ort.runtime.buffers import SMALL_BYTES, tensor_in
@@ -67,7 +69,7 @@ from lit_ort.runtime.engines.stock.torch_node_operator import (
 )
 from lit_ort.runtime.latest import MOST_SIZES, Latest
 from lit_ort.runtime.nodes import RunState
-from lit_ort.runtime.program import GroupedMatmulNode, LoopNode, LossNode, MatmulNode
+from lit_ort.runtime.program import ConvolutionNode, GroupedMatmulNode, LoopNode, LossNode, MatmulNode
 from lit_ort.runtime.region_calls import kernels
 
 # Errors are raised, not logged.
@@ -114,6 +116,7 @@ class NativeModel(Model):
         loops: its loops of recurrent layers, in the same way.
         losses: its output layers with cross entropy, in the same way.
         groups: its matmuls of groups of rows, in the same way.
+        convolutions: its convolutions of images, in the same way.
         results: the number of outputs that a run returns; the others are values whose memory a run provides.
         has_sizes: whether sizes change from run to run.
         uses_openmp: whether OpenMP's threads compute regions and matmuls.
@@ -124,6 +127,7 @@ class NativeModel(Model):
     loops: Sequence[LoopNode] = ()
     losses: Sequence[LossNode] = ()
     groups: Sequence[GroupedMatmulNode] = ()
+    convolutions: Sequence[ConvolutionNode] = ()
     results: int = 0
     has_sizes: bool = False
     uses_openmp: bool = False
@@ -131,7 +135,7 @@ class NativeModel(Model):
     @property
     def kernels(self) -> Mapping[str, int]:
         """The number of its kernels of each operator."""
-        nodes = self.regions, self.matmuls, self.loops, self.losses, self.groups
+        nodes = self.regions, self.matmuls, self.loops, self.losses, self.groups, self.convolutions
         return dict(zip(KERNEL_OPERATORS, map(len, nodes), strict=True))
 
 
@@ -505,7 +509,8 @@ def _calls_of(model: NativeModel, process: _Process, pool: _Pool) -> list[_Call]
     loops = [functools.partial(_words_of_loop, model.uses_openmp, node) for node in model.loops]
     losses = [functools.partial(_words_of_loss, pool.losses, process, node) for node in model.losses]
     groups = [functools.partial(_words_of_groups, pool.groups, node) for node in model.groups]
-    return [_Call(make) for make in (*regions, *matmuls, *loops, *losses, *groups)]
+    convolutions = [functools.partial(_words_of_convolution, node) for node in model.convolutions]
+    return [_Call(make) for make in (*regions, *matmuls, *loops, *losses, *groups, *convolutions)]
 
 
 def _words_of_region(
@@ -560,6 +565,13 @@ def _words_of_groups(code: GroupedMatmulCode | None, node: GroupedMatmulNode, si
     groups, rows, left, right = sizes
     dtypes, kind = (node.dtype, node.ends_dtype), (node.is_gradient, node.transposed)
     return GroupedMatmulCallWords(code, GroupedMatmul(*dtypes, groups, rows, (left, right), *kind))
+
+
+def _words_of_convolution(node: ConvolutionNode, sizes: tuple[int, ...]) -> CallWords:
+    """The words of a convolution's calls."""
+    code = convolutions()
+    assert code is not None, "there are kernels, so there are convolutions"
+    return convolution_call_words(code, node.kind, node.is_depthwise, node.dtype, sizes, node.windows)
 
 
 class _Values:

@@ -1,4 +1,4 @@
-"""Gradients of convolutions' weights: against torch's in float64, between guard pages, for any number of threads."""
+"""Convolutions and their gradients: against torch's in float64, between guard pages, for any number of threads."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import conv2d
 
+from lit_ort.kernels.convolution_arguments import image_blocks
+from lit_ort.kernels.convolution_calls import Convolutions
+from lit_ort.kernels.convolution_words import Windows
 from lit_ort.kernels.machine_code import host_cpu
-from lit_ort.kernels.weight_gradients import WeightGradients, Windows
 from tests.kernels.test_generated_regions import threads
 from tests.regions.guarded import guarded
 
-HOST = WeightGradients()
+HOST = Convolutions()
 LAST = torch.channels_last
 
 
@@ -62,7 +64,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-def assert_right(code: WeightGradients, case: Case, at_end: bool = False) -> None:
+def assert_right(code: Convolutions, case: Case, at_end: bool = False) -> None:
     windows, groups = case.windows, case.groups
     rest = (windows.stride, windows.padding, windows.dilation, groups)
     images = torch.randn(case.shape, dtype=case.dtype).contiguous(memory_format=LAST)
@@ -74,7 +76,7 @@ def assert_right(code: WeightGradients, case: Case, at_end: bool = False) -> Non
     elements, room = code.run_elements(windows, case.channels, case.dtype)
     shape = (case.outputs, windows.kernel[0] * windows.runs_across, room)
     if groups > 1:
-        shape = (code.image_blocks(images), *windows.kernel, case.channels)
+        shape = (image_blocks(case.channels), *windows.kernel, case.channels)
     flat = [value.permute(0, 2, 3, 1).flatten() for value in (grad, images)]
     memory, kept = guarded([*flat, torch.empty(math.prod(shape), dtype=case.dtype)], at_end=at_end)
     grad, images = (
@@ -82,16 +84,44 @@ def assert_right(code: WeightGradients, case: Case, at_end: bool = False) -> Non
         for one, value in zip(memory, (grad, images), strict=False)
     )
     runs = memory[2].view(shape)
-    compute = code.compute if groups == 1 else code.compute_depthwise
+    compute = code.compute_weight_gradient if groups == 1 else code.compute_depthwise_gradient
     compute(grad, images, windows, runs)
     if groups == 1:
         actual = runs[..., :elements].reshape(case.outputs, *windows.kernel, case.channels).permute(0, 3, 1, 2)
     else:
         actual = runs.sum(0).permute(2, 0, 1).unsqueeze(1)
-    bound = 3e-6 if case.dtype == torch.float32 else 1e-13
-    error = (actual.double() - expected).abs().max()
-    assert error <= bound * max(1.0, float(expected.abs().max()))
+    assert_close(actual, expected)
     del kept
+    assert_images_right(code, case, at_end)
+
+
+def assert_images_right(code: Convolutions, case: Case, at_end: bool) -> None:
+    """Checks a convolution and the gradient of its images."""
+    windows = case.windows
+    images = torch.randn(case.shape, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(case.weight, dtype=torch.float64)
+    result = conv2d(images, weight, None, windows.stride, windows.padding, windows.dilation, case.groups)
+    grad = torch.randn_like(result)
+    (of_images,) = torch.autograd.grad(result, images, grad)
+    for is_gradient, read, expected in ((False, images, result), (True, grad, of_images)):
+        shapes = [tuple(value.permute(0, 2, 3, 1).shape) for value in (read, expected)]
+        order = (1, 2, 3, 0) if case.is_depthwise else (0, 2, 3, 1)
+        flat = [read.detach().permute(0, 2, 3, 1).flatten(), weight.permute(order).flatten()]
+        flat = [value.to(case.dtype) for value in flat]
+        unset = torch.full((math.prod(shapes[1]),), math.nan, dtype=case.dtype)
+        (first, matrix, second), kept = guarded([*flat, unset], at_end=at_end)
+        first, second = (value.view(shape) for value, shape in zip((first, second), shapes, strict=True))
+        shape = windows.kernel if case.is_depthwise else (case.outputs, *windows.kernel)
+        matrix = matrix.view(*shape, case.channels)
+        code.compute(first.permute(0, 3, 1, 2), matrix, windows, is_gradient, second.permute(0, 3, 1, 2))
+        assert_close(second.permute(0, 3, 1, 2), expected)
+        del kept
+
+
+def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    bound = 3e-6 if actual.dtype == torch.float32 else 1e-13
+    error = (actual.double() - expected.detach()).abs().max()
+    assert error <= bound * max(1.0, float(expected.detach().abs().max()))
 
 
 @settings(max_examples=60, deadline=None)
@@ -103,7 +133,7 @@ def test_generated_convolutions(case: Case, at_end: bool) -> None:
 @pytest.mark.parametrize("vector_bytes", [16, 32, 64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_widths_of_vectors(vector_bytes: int, dtype: torch.dtype) -> None:
-    code = WeightGradients(dataclasses.replace(host_cpu(), vector_bytes=vector_bytes))
+    code = Convolutions(dataclasses.replace(host_cpu(), vector_bytes=vector_bytes))
     for channels, outputs, kernel in ((3, 7, (3, 3)), (16, 30, (3, 2)), (40, 13, (1, 1))):
         # More pixels and columns than a panel has.
         windows = Windows(kernel, (1, 1), (1, 1), (1, 1))
@@ -125,5 +155,5 @@ def test_results_are_the_same_for_any_number_of_threads() -> None:
     for count in (1, 2, 3, 16):
         with threads(count):
             results.append(torch.empty(50, 3, 72))
-            HOST.compute(grad, images, windows, results[-1])
+            HOST.compute_weight_gradient(grad, images, windows, results[-1])
     assert all(torch.equal(result, results[0]) for result in results)

@@ -1,0 +1,149 @@
+"""Convolutions of images whose pixels are rows of channels, and their gradients, as machine code.
+
+Source: Dukhan 2019 (indirect convolution).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.flop_counter import register_flop_formula
+
+from lit_ort.errors import KernelError
+from lit_ort.kernels.convolution_arguments import image_blocks
+from lit_ort.ops.operator import Allocator, Operator, define
+
+if TYPE_CHECKING:
+    from lit_ort.kernels.convolution_calls import Convolutions
+    from lit_ort.kernels.convolution_words import Windows
+
+_TO_CHANNELS_LAST = (0, 3, 1, 2)
+
+
+@functools.cache
+def convolutions() -> Convolutions | None:
+    """The machine code of this process; None if there is none for this CPU, or llvmlite is not installed."""
+    try:
+        from lit_ort.kernels.convolution_calls import Convolutions  # loads LLVM
+
+        return Convolutions()
+    except (ImportError, KernelError):
+        return None
+
+
+def windows_of(
+    kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> Windows:
+    """How a convolution reads images; torch accepts one number for both dimensions."""
+    from lit_ort.kernels.convolution_words import Windows
+
+    return Windows(*((sizes[0], sizes[-1]) for sizes in (kernel, stride, padding, dilation)))
+
+
+def image_convolution(
+    allocator: Allocator,
+    images: torch.Tensor,
+    weight: torch.Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    is_gradient: bool,
+) -> torch.Tensor:
+    """A convolution or, from the gradient of its result, that of its images.
+
+    Args:
+        allocator: allocates the result, float[batch, out_height, out_width, outputs].
+        images: float[batch, height, width, channels]; the gradient of the result if a gradient is computed.
+        weight: float[outputs, kernel_height, kernel_width, channels] of the convolution, or
+            float[kernel_height, kernel_width, channels] if each channel is convolved by itself.
+        size: the height and width of the result.
+        stride, padding, dilation: height and width, in pixels, of the convolution.
+        is_gradient: whether the gradient of images is computed, which is also a transposed convolution.
+    """
+    code = convolutions()
+    assert code is not None, "the pass that makes these operators checks it"
+    result = allocator.empty(len(images), *size, _outputs(weight, is_gradient), dtype=images.dtype)
+    windows = windows_of(weight.shape[-3:-1], stride, padding, dilation)
+    first, second = (value.permute(_TO_CHANNELS_LAST) for value in (images.contiguous(), result))
+    code.compute(first, weight.contiguous(), windows, is_gradient, second)
+    return result
+
+
+def _outputs(weight: torch.Tensor, is_gradient: bool) -> int:
+    return weight.shape[-1 if is_gradient or weight.dim() == 3 else 0]
+
+
+def image_weight_gradient(
+    allocator: Allocator,
+    grad: torch.Tensor,
+    images: torch.Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    is_depthwise: bool,
+) -> torch.Tensor:
+    """The gradient of a convolution's weight, float[outputs, kernel_height, kernel_width, channels].
+
+    If each channel is convolved by itself, it is the sum of float[parts, kernel_height, kernel_width, channels].
+
+    Args:
+        allocator: allocates the result.
+        grad: float[batch, out_height, out_width, outputs], of the convolution's result.
+        images: float[batch, height, width, channels].
+        kernel, stride, padding, dilation: height and width, in pixels, of the convolution.
+        is_depthwise: whether each channel is convolved by itself.
+    """
+    code = convolutions()
+    assert code is not None, "the pass that makes these operators checks it"
+    windows, channels = windows_of(kernel, stride, padding, dilation), images.shape[3]
+    first, second = (value.contiguous().permute(_TO_CHANNELS_LAST) for value in (grad, images))
+    if is_depthwise:
+        parts = allocator.empty(image_blocks(channels), *windows.kernel, channels, dtype=images.dtype)
+        code.compute_depthwise_gradient(first, second, windows, parts)
+        return parts
+    elements, room = code.run_elements(windows, channels, images.dtype)
+    outputs = grad.shape[3]
+    runs = allocator.empty(outputs, windows.kernel[0] * windows.runs_across, room, dtype=images.dtype)
+    code.compute_weight_gradient(first, second, windows, runs)
+    return runs[..., :elements].reshape(outputs, *windows.kernel, channels)
+
+
+def _fake(images: torch.Tensor, weight: torch.Tensor, size: Sequence[int], *rest: Any) -> torch.Tensor:
+    return images.new_empty(images.shape[0], *size, _outputs(weight, rest[-1]))
+
+
+def _fake_weight_gradient(grad: torch.Tensor, images: torch.Tensor, kernel: Sequence[int], *rest: Any) -> torch.Tensor:
+    first = image_blocks(images.shape[3]) if rest[-1] else grad.shape[3]
+    return grad.new_empty(first, kernel[0], kernel[-1], images.shape[3])
+
+
+_WINDOWS = "int[] stride, int[] padding, int[] dilation"
+_SCHEMA = f"image_convolution(Tensor images, Tensor weight, SymInt[] size, {_WINDOWS}, bool is_gradient) -> Tensor"
+_OF_WEIGHT = f"image_weight_gradient(Tensor grad, Tensor images, int[] kernel, {_WINDOWS}, bool is_depthwise) -> Tensor"
+OPERATORS = (
+    Operator(define(_SCHEMA, image_convolution, _fake), image_convolution, recomputable=False),
+    Operator(
+        define(_OF_WEIGHT, image_weight_gradient, _fake_weight_gradient), image_weight_gradient, recomputable=False
+    ),
+)
+
+
+@register_flop_formula(torch.ops.lit_ort.image_convolution)
+def _operations(images: Sequence[int], weight: Sequence[int], size: Sequence[int], *rest: Any, **_: Any) -> int:
+    """The FLOP of a convolution or of its images' gradient, from shapes."""
+    pixels = math.prod(images[1:3]) if rest[3] else math.prod(size)
+    return 2 * images[0] * pixels * math.prod(weight)
+
+
+@register_flop_formula(torch.ops.lit_ort.image_weight_gradient)
+def _operations_of_weight(
+    grad: Sequence[int], images: Sequence[int], kernel: Sequence[int], *rest: Any, **_: Any
+) -> int:
+    """Likewise."""
+    return 2 * math.prod(grad) * kernel[0] * kernel[-1] * (1 if rest[-1] else images[3])

@@ -1,0 +1,147 @@
+"""Writes convolutions of images with channels last, and their gradients, as operators of pixels in rows.
+
+In:  `convolution(images, weight, bias)` and its `convolution_backward`, transposed ones too, of all channels or each
+Out: `image_convolution(pixels, weight)`, which also computes gradients of images, and `image_weight_gradient`
+Saves oneDNN's reorders of weights and results; native sessions compute these operators in their own memory.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import fx
+
+from lit_ort._compat.torch_fx import arguments_of, first_argument, is_element
+from lit_ort.ops.image_convolution import convolutions
+from lit_ort.passes.node_builder import NodeBuilder, replace_nodes
+from lit_ort.passes.pixel_nodes import (
+    CHANNELS_FIRST,
+    CHANNELS_LAST,
+    FORMAT,
+    contiguous,
+    erase_unused_formats,
+    has_last,
+    images_of,
+)
+
+aten = torch.ops.aten
+_FORWARD, _BACKWARD = aten.convolution.default, aten.convolution_backward.default
+_CONVOLUTION = torch.ops.lit_ort.image_convolution.default
+_OF_WEIGHT = torch.ops.lit_ort.image_weight_gradient.default
+_DTYPES = frozenset({torch.float32, torch.float64})
+# Of images with fewer channels most of a vector is empty.
+FEWEST_CHANNELS = 8
+
+
+def convolve_images(module: fx.GraphModule) -> int:
+    """Rewrites convolutions in a graph, in place. Returns their number."""
+    graph = module.graph
+    values = _Pixels(graph)
+    fired = replace_nodes(
+        module, lambda node: node.target is _FORWARD and _is_fit(node, 0), functools.partial(_forward, values)
+    )
+    for node in graph.find_nodes(op="call_function", target=_BACKWARD):
+        if _is_fit(node, 1) and all(map(is_element, node.users)):
+            with graph.inserting_before(node):
+                _replace_elements(values, node, NodeBuilder(graph, node.meta))
+            graph.erase_node(node)
+            fired += 1
+    erase_unused_formats(graph)
+    return fired
+
+
+class _Pixels:
+    """Images and weights with channels last, as views that operators copy if they need to, one of each."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._graph = graph
+        self._views: dict[fx.Node, fx.Node] = {}
+
+    def of(self, images: fx.Node) -> fx.Node:
+        return self._view(first_argument(images) if images.target is FORMAT else images, False)
+
+    def of_weight(self, weight: fx.Node, is_depthwise: bool) -> fx.Node:
+        return self._view(weight, is_depthwise)
+
+    def _view(self, value: fx.Node, is_depthwise: bool) -> fx.Node:
+        if value not in self._views:
+            with self._graph.inserting_after(value):
+                builder = NodeBuilder(self._graph, value.meta)
+                view = builder(aten.permute.default, value, CHANNELS_LAST)
+            if is_depthwise:
+                with self._graph.inserting_after(view):
+                    view = builder(aten.permute.default, view, [1, 2, 3, 0])
+                with self._graph.inserting_after(view):
+                    view = builder(aten.squeeze.dim, view, 2)
+            self._views[value] = view
+        return self._views[value]
+
+
+def _is_fit(node: fx.Node, position: int) -> bool:
+    """Whether a convolution, of the images at a position of its arguments, has these operators."""
+    images, weight, *_ = arguments_of(node)[position:]
+    transposed, _, groups = arguments_of(node)[6 + position :][:3]
+    value = images.meta["val"]
+    is_known = groups == 1 or (not transposed and is_depthwise(value, weight.meta["val"], groups))
+    return value.dim() == 4 and is_known and has_last(value) and has_kernel(value, weight.meta["val"], groups)
+
+
+def is_depthwise(images: torch.Tensor, weight: torch.Tensor, groups: Any) -> bool:
+    """Whether each channel is convolved by itself, to one channel."""
+    return isinstance(groups, int) and 1 < groups == images.shape[1] == weight.shape[0]
+
+
+def has_kernel(images: torch.Tensor, weight: torch.Tensor, groups: Any) -> bool:
+    """Whether there is code for a convolution of all channels, or of each."""
+    if images.dtype not in _DTYPES or weight.dtype != images.dtype or convolutions() is None:
+        return False
+    sizes = weight.shape[:2] if groups == 1 else weight.shape[:1]
+    return all(isinstance(size, int) and size >= FEWEST_CHANNELS for size in sizes)
+
+
+def _forward(values: _Pixels, builder: NodeBuilder, node: fx.Node) -> fx.Node:
+    images, weight, bias, stride, padding, dilation, transposed, _, groups = arguments_of(node)
+    pixels, rows, result = values.of(images), values.of_weight(weight, groups > 1), node.meta["val"]
+    windows = stride, padding, dilation
+    made = images_of(builder, _convolved(builder, pixels, rows, result, windows, transposed), result)
+    if bias is None:
+        return made
+    return builder(aten.add.Tensor, made, builder.reshape(bias, (*bias.meta["val"].shape, 1, 1)))
+
+
+def _replace_elements(values: _Pixels, node: fx.Node, builder: NodeBuilder) -> None:
+    """Replaces the gradients that a node returns."""
+    grad, images, weight, _, stride, padding, dilation, transposed, _, groups, _ = arguments_of(node)
+    of_result, windows = values.of(grad), (stride, padding, dilation)
+    for element in list(node.users):
+        number, value = arguments_of(element)[1], element.meta["val"]
+        if number == 0:
+            rows = values.of_weight(weight, groups > 1)
+            made = _convolved(builder, of_result, rows, value, windows, not transposed)
+            gradient = images_of(builder, made, value)
+        elif number == 1:
+            # A transposed convolution is the gradient of a convolution of its results.
+            pair = of_result, values.of(images)
+            kernel = [*weight.meta["val"].shape[2:]]
+            pixels = reversed(pair) if transposed else pair
+            made = builder(_OF_WEIGHT, *pixels, kernel, *map(list, windows), groups > 1)
+            if groups > 1:
+                made = builder(aten.sum.dim_IntList, made, [0])
+                gradient = builder(aten.unsqueeze.default, builder(aten.permute.default, made, [2, 0, 1]), 1)
+            else:
+                gradient = builder(aten.permute.default, made, CHANNELS_FIRST)
+            gradient = gradient if has_last(value) else contiguous(builder, gradient)
+        else:
+            gradient = builder(aten.sum.dim_IntList, of_result, [0, 1, 2])
+        element.replace_all_uses_with(gradient)
+        node.graph.erase_node(element)
+
+
+def _convolved(
+    builder: NodeBuilder, pixels: fx.Node, rows: fx.Node, like: Any, windows: tuple[Any, ...], is_gradient: bool
+) -> fx.Node:
+    """The pixels of images of the shape of a value."""
+    size = [builder.size(one) for one in like.shape[2:]]
+    return builder(_CONVOLUTION, pixels, rows, size, *([*map(int, pair)] for pair in windows), is_gradient)

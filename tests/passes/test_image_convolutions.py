@@ -1,0 +1,118 @@
+"""Convolutions of images with channels last as operators of pixels, in native sessions and in torch nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lit_ort._compat import openmp
+from tests.compare import assert_same_call, assert_same_step, backend
+from tests.lower.test_native_phases import any_number_of_operators, assert_native
+from tests.passes.reports import report_of
+
+pytestmark = pytest.mark.usefixtures(any_number_of_operators.__name__)
+CHANNELS = 16
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "3 x 3": lambda: nn.Conv2d(CHANNELS, 24, 3, padding=1),
+    "strides": lambda: nn.Conv2d(CHANNELS, 40, (3, 2), stride=(2, 3), padding=1),
+    "dilation": lambda: nn.Conv2d(CHANNELS, 16, 3, dilation=(2, 1), bias=False),
+    "transposed": lambda: nn.ConvTranspose2d(CHANNELS, 24, 4, stride=2, padding=1, output_padding=1),
+    "depthwise": lambda: nn.Conv2d(CHANNELS, CHANNELS, 5, padding=2, groups=CHANNELS),
+    "depthwise with strides": lambda: nn.Conv2d(CHANNELS, CHANNELS, 3, stride=2, groups=CHANNELS, bias=False),
+    "few pixels": lambda: nn.Conv2d(CHANNELS, 24, 3, stride=7, padding=1),
+}
+# Channels that are no whole vectors: these gradients of weights are torch nodes.
+ODD: dict[str, Callable[[], nn.Module]] = {
+    "odd channels": lambda: nn.Conv2d(CHANNELS, 17, 3, padding=1),
+    "odd depthwise": lambda: nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, groups=CHANNELS),
+}
+
+
+class Net(nn.Module):
+    """A layer between two others of images, so that its images have a gradient, with batch normalization."""
+
+    def __init__(self, layer: nn.Module, width: int = CHANNELS) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(CHANNELS, width, 3, padding=1), nn.BatchNorm2d(width)
+        self.layer = layer
+        self.last = nn.LazyConv2d(16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.layer(self.norm(self.first(x).tanh())).sin()).square().mean()
+
+
+def net(layer: nn.Module, dtype: torch.dtype = torch.float32) -> Net:
+    module = Net(layer).to(dtype)
+    module(torch.randn(2, CHANNELS, 15, 14, dtype=dtype))
+    return module
+
+
+def step(module: nn.Module, x: Tensor) -> Tensor:
+    return module(x)
+
+
+@pytest.fixture
+def on_openmp(monkeypatch: pytest.MonkeyPatch) -> None:
+    if openmp.find_openmp() is None:
+        pytest.skip("torch has no OpenMP here")
+    monkeypatch.setattr(openmp, "uses_openmp", lambda: True)
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.usefixtures("on_openmp")
+def test_a_session_computes_them(name: str, dtype: torch.dtype) -> None:
+    module = net(LAYERS[name](), dtype)
+    tolerance = 2e-5 if dtype == torch.float32 else 1e-12
+    engine = assert_same_step(module, step, torch.randn(3, CHANNELS, 15, 14, dtype=dtype), tolerance=tolerance)
+    assert_native(engine)
+    (graph,) = engine.compile_log.graphs
+    # Two layers with three operators each, but that the images of the first one have no gradient.
+    assert graph.operators_after["ImageConvolution"] == 5
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", [*LAYERS, *ODD])
+def test_torch_nodes_compute_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openmp, "uses_openmp", lambda: False)
+    module = net({**LAYERS, **ODD}[name]())
+    engine = assert_same_step(module, step, torch.randn(3, CHANNELS, 15, 14), tolerance=2e-5)
+    assert report_of(engine, "image_convolutions").fired == 4
+
+
+@pytest.mark.usefixtures("on_openmp")
+def test_gradients_of_odd_channels_are_torch_nodes() -> None:
+    module = nn.Sequential(nn.Conv2d(CHANNELS, 17, 3), nn.Tanh(), nn.Conv2d(17, 16, 3))
+    engine = assert_same_step(module, lambda module, x: module(x).square().mean(), torch.randn(2, CHANNELS, 9, 9))
+    (graph,) = engine.compile_log.graphs
+    assert graph.torch_operators["lit_ort.image_weight_gradient.default"] == 1
+
+
+@pytest.mark.usefixtures("on_openmp")
+def test_other_sizes_of_images_and_batches() -> None:
+    """One graph for all sizes."""
+    module = net(LAYERS["strides"]())
+    engine = backend()
+    call = torch.compile(step, backend=engine, dynamic=True)
+    for batch, height, width in ((3, 15, 14), (2, 18, 15), (5, 9, 21), (3, 15, 14)):
+        assert_same_call(module, step, call, torch.randn(batch, CHANNELS, height, width))
+    (graph,) = engine.compile_log.graphs
+    assert graph.fallback is None
+
+
+def test_few_channels_stay_torchs() -> None:
+    module = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 4, 3))
+    engine = assert_same_step(module, lambda module, x: module(x).square().mean(), torch.randn(2, 3, 19, 19))
+    assert report_of(engine, "image_convolutions").fired == 0
+
+
+def test_an_empty_batch() -> None:
+    images, weight = torch.empty(0, 5, 5, 16), torch.randn(24, 3, 3, 16)
+    windows = [1, 1], [1, 1], [1, 1]
+    assert torch.ops.lit_ort.image_convolution(images, weight, [5, 5], *windows, False).shape == (0, 5, 5, 24)
+    gradient = torch.ops.lit_ort.image_weight_gradient(torch.empty(0, 5, 5, 24), images, [3, 3], *windows, False)
+    assert torch.equal(gradient, torch.zeros_like(weight))
