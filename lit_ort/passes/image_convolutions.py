@@ -8,6 +8,7 @@ Saves oneDNN's reorders of weights and results; native sessions compute these op
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import torch
@@ -33,6 +34,8 @@ _OF_WEIGHT = torch.ops.lit_ort.image_weight_gradient.default
 _DTYPES = frozenset({torch.float32, torch.float64})
 # Of images with fewer channels most of a vector is empty.
 FEWEST_CHANNELS = 8
+# What a thread copies of the weight is on its stack.
+MOST_TAPS = 225
 
 
 def convolve_images(module: fx.GraphModule) -> int:
@@ -97,8 +100,10 @@ def has_kernel(images: torch.Tensor, weight: torch.Tensor, groups: Any) -> bool:
     """Whether there is code for a convolution of all channels, or of each."""
     if images.dtype not in _DTYPES or weight.dtype != images.dtype or convolutions() is None:
         return False
+    if not all(isinstance(size, int) for size in weight.shape) or math.prod(weight.shape[2:]) > MOST_TAPS:
+        return False
     sizes = weight.shape[:2] if groups == 1 else weight.shape[:1]
-    return all(isinstance(size, int) and size >= FEWEST_CHANNELS for size in sizes)
+    return all(size >= FEWEST_CHANNELS for size in sizes)
 
 
 def _forward(values: _Pixels, builder: NodeBuilder, node: fx.Node) -> fx.Node:

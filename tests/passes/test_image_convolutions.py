@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
+import onnx
 import pytest
 import torch
 from torch import Tensor, nn
@@ -107,6 +109,26 @@ def test_other_sizes_of_images_and_batches() -> None:
 def test_few_channels_stay_torchs() -> None:
     module = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 4, 3))
     engine = assert_same_step(module, lambda module, x: module(x).square().mean(), torch.randn(2, 3, 19, 19))
+    assert report_of(engine, "image_convolutions").fired == 0
+
+
+@pytest.mark.usefixtures("on_openmp")
+def test_the_dumped_model_says_what_a_convolution_computes(tmp_path: Path) -> None:
+    module = net(LAYERS["strides"]())
+    torch.compile(step, backend=backend(dump_dir=str(tmp_path)))(module, torch.randn(3, CHANNELS, 15, 14)).backward()
+    (path,) = tmp_path.glob("*/4_forward.onnx")
+    nodes = [node for node in onnx.load(path).graph.node if node.op_type == "ImageConvolution"]
+    found = [{one.name: onnx.helper.get_attribute_value(one) for one in node.attribute} for node in nodes]
+    kinds = [b"convolution", b"convolution", b"image_gradient", b"weight_gradient", b"weight_gradient"]
+    assert sorted(one["kind"] for one in found) == kinds
+    assert sorted(one["strides"] for one in found) == [[1, 1]] * 2 + [[2, 3]] * 3
+    assert {one["layout"] for one in found} == {b"NHWC"}
+    assert {node.name for node in nodes} >= {"first.ImageConvolution", "layer.backward.ImageConvolution"}
+
+
+def test_large_kernels_stay_torchs() -> None:
+    module = nn.Sequential(nn.Conv2d(CHANNELS, CHANNELS, 17, groups=CHANNELS), nn.Tanh())
+    engine = assert_same_step(module, lambda module, x: module(x).square().mean(), torch.randn(2, CHANNELS, 19, 19))
     assert report_of(engine, "image_convolutions").fired == 0
 
 
