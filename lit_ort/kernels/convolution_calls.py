@@ -21,7 +21,7 @@ from lit_ort.kernels.convolution_words import (
     convolution_words,
     depthwise_gradient_words,
     depthwise_words,
-    run_elements,
+    runs_of,
     weight_gradient_words,
 )
 from lit_ort.kernels.depthwise_convolution_text import depthwise_convolution_text
@@ -104,9 +104,9 @@ class Convolutions:
         if result.numel():
             self._run(kind, (images, result), windows, (images, weight, result))
 
-    def run_elements(self, windows: Windows, channels: int, dtype: torch.dtype) -> tuple[int, int]:
-        """The elements of a run, and those that a weight's gradient has for it: whole vectors."""
-        return run_elements(windows, channels, self._cpu.vector_bytes // dtype.itemsize)
+    def runs(self, windows: Windows, channels: int, dtype: torch.dtype) -> tuple[int, int]:
+        """The runs of a weight's gradient, and the elements that it has for each: whole vectors."""
+        return runs_of(windows, channels, self._cpu.vector_bytes // dtype.itemsize)
 
     def compute_weight_gradient(
         self, grad: torch.Tensor, images: torch.Tensor, windows: Windows, result: torch.Tensor
@@ -117,7 +117,7 @@ class Convolutions:
             grad: float[batch, outputs, out_height, out_width].
             images: float[batch, channels, height, width].
             windows: how the convolution reads images.
-            result: float[outputs, runs, elements], contiguous, with the elements of `run_elements`.
+            result: float[outputs, runs, elements], contiguous, with the sizes of `runs`.
         """
         self._run(_WEIGHT_GRADIENT, (grad, images), windows, (grad, images, result))
 
@@ -194,5 +194,6 @@ def convolution_call_words(
     batch, channels, height, width = second
     shape = (batch, height, width, channels)
     if kind == "weight_gradient":
-        shape = (image_blocks(channels) if is_depthwise else first[1], *pairs.kernel, channels)
+        runs = code.runs(pairs, channels, dtype)
+        shape = (image_blocks(channels), *pairs.kernel, channels) if is_depthwise else (first[1], *runs)
     return ConvolutionCallWords(arguments, shape, code.runner.address)

@@ -196,10 +196,9 @@ class _Grids:
 
 
 def weight_gradient_words(sizes: Sizes, machine: Machine) -> Arguments:
-    """The arguments of the gradient of a weight, [outputs, runs, elements of `run_elements`]."""
+    """The arguments of the gradient of a weight, [outputs, *`runs_of`]."""
     outputs = sizes.first[1]
-    runs = sizes.windows.kernel[0] * sizes.windows.runs_across
-    elements = run_elements(sizes.windows, sizes.second[1], machine.lanes)[1]
+    runs, elements = runs_of(sizes.windows, sizes.second[1], machine.lanes)
     rows, columns = machine.tile
     blocks, axis = _blocks(-(-outputs // rows), -(-runs * elements // columns), sizes.threads)
     values = _image_words(sizes) | {
@@ -218,10 +217,10 @@ def weight_gradient_words(sizes: Sizes, machine: Machine) -> Arguments:
     return Arguments(words.WORDS, values)
 
 
-def run_elements(windows: Windows, channels: int, lanes: int) -> tuple[int, int]:
-    """The elements of a run, and those that a weight's gradient has for it: whole vectors."""
+def runs_of(windows: Windows, channels: int, lanes: int) -> tuple[int, int]:
+    """The runs of a weight's gradient, and the elements that it has for each: whole vectors."""
     elements = windows.kernel[1] // windows.runs_across * channels
-    return elements, -(-elements // lanes) * lanes
+    return windows.kernel[0] * windows.runs_across, -(-elements // lanes) * lanes
 
 
 def depthwise_gradient_words(sizes: Sizes, machine: Machine) -> Arguments:

@@ -43,8 +43,6 @@ GROUPS: Mapping[Any, bool] = MappingProxyType(
 # Convolutions of images; their gradients have the same first two inputs.
 _CONVOLUTION = torch.ops.lit_ort.image_convolution.default
 _WEIGHT_GRADIENT = torch.ops.lit_ort.image_weight_gradient.default
-# Vectors of machine code have so many elements at most.
-_MOST_LANES = 16
 # The arguments of the loops of recurrent layers.
 _LOOPS: Mapping[Any, Sequence[str]] = MappingProxyType(
     {
@@ -183,15 +181,7 @@ def group_inputs(node: fx.Node) -> list[fx.Node]:
 
 def is_native_convolution(node: fx.Node) -> bool:
     """Whether a node is a convolution of images, or its gradient, that sessions on OpenMP's threads compute."""
-    if node.target is _CONVOLUTION:
-        return True
-    if node.target is not _WEIGHT_GRADIENT:
-        return False
-    # The code writes whole vectors of elements that are adjacent in images.
-    _, _, kernel, _, _, dilation, is_depthwise = node.args
-    channels = node.meta["val"].shape[3]
-    pixels = kernel[-1] if dilation[-1] == 1 else 1  # type: ignore[index]
-    return bool(is_depthwise) or (isinstance(channels, int) and pixels * channels % _MOST_LANES == 0)  # type: ignore[operator]
+    return node.target in (_CONVOLUTION, _WEIGHT_GRADIENT)
 
 
 def convolution_inputs(node: fx.Node) -> list[fx.Node]:

@@ -16,7 +16,7 @@ import torch
 
 from lit_ort._compat.torch_sizes import has_channels_last, hint_of
 from lit_ort.kernels.kernel_arguments import DTYPES
-from lit_ort.ops.image_convolution import convolutions, image_weight_gradient
+from lit_ort.ops.image_convolution import convolutions, image_weight_gradient, weight_gradient_of
 from lit_ort.ops.operator import Allocator, Operator
 
 aten = torch.ops.aten
@@ -56,8 +56,11 @@ def convolution_backward(
         pair = (input, grad_output) if transposed else (grad_output, input)
         grad, images = (value.permute(0, 2, 3, 1) for value in pair)
         windows = (weight.shape[2:], stride, padding, dilation)
-        of_weight = image_weight_gradient(allocator, grad, images, *windows, groups > 1)
-        of_weight = of_weight.sum(0).permute(2, 0, 1).unsqueeze(1) if groups > 1 else of_weight.permute(0, 3, 1, 2)
+        made = image_weight_gradient(allocator, grad, images, *windows, groups > 1)
+        if groups > 1:
+            of_weight = made.sum(0).permute(2, 0, 1).unsqueeze(1)
+        else:
+            of_weight = weight_gradient_of(made, weight.shape[2:], images.shape[3]).permute(0, 3, 1, 2)
         if has_channels_last(input) or has_channels_last(weight):
             of_weight = of_weight.contiguous(memory_format=torch.channels_last)
         else:

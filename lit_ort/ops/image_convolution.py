@@ -88,9 +88,10 @@ def image_weight_gradient(
     dilation: Sequence[int],
     is_depthwise: bool,
 ) -> torch.Tensor:
-    """The gradient of a convolution's weight, float[outputs, kernel_height, kernel_width, channels].
+    """The gradient of a convolution's weight, in the form in which the machine code writes it.
 
-    If each channel is convolved by itself, it is the sum of float[parts, kernel_height, kernel_width, channels].
+    It is float[outputs, runs, elements], of which `weight_gradient_of` is the gradient; if each channel is convolved by
+    itself, it is the sum of float[parts, kernel_height, kernel_width, channels].
 
     Args:
         allocator: allocates the result.
@@ -107,11 +108,15 @@ def image_weight_gradient(
         parts = allocator.empty(image_blocks(channels), *windows.kernel, channels, dtype=images.dtype)
         code.compute_depthwise_gradient(first, second, windows, parts)
         return parts
-    elements, room = code.run_elements(windows, channels, images.dtype)
-    outputs = grad.shape[3]
-    runs = allocator.empty(outputs, windows.kernel[0] * windows.runs_across, room, dtype=images.dtype)
+    runs = allocator.empty(grad.shape[3], *code.runs(windows, channels, images.dtype), dtype=images.dtype)
     code.compute_weight_gradient(first, second, windows, runs)
-    return runs[..., :elements].reshape(outputs, *windows.kernel, channels)
+    return runs
+
+
+def weight_gradient_of(runs: torch.Tensor, kernel: Sequence[int], channels: int) -> torch.Tensor:
+    """The gradient of a weight, float[outputs, kernel_height, kernel_width, channels], as a view of its runs."""
+    elements = kernel[0] * kernel[-1] * channels // runs.shape[1]
+    return runs[..., :elements].reshape(len(runs), kernel[0], kernel[-1], channels)
 
 
 def _fake(images: torch.Tensor, weight: torch.Tensor, size: Sequence[int], *rest: Any) -> torch.Tensor:
@@ -119,8 +124,13 @@ def _fake(images: torch.Tensor, weight: torch.Tensor, size: Sequence[int], *rest
 
 
 def _fake_weight_gradient(grad: torch.Tensor, images: torch.Tensor, kernel: Sequence[int], *rest: Any) -> torch.Tensor:
-    first = image_blocks(images.shape[3]) if rest[-1] else grad.shape[3]
-    return grad.new_empty(first, kernel[0], kernel[-1], images.shape[3])
+    *windows, is_depthwise = rest
+    channels = images.shape[3]
+    if is_depthwise:
+        return grad.new_empty(image_blocks(channels), kernel[0], kernel[-1], channels)
+    code = convolutions()
+    assert code is not None, "the pass that makes these operators checks it"
+    return grad.new_empty(grad.shape[3], *code.runs(windows_of(kernel, *windows), channels, grad.dtype))
 
 
 _WINDOWS = "int[] stride, int[] padding, int[] dilation"

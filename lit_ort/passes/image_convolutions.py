@@ -136,12 +136,22 @@ def _replace_elements(values: _Pixels, node: fx.Node, builder: NodeBuilder) -> N
                 made = builder(aten.sum.dim_IntList, made, [0])
                 gradient = builder(aten.unsqueeze.default, builder(aten.permute.default, made, [2, 0, 1]), 1)
             else:
-                gradient = builder(aten.permute.default, made, CHANNELS_FIRST)
+                gradient = builder(aten.permute.default, _without_gaps(builder, made, kernel), CHANNELS_FIRST)
             gradient = gradient if has_last(value) else contiguous(builder, gradient)
         else:
             gradient = builder(aten.sum.dim_IntList, of_result, [0, 1, 2])
         element.replace_all_uses_with(gradient)
         node.graph.erase_node(element)
+
+
+def _without_gaps(builder: NodeBuilder, runs: fx.Node, kernel: list[int]) -> fx.Node:
+    """As `weight_gradient_of`."""
+    channels = arguments_of(runs)[1].meta["val"].shape[3]
+    outputs, count, room = runs.meta["val"].shape
+    elements = kernel[0] * kernel[-1] * channels // count
+    if elements != room:
+        runs = builder(aten.slice.Tensor, runs, 2, 0, elements)
+    return builder.reshape(runs, (outputs, kernel[0], kernel[-1], channels))
 
 
 def _convolved(

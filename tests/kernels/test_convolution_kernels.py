@@ -15,6 +15,7 @@ from lit_ort.kernels.convolution_arguments import image_blocks
 from lit_ort.kernels.convolution_calls import Convolutions
 from lit_ort.kernels.convolution_words import Windows
 from lit_ort.kernels.machine_code import host_cpu
+from lit_ort.ops.image_convolution import weight_gradient_of
 from tests.kernels.test_generated_regions import threads
 from tests.regions.guarded import guarded
 
@@ -73,8 +74,7 @@ def assert_right(code: Convolutions, case: Case, at_end: bool = False) -> None:
     grad = torch.randn_like(result).to(case.dtype).contiguous(memory_format=LAST)
     (expected,) = torch.autograd.grad(result, weight, grad.double())
     # [outputs, kernel, channels], or [parts, kernel, channels] of a depthwise convolution.
-    elements, room = code.run_elements(windows, case.channels, case.dtype)
-    shape = (case.outputs, windows.kernel[0] * windows.runs_across, room)
+    shape = (case.outputs, *code.runs(windows, case.channels, case.dtype))
     if groups > 1:
         shape = (image_blocks(case.channels), *windows.kernel, case.channels)
     flat = [value.permute(0, 2, 3, 1).flatten() for value in (grad, images)]
@@ -87,7 +87,7 @@ def assert_right(code: Convolutions, case: Case, at_end: bool = False) -> None:
     compute = code.compute_weight_gradient if groups == 1 else code.compute_depthwise_gradient
     compute(grad, images, windows, runs)
     if groups == 1:
-        actual = runs[..., :elements].reshape(case.outputs, *windows.kernel, case.channels).permute(0, 3, 1, 2)
+        actual = weight_gradient_of(runs, windows.kernel, case.channels).permute(0, 3, 1, 2)
     else:
         actual = runs.sum(0).permute(2, 0, 1).unsqueeze(1)
     assert_close(actual, expected)

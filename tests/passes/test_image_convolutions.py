@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_ort._compat import openmp
+from lit_ort.ops.image_convolution import weight_gradient_of
 from tests.compare import assert_same_call, assert_same_step, backend
 from tests.lower.test_native_phases import any_number_of_operators, assert_native
 from tests.passes.reports import report_of
@@ -24,12 +25,8 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "transposed": lambda: nn.ConvTranspose2d(CHANNELS, 24, 4, stride=2, padding=1, output_padding=1),
     "depthwise": lambda: nn.Conv2d(CHANNELS, CHANNELS, 5, padding=2, groups=CHANNELS),
     "depthwise with strides": lambda: nn.Conv2d(CHANNELS, CHANNELS, 3, stride=2, groups=CHANNELS, bias=False),
+    "odd channels": lambda: nn.Sequential(nn.Conv2d(CHANNELS, 17, 3), nn.Conv2d(17, 9, (1, 2), dilation=(1, 2))),
     "few pixels": lambda: nn.Conv2d(CHANNELS, 24, 3, stride=7, padding=1),
-}
-# Channels that are no whole vectors: these gradients of weights are torch nodes.
-ODD: dict[str, Callable[[], nn.Module]] = {
-    "odd channels": lambda: nn.Conv2d(CHANNELS, 17, 3, padding=1),
-    "odd depthwise": lambda: nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, groups=CHANNELS),
 }
 
 
@@ -73,25 +70,17 @@ def test_a_session_computes_them(name: str, dtype: torch.dtype) -> None:
     engine = assert_same_step(module, step, torch.randn(3, CHANNELS, 15, 14, dtype=dtype), tolerance=tolerance)
     assert_native(engine)
     (graph,) = engine.compile_log.graphs
-    # Two layers with three operators each, but that the images of the first one have no gradient.
-    assert graph.operators_after["ImageConvolution"] == 5
+    # Three operators for each layer, but that the images of the first one have no gradient.
+    assert graph.operators_after["ImageConvolution"] == (8 if name == "odd channels" else 5)
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", [*LAYERS, *ODD])
+@pytest.mark.parametrize("name", LAYERS)
 def test_torch_nodes_compute_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openmp, "uses_openmp", lambda: False)
-    module = net({**LAYERS, **ODD}[name]())
+    module = net(LAYERS[name]())
     engine = assert_same_step(module, step, torch.randn(3, CHANNELS, 15, 14), tolerance=2e-5)
-    assert report_of(engine, "image_convolutions").fired == 4
-
-
-@pytest.mark.usefixtures("on_openmp")
-def test_gradients_of_odd_channels_are_torch_nodes() -> None:
-    module = nn.Sequential(nn.Conv2d(CHANNELS, 17, 3), nn.Tanh(), nn.Conv2d(17, 16, 3))
-    engine = assert_same_step(module, lambda module, x: module(x).square().mean(), torch.randn(2, CHANNELS, 9, 9))
-    (graph,) = engine.compile_log.graphs
-    assert graph.torch_operators["lit_ort.image_weight_gradient.default"] == 1
+    assert report_of(engine, "image_convolutions").fired == (6 if name == "odd channels" else 4)
 
 
 @pytest.mark.usefixtures("on_openmp")
@@ -136,5 +125,5 @@ def test_an_empty_batch() -> None:
     images, weight = torch.empty(0, 5, 5, 16), torch.randn(24, 3, 3, 16)
     windows = [1, 1], [1, 1], [1, 1]
     assert torch.ops.lit_ort.image_convolution(images, weight, [5, 5], *windows, False).shape == (0, 5, 5, 24)
-    gradient = torch.ops.lit_ort.image_weight_gradient(torch.empty(0, 5, 5, 24), images, [3, 3], *windows, False)
-    assert torch.equal(gradient, torch.zeros_like(weight))
+    runs = torch.ops.lit_ort.image_weight_gradient(torch.empty(0, 5, 5, 24), images, [3, 3], *windows, False)
+    assert torch.equal(weight_gradient_of(runs, [3, 3], CHANNELS), torch.zeros_like(weight))
