@@ -154,6 +154,6 @@ def test_results_are_the_same_for_any_number_of_threads() -> None:
     results = []
     for count in (1, 2, 3, 16):
         with threads(count):
-            results.append(torch.empty(50, 3, 72))
+            results.append(torch.empty(50, *HOST.runs(windows, 24, torch.float32)))
             HOST.compute_weight_gradient(grad, images, windows, results[-1])
     assert all(torch.equal(result, results[0]) for result in results)
