@@ -49,20 +49,14 @@ class Kind(NamedTuple):
     words: Callable[[Sizes, Machine], Arguments]
 
 
-_CONVOLUTION = Kind(convolution_text, functools.partial(convolution_words, is_gradient=False))
-_IMAGE_GRADIENT = Kind(convolution_text, functools.partial(convolution_words, is_gradient=True))
-_WEIGHT_GRADIENT = Kind(weight_gradient_text, weight_gradient_words)
-_DEPTHWISE = Kind(depthwise_convolution_text, functools.partial(depthwise_words, is_gradient=False))
-_DEPTHWISE_IMAGE_GRADIENT = Kind(depthwise_convolution_text, functools.partial(depthwise_words, is_gradient=True))
-_DEPTHWISE_GRADIENT = Kind(depthwise_gradient_text, depthwise_gradient_words)
 # By the `kind` and `is_depthwise` of `lit_ort.runtime.program.ConvolutionNode`.
 _KINDS = {
-    ("convolution", False): _CONVOLUTION,
-    ("image_gradient", False): _IMAGE_GRADIENT,
-    ("weight_gradient", False): _WEIGHT_GRADIENT,
-    ("convolution", True): _DEPTHWISE,
-    ("image_gradient", True): _DEPTHWISE_IMAGE_GRADIENT,
-    ("weight_gradient", True): _DEPTHWISE_GRADIENT,
+    ("convolution", False): Kind(convolution_text, functools.partial(convolution_words, is_gradient=False)),
+    ("image_gradient", False): Kind(convolution_text, functools.partial(convolution_words, is_gradient=True)),
+    ("weight_gradient", False): Kind(weight_gradient_text, weight_gradient_words),
+    ("convolution", True): Kind(depthwise_convolution_text, functools.partial(depthwise_words, is_gradient=False)),
+    ("image_gradient", True): Kind(depthwise_convolution_text, functools.partial(depthwise_words, is_gradient=True)),
+    ("weight_gradient", True): Kind(depthwise_gradient_text, depthwise_gradient_words),
 }
 
 
@@ -117,23 +111,12 @@ class Convolutions:
             grad: float[batch, outputs, out_height, out_width].
             images: float[batch, channels, height, width].
             windows: how the convolution reads images.
-            result: float[outputs, runs, elements], contiguous, with the sizes of `runs`.
+            result: float[outputs, runs, elements], contiguous, with the sizes of `runs`. If each channel is convolved
+                by itself, float[parts, kernel_height, kernel_width, channels], contiguous; each part is of some
+                images, and their number is that of `convolution_arguments.image_blocks`.
         """
-        self._run(_WEIGHT_GRADIENT, (grad, images), windows, (grad, images, result))
-
-    def compute_depthwise_gradient(
-        self, grad: torch.Tensor, images: torch.Tensor, windows: Windows, result: torch.Tensor
-    ) -> None:
-        """Computes the gradient of the weight of a convolution of each channel.
-
-        Args:
-            grad: float[batch, channels, out_height, out_width].
-            images: float[batch, channels, height, width].
-            windows: how the convolution reads images.
-            result: float[parts, kernel_height, kernel_width, channels], contiguous; each part is of some images, and
-                their number is that of `convolution_arguments.image_blocks`.
-        """
-        self._run(_DEPTHWISE_GRADIENT, (grad, images), windows, (grad, images, result))
+        kind = _KINDS["weight_gradient", result.dim() == 4]
+        self._run(kind, (grad, images), windows, (grad, images, result))
 
     def _run(
         self, kind: Kind, of_sizes: Sequence[torch.Tensor], windows: Windows, tensors: Sequence[torch.Tensor]

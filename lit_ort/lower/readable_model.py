@@ -38,9 +38,6 @@ from lit_ort.runtime.engines.engine_interface import (
 )
 from lit_ort.runtime.program import (
     ConvolutionNode,
-    GroupedMatmulNode,
-    LoopNode,
-    LossNode,
     MatmulNode,
     Phase,
     TorchNode,
@@ -81,15 +78,8 @@ def readable(
         place = modules.get(node.output[0].rpartition(".")[0], "")
         if (node.domain, node.op_type) == (KERNEL_DOMAIN, REGION_OPERATOR):
             _call_function(result, node, next(regions), _unique(place or "step", taken), symbols)
-        elif (node.domain, node.op_type) == (KERNEL_DOMAIN, LOOP_OPERATOR):
-            _describe_loop(node, phase.loops[_position(node)], _unique(f"{place}.{node.op_type}".lstrip("."), taken))
-        elif (node.domain, node.op_type) == (KERNEL_DOMAIN, LOSS_OPERATOR):
-            _describe_loss(node, phase.losses[_position(node)], _unique(f"{place}.{node.op_type}".lstrip("."), taken))
-        elif (node.domain, node.op_type) == (KERNEL_DOMAIN, GROUPED_OPERATOR):
-            _describe_groups(node, phase.groups[_position(node)], _unique(f"{place}.{node.op_type}".lstrip("."), taken))
-        elif (node.domain, node.op_type) == (KERNEL_DOMAIN, CONVOLUTION_OPERATOR):
-            convolution = phase.convolutions[_position(node)]
-            _describe_convolution(node, convolution, _unique(f"{place}.{node.op_type}".lstrip("."), taken))
+        elif node.domain == KERNEL_DOMAIN:
+            _describe(node, phase, _unique(f"{place}.{node.op_type}".lstrip("."), taken))
         elif node.domain == DOMAIN:
             _call_torch_node(result, node, phase.nodes, _unique(f"{place}.torch".lstrip("."), taken))
         else:
@@ -170,39 +160,38 @@ def _call_torch_node(model: onnx.ModelProto, node: onnx.NodeProto, torch_nodes: 
         del node.attribute[:]
 
 
-def _describe_loop(node: onnx.NodeProto, loop: LoopNode, name: str) -> None:
-    """Writes what a loop of a recurrent layer computes as attributes; `arguments` names its inputs."""
-    direction = "reverse" if loop.reverse else "forward"
-    _describe(node, name, mode=loop.mode, direction=direction, arguments=list(loop.inputs))
+def _describe(node: onnx.NodeProto, phase: Phase, name: str) -> None:
+    """Writes what a kernel computes as attributes; `arguments` names its inputs."""
+    described = helper.make_node(node.op_type, [], [], **_attributes_of(node.op_type, phase, _position(node)))
+    node.name = name
+    del node.attribute[:]
+    node.attribute.extend(described.attribute)
 
 
-def _describe_loss(node: onnx.NodeProto, loss: LossNode, name: str) -> None:
-    """Writes what an output layer with its cross entropy computes as attributes, and the names of its arguments."""
-    reduction = "mean" if loss.mean else "sum"
-    _describe(node, name, reduction=reduction, ignore_index=loss.ignore_index, arguments=list(loss.inputs))
+def _attributes_of(kind: str, phase: Phase, number: int) -> dict[str, Any]:
+    """What the kernel of a number, of those of its kind, computes."""
+    if kind == LOOP_OPERATOR:
+        loop = phase.loops[number]
+        return {"mode": loop.mode, "direction": "reverse" if loop.reverse else "forward", "arguments": [*loop.inputs]}
+    if kind == LOSS_OPERATOR:
+        loss = phase.losses[number]
+        reduction = "mean" if loss.mean else "sum"
+        return {"reduction": reduction, "ignore_index": loss.ignore_index, "arguments": [*loss.inputs]}
+    if kind == GROUPED_OPERATOR:
+        matmul = phase.groups[number]
+        arguments = ["rows", "rows" if matmul.is_gradient else "matrices", "ends"]
+        return {"trans_a": int(matmul.is_gradient), "trans_b": int(matmul.transposed), "arguments": arguments}
+    assert kind == CONVOLUTION_OPERATOR, kind
+    return _convolution_attributes(phase.convolutions[number])
 
 
-def _describe_groups(node: onnx.NodeProto, matmul: GroupedMatmulNode, name: str) -> None:
-    """Writes what a matmul of groups of rows computes as attributes, and the names of its arguments."""
-    arguments = ["rows", "rows" if matmul.is_gradient else "matrices", "ends"]
-    _describe(node, name, trans_a=int(matmul.is_gradient), trans_b=int(matmul.transposed), arguments=arguments)
-
-
-def _describe_convolution(node: onnx.NodeProto, convolution: ConvolutionNode, name: str) -> None:
-    """Writes what a convolution of images computes as attributes, and the names of its arguments."""
+def _convolution_attributes(convolution: ConvolutionNode) -> dict[str, Any]:
     first = "images" if convolution.kind == "convolution" else "gradient"
     arguments = [first, "images" if convolution.kind == "weight_gradient" else "weight"]
     numbers = [list(convolution.windows[at : at + 2]) for at in range(0, 8, 2)]
     settings = dict(zip(("kernel_shape", "strides", "pads", "dilations"), numbers, strict=True))
     form = {"kind": convolution.kind, "layout": "NHWC", "depthwise": int(convolution.is_depthwise)}
-    _describe(node, name, arguments=arguments, **form, **settings)
-
-
-def _describe(node: onnx.NodeProto, name: str, **attributes: Any) -> None:
-    node.name = name
-    described = helper.make_node(node.op_type, [], [], **attributes)
-    del node.attribute[:]
-    node.attribute.extend(described.attribute)
+    return {"arguments": arguments, **form, **settings}
 
 
 def _tensor(node: fx.Node) -> torch.Tensor:

@@ -105,12 +105,12 @@ def image_weight_gradient(
     windows, channels = windows_of(kernel, stride, padding, dilation), images.shape[3]
     first, second = (value.contiguous().permute(_TO_CHANNELS_LAST) for value in (grad, images))
     if is_depthwise:
-        parts = allocator.empty(image_blocks(channels), *windows.kernel, channels, dtype=images.dtype)
-        code.compute_depthwise_gradient(first, second, windows, parts)
-        return parts
-    runs = allocator.empty(grad.shape[3], *code.runs(windows, channels, images.dtype), dtype=images.dtype)
-    code.compute_weight_gradient(first, second, windows, runs)
-    return runs
+        shape = (image_blocks(channels), *windows.kernel, channels)
+    else:
+        shape = (grad.shape[3], *code.runs(windows, channels, images.dtype))
+    result = allocator.empty(*shape, dtype=images.dtype)
+    code.compute_weight_gradient(first, second, windows, result)
+    return result
 
 
 def weight_gradient_of(runs: torch.Tensor, kernel: Sequence[int], channels: int) -> torch.Tensor:

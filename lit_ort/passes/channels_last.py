@@ -33,14 +33,14 @@ from lit_ort._compat.torch_fx import (
 from lit_ort._compat.torch_ops import BY_STRIDES, is_pointwise
 from lit_ort._compat.torch_sizes import has_channels_last, hint_of
 from lit_ort.passes.image_convolutions import has_kernel, is_depthwise
+from lit_ort.passes.pixel_nodes import FORMAT
 
 aten = torch.ops.aten
 _FORWARD, _BACKWARD = aten.convolution.default, aten.convolution_backward.default
-_FORMAT = torch.ops.lit_ort.in_memory_format.default
 # Operators that support inputs in any memory format, besides views and pointwise operators.
 _ANY_FORMAT = frozenset(
     {
-        *(_FORWARD, _BACKWARD, _FORMAT, aten.native_group_norm.default, aten.native_group_norm_backward.default),
+        *(_FORWARD, _BACKWARD, FORMAT, aten.native_group_norm.default, aten.native_group_norm_backward.default),
         *(aten._native_batch_norm_legit_functional.default, aten._native_batch_norm_legit_no_training.default),
         *(aten.native_batch_norm_backward.default, aten.cat.default, aten.constant_pad_nd.default),
         *(aten.max_pool2d_with_indices.default, aten.max_pool2d_with_indices_backward.default),
@@ -113,16 +113,16 @@ def _propagate(graph: fx.Graph) -> None:
             converted = _converted(graph, images, channels_last=True)
             node.replace_input_with(images, converted)
             changed.add(converted)
-        if node.target is _FORMAT or any(argument in changed for argument in node.all_input_nodes):
+        if node.target is FORMAT or any(argument in changed for argument in node.all_input_nodes):
             before = strides_of(node.meta["val"])
             node.meta["val"] = recomputed_example(node)
-            if node.target is _FORMAT or strides_of(node.meta["val"]) != before:
+            if node.target is FORMAT or strides_of(node.meta["val"]) != before:
                 changed.add(node)
 
 
 def _erase_conversions_of_nothing(graph: fx.Graph) -> None:
     """Erases conversions of values that have the format, as what is before them was converted too."""
-    for node in graph.find_nodes(op="call_function", target=_FORMAT):
+    for node in graph.find_nodes(op="call_function", target=FORMAT):
         value, channels_last = node.args
         example = value.meta["val"]
         if has_channels_last(example) if channels_last else example.is_contiguous():
@@ -155,7 +155,7 @@ def _is_contiguous(node: fx.Node) -> bool:
 
 def _converted(graph: fx.Graph, images: fx.Node, channels_last: bool) -> fx.Node:
     with graph.inserting_after(images):
-        node = graph.call_function(_FORMAT, (images, channels_last))
+        node = graph.call_function(FORMAT, (images, channels_last))
     node.meta["val"] = recomputed_example(node)
     return node
 

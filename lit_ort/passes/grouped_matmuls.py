@@ -12,8 +12,8 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from lit_ort._compat.torch_fx import arguments_of, is_element, untransposed
-from lit_ort.passes.node_builder import NodeBuilder, replace_nodes
+from lit_ort._compat.torch_fx import arguments_of, untransposed
+from lit_ort.passes.node_builder import NodeBuilder, replace_elements, replace_nodes
 
 aten = torch.ops.aten
 # By their names: there are none before transformers is imported.
@@ -24,18 +24,8 @@ _MATMUL, _GRADIENT = torch.ops.lit_ort.grouped_matmul.default, torch.ops.lit_ort
 
 def multiply_groups(module: fx.GraphModule) -> int:
     """Rewrites matmuls of groups in a graph, in place. Returns their number."""
-    graph = module.graph
     fired = replace_nodes(module, lambda node: str(node.target) == _FORWARD, _forward)
-    for node in list(graph.nodes):
-        if str(node.target) == _BACKWARD and all(map(is_element, node.users)):
-            with graph.inserting_before(node):
-                builder = NodeBuilder(graph, node.meta)
-                for element in list(node.users):
-                    element.replace_all_uses_with(_gradient(builder, node, arguments_of(element)[1]))
-                    graph.erase_node(element)
-            graph.erase_node(node)
-            fired += 1
-    return fired
+    return fired + replace_elements(module, lambda node: str(node.target) == _BACKWARD, _gradient)
 
 
 def _forward(builder: NodeBuilder, node: fx.Node) -> fx.Node:
@@ -44,7 +34,7 @@ def _forward(builder: NodeBuilder, node: fx.Node) -> fx.Node:
     return builder(_MATMUL, rows, stored, ends, is_transposed)
 
 
-def _gradient(builder: NodeBuilder, node: fx.Node, number: int) -> fx.Node:
+def _gradient(builder: NodeBuilder, node: fx.Node, number: int, value: torch.Tensor) -> fx.Node:
     """A gradient that a node returns: of the rows or of the weight."""
     rows, weight, ends, grad = arguments_of(node)
     stored, is_transposed = untransposed(weight)

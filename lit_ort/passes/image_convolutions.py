@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from lit_ort._compat.torch_fx import arguments_of, first_argument, is_element
+from lit_ort._compat.torch_fx import arguments_of, first_argument
 from lit_ort.ops.image_convolution import convolutions
-from lit_ort.passes.node_builder import NodeBuilder, replace_nodes
+from lit_ort.passes.node_builder import NodeBuilder, replace_elements, replace_nodes
 from lit_ort.passes.pixel_nodes import (
     CHANNELS_FIRST,
     CHANNELS_LAST,
@@ -40,18 +40,14 @@ MOST_TAPS = 225
 
 def convolve_images(module: fx.GraphModule) -> int:
     """Rewrites convolutions in a graph, in place. Returns their number."""
-    graph = module.graph
-    values = _Pixels(graph)
+    values = _Pixels(module.graph)
     fired = replace_nodes(
         module, lambda node: node.target is _FORWARD and _is_fit(node, 0), functools.partial(_forward, values)
     )
-    for node in graph.find_nodes(op="call_function", target=_BACKWARD):
-        if _is_fit(node, 1) and all(map(is_element, node.users)):
-            with graph.inserting_before(node):
-                _replace_elements(values, node, NodeBuilder(graph, node.meta))
-            graph.erase_node(node)
-            fired += 1
-    erase_unused_formats(graph)
+    fired += replace_elements(
+        module, lambda node: node.target is _BACKWARD and _is_fit(node, 1), functools.partial(_gradient, values)
+    )
+    erase_unused_formats(module.graph)
     return fired
 
 
@@ -116,32 +112,25 @@ def _forward(values: _Pixels, builder: NodeBuilder, node: fx.Node) -> fx.Node:
     return builder(aten.add.Tensor, made, builder.reshape(bias, (*bias.meta["val"].shape, 1, 1)))
 
 
-def _replace_elements(values: _Pixels, node: fx.Node, builder: NodeBuilder) -> None:
-    """Replaces the gradients that a node returns."""
+def _gradient(values: _Pixels, builder: NodeBuilder, node: fx.Node, number: int, value: torch.Tensor) -> fx.Node:
+    """A gradient that a node returns: of the images, the weight or the bias."""
     grad, images, weight, _, stride, padding, dilation, transposed, _, groups, _ = arguments_of(node)
     of_result, windows = values.of(grad), (stride, padding, dilation)
-    for element in list(node.users):
-        number, value = arguments_of(element)[1], element.meta["val"]
-        if number == 0:
-            rows = values.of_weight(weight, groups > 1)
-            made = _convolved(builder, of_result, rows, value, windows, not transposed)
-            gradient = images_of(builder, made, value)
-        elif number == 1:
-            # A transposed convolution is the gradient of a convolution of its results.
-            pair = of_result, values.of(images)
-            kernel = [*weight.meta["val"].shape[2:]]
-            pixels = reversed(pair) if transposed else pair
-            made = builder(_OF_WEIGHT, *pixels, kernel, *map(list, windows), groups > 1)
-            if groups > 1:
-                made = builder(aten.sum.dim_IntList, made, [0])
-                gradient = builder(aten.unsqueeze.default, builder(aten.permute.default, made, [2, 0, 1]), 1)
-            else:
-                gradient = builder(aten.permute.default, _without_gaps(builder, made, kernel), CHANNELS_FIRST)
-            gradient = gradient if has_last(value) else contiguous(builder, gradient)
-        else:
-            gradient = builder(aten.sum.dim_IntList, of_result, [0, 1, 2])
-        element.replace_all_uses_with(gradient)
-        node.graph.erase_node(element)
+    if number == 0:
+        rows = values.of_weight(weight, groups > 1)
+        return images_of(builder, _convolved(builder, of_result, rows, value, windows, not transposed), value)
+    if number == 2:
+        return builder(aten.sum.dim_IntList, of_result, [0, 1, 2])
+    # A transposed convolution is the gradient of a convolution of its results.
+    pair, kernel = (of_result, values.of(images)), [*weight.meta["val"].shape[2:]]
+    pixels = reversed(pair) if transposed else pair
+    made = builder(_OF_WEIGHT, *pixels, kernel, *map(list, windows), groups > 1)
+    if groups > 1:
+        made = builder(aten.sum.dim_IntList, made, [0])
+        gradient = builder(aten.unsqueeze.default, builder(aten.permute.default, made, [2, 0, 1]), 1)
+    else:
+        gradient = builder(aten.permute.default, _without_gaps(builder, made, kernel), CHANNELS_FIRST)
+    return gradient if has_last(value) else contiguous(builder, gradient)
 
 
 def _without_gaps(builder: NodeBuilder, runs: fx.Node, kernel: list[int]) -> fx.Node:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lit_ort._compat.torch_fx import recomputed_example, size_node
+from lit_ort._compat.torch_fx import arguments_of, is_element, recomputed_example, size_node
 
 aten = torch.ops.aten
 
@@ -29,6 +29,32 @@ def replace_nodes(
             node.replace_all_uses_with(make(NodeBuilder(module.graph, node.meta), node))
         module.graph.erase_node(node)
     return len(nodes)
+
+
+def replace_elements(
+    module: fx.GraphModule,
+    is_replaced: Callable[[fx.Node], bool],
+    make: Callable[[NodeBuilder, fx.Node, int, torch.Tensor], fx.Node],
+) -> int:
+    """Replaces nodes of several results in a graph, in place. Returns their number.
+
+    Args:
+        module: the graph.
+        is_replaced: whether a node is replaced.
+        make: adds the nodes that compute a result of a node, from its number and an example of it, and returns the last
+            one. It is called for results that are read.
+    """
+    graph, fired = module.graph, 0
+    for node in list(graph.nodes):
+        if is_replaced(node) and all(map(is_element, node.users)):
+            with graph.inserting_before(node):
+                builder = NodeBuilder(graph, node.meta)
+                for element in list(node.users):
+                    element.replace_all_uses_with(make(builder, node, arguments_of(element)[1], element.meta["val"]))
+                    graph.erase_node(element)
+            graph.erase_node(node)
+            fired += 1
+    return fired
 
 
 class NodeBuilder:

@@ -10,6 +10,7 @@ Saves oneDNN's calls and reorders, and keeps the layers in native sessions. With
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -17,9 +18,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from lit_ort._compat.torch_fx import arguments_of, first_argument, is_element
+from lit_ort._compat.torch_fx import arguments_of, first_argument
 from lit_ort._compat.torch_sizes import inverse_order
-from lit_ort.passes.node_builder import NodeBuilder, replace_nodes
+from lit_ort.passes.node_builder import NodeBuilder, replace_elements, replace_nodes
 from lit_ort.passes.pixel_nodes import (
     CHANNELS_FIRST,
     CHANNELS_LAST,
@@ -38,15 +39,10 @@ _DTYPES = frozenset({torch.float32, torch.float64})
 
 def multiply_patches(module: fx.GraphModule) -> int:
     """Rewrites convolutions in a graph, in place. Returns their number."""
-    graph = module.graph
     fired = replace_nodes(module, lambda node: node.target is _FORWARD and _has_patches(node, 0), _forward)
-    for node in graph.find_nodes(op="call_function", target=_BACKWARD):
-        if _has_patches(node, 1) and all(map(is_element, node.users)):
-            with graph.inserting_before(node):
-                _replace_elements(node, NodeBuilder(graph, node.meta))
-            graph.erase_node(node)
-            fired += 1
-    erase_unused_formats(graph)
+    make = functools.partial(_gradient, {})
+    fired += replace_elements(module, lambda node: node.target is _BACKWARD and _has_patches(node, 1), make)
+    erase_unused_formats(module.graph)
     return fired
 
 
@@ -84,30 +80,32 @@ def _forward(builder: NodeBuilder, node: fx.Node) -> fx.Node:
     return _pixels(builder, product, result)
 
 
-def _replace_elements(node: fx.Node, builder: NodeBuilder) -> None:
-    """Replaces the gradients that a node returns."""
+def _gradient(
+    rows: dict[fx.Node, fx.Node], builder: NodeBuilder, node: fx.Node, number: int, value: torch.Tensor
+) -> fx.Node:
+    """A gradient that a node returns: of the images, the weight or the bias.
+
+    Args:
+        rows: the pixels of nodes that were copied before, as rows.
+        builder, node, number, value: as `replace_elements`.
+    """
     grad, images, weight, *_, transposed, _, _, _ = arguments_of(node)
-    large, small = (
-        (grad, _rows(builder, images)) if transposed else (_unconverted(images, weight), _rows(builder, grad))
-    )
-    for element in list(node.users):
-        number, value = arguments_of(element)[1], element.meta["val"]
-        if number == 0 and transposed:
-            matrix = builder(aten.t.default, _matrix(builder, weight, grad.meta["val"]))
-            gradient = _pixels(builder, builder(aten.mm.default, _patches(builder, grad, weight), matrix), value)
-        elif number == 0:
-            product = builder(aten.mm.default, small, _matrix(builder, weight, value))
-            gradient = _images(builder, product, value, weight)
-        elif number == 1:
-            columns = builder(aten.t.default, small)
-            product = builder(aten.mm.default, columns, _patches(builder, large, weight))
-            gradient = _weight(builder, product, value, large.meta["val"])
-        elif transposed:
-            gradient = builder(aten.sum.dim_IntList, grad, [0, 2, 3])
-        else:
-            gradient = builder(aten.sum.dim_IntList, small, [0])
-        element.replace_all_uses_with(gradient)
-        node.graph.erase_node(element)
+    if transposed and number == 2:
+        return builder(aten.sum.dim_IntList, grad, [0, 2, 3])
+    if transposed and number == 0:
+        matrix = builder(aten.t.default, _matrix(builder, weight, grad.meta["val"]))
+        return _pixels(builder, builder(aten.mm.default, _patches(builder, grad, weight), matrix), value)
+    large, small = (grad, images) if transposed else (_unconverted(images, weight), grad)
+    if small not in rows:
+        rows[small] = _rows(builder, small)
+    if number == 0:
+        product = builder(aten.mm.default, rows[small], _matrix(builder, weight, value))
+        return _images(builder, product, value, weight)
+    if number == 1:
+        columns = builder(aten.t.default, rows[small])
+        product = builder(aten.mm.default, columns, _patches(builder, large, weight))
+        return _weight(builder, product, value, large.meta["val"])
+    return builder(aten.sum.dim_IntList, rows[small], [0])
 
 
 def _unconverted(images: fx.Node, weight: fx.Node) -> fx.Node:

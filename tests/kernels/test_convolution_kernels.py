@@ -84,8 +84,7 @@ def assert_right(code: Convolutions, case: Case, at_end: bool = False) -> None:
         for one, value in zip(memory, (grad, images), strict=False)
     )
     runs = memory[2].view(shape)
-    compute = code.compute_weight_gradient if groups == 1 else code.compute_depthwise_gradient
-    compute(grad, images, windows, runs)
+    code.compute_weight_gradient(grad, images, windows, runs)
     if groups == 1:
         actual = weight_gradient_of(runs, windows.kernel, case.channels).permute(0, 3, 1, 2)
     else:
