@@ -9,6 +9,7 @@ Source: Dukhan 2019, The Indirect Convolution Algorithm (an address for each pix
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -42,7 +43,9 @@ class ConvolutionText(MatmulText):
         ranges = "ptr %args, ptr %right, ptr %panel, i64 %start, i64 %depth, i64 %first, i64 %last"
         text.function("pack", f"internal void @pack({ranges})", self._pack, "noinline")
         tile = "ptr %args, ptr %pixels, ptr %taps, i64 %tap_count, ptr %panel, i64 %start, i64 %depth"
-        text.function("tile", f"internal void @tile({tile}, i64 %rows, i64 %columns)", self._sum_taps, "noinline")
+        for vectors in range(1, VECTORS + 1):
+            head = f"internal void @tile_{vectors}({tile}, i64 %rows, i64 %columns)"
+            text.function(f"tile_{vectors}", head, functools.partial(self._sum_taps, vectors), "noinline")
         return self.write_grids()
 
     def write_grids(self) -> Text:
@@ -102,9 +105,10 @@ class ConvolutionText(MatmulText):
                 ranges = f"i64 {outer.index}, i64 {depth}, i64 {column.index}, i64 {last}"
                 text.line(f"call void @pack(ptr %args, ptr {right}, ptr {panel}, {ranges})")
             width = self.op("sub", last, column.index)
+            tile = self.choose(self.test("sgt", width, self.lanes), "ptr", f"@tile_{VECTORS}", "@tile_1")
             with self.each_tile_of_pixels(pixels, outer.index, column.index) as rows:
                 given = f"ptr %args, ptr {pixels}, ptr {taps}, i64 {count}, ptr %panel"
-                text.line(f"call void @tile({given}, i64 {outer.index}, i64 {depth}, i64 {rows}, i64 {width})")
+                text.line(f"call void {tile}({given}, i64 {outer.index}, i64 {depth}, i64 {rows}, i64 {width})")
         text.line("ret void")
 
     def tap(self, taps: str, number: str, position: int) -> str:
@@ -192,7 +196,7 @@ class ConvolutionText(MatmulText):
 
     # A tile.
 
-    def _sum_taps(self) -> None:
+    def _sum_taps(self, vectors: int) -> None:
         text, zero = self.text, self.text.literal(0.0, self.dtype, self.lanes)
         step = self.word(words.TAP_STEP)
         # Without elements of the kernel, the result is zero.
@@ -202,7 +206,7 @@ class ConvolutionText(MatmulText):
         ):
             last_tap = self.minimum("%tap_count", self.op("add", some.index, step))
             last = self.minimum("%depth", self.op("add", part.index, SUMMED))
-            with text.loop(some.index, last_tap, 1, [zero] * (self.rows * VECTORS)) as tap:
+            with text.loop(some.index, last_tap, 1, [zero] * (self.rows * vectors)) as tap:
                 addresses = self.addresses(tap.index, part.index)
                 panel = self._panel_of(tap.index, "%depth")
                 with text.loop(part.index, last, 1, tap.current) as loop:
@@ -215,13 +219,13 @@ class ConvolutionText(MatmulText):
 
     def _added(self, k: str, addresses: Sequence[str], panel: str, totals: Sequence[Vector]) -> list[Vector]:
         right, result = self.at(panel, self.op("mul", k, self.columns)), []
-        vectors = [self.vector(self.at(right, number * self.lanes)) for number in range(VECTORS)]
+        count = len(totals) // self.rows
+        vectors = [self.vector(self.at(right, number * self.lanes)) for number in range(count)]
         for row, address in enumerate(addresses):
             factor = loaded(self.text, address, k, self.dtype, 0, None).splat(self.lanes)
-            added = totals[row * VECTORS : (row + 1) * VECTORS]
+            added = totals[row * count : (row + 1) * count]
             result += [factor.fma(vector, total) for vector, total in zip(vectors, added, strict=True)]
         return result
 
-    def places(self) -> list[list[str]]:
-        rows = [self.pixel(number, "write", "ptr") for number in range(self.rows)]
-        return [[self.at(row, number * self.lanes) for number in range(VECTORS)] for row in rows]
+    def result_rows(self) -> list[str]:
+        return [self.pixel(number, "write", "ptr") for number in range(self.rows)]

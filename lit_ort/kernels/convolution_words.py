@@ -19,10 +19,13 @@ from lit_ort.kernels.depthwise_convolution_text import PIXELS as DEPTHWISE_PIXEL
 from lit_ort.kernels.depthwise_gradient_text import VECTORS as DEPTHWISE_VECTORS
 from lit_ort.kernels.kernel_arguments import ROW_BLOCKS
 from lit_ort.kernels.matmul_text import SUMMED, MatmulText
+from lit_ort.kernels.weight_gradient_text import tile_heights
 from lit_ort.regions.element_types import size_of
 
 # The weight's columns of a tile, which a thread copies, take so many bytes at most: half of a second-level cache.
 _PANEL_BYTES = 2**18
+# A weight's gradient is the sum of sums of about so many pixels.
+_PIXELS = 256
 # The memory of zeros that pixels outside of images are read from, for all calls; it is never freed.
 _ZEROS = torch.zeros(_PANEL_BYTES // 16)
 
@@ -197,24 +200,41 @@ class _Grids:
 
 def weight_gradient_words(sizes: Sizes, machine: Machine) -> Arguments:
     """The arguments of the gradient of a weight, [outputs, *`runs_of`]."""
-    outputs = sizes.first[1]
+    batch, outputs, height, width = sizes.first
     runs, elements = runs_of(sizes.windows, sizes.second[1], machine.lanes)
-    rows, columns = machine.tile
-    blocks, axis = _blocks(-(-outputs // rows), -(-runs * elements // columns), sizes.threads)
+    tiles = _tiles(outputs, tile_heights(machine.vector_bytes))
+    table = _array([word for tile in tiles for word in tile])
+    units = len(tiles) * runs * -(-elements // machine.tile[1])
+    blocks = max(1, min(sizes.threads, units))
     values = _image_words(sizes) | {
         ROW_BLOCKS: blocks,
         matmul.ROWS: outputs,
-        matmul.COLUMNS: runs * elements,
-        matmul.INNER: math.prod(sizes.first) // outputs,
-        matmul.LEFT_ROW: 1,
-        matmul.LEFT_COLUMN: outputs,
+        matmul.COUNT: batch * height,
         matmul.RESULT_ROW: runs * elements,
-        matmul.AXIS: axis,
-        matmul.COUNT: 1,
         words.RUN: elements,
         words.RUNS_ACROSS: sizes.windows.runs_across,
+        words.UNITS: units,
+        words.BLOCKS: blocks,
+        words.LINES: -(-_PIXELS // max(1, width)),
+        words.TILES: ctypes.addressof(table),
+        words.TILE_COUNT: len(tiles),
     }
-    return Arguments(words.WORDS, values)
+    return Arguments(words.WORDS, values, [table])
+
+
+def _tiles(outputs: int, heights: Sequence[int]) -> list[tuple[int, int]]:
+    """The first output of each tile and how many it has: as few of one output as can be, then as few as can be."""
+    large, _, single = heights
+    choices = (_heights(outputs, number, heights) for number in range(outputs // large + 1))
+    sizes = min(choices, key=lambda chosen: (chosen.count(single), len(chosen)))
+    return list(zip(itertools.accumulate([0, *sizes]), sizes, strict=False))
+
+
+def _heights(outputs: int, large_count: int, heights: Sequence[int]) -> list[int]:
+    """The heights of tiles, as many of them the largest one."""
+    large, small, single = heights
+    small_count, singles = divmod(outputs - large_count * large, small)
+    return [large] * large_count + [small] * small_count + [single] * singles
 
 
 def runs_of(windows: Windows, channels: int, lanes: int) -> tuple[int, int]:

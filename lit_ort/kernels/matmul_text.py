@@ -21,7 +21,7 @@ from lit_ort.kernels.vector_memory import loaded, stored
 from lit_ort.kernels.vector_text import Text, Vector
 
 # The rows of a tile, by the width of vectors in bytes; it has two vectors of columns.
-_ROWS = {16: 8, 32: 6, 64: 12}
+ROWS = {16: 8, 32: 6, 64: 12}
 VECTORS = 2
 # What is copied at a time has so many rows and columns of the right factor at most, and so many rows of the left one.
 INNER, _COLUMNS, _LEFT_ROWS = 256, 256, 96
@@ -55,7 +55,7 @@ class MatmulText(KernelText):
 
     def __init__(self, dtype: str, vector_bytes: int) -> None:
         super().__init__(dtype, vector_bytes)
-        self.rows, self.columns = _ROWS[vector_bytes], VECTORS * self.lanes
+        self.rows, self.columns = ROWS[vector_bytes], VECTORS * self.lanes
 
     def write(self, on_threads: str, most_threads: str | None) -> Text:
         """Writes `gemm` and `gemm_batch`; the arguments are those of `matmul_text`."""
@@ -106,8 +106,9 @@ class MatmulText(KernelText):
 
     def store_tile(self, totals: Sequence[Vector], is_added: str) -> None:
         """Stores or adds sums, of the first `%rows` and `%columns` of a tile."""
+        columns = len(totals) // self.rows * self.lanes
         is_whole = self.text.value(
-            f"and i1 {self.test('sge', '%rows', self.rows)}, {self.test('sge', '%columns', self.columns)}"
+            f"and i1 {self.test('sge', '%rows', self.rows)}, {self.test('sge', '%columns', columns)}"
         )
         with self.branch(is_whole) as otherwise:
             self._store(totals, is_added)
@@ -124,12 +125,15 @@ class MatmulText(KernelText):
             result += [factor.fma(vector, total) for vector, total in zip(vectors, added, strict=True)]
         return result
 
-    def places(self) -> list[list[str]]:
-        rows = [self.at("%result", self.op("mul", "%row", row)) for row in range(self.rows)]
-        return [[self.at(row, number * self.lanes) for number in range(VECTORS)] for row in rows]
+    def result_rows(self) -> list[str]:
+        """The addresses of the rows of a tile."""
+        return [self.at("%result", self.op("mul", "%row", row)) for row in range(self.rows)]
+
+    def _places(self, vectors: int) -> list[list[str]]:
+        return [[self.at(row, number * self.lanes) for number in range(vectors)] for row in self.result_rows()]
 
     def _store(self, totals: Sequence[Vector], is_added: str) -> None:
-        places = [place for row in self.places() for place in row]
+        places = [place for row in self._places(len(totals) // self.rows) for place in row]
         with self.branch(self.test("ne", is_added, 0)) as otherwise:
             for place, total in zip(places, totals, strict=True):
                 stored(self.text, place, "0", self.dtype, self.vector(place) + total, None)
@@ -138,14 +142,15 @@ class MatmulText(KernelText):
                 stored(self.text, place, "0", self.dtype, total, None)
 
     def _store_some(self, totals: Sequence[Vector], is_added: str) -> None:
+        vectors = len(totals) // self.rows
         added = Vector(self.text, self.test("ne", is_added, 0), "bool", 0)
-        widths = [self.op("sub", "%columns", number * self.lanes) for number in range(VECTORS)]
+        widths = [self.op("sub", "%columns", number * self.lanes) for number in range(vectors)]
         masks = [self.mask(width) for width in widths]
-        for row, places in enumerate(self.places()):
+        for row, places in enumerate(self._places(vectors)):
             with self.branch(self.test("sgt", "%rows", row)):
                 for number, place in enumerate(places):
                     mask = masks[number]
-                    total = totals[row * VECTORS + number] + self.vector(place, mask & added)
+                    total = totals[row * vectors + number] + self.vector(place, mask & added)
                     # Stores under masks are slow on some CPUs.
                     with self.branch(self.test("sge", widths[number], self.lanes)) as otherwise:
                         stored(self.text, place, "0", self.dtype, total, None)

@@ -1,16 +1,23 @@
 """The LLVM text of the gradient of a convolution's weight, of images with channels last.
 
-It is the matmul of the transposed gradient, [outputs, pixels], and the patches that the pixels read, [pixels, patch].
-Patches are read from the images while panels of the right factor are packed, so that they are never in memory as a
-whole. Elements of a patch that are adjacent in an image are a run: rows of the kernel or, if it is dilated, its pixels.
+It is the matmul of the transposed gradient, [outputs, pixels], and the patches that the pixels read, [pixels, patch]. A
+tile of the result, some outputs and some elements of patches, stays in registers while pixels are added, which are read
+where they are. Elements of a patch that are adjacent in an image are a run: rows of the kernel or, if it is dilated,
+its pixels.
 
-Source: Chellapilla, Puri and Simard 2006 (patches as the rows of a matrix).
+Source: Georganas et al. 2018, Anatomy of High-Performance Deep Learning Convolutions (gradients of weights as outer
+products of pixels).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from lit_ort.kernels import matmul_arguments as matmul
 from lit_ort.kernels import weight_gradient_arguments as words
-from lit_ort.kernels.matmul_text import INNER, VECTORS, MatmulText
+from lit_ort.kernels.kernel_text import KernelText
+from lit_ort.kernels.matmul_text import ROWS, VECTORS
+from lit_ort.kernels.thread_pool import DENORMALS
 from lit_ort.kernels.vector_memory import loaded, stored
 from lit_ort.kernels.vector_text import Text, Vector
 from lit_ort.kernels.window_places import places_inside, shift_of
@@ -23,90 +30,136 @@ def weight_gradient_text(dtype: str, vector_bytes: int) -> Text:
         dtype: of all values.
         vector_bytes: the width of the CPU's vectors.
     """
-    text = _WeightGradientText(dtype, vector_bytes)
-    text.write_block("")
-    return text.text
+    return _WeightGradientText(dtype, vector_bytes).write(tile_heights(vector_bytes))
 
 
-class _WeightGradientText(MatmulText):
-    def pack_right(self, start: str, depth: str, first: str, last: str) -> None:
-        text, run = self.text, self.word(words.RUN)
-        final = self.op("sub", last, self.lanes)
-        with text.loop(first, last, self.columns) as tile:
-            panel = self.at("%panel", self.op("mul", self.op("sub", tile.index, first), INNER))
-            element = self.op("urem", tile.index, run)
-            with self.branch(self.test("sle", self.op("add", element, self.columns), run)) as otherwise:
-                self._pack_columns(start, depth, tile.index, panel, VECTORS)
-                otherwise()
-                for number in range(VECTORS):
-                    # What follows the last vector is that one again, which is not stored.
-                    column = self.minimum(self.op("add", tile.index, number * self.lanes), final)
-                    self._pack_columns(start, depth, column, self.at(panel, number * self.lanes), 1)
+def tile_heights(vector_bytes: int) -> tuple[int, ...]:
+    """The outputs that a tile can have, of which the first ones are faster."""
+    largest = ROWS[vector_bytes]
+    return largest, largest - largest // 3, 1
 
-    def _pack_columns(self, start: str, depth: str, column: str, target: str, vectors: int) -> None:
-        """Vectors of neighbouring elements of each pixel's patch, which are in one run."""
-        text, height, width = self.text, self.word(words.HEIGHT), self.word(words.OUT_WIDTH)
-        run, element = (self.op(name, column, self.word(words.RUN)) for name in ("udiv", "urem"))
-        across = self.word(words.RUNS_ACROSS)
-        row, offset = self.op("udiv", run, across), self.op("urem", run, across)
-        down = shift_of(self, row, words.ROW_DILATION, words.ROW_PADDING)
-        right = shift_of(self, offset, words.COLUMN_DILATION, words.COLUMN_PADDING)
-        first = self.op("add", self.op("mul", right, self.word(words.CHANNELS)), element)
-        inside = self._pixels_inside(first, vectors)
-        end = self.op("add", start, depth)
-        with text.loop(self.op("udiv", start, width), self.divided_up(end, width), 1) as line:
-            begin = self.op("mul", line.index, width)
-            pixels = self.maximum(start, begin), self.minimum(end, self.op("add", begin, width))
-            image, place = (self.op(name, line.index, self.word(words.OUT_HEIGHT)) for name in ("udiv", "urem"))
-            read = self.op("add", self.op("mul", place, self.word(words.ROW_STRIDE)), down)
-            source_row = self.op("add", self.op("mul", image, height), read)
-            source = self.at("%right", self.op("mul", source_row, self.word(words.ROW_ELEMENTS)))
-            with self.branch(self.test("ult", read, height)) as otherwise:
-                low, high = (
-                    self.maximum(pixels[0], self.minimum(pixels[1], self.op("add", begin, bound))) for bound in inside
-                )
-                for ends, is_inside in (((pixels[0], low), False), ((low, high), True), ((high, pixels[1]), False)):
-                    place = self.op("add", first, self.op("mul", self.op("sub", ends[0], begin), self._distance))
-                    goal = self.op("mul", self.op("sub", ends[0], start), self.columns)
-                    self._copy(ends, (source, place), (target, goal), vectors, is_inside)
-                otherwise()
-                goal = self.op("mul", self.op("sub", pixels[0], start), self.columns)
-                self._copy(pixels, None, (target, goal), vectors, True)
 
-    @property
-    def _distance(self) -> str:
-        return self.word(words.PIXEL_DISTANCE)
+class _WeightGradientText(KernelText):
+    def write(self, heights: Sequence[int]) -> Text:
+        text = self.text
+        text.functions["denormals"] = DENORMALS
+        for height in heights:
+            for vectors in range(1, VECTORS + 1):
+                ranges = "i64 %first_line, i64 %last_line, i64 %run, i64 %element, i64 %output"
+                head = f"internal void @{_tile_name(height, vectors)}(ptr %args, {ranges})"
+                text.function(_tile_name(height, vectors), head, _Tile(self, height, vectors).write, "noinline")
+        text.function("block", "void @block(ptr %args, i64 %block)", lambda: self._block(heights))
+        return text
 
-    def _pixels_inside(self, first: str, vectors: int) -> tuple[str, str]:
-        """Of a row of pixels, the first one that reads no element before an image's row, and the first that reads one
+    def _block(self, heights: Sequence[int]) -> None:
+        """Some units: pairs of a tile of outputs and of neighbouring vectors of a run."""
+        text, state = self.text, self.text.effect("call i32 @without_denormals()")
+        units, count, blocks = self.word(words.UNITS), self.word(matmul.COUNT), self.word(words.BLOCKS)
+        ends = [self.op("mul", units, number) for number in ("%block", self.op("add", "%block", 1))]
+        first, last = (self.op("udiv", end, blocks) for end in ends)
+        with text.loop("0", count, self.word(words.LINES)) as lines:
+            end = self.minimum(count, self.op("add", lines.index, self.word(words.LINES)))
+            with text.loop(first, last, 1) as unit:
+                tiles, run = self.word(words.TILE_COUNT), self.word(words.RUN)
+                tile, columns = self.op("urem", unit.index, tiles), self.op("udiv", unit.index, tiles)
+                width = self.divided_up(run, VECTORS * self.lanes)
+                element = self.op("mul", self.op("urem", columns, width), VECTORS * self.lanes)
+                output, height = (self._of_tile(tile, position) for position in (words.TILE_OUTPUT, words.TILE_HEIGHT))
+                is_whole = self.test("sge", self.op("sub", run, element), VECTORS * self.lanes)
+                places = f"i64 {self.op('udiv', columns, width)}, i64 {element}, i64 {output}"
+                for one in heights:
+                    with self.branch(self.test("eq", height, one)):
+                        names = [f"@{_tile_name(one, vectors)}" for vectors in (VECTORS, 1)]
+                        function = self.choose(is_whole, "ptr", *names)
+                        text.line(f"call void {function}(ptr %args, i64 {lines.index}, i64 {end}, {places})")
+        text.line(f"call void @restore(i32 {state})")
+        text.line("ret void")
+
+    def _of_tile(self, number: str, position: int) -> str:
+        place = self.op("add", self.op("mul", number, words.TILE_WORDS), position)
+        slot = self.text.value(f"getelementptr i64, ptr {self.word(words.TILES, 'ptr')}, i64 {place}")
+        return self.text.value(f"load i64, ptr {slot}, align 8")
+
+
+class _Tile:
+    """A tile of some outputs and some vectors of a run, of the pixels of some lines."""
+
+    def __init__(self, kernel: _WeightGradientText, height: int, vectors: int) -> None:
+        self._kernel, self._text = kernel, kernel.text
+        self._height, self._vectors = height, vectors
+
+    def write(self) -> None:
+        text, k = self._text, self._kernel
+        zero, width = text.literal(0.0, k.dtype, k.lanes), k.word(words.OUT_WIDTH)
+        across = k.word(words.RUNS_ACROSS)
+        row, offset = k.op("udiv", "%run", across), k.op("urem", "%run", across)
+        down = shift_of(k, row, words.ROW_DILATION, words.ROW_PADDING)
+        right = shift_of(k, offset, words.COLUMN_DILATION, words.COLUMN_PADDING)
+        first = k.op("add", k.op("mul", right, k.word(words.CHANNELS)), "%element")
+        low, high = (k.minimum(end, width) for end in self._pixels_inside(first))
+        with text.loop("%first_line", "%last_line", 1, [zero] * (self._height * self._vectors)) as line:
+            image, place = (k.op(name, line.index, k.word(words.OUT_HEIGHT)) for name in ("udiv", "urem"))
+            read = k.op("add", k.op("mul", place, k.word(words.ROW_STRIDE)), down)
+            source = k.op("add", k.op("mul", image, k.word(words.HEIGHT)), read)
+            images = k.at(k.word(matmul.RIGHT, "ptr"), k.op("mul", source, k.word(words.ROW_ELEMENTS)))
+            outputs = k.op("mul", k.op("mul", line.index, width), k.word(matmul.ROWS))
+            grad = k.at(k.word(matmul.LEFT, "ptr"), k.op("add", outputs, "%output"))
+            # Lines that read no row of their image have no pixels.
+            is_inside = k.test("ult", read, k.word(words.HEIGHT))
+            ends = [k.choose(is_inside, "i64", end, 0) for end in (low, high, width)]
+            pixels = [Vector(text, one, "int64", 0) for one in ("0", first)]
+            carried = [*pixels, *line.current]
+            for start, end, is_whole in zip(["0", *ends[:2]], ends, (False, True, False), strict=True):
+                with text.loop(start, end, 1, carried) as pixel:
+                    pixel.carry(self._added(grad, images, pixel.current, is_whole))
+                carried = pixel.current
+            line.carry(carried[len(pixels) :])
+        self._store(line.current)
+        text.line("ret void")
+
+    def _pixels_inside(self, first: str) -> tuple[str, str]:
+        """Of a line of pixels, the first one that reads no element before an image's row, and the first that reads one
         behind it; the latter is not before the former."""
-        left = self.op("sub", self.word(words.ROW_ELEMENTS), self.op("add", first, vectors * self.lanes))
-        low, high = places_inside(self, first, self._distance, left)
-        return low, self.maximum(low, high)
+        k = self._kernel
+        left = k.op("sub", k.word(words.ROW_ELEMENTS), k.op("add", first, self._vectors * k.lanes))
+        low, high = places_inside(k, first, k.word(words.PIXEL_DISTANCE), left)
+        return low, k.maximum(low, high)
 
-    def _copy(
-        self,
-        pixels: tuple[str, str],
-        source: tuple[str, str] | None,
-        target: tuple[str, str],
-        vectors: int,
-        is_inside: bool,
-    ) -> None:
-        """Copies what some pixels read, from places of a row; zeros without a row, and beyond its ends."""
-        text, zero = self.text, self.text.literal(0.0, self.dtype, self.lanes)
-        places = [Vector(text, place, "int64", 0) for place in (source[1] if source else "0", target[1])]
-        with text.loop(*pixels, 1, places) as pixel:
-            place, goal = pixel.current
-            for number in range(vectors):
-                value = zero
-                if source is not None:
-                    at = (place + number * self.lanes).name
-                    mask = None if is_inside else self._inside(at)
-                    value = loaded(text, source[0], at, self.dtype, self.lanes, mask)
-                stored(text, target[0], (goal + number * self.lanes).name, self.dtype, value, None)
-            pixel.carry([place + Vector(text, self._distance, "int64", 0), goal + self.columns])
+    def _added(self, grad: str, images: str, current: Sequence[Vector], is_whole: bool) -> list[Vector]:
+        """The places behind a pixel, and the sums with it."""
+        k, (of_grad, place), totals = self._kernel, current[:2], current[2:]
+        vectors = [self._read(images, (place + number * k.lanes).name, is_whole) for number in range(self._vectors)]
+        sums: list[Vector] = []
+        for output in range(self._height):
+            factor = loaded(self._text, k.at(grad, of_grad.name), str(output), k.dtype, 0, None).splat(k.lanes)
+            added = totals[output * self._vectors : (output + 1) * self._vectors]
+            sums += [factor.fma(vector, total) for vector, total in zip(vectors, added, strict=True)]
+        steps = (Vector(self._text, k.word(word), "int64", 0) for word in (matmul.ROWS, words.PIXEL_DISTANCE))
+        return [*(one + step for one, step in zip((of_grad, place), steps, strict=True)), *sums]
 
-    def _inside(self, place: str) -> Vector:
-        """Which of the elements from a place on are in a row."""
-        places = self.text.indices(place, self.lanes)
-        return places.ge(0) & places.lt(Vector(self.text, self.word(words.ROW_ELEMENTS), "int64", 0))
+    def _read(self, images: str, place: str, is_whole: bool) -> Vector:
+        """Elements of an image's row; zeros beyond its ends."""
+        k, mask = self._kernel, None
+        if not is_whole:
+            places = self._text.indices(place, k.lanes)
+            mask = places.ge(0) & places.lt(Vector(self._text, k.word(words.ROW_ELEMENTS), "int64", 0))
+        return loaded(self._text, images, place, k.dtype, k.lanes, mask)
+
+    def _store(self, totals: Sequence[Vector]) -> None:
+        """Stores the sums of the first lines, and adds those of others."""
+        k, text = self._kernel, self._text
+        column = k.op("add", k.op("mul", "%run", k.word(words.RUN)), "%element")
+        for output in range(self._height):
+            row = k.op("mul", k.op("add", "%output", output), k.word(matmul.RESULT_ROW))
+            result = k.at(k.word(matmul.RESULT, "ptr"), k.op("add", row, column))
+            for number in range(self._vectors):
+                total, place = totals[output * self._vectors + number], str(number * k.lanes)
+                with k.branch(k.test("eq", "%first_line", 0)) as otherwise:
+                    stored(text, result, place, k.dtype, total, None)
+                    otherwise()
+                    earlier = loaded(text, result, place, k.dtype, k.lanes, None)
+                    stored(text, result, place, k.dtype, earlier + total, None)
+
+
+def _tile_name(height: int, vectors: int) -> str:
+    return f"tile_{height}_{vectors}"
