@@ -95,6 +95,7 @@ class GraphNetwork(nn.Module):
         widths = [64, width, width, width]
         self.layers = nn.ModuleList(nn.Linear(2 * a, b) for a, b in zip(widths, widths[1:], strict=False))
         self.head = nn.Linear(width, 7)
+        self.dropout = 0.1
 
     def forward(self, nodes: Tensor, edges: Tensor, y: Tensor) -> Tensor:
         source, target = edges
@@ -102,7 +103,7 @@ class GraphNetwork(nn.Module):
         counts = torch.zeros_like(nodes[:, 0]).index_add(0, target, ones).clamp(min=1)
         for layer in self.layers:
             sums = torch.zeros_like(nodes).index_add(0, target, nodes[source])
-            nodes = F.dropout(layer(torch.cat([nodes, sums / counts[:, None]], 1)).relu(), 0.1, self.training)
+            nodes = F.dropout(layer(torch.cat([nodes, sums / counts[:, None]], 1)).relu(), self.dropout, self.training)
         return F.cross_entropy(self.head(nodes), y)
 
 
