@@ -45,6 +45,7 @@ from torch.nn.modules import transformer
 from torch.nn.utils import rnn
 
 from lit_ort._compat import packed_sequences
+from lit_ort._compat.ctc_losses import ctc_loss
 from lit_ort._compat.deferred_calls import READ_ATTRIBUTE, replace_method, tensor_method
 from lit_ort._compat.imports import when_imported
 from lit_ort._compat.patching import replaced, replaced_entry
@@ -272,6 +273,7 @@ class _Divergence(UserFunctionVariable):
 _TRACED_AS: tuple[tuple[Any, type[UserFunctionVariable], Any], ...] = (
     (transformer._detect_is_causal_mask, UserFunctionVariable, _as_declared),
     (functional.gaussian_nll_loss, UserFunctionVariable, functional.gaussian_nll_loss),
+    (functional.ctc_loss, UserFunctionVariable, ctc_loss),
     (constraints.is_dependent, UserFunctionVariable, _is_dependent),
     (kl.kl_divergence, _Divergence, kl.kl_divergence),
     (rnn.pack_padded_sequence, packed_sequences.Packing, packed_sequences.pack_padded_sequence),
