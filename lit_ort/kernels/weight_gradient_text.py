@@ -57,7 +57,8 @@ class _WeightGradientText(KernelText):
         units, count, blocks = self.word(words.UNITS), self.word(matmul.COUNT), self.word(words.BLOCKS)
         ends = [self.op("mul", units, number) for number in ("%block", self.op("add", "%block", 1))]
         first, last = (self.op("udiv", end, blocks) for end in ends)
-        with text.loop("0", count, self.word(words.LINES)) as lines:
+        # Without lines, the result is zero.
+        with text.loop("0", self.maximum(count, 1), self.word(words.LINES)) as lines:
             end = self.minimum(count, self.op("add", lines.index, self.word(words.LINES)))
             with text.loop(first, last, 1) as unit:
                 tiles, run = self.word(words.TILE_COUNT), self.word(words.RUN)
