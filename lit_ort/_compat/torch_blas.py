@@ -39,14 +39,9 @@ def has_wide_units() -> bool:
     return not is_intel() and bool(features.get("avx512_f") and features.get("avx_vnni"))
 
 
-@functools.cache
-def prefers_mkl() -> bool:
-    """Whether MKL's matmuls are used rather than compiled ones: where MKL uses all vector units.
-
-    On two cores of an AMD EPYC (family 25, model 1) both reach 110 to 140 GFLOP/s for 512 x 256 x 1024, and MKL is up
-    to three times as fast for one row or for matrices of 24 x 24. ONNX Runtime's reach 130 to 150.
-    """
-    return matmul_functions() is not None and not has_wide_units()
+def has_wide_vectors() -> bool:
+    """Whether MKL uses half of this CPU's vectors, as on AMD's with AVX-512, whose units can have 256 or 512 bits."""
+    return not is_intel() and bool(torch.cpu.get_capabilities().get("avx512_f"))
 
 
 @functools.cache

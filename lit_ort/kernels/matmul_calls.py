@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 import torch
 
+from lit_ort._compat.torch_blas import MatmulFunctions
 from lit_ort.kernels.kernel_arguments import BLOCK_FUNCTION, COLUMN_BLOCKS, FINISH_FUNCTION, ROW_BLOCKS, WORD
 from lit_ort.kernels.machine_code import Cpu, MachineCode
-from lit_ort.kernels.matmul_library import MatmulLibrary
+from lit_ort.kernels.matmul_library import MatmulLibrary, is_large
 from lit_ort.kernels.operator_entry import CallWords
 from lit_ort.kernels.thread_pool import DENORMALS, POINTER_FUNCTION, WORD_FUNCTION, Runner, calls_of
 
@@ -85,16 +86,17 @@ class MatmulCode:
     def __init__(self, library: MatmulLibrary, cpu: Cpu, runner: Runner) -> None:
         self.runner = runner
         self._library, self._cpu = library, cpu
-        self._codes: dict[torch.dtype, MachineCode] = {}
+        self._codes: dict[MatmulFunctions, MachineCode] = {}
 
-    def address(self, name: str, dtype: torch.dtype) -> int:
-        """The address of the function `fill` or `matmul` for a dtype."""
-        code = self._codes.get(dtype)
+    def address(self, name: str, matmul: Matmul) -> int:
+        """The address of the function `fill` or `matmul` for a matmul."""
+        large = is_large(matmul.count, matmul.rows, matmul.columns, matmul.inner)
+        functions = self._library.functions(matmul.dtype, large)
+        code = self._codes.get(functions)
         if code is None:
-            text = _MATMUL.format(**calls_of(self._library.functions(dtype)))
-            parts = WORD_FUNCTION, POINTER_FUNCTION, DENORMALS, _FILL, text
+            parts = WORD_FUNCTION, POINTER_FUNCTION, DENORMALS, _FILL, _MATMUL.format(**calls_of(functions))
             # Addresses are those of the code that is kept, if several threads make one.
-            code = self._codes.setdefault(dtype, MachineCode("\n".join(parts), self._cpu))
+            code = self._codes.setdefault(functions, MachineCode("\n".join(parts), self._cpu))
         return code.address(name)
 
 
@@ -123,8 +125,8 @@ class MatmulArguments:
             ROW_BLOCKS: min(matmul.rows, 1 + result_bytes // _BLOCK_BYTES) if is_added else 0,
             COLUMN_BLOCKS: 1,
             _RESULT_POSITION: _ADDED + is_added,
-            BLOCK_FUNCTION: code.address("fill", matmul.dtype),
-            FINISH_FUNCTION: code.address("matmul", matmul.dtype),
+            BLOCK_FUNCTION: code.address("fill", matmul),
+            FINISH_FUNCTION: code.address("matmul", matmul),
             _COLUMNS: matmul.columns,
             _ROWS: matmul.rows,
             _INNER: matmul.inner,

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from lit_ort._compat.openmp import find_openmp
-from lit_ort._compat.torch_blas import matmul_functions
+from lit_ort._compat.torch_blas import MatmulFunctions, matmul_functions
 from lit_ort.kernels.machine_code import host_cpu
 from lit_ort.kernels.matmul_calls import Matmul, MatmulArguments, MatmulCode
-from lit_ort.kernels.matmul_library import MatmulLibrary
+from lit_ort.kernels.matmul_library import MatmulLibrary, is_large
 from lit_ort.kernels.thread_pool import Runner
 
 OPENMP = find_openmp()
@@ -94,3 +94,18 @@ def test_compiled_matmuls_of_few_matrices_and_many_threads() -> None:
         test_a_matmul(code, (3, 60, 70, 80), torch.float32)
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "is_compiled"),
+    [((1, 64, 64, 64), True), ((1, 1, 512, 512), False), ((1, 512, 4, 64), False), ((32, 48, 48, 16), False)],
+)
+def test_large_matrices_are_compiled_where_mkl_uses_half_of_the_vectors(
+    sizes: tuple[int, int, int, int], is_compiled: bool
+) -> None:
+    given = MatmulFunctions(1, 2)
+    runner = Runner(host_cpu(), OPENMP)
+    library = MatmulLibrary(host_cpu(), runner, {torch.float32: given}, compiles_large=True)
+    assert (library.functions(torch.float32, is_large(*sizes)) != given) is is_compiled
+    only_given = MatmulLibrary(host_cpu(), runner, {torch.float32: given})
+    assert only_given.functions(torch.float32, is_large(*sizes)) == given

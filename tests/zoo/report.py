@@ -26,7 +26,7 @@ The gradients of a graph are torch's: AOTAutograd traces forward and backward in
 operator that torch can differentiate is supported. A graph of matmuls in float32 or float64, recurrent layers, large
 output layers with their cross entropy, views and what regions can compute is a *native* session: ONNX Runtime runs it
 without a call of Python, with compiled regions, loops over time and losses over chunks as custom operators.
-Its matmuls are custom operators too, MKL's on Intel's CPUs and on AMD's before Zen 5, and compiled ones on others, of
+Its matmuls are custom operators too, MKL's on Intel's CPUs and on AMD's before Zen 4, and compiled ones on others, of
 whose vectors MKL uses half. All nodes run on the threads of OpenMP that torch's operators use, so that a native session
 can also call torch for operators of any size.
 Where torch has no OpenMP, matmuls and threads are ONNX Runtime's, and it calls only small ones. In every other graph,
