@@ -304,7 +304,8 @@ def test_readme_figures_are_those_of_the_measurements(
 ) -> None:
     summary, with_avx2 = groups(measurements), groups(measurements_with_avx2)
     expected = {
-        group: [eager, wins, *with_avx2[group][:2], memory] for group, (eager, wins, _, _, memory, *_) in summary.items()
+        group: [eager, wins, *with_avx2[group][:2], memory]
+        for group, (eager, wins, _, _, memory, *_) in summary.items()
     }
     readme = text_of("README.md")
     assert {name: cells for name, cells in rows(readme).items() if name in expected} == expected

@@ -16,10 +16,16 @@ from lit_ort._compat.held_signals import HeldSignals
 from tests.runtime.test_engines import Graph, state
 
 
-def test_an_interrupt_between_nodes_waits_for_the_end_of_the_run() -> None:
+@pytest.fixture(name="interrupt")
+def _interrupt() -> Iterator[Any]:
+    """Python's handler of SIGINT: there is none in a process that a shell started in the background."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield signal.default_int_handler
+    signal.signal(signal.SIGINT, previous)
+
+
+def test_an_interrupt_between_nodes_waits_for_the_end_of_the_run(interrupt: Any) -> None:
     """Without a Python function in progress, its error would be raised where the second node's callback begins."""
-    # Of a callback, if an earlier test has trained with one that saves at signals.
-    handler = signal.getsignal(signal.SIGINT)
     threads: list[threading.Timer] = []
     finished: list[bool] = []
 
@@ -43,7 +49,7 @@ def test_an_interrupt_between_nodes_waits_for_the_end_of_the_run() -> None:
         with pytest.raises(KeyboardInterrupt):
             session.run(graph.tensors, state())
         assert finished == [True] * count
-    assert signal.getsignal(signal.SIGINT) == handler
+    assert signal.getsignal(signal.SIGINT) == interrupt
 
 
 @pytest.fixture(name="received")
