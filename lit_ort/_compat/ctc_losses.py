@@ -20,6 +20,9 @@ def ctc_loss(
     """As torch's function; Dynamo traces this one."""
     is_batch = log_probs.dim() == 3
     rows = log_probs if is_batch else log_probs.unsqueeze(1)
+    if rows.dtype in (torch.bfloat16, torch.float16) and torch.is_autocast_enabled(rows.device.type):
+        # As autocast does for torch's function.
+        rows = rows.float()
     lengths = [
         one.reshape(-1).to("cpu", torch.int64) if isinstance(one, Tensor) else torch.as_tensor(one, device="cpu")
         for one in (input_lengths, target_lengths)

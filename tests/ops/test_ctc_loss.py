@@ -70,6 +70,24 @@ def test_a_sequence_without_a_batch_and_without_gradients() -> None:
     assert actual.shape == ()
 
 
+def test_autocast_computes_it_in_float32() -> None:
+    layer, x = nn.Linear(WIDTH, CLASSES), inputs()
+
+    def step(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return functional.ctc_loss(layer(x).log_softmax(-1).bfloat16(), *FORMS["padded targets"])
+
+    results = []
+    for function in (step, compiled(step, precision="bf16-mixed")):
+        layer.zero_grad()
+        loss = function(x)
+        loss.backward()
+        assert layer.weight.grad is not None
+        results.append((loss, layer.weight.grad.clone()))
+    torch.testing.assert_close(results[1], results[0], rtol=2e-2, atol=2e-2)
+    assert results[1][0].dtype == torch.float32
+
+
 def test_no_gradient_is_computed_without_need() -> None:
     lengths = torch.full((BATCH,), STEPS), torch.tensor(LENGTHS)
     losses, gradient = ctc_loss(TorchAllocator(), inputs().log_softmax(-1), TARGETS % WIDTH, *lengths, 0, False, False)
