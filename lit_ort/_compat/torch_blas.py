@@ -35,8 +35,7 @@ def has_wide_units() -> bool:
     On CPUs that Intel did not make, MKL computes 256 bits at a time. Family 26 is the first of AMD with AVX-VNNI, and
     the first with units of 512 bits.
     """
-    features = torch.cpu.get_capabilities()
-    return not is_intel() and bool(features.get("avx512_f") and features.get("avx_vnni"))
+    return has_wide_vectors() and bool(torch.cpu.get_capabilities().get("avx_vnni"))
 
 
 def has_wide_vectors() -> bool:

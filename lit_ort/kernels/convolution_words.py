@@ -205,16 +205,14 @@ def weight_gradient_words(sizes: Sizes, machine: Machine) -> Arguments:
     tiles = _tiles(outputs, tile_heights(machine.vector_bytes))
     table = _array([word for tile in tiles for word in tile])
     units = len(tiles) * runs * -(-elements // machine.tile[1])
-    blocks = max(1, min(sizes.threads, units))
     values = _image_words(sizes) | {
-        ROW_BLOCKS: blocks,
+        ROW_BLOCKS: max(1, min(sizes.threads, units)),
         matmul.ROWS: outputs,
         matmul.COUNT: batch * height,
         matmul.RESULT_ROW: runs * elements,
         words.RUN: elements,
         words.RUNS_ACROSS: sizes.windows.runs_across,
         words.UNITS: units,
-        words.BLOCKS: blocks,
         words.LINES: -(-_PIXELS // max(1, width)),
         words.TILES: ctypes.addressof(table),
         words.TILE_COUNT: len(tiles),

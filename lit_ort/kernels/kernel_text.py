@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
+from lit_ort.kernels.kernel_arguments import ROW_BLOCKS
 from lit_ort.kernels.vector_math import cast
 from lit_ort.kernels.vector_memory import loaded
 from lit_ort.kernels.vector_text import Text, Vector, type_text
@@ -42,6 +43,16 @@ class KernelText:
         """left / right, rounded up."""
         rest = right - 1 if isinstance(right, int) else self.op("sub", right, 1)
         return self.op("udiv", self.op("add", left, rest), right)
+
+    def share(self, count: str, unit: int) -> tuple[str, str]:
+        """The first and the last of what this block computes, in units."""
+        blocks = self.word(ROW_BLOCKS)
+        units = self.divided_up(count, unit)
+        ends = []
+        for number in ("%block", self.op("add", "%block", 1)):
+            end = self.op("mul", self.op("udiv", self.op("mul", units, number), blocks), unit)
+            ends.append(self.minimum(end, count))
+        return ends[0], ends[1]
 
     def test(self, relation: str, left: str, right: str | int) -> str:
         return self.text.value(f"icmp {relation} i64 {left}, {right}")

@@ -59,14 +59,14 @@ class MatmulText(KernelText):
 
     def write(self, on_threads: str, most_threads: str | None) -> Text:
         """Writes `gemm` and `gemm_batch`; the arguments are those of `matmul_text`."""
-        self.write_block()
+        self._write_block()
         count = "add i32 0, 1" if most_threads is None else f"call i32 {most_threads}()"
         names = {"on_threads": on_threads, "thread_count": count, "bits": f"i{8 * self.size}"}
         names |= {"columns": str(self.columns), "rows": str(self.rows)}
         self.text.functions["gemm"] = _GEMM.format_map(names)
         return self.text
 
-    def write_block(self, linkage: str = "internal ") -> None:
+    def _write_block(self) -> None:
         """Writes `block`, which computes a part of a matmul."""
         text = self.text
         text.functions["denormals"] = DENORMALS
@@ -76,7 +76,7 @@ class MatmulText(KernelText):
         part = "ptr %args, ptr %left, ptr %right, ptr %result, ptr %panel, ptr %left_panel"
         ranges = "i64 %first_row, i64 %last_row, i64 %first_column, i64 %last_column"
         text.function("part", f"internal void @part({part}, {ranges})", self._part, "noinline")
-        text.function("block", f"{linkage}void @block(ptr %args, i64 %block)", self._block, CHECKS_STACK)
+        text.function("block", "internal void @block(ptr %args, i64 %block)", self._block, CHECKS_STACK)
 
     # Memory.
 
@@ -187,16 +187,6 @@ class MatmulText(KernelText):
             text.line(f"call void @part({', '.join(('ptr %args', *pointers, *given, *bounds))})")
         text.line(f"call void @restore(i32 {state})")
         text.line("ret void")
-
-    def share(self, count: str, unit: int) -> tuple[str, str]:
-        """The first and the last of what this block computes, in units."""
-        blocks = self.word(ROW_BLOCKS)
-        units = self.divided_up(count, unit)
-        ends = []
-        for number in ("%block", self.op("add", "%block", 1)):
-            end = self.op("mul", self.op("udiv", self.op("mul", units, number), blocks), unit)
-            ends.append(self.minimum(end, count))
-        return ends[0], ends[1]
 
     @property
     def _left_panel(self) -> int:

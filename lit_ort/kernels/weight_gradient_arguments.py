@@ -12,12 +12,12 @@ ROW_STRIDE, ROW_PADDING, COLUMN_PADDING, ROW_DILATION, COLUMN_DILATION = range(_
 PIXEL_DISTANCE = _FIRST_WORD + 10
 # The elements of a run, up to a whole vector, and the runs of a row of the kernel.
 RUN, RUNS_ACROSS = _FIRST_WORD + 11, _FIRST_WORD + 12
-# The pairs of a tile of outputs and of vectors that are computed at a time; into how many blocks they are divided; the
-# lines of pixels that are added at a time; the address of the tiles, and their number.
-UNITS, BLOCKS, LINES, TILES, TILE_COUNT = range(_FIRST_WORD + 13, _FIRST_WORD + 18)
+# The pairs of a tile of outputs and of vectors that are computed at a time; the lines of pixels that are added at a
+# time; the address of the tiles, and their number.
+UNITS, LINES, TILES, TILE_COUNT = range(_FIRST_WORD + 13, _FIRST_WORD + 17)
 # Of a depthwise convolution: the size of its kernel, and the parts of its images.
-KERNEL_HEIGHT, KERNEL_WIDTH, PARTS = range(_FIRST_WORD + 18, _FIRST_WORD + 21)
-WORDS = _FIRST_WORD + 21
+KERNEL_HEIGHT, KERNEL_WIDTH, PARTS = range(_FIRST_WORD + 17, _FIRST_WORD + 20)
+WORDS = _FIRST_WORD + 20
 
 # The words of a tile: its first output, and how many it has.
 TILE_OUTPUT, TILE_HEIGHT = range(2)

@@ -54,9 +54,7 @@ class _WeightGradientText(KernelText):
     def _block(self, heights: Sequence[int]) -> None:
         """Some units: pairs of a tile of outputs and of neighbouring vectors of a run."""
         text, state = self.text, self.text.effect("call i32 @without_denormals()")
-        units, count, blocks = self.word(words.UNITS), self.word(matmul.COUNT), self.word(words.BLOCKS)
-        ends = [self.op("mul", units, number) for number in ("%block", self.op("add", "%block", 1))]
-        first, last = (self.op("udiv", end, blocks) for end in ends)
+        count, (first, last) = self.word(matmul.COUNT), self.share(self.word(words.UNITS), 1)
         # Without lines, the result is zero.
         with text.loop("0", self.maximum(count, 1), self.word(words.LINES)) as lines:
             end = self.minimum(count, self.op("add", lines.index, self.word(words.LINES)))
