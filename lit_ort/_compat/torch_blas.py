@@ -43,6 +43,16 @@ def has_wide_vectors() -> bool:
     return not is_intel() and bool(torch.cpu.get_capabilities().get("avx512_f"))
 
 
+def is_x86() -> bool:
+    """Whether this CPU is an x86 one of 64 bits."""
+    return torch.cpu.get_capabilities().get("architecture") == "x86_64"
+
+
+def has_matrix_tiles() -> bool:
+    """Whether this CPU multiplies tiles of bfloat16 matrices (AMX)."""
+    return bool(torch.cpu.get_capabilities().get("amx_bf16"))
+
+
 @functools.cache
 def matmul_functions() -> Mapping[torch.dtype, MatmulFunctions] | None:
     """MKL's matmuls, by dtype; None if torch has none."""

@@ -28,6 +28,7 @@ from lit_ort._compat.devices import is_cpu
 from lit_ort._compat.torch_fx import arguments_of
 from lit_ort._compat.torch_sizes import hint_of, inverse_order, memory_order
 from lit_ort.fusions.fusion_graph import FusionGraph
+from lit_ort.ops.bfloat16_matmul import has_bfloat16_matmuls
 from lit_ort.runtime.report import PassReport
 
 aten = torch.ops.aten
@@ -38,6 +39,7 @@ LONG_CAUSAL = 512
 # The probabilities of so many keys take half of the memory of the other activations of a layer, with heads of 64; with
 # dropout, eager keeps them three times.
 MOST_KEYS, MOST_KEYS_WITH_DROPOUT = 256, 512
+_EXACT = frozenset({torch.float32, torch.float64})
 
 
 def fuse_attention(graph: FusionGraph) -> PassReport:
@@ -120,28 +122,41 @@ class _Call:
     def is_short(self, graph: FusionGraph) -> bool:
         """Whether the call is written as matmuls and a softmax."""
         query, key, _ = (node.meta["val"] for node in self.inputs)
-        if self.grouped or graph.low_precision(self.node) or query.dtype not in (torch.float32, torch.float64):
+        if self.grouped or not self._has_constants:
             return False
-        if not self._has_constants:
+        has_kernel = has_bfloat16_matmuls() if self._is_low(graph) else query.dtype in _EXACT
+        if not has_kernel:
             return False
         keys = hint_of(key.shape[-2])
         most = MOST_KEYS_WITH_DROPOUT if self.probability > 0 else MOST_KEYS
         return is_cpu(query.device) and keys is not None and keys <= most
 
+    def _is_low(self, graph: FusionGraph) -> bool:
+        """Whether the matmuls are in bfloat16."""
+        return graph.low_precision(self.node) or self.inputs[0].meta["val"].dtype == torch.bfloat16
+
     def _is_slow_in_torch(self, graph: FusionGraph) -> bool:
         query = self.inputs[0].meta["val"]
-        is_low = graph.low_precision(self.node) or query.dtype == torch.bfloat16
-        return is_low and not (self.causal and hint_of(query.shape[-2]) >= LONG_CAUSAL)
+        return self._is_low(graph) and not (self.causal and hint_of(query.shape[-2]) >= LONG_CAUSAL)
 
     def expand(self, graph: FusionGraph) -> None:
         """Writes the call as matmuls and a softmax, with the strides of its result."""
         query, key, value = self.inputs
         with graph.instead_of(self.node):
-            scaled = graph.call(aten.mul.Scalar, query, self._factor)
-            scores = graph.call(aten.matmul.default, scaled, graph.call(aten.transpose.int, key, -2, -1))
+            is_low = self._is_low(graph)
+            if is_low:
+                query, key, value = (_cast(graph, one, torch.bfloat16) for one in self.inputs)
+            else:
+                query = graph.call(aten.mul.Scalar, query, self._factor)
+            scores = graph.call(aten.matmul.default, query, graph.call(aten.transpose.int, key, -2, -1))
+            if is_low:
+                # The matmul has computed them in float32, in which the softmax reads them.
+                scores = graph.call(aten.mul.Scalar, _cast(graph, scores, torch.float32), self._factor)
             weights = self._softmax(graph, self._masked(graph, scores))
             if self.probability > 0:
                 weights = graph.call(aten.dropout.default, weights, self.probability, True)
+            if is_low:
+                weights = _cast(graph, weights, torch.bfloat16)
             result = graph.call(aten.matmul.default, weights, value)
             order = memory_order(self.node.meta["val"])
             if order is not None and order != list(range(len(order))):
@@ -175,6 +190,10 @@ class _Call:
         seed, stream = (graph.seed(), graph.next_stream()) if self.probability > 0 else (None, 0)
         settings = (seed, float(self.probability), self.causal, self._factor, stream)
         graph.replace(self.node, torch.ops.lit_ort.attention.default, (*inputs, self.mask, *settings))
+
+
+def _cast(graph: FusionGraph, value: fx.Node, dtype: torch.dtype) -> fx.Node:
+    return value if value.meta["val"].dtype == dtype else graph.call(aten.to.dtype, value, dtype)
 
 
 def _positions(graph: FusionGraph, values: fx.Node) -> fx.Node:

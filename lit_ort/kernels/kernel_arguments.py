@@ -22,6 +22,8 @@ from lit_ort.regions.region_run import N, Place, RegionRun
 
 # The dtypes that kernels written by hand are for: matmuls, losses and the loops of recurrent layers.
 DTYPES: Mapping[torch.dtype, str] = MappingProxyType({torch.float32: "float32", torch.float64: "float64"})
+# Those of factors of matmuls and losses.
+FACTOR_DTYPES: Mapping[torch.dtype, str] = MappingProxyType({**DTYPES, torch.bfloat16: "bfloat16"})
 # The dtypes of the ends of groups of rows.
 END_DTYPES: Mapping[torch.dtype, str] = MappingProxyType({torch.int32: "int32", torch.int64: "int64"})
 
@@ -43,6 +45,11 @@ _MOST_BLOCKS = 64
 # Partial results of a column reduction are of at least so many rows.
 _ROWS_OF_PARTIAL = 8
 _LANES = 16
+
+
+def sum_dtype(factor: torch.dtype) -> torch.dtype:
+    """The dtype in which products of factors are added, and that of results."""
+    return torch.float32 if factor == torch.bfloat16 else factor
 
 
 @dataclass(frozen=True)

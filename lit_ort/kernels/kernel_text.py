@@ -87,10 +87,11 @@ class KernelText:
         size = ("i64", self.op("mul", elements, self.size))
         self.text.call("llvm.memset.p0.i64", "void", ("ptr", target), ("i8", "0"), size, ("i1", "false"))
 
-    def mask(self, count: str) -> Vector:
-        """The first lanes."""
-        left = Vector(self.text, self.text.value(f"trunc i64 {self.minimum(count, self.lanes)} to i32"), "int32", 0)
-        return self.text.indices("0", self.lanes, "int32").lt(left)
+    def mask(self, count: str, lanes: int | None = None) -> Vector:
+        """The first lanes, of as many as a vector has or of another number."""
+        lanes = lanes or self.lanes
+        left = Vector(self.text, self.text.value(f"trunc i64 {self.minimum(count, lanes)} to i32"), "int32", 0)
+        return self.text.indices("0", lanes, "int32").lt(left)
 
     # Branches.
 

@@ -18,7 +18,7 @@ FIRST, COUNT, TOTAL, BAD_LABEL = range(_FIRST_WORD + 6, _FIRST_WORD + 10)
 INPUTS: tuple[str, ...] = ("hidden", "weight", "bias", "labels", "class_weight")
 GRADIENTS: tuple[str, ...] = ("of_hidden", "of_weight", "of_bias")
 _NAMES = (*INPUTS, "loss", *GRADIENTS, "scratch")
-_PARTS = ("logits", "rows", "losses", "places", "ones")
+_PARTS = ("logits", "differences", "rows", "losses", "places", "ones")
 # The position of the word of each tensor's address, or 0; where each part of the working memory begins.
 TENSORS: Mapping[str, int] = MappingProxyType({name: k for k, name in enumerate(_NAMES, BAD_LABEL + 1)})
 BUFFERS: Mapping[str, int] = MappingProxyType({name: k for k, name in enumerate(_PARTS, BAD_LABEL + 1 + len(_NAMES))})
@@ -38,18 +38,30 @@ def chunk_rows(rows: int, classes: int, itemsize: int) -> int:
     return max(1, math.ceil(rows / chunks))
 
 
-def buffer_offsets(chunk: int, rows: int, width: int, classes: int, itemsize: int) -> tuple[dict[str, int], int]:
-    """Where each part of the working memory begins, in bytes, and the size of all."""
+def buffer_offsets(
+    chunk: int, rows: int, width: int, classes: int, itemsize: int, factor_size: int
+) -> tuple[dict[str, int], int]:
+    """Where each part of the working memory begins, in bytes, and the size of all.
+
+    Args:
+        chunk: the rows of a chunk.
+        rows, width, classes: the sizes of the layer.
+        itemsize, factor_size: the bytes of an element of the logits, and of a factor of matmuls. If they are equal, the
+            gradients of the logits take the place of the logits.
+    """
     sizes = {
         "logits": chunk * classes * itemsize,
+        "differences": 0 if factor_size == itemsize else chunk * classes * factor_size,
         "rows": chunk * width * itemsize,
         "losses": chunk * 8,
         # The number of a row is written before it is known whether the row is counted.
         "places": (rows + 1) * 8,
-        "ones": chunk * itemsize,
+        "ones": chunk * factor_size,
     }
     offsets, end = dict[str, int](), 0
     for name, size in sizes.items():
         offsets[name] = end
         end += -(-size // LINE) * LINE
+    if factor_size == itemsize:
+        offsets["differences"] = offsets["logits"]
     return offsets, end

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lit_ort.kernels.kernel_arguments import BLOCK_FUNCTION, COLUMN_BLOCKS, DTYPES, WORD
+from lit_ort.kernels.kernel_arguments import BLOCK_FUNCTION, COLUMN_BLOCKS, DTYPES, FACTOR_DTYPES, WORD, sum_dtype
 from lit_ort.kernels.kernel_calls import KernelCache
 from lit_ort.kernels.loss_arguments import (
     BAD_LABEL,
@@ -34,7 +34,8 @@ class LossCall:
     """The loss of an output layer, over contiguous values, and its gradients.
 
     Args:
-        dtype: of all values but the labels, which are int64.
+        dtype: of the factors; other values are float32 if these are bfloat16, and otherwise of the same dtype, but the
+            labels are int64.
         rows, width, classes: the sizes of the layer.
         inputs: the names of the inputs that there are, in the order of `INPUTS`.
         gradients: the names of the gradients to compute, in the order of `GRADIENTS`.
@@ -75,7 +76,8 @@ class LossCode:
         if dtype not in self._codes:
             kernels, cpu = self._kernels, self._kernels.cpu
             gemm = kernels.matmuls.functions(dtype).gemm
-            text = loss_text(DTYPES[dtype], cpu.vector_bytes, gemm, kernels.runner.address)
+            names = DTYPES[sum_dtype(dtype)], FACTOR_DTYPES[dtype]
+            text = loss_text(*names, cpu.vector_bytes, gemm, kernels.runner.address)
             self._codes[dtype] = MachineCode(str(text), cpu, kernels.library.addresses(text.library))
         return self._codes[dtype]
 
@@ -92,8 +94,9 @@ class LossCallWords(CallWords):
     def __init__(self, code: LossCode, call: LossCall, module: str) -> None:
         self._call, self._module = call, module
         self._code = machine_code = code.of(call.dtype)
-        chunk = chunk_rows(call.rows, call.classes, call.dtype.itemsize)
-        offsets, scratch = buffer_offsets(chunk, call.rows, call.width, call.classes, call.dtype.itemsize)
+        sizes = sum_dtype(call.dtype).itemsize, call.dtype.itemsize
+        chunk = chunk_rows(call.rows, call.classes, sizes[0])
+        offsets, scratch = buffer_offsets(chunk, call.rows, call.width, call.classes, *sizes)
         names = [*call.inputs, *call.outputs, "scratch"]
         self._arguments = words = (ctypes.c_int64 * (WORDS + len(names)))()
         values = {
@@ -111,7 +114,7 @@ class LossCallWords(CallWords):
         for position, value in values.items():
             words[position] = value
         address = ctypes.addressof(words)
-        shapes = [*call.outputs.values(), (-(-scratch // call.dtype.itemsize),)]
+        shapes = [*call.outputs.values(), (-(-scratch // sizes[0]),)]
         super().__init__(len(call.inputs), shapes, address, address + WORD * WORDS, machine_code.address("run"))
 
     def failure(self) -> str:

@@ -35,27 +35,29 @@ from lit_ort.kernels.loss_arguments import (
 from lit_ort.kernels.vector_math import cast
 from lit_ort.kernels.vector_memory import loaded, stored
 from lit_ort.kernels.vector_text import Text, Vector
+from lit_ort.regions.element_types import size_of
 
 # Vectors at once, whose maxima and sums don't wait for each other.
 _VECTORS = 4
 
 
-def loss_text(dtype: str, vector_bytes: int, gemm: int, on_threads: int) -> Text:
+def loss_text(dtype: str, factor: str, vector_bytes: int, gemm: int, on_threads: int) -> Text:
     """`run` and `rows` for a dtype.
 
     Args:
-        dtype: of all values but the labels.
+        dtype: of all values but the labels and the factors of matmuls.
+        factor: the dtype of the factors.
         vector_bytes: the width of the CPU's vectors.
         gemm: the address of the matmul of BLAS.
         on_threads: that of a function of the arguments that computes all blocks.
     """
-    return _LossText(dtype, vector_bytes, gemm, f"inttoptr (i64 {on_threads} to ptr)").write()
+    return _LossText(dtype, factor, vector_bytes, gemm, f"inttoptr (i64 {on_threads} to ptr)").write()
 
 
 class _LossText(GemmText):
-    def __init__(self, dtype: str, vector_bytes: int, gemm: int, on_threads: str) -> None:
+    def __init__(self, dtype: str, factor: str, vector_bytes: int, gemm: int, on_threads: str) -> None:
         super().__init__(dtype, vector_bytes, gemm)
-        self.on_threads = on_threads
+        self.factor, self.on_threads = factor, on_threads
 
     def write(self) -> Text:
         self.text.function("rows", "void @rows(ptr noalias %args, i64 %block)", self._rows)
@@ -81,6 +83,10 @@ class _LossText(GemmText):
         """The address of a part of the call's working memory."""
         return self.text.value(f"getelementptr i8, ptr {self.tensor('scratch')}, i64 {self.word(BUFFERS[name])}")
 
+    def factor_at(self, pointer: str, place: str) -> str:
+        """The address of an element of a factor."""
+        return self.text.value(f"getelementptr i8, ptr {pointer}, i64 {self.op('mul', place, size_of(self.factor))}")
+
     def element(self, pointer: str, place: str) -> Vector:
         return loaded(self.text, pointer, place, self.dtype, 0, None)
 
@@ -104,7 +110,7 @@ class _LossText(GemmText):
         low = self.op("udiv", self.op("mul", count, "%block"), blocks)
         high = self.op("udiv", self.op("mul", count, self.op("add", "%block", 1)), blocks)
         arrays = {name: self.tensor(name) for name in ("bias", "labels", "class_weight")}
-        buffers = {name: self.buffer(name) for name in ("logits", "places", "losses")}
+        buffers = {name: self.buffer(name) for name in ("logits", "differences", "places", "losses")}
         total = Vector(text, self.word(TOTAL, "double"), "float64", 0)
         has_none = self._has_no_gradients()
         with text.loop(low, high, 1) as rows:
@@ -120,8 +126,11 @@ class _LossText(GemmText):
             stored(text, buffers["losses"], rows.index, "float64", loss, None)
             with self.unless(has_none):
                 scale = cast(share / total, self.dtype)
-                self._scale(logits, classes, scale / exponentials)
-                stored(text, logits, label, self.dtype, self.element(logits, label) - scale, None)
+                factor = scale / exponentials
+                difference = self.element(logits, label) * factor - scale
+                differences = self.factor_at(buffers["differences"], self.op("mul", rows.index, classes))
+                self._scale(logits, differences, classes, factor)
+                stored(text, differences, label, self.factor, difference, None)
         text.line("ret void")
 
     def _has_no_gradients(self) -> str:
@@ -165,9 +174,9 @@ class _LossText(GemmText):
         (total,) = self._columns(classes, [zero], body, Vector.__add__)
         return total.total("fadd", "reassoc", 0.0)
 
-    def _scale(self, logits: str, classes: str, factor: Vector) -> None:
+    def _scale(self, logits: str, differences: str, classes: str, factor: Vector) -> None:
         def body(at: str, mask: Vector | None, carried: Sequence[Vector]) -> list[Vector]:
-            stored(self.text, logits, at, self.dtype, self._vector(logits, at, mask) * factor, mask)
+            stored(self.text, differences, at, self.factor, self._vector(logits, at, mask) * factor, mask)
             return []
 
         self._columns(classes, [], body)
@@ -259,7 +268,7 @@ class _LossText(GemmText):
         text, ones = self.text, self.buffer("ones")
         size = self._chunk_size(selected)
         with text.loop("0", size, 1) as loop:
-            stored(text, ones, loop.index, self.dtype, text.literal(1.0, self.dtype), None)
+            stored(text, ones, loop.index, self.factor, text.literal(1.0, self.dtype), None)
         with text.loop("0", selected, size, [text.literal(0.0, "float64")]) as chunk:
             count = self.minimum(self.op("sub", selected, chunk.index), size)
             self.keep(FIRST, chunk.index)
@@ -282,24 +291,25 @@ class _LossText(GemmText):
         """The address of the rows of a chunk, which are copied if others are between them."""
         width, buffer = self.word(WIDTH), self.buffer("rows")
         with self.unless(are_all), self._each_row(first, count) as (place, own):
-            self.copy(self.at(buffer, own), self.at(hidden, place), self.op("mul", width, self.size))
-        return self.choose(are_all, "ptr", self.at(hidden, self.op("mul", first, width)), buffer)
+            size = self.op("mul", width, size_of(self.factor))
+            self.copy(self.factor_at(buffer, own), self.factor_at(hidden, place), size)
+        return self.choose(are_all, "ptr", self.factor_at(hidden, self.op("mul", first, width)), buffer)
 
     def _gradients(self, tensors: Mapping[str, str], hidden: str, first: str, count: str, are_all: str) -> None:
-        logits, classes, width = self.buffer("logits"), self.word(CLASSES), self.word(WIDTH)
+        differences, classes, width = self.buffer("differences"), self.word(CLASSES), self.word(WIDTH)
         is_later = self.test("ne", first, 0)
         with self.unless(self.is_null(tensors["of_weight"])):
-            factors = (logits, classes, True), (hidden, width, False)
+            factors = (differences, classes, True), (hidden, width, False)
             self.multiply(*factors, tensors["of_weight"], (classes, width, count), is_later)
         with self.unless(self.is_null(tensors["of_bias"])):
-            factors = (self.buffer("ones"), count, False), (logits, classes, False)
+            factors = (self.buffer("ones"), count, False), (differences, classes, False)
             self.multiply(*factors, tensors["of_bias"], ("1", classes, count), is_later)
         of_hidden = tensors["of_hidden"]
         with self.unless(self.is_null(of_hidden)):
             # The rows of the chunk have been read.
             buffer = self.buffer("rows")
             target = self.choose(are_all, "ptr", self.at(of_hidden, self.op("mul", first, width)), buffer)
-            factors = (logits, classes, False), (tensors["weight"], width, False)
+            factors = (differences, classes, False), (tensors["weight"], width, False)
             self.multiply(*factors, target, (count, width, classes))
             with self.unless(are_all), self._each_row(first, count) as (place, own):
                 self.copy(self.at(of_hidden, place), self.at(buffer, own), self.op("mul", width, self.size))

@@ -28,6 +28,11 @@ class Cpu:
     features: str
     vector_bytes: int
 
+    @property
+    def multiplies_bfloat16(self) -> bool:
+        """Whether an instruction adds products of bfloat16 numbers to float32 ones, in vectors of 512 bits."""
+        return self.vector_bytes == 64 and "+avx512bf16" in self.features.split(",")
+
 
 def host_cpu() -> Cpu:
     """The CPU of this machine, with the widest vectors that it has.

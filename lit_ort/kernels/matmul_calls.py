@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from lit_ort._compat.torch_blas import MatmulFunctions
-from lit_ort.kernels.kernel_arguments import BLOCK_FUNCTION, COLUMN_BLOCKS, FINISH_FUNCTION, ROW_BLOCKS, WORD
+from lit_ort.kernels.kernel_arguments import BLOCK_FUNCTION, COLUMN_BLOCKS, FINISH_FUNCTION, ROW_BLOCKS, WORD, sum_dtype
 from lit_ort.kernels.machine_code import Cpu, MachineCode
 from lit_ort.kernels.matmul_library import MatmulLibrary, is_large
 from lit_ort.kernels.operator_entry import CallWords
@@ -39,7 +39,7 @@ class Matmul:
     """A matmul of contiguous values.
 
     Args:
-        dtype: of all values.
+        dtype: of the factors; other values are float32 if these are bfloat16, and otherwise of the same dtype.
         count: of the matrices in a batch.
         rows, columns, inner: the sizes of the matmul of [rows, inner] and [inner, columns].
         transposed: whether the left and the right factor are stored as their transposes.
@@ -110,7 +110,8 @@ class MatmulArguments:
 
     def __init__(self, code: MatmulCode, matmul: Matmul) -> None:
         size, count = matmul.dtype.itemsize, matmul.count
-        row_bytes = size * matmul.columns
+        exact = sum_dtype(matmul.dtype)
+        row_bytes = exact.itemsize * matmul.columns
         left_columns, right_columns = matmul.inner, matmul.columns
         if matmul.transposed[0]:
             left_columns = matmul.rows
@@ -135,8 +136,8 @@ class MatmulArguments:
             _RESULT_ROW: max(1, matmul.columns),
             _RIGHT_FORM: _TRANSPOSED if matmul.transposed[1] else _AS_IS,
             _LEFT_FORM: _TRANSPOSED if matmul.transposed[0] else _AS_IS,
-            _ALPHA: _bits(1.0, matmul.dtype),
-            _BETA: _bits(float(is_added), matmul.dtype),
+            _ALPHA: _bits(1.0, exact),
+            _BETA: _bits(float(is_added), exact),
             _COUNT: count,
             _RIGHT_BYTES: size * matmul.inner * matmul.columns,
             _LEFT_BYTES: size * matmul.rows * matmul.inner,

@@ -1,4 +1,4 @@
-"""The functions of matmuls: MKL's or compiled ones, whichever are faster.
+"""The functions of matmuls: MKL's or compiled ones, whichever are faster; of bfloat16 factors, compiled ones.
 
 MKL's are used if torch has them, but for large matrices on AMD's CPUs with AVX-512, of whose vectors MKL uses half. On
 two cores of an AMD EPYC with AVX-512 (family 25, model 17), steps of eight models take 0.90 to 0.96 of the time with
@@ -15,10 +15,12 @@ import torch
 from lit_ort._compat import torch_blas
 from lit_ort._compat.openmp import find_openmp
 from lit_ort._compat.torch_blas import MatmulFunctions
+from lit_ort.kernels.bfloat16_matmul_text import bfloat16_matmul_text
 from lit_ort.kernels.kernel_arguments import DTYPES
 from lit_ort.kernels.machine_code import Cpu, MachineCode
 from lit_ort.kernels.matmul_text import matmul_text
 from lit_ort.kernels.thread_pool import Runner, calls_of
+from lit_ort.kernels.vector_text import Text
 
 # The fewest rows and columns of large matrices, and the fewest multiplications of one in a batch.
 _FEWEST_ROWS = 8
@@ -47,16 +49,22 @@ class MatmulLibrary:
 
     def functions(self, dtype: torch.dtype, is_large: bool = True) -> MatmulFunctions:
         """The addresses of `gemm` and `gemm_batch`, for large matrices or others; see `is_large`."""
-        if self._given is not None and not (is_large and self._compiles_large):
+        if self._given is not None and dtype in self._given and not (is_large and self._compiles_large):
             return self._given[dtype]
         code = self._codes.get(dtype)
         if code is None:
             on_threads, openmp = f"inttoptr (i64 {self._runner.address} to ptr)", find_openmp()
             most_threads = None if openmp is None else calls_of(openmp)["most_threads"]
-            text = matmul_text(DTYPES[dtype], self._cpu.vector_bytes, on_threads, most_threads)
+            text = _text(dtype, self._cpu, on_threads, most_threads)
             # Addresses are those of the code that is kept, if several threads make one.
             code = self._codes.setdefault(dtype, MachineCode(str(text), self._cpu))
         return MatmulFunctions(*map(code.address, ("gemm", "gemm_batch")))
+
+
+def _text(dtype: torch.dtype, cpu: Cpu, on_threads: str, most_threads: str | None) -> Text:
+    if dtype == torch.bfloat16:
+        return bfloat16_matmul_text(cpu.vector_bytes, cpu.multiplies_bfloat16, on_threads, most_threads)
+    return matmul_text(DTYPES[dtype], cpu.vector_bytes, on_threads, most_threads)
 
 
 def matmul_library(cpu: Cpu, runner: Runner) -> MatmulLibrary:

@@ -10,7 +10,7 @@ Source: Goto and van de Geijn 2008 (panels and the order of loops); Van Zee and 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from lit_ort.kernels import matmul_arguments as words
@@ -32,6 +32,8 @@ SUMMED = 128
 _TRANSPOSED = ord("T")
 # Multiplications; for fewer, threads cost more than they save.
 _SMALL = 2**18
+# Reads the elements of a factor's row from a place on, those that a mask has.
+Row = Callable[[str, Vector | None], Vector]
 
 
 def matmul_text(dtype: str, vector_bytes: int, on_threads: str, most_threads: str | None) -> Text:
@@ -51,7 +53,11 @@ class MatmulText(KernelText):
 
     Attributes:
         rows, columns: of a tile.
+        unit: the elements of a factor along the inner dimension that one element of a panel holds.
+        reads_in_place: whether a tile can read columns of the right factor where they are.
     """
+
+    unit, reads_in_place = 1, True
 
     def __init__(self, dtype: str, vector_bytes: int) -> None:
         super().__init__(dtype, vector_bytes)
@@ -82,6 +88,40 @@ class MatmulText(KernelText):
 
     def vector(self, pointer: str, mask: Vector | None = None) -> Vector:
         return loaded(self.text, pointer, "0", self.dtype, self.lanes, mask)
+
+    # Factors: what a panel has of them.
+
+    def factor_at(self, pointer: str, place: str | int) -> str:
+        """The address of an element of a factor."""
+        return self.at(pointer, place)
+
+    def along_inner(self, source: str, mask: Vector) -> Vector:
+        """A vector of a panel's elements, of neighbours along the inner dimension; `mask` is `inner_mask`'s."""
+        return self.vector(source, mask)
+
+    def inner_mask(self, count: str) -> Vector:
+        """Which elements of a factor there are, of those that `along_inner` reads."""
+        return self.mask(count)
+
+    def across_inner(self, pointer: str, row: str, last: str, distance: str) -> Row:
+        """Reads vectors of a panel's elements of one place along the inner dimension.
+
+        Args:
+            pointer: the address of the factor.
+            row: the place in the factor.
+            last: where the inner dimension ends.
+            distance: of neighbours along the inner dimension.
+        """
+        source = self.at(pointer, self.op("mul", row, distance))
+        return lambda place, mask: self.vector(self.at(source, place), mask)
+
+    def multiply_add(self, left: Vector, right: Vector, total: Vector) -> Vector:
+        """The total and the products of two panels' elements."""
+        return left.fma(right, total)
+
+    def steps(self, depth: str) -> str:
+        """The elements of a panel for elements of a factor along the inner dimension."""
+        return depth if self.unit == 1 else self.divided_up(depth, self.unit)
 
     # A tile.
 
@@ -122,7 +162,8 @@ class MatmulText(KernelText):
         for row in range(self.rows):
             factor = loaded(self.text, left, str(row), self.dtype, 0, None).splat(self.lanes)
             added = totals[row * VECTORS : (row + 1) * VECTORS]
-            result += [factor.fma(vector, total) for vector, total in zip(vectors, added, strict=True)]
+            pairs = zip(vectors, added, strict=True)
+            result += [self.multiply_add(factor, vector, total) for vector, total in pairs]
         return result
 
     def result_rows(self) -> list[str]:
@@ -199,9 +240,11 @@ class MatmulText(KernelText):
         end = self.maximum(inner, 1)
         # Columns that are read for one tile alone are read where they are, unless they are rows in memory.
         is_low = self.test("sle", self.op("sub", "%last_row", "%first_row"), self.rows)
-        is_in_place = text.value(f"and i1 {is_low}, {self.test('eq', self.word(words.RIGHT_COLUMN), 1)}")
-        with text.loop("0", end, INNER) as outer:
-            depth = self.minimum(self.op("sub", inner, outer.index), INNER)
+        is_in_place = "false"
+        if self.reads_in_place:
+            is_in_place = text.value(f"and i1 {is_low}, {self.test('eq', self.word(words.RIGHT_COLUMN), 1)}")
+        with text.loop("0", end, INNER * self.unit) as outer:
+            depth = self.minimum(self.op("sub", inner, outer.index), INNER * self.unit)
             is_later = text.value(f"zext i1 {self.test('ne', outer.index, 0)} to i64")
             is_added = self.op("or", is_later, self.word(words.IS_ADDED))
             with text.loop("%first_column", "%last_column", _COLUMNS) as columns:
@@ -236,7 +279,7 @@ class MatmulText(KernelText):
             with self._each_tile(*rows) as (row, left):
                 result = self.at("%result", self.op("add", self.op("mul", row, row_length), column.index))
                 given = f"ptr {left}, ptr {right}, i64 {step}, ptr {result}, i64 {row_length}"
-                sizes = f"i64 {depth}, i64 {self.op('sub', rows[1], row)}, i64 {width}, i64 {is_added}"
+                sizes = f"i64 {self.steps(depth)}, i64 {self.op('sub', rows[1], row)}, i64 {width}, i64 {is_added}"
                 text.line(f"call void @tile({given}, {sizes})")
 
     @contextmanager
@@ -254,9 +297,9 @@ class MatmulText(KernelText):
         text, distance, final = self.text, self.word(words.LEFT_ROW), self.op("sub", last, 1)
         with self._each_tile(first, last) as (row, panel):
             rows = [self.minimum(self.op("add", row, number), final) for number in range(self._whole_rows)]
-            places = [self.at("%left", self.op("add", self.op("mul", one, distance), start)) for one in rows]
-            with self._each_vector(depth) as (k, mask):
-                vectors = [self.vector(self.at(place, k), mask) for place in places]
+            places = [self.factor_at("%left", self.op("add", self.op("mul", one, distance), start)) for one in rows]
+            with self._each_vector(depth) as (k, vector):
+                vectors = [vector(place) for place in places]
                 parts = [self._transposed(vectors[at : at + self.lanes]) for at in range(0, len(rows), self.lanes)]
                 target = self.at(panel, self.op("mul", k, self.rows))
                 # What is written beyond the rows of a tile is written again by the next column.
@@ -271,28 +314,38 @@ class MatmulText(KernelText):
         return -(-self.rows // self.lanes) * self.lanes
 
     @contextmanager
-    def _each_vector(self, depth: str) -> Iterator[tuple[str, Vector]]:
-        """A loop over vectors of the inner dimension, with those of its lanes that there are."""
-        with self.text.loop("0", depth, self.lanes) as loop:
-            yield loop.index, self.mask(self.op("sub", depth, loop.index))
+    def _each_vector(self, depth: str) -> Iterator[tuple[str, Callable[[str], Vector]]]:
+        """A loop over vectors of the inner dimension: the first element of each in a panel, and what reads it."""
+        with self.text.loop("0", self.steps(depth), self.lanes) as loop:
+            place = loop.index if self.unit == 1 else self.op("mul", loop.index, self.unit)
+            mask = self.inner_mask(self.op("sub", depth, place))
+            yield loop.index, lambda source: self.along_inner(self.factor_at(source, place), mask)
 
     def _pack_transposed_left(self, start: str, depth: str, first: str, last: str) -> None:
         """Rows of a factor that is stored as its transpose, so that what follows each other are rows."""
-        text, distance, total = self.text, self.word(words.LEFT_COLUMN), self.word(words.ROWS)
-        with text.loop("0", depth, 1) as inner:
-            source = self.at("%left", self.op("mul", self.op("add", start, inner.index), distance))
-            offset = self.op("mul", inner.index, self.rows)
+        distance, total = self.word(words.LEFT_COLUMN), self.word(words.ROWS)
+        with self._each_row("%left", start, depth, distance) as (k, row_of_factor):
+            offset = self.op("mul", k, self.rows)
             with self._each_tile(first, last) as (row, panel):
                 target = self.at(panel, offset)
                 with self.branch(self.test("sle", self.op("add", row, self._whole_rows), total)) as otherwise:
-                    self._copy_vectors(target, self.at(source, row), None)
+                    self._copy_vectors(target, row_of_factor, row, None)
                     otherwise()
-                    self._copy_vectors(target, self.at(source, row), self.op("sub", total, row))
+                    self._copy_vectors(target, row_of_factor, row, self.op("sub", total, row))
 
-    def _copy_vectors(self, target: str, source: str, count: str | None) -> None:
+    @contextmanager
+    def _each_row(self, pointer: str, start: str, depth: str, distance: str) -> Iterator[tuple[str, Row]]:
+        """A loop over the inner dimension of a factor: the place in a panel, and what reads a factor's row there."""
+        with self.text.loop("0", self.steps(depth), 1) as loop:
+            place = loop.index if self.unit == 1 else self.op("mul", loop.index, self.unit)
+            last = self.op("add", start, depth)
+            yield loop.index, self.across_inner(pointer, self.op("add", start, place), last, distance)
+
+    def _copy_vectors(self, target: str, row: Row, first: str, count: str | None) -> None:
         for begin in range(0, self.rows, self.lanes):
             mask = None if count is None else self.mask(self.op("sub", count, begin))
-            stored(self.text, self.at(target, begin), "0", self.dtype, self.vector(self.at(source, begin), mask), None)
+            value = row(self.op("add", first, begin), mask)
+            stored(self.text, self.at(target, begin), "0", self.dtype, value, None)
 
     def pack_right(self, start: str, depth: str, first: str, last: str) -> None:
         """Copies `depth` rows of the right factor from `start` on, and its columns from `first` to `last`.
@@ -314,12 +367,10 @@ class MatmulText(KernelText):
                     self._copy_rows(start, depth, column.index, panel, masks)
 
     def _copy_rows(self, start: str, depth: str, column: str, panel: str, masks: Sequence[Vector | None]) -> None:
-        with self.text.loop("0", depth, 1) as inner:
-            place = self.op("mul", self.op("add", start, inner.index), self.word(words.RIGHT_ROW))
-            source = self.at("%right", self.op("add", place, column))
-            target = self.at(panel, self.op("mul", inner.index, self.columns))
+        with self._each_row("%right", start, depth, self.word(words.RIGHT_ROW)) as (k, row):
+            target = self.at(panel, self.op("mul", k, self.columns))
             for number, mask in enumerate(masks):
-                value = self.vector(self.at(source, number * self.lanes), mask)
+                value = row(self.op("add", column, number * self.lanes), mask)
                 stored(self.text, self.at(target, number * self.lanes), "0", self.dtype, value, None)
 
     def _transpose(self, start: str, depth: str, column: str, last: str, panel: str) -> None:
@@ -328,9 +379,9 @@ class MatmulText(KernelText):
         for number in range(VECTORS):
             columns = [self.op("add", column, number * self.lanes + lane) for lane in range(self.lanes)]
             places = [self.op("mul", self.minimum(one, final), distance) for one in columns]
-            sources = [self.at(self.at("%right", place), start) for place in places]
-            with self._each_vector(depth) as (k, mask):
-                self._put_transposed([self.vector(self.at(source, k), mask) for source in sources], k, panel, number)
+            sources = [self.factor_at(self.factor_at("%right", place), start) for place in places]
+            with self._each_vector(depth) as (k, vector):
+                self._put_transposed([vector(source) for source in sources], k, panel, number)
 
     def _put_transposed(self, vectors: list[Vector], k: str, panel: str, number: int) -> None:
         """Writes whole vectors: a panel has room for rows up to a multiple of the lanes."""

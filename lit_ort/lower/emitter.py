@@ -91,20 +91,24 @@ class Emitter:
         return self._builder.node(operator, inputs, self.node.name, **attributes)
 
     def matmul(
-        self, left: tuple[str, bool], right: tuple[str, bool], inner: Any, added: tuple[str, bool] | None = None
+        self,
+        left: tuple[str, bool],
+        right: tuple[str, bool],
+        factors: torch.Tensor,
+        added: tuple[str, bool] | None = None,
     ) -> str:
         """Adds a matmul on the threads of OpenMP and returns its output's name.
 
         Args:
             left, right: the name of each factor, and whether it is stored as its transpose.
-            inner: the number of columns of the left factor.
+            factors: an example of the left factor.
             added: the name of what is added to the matmul, and whether it has rows of its own.
         """
         assert self._matmul_of is not None
         shape = self.node.meta["val"].shape
-        sizes = [*(shape[:-2] or [1]), *shape[-2:], inner]
+        sizes = tuple([*(shape[:-2] or [1]), *shape[-2:], factors.shape[-1]])
         has_rows = None if added is None else added[1]
-        index = self._matmul_of(MatmulNode(self.dtype, tuple(sizes), (left[1], right[1]), has_rows, len(shape) == 3))
+        index = self._matmul_of(MatmulNode(factors.dtype, sizes, (left[1], right[1]), has_rows, len(shape) == 3))
         inputs = [left[0], right[0], *([] if added is None else [added[0]])]
         fixed = [size if isinstance(size, int) else None for size in shape]
         return self._builder.matmul(index, inputs, (self.dtype, fixed), self.node.name)

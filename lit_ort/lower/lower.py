@@ -47,6 +47,7 @@ from lit_ort.lower.native_operators import (
     loop_inputs,
     loop_kind,
     loss_inputs,
+    loss_settings,
     memory_base,
     memory_of_inputs,
     native_lowering_of,
@@ -341,13 +342,13 @@ class _Lowering:
 
     def _loss(self, node: fx.Node) -> None:
         inputs = loss_inputs(node)
-        *_, ignore_index, mean, _, wanted = node.args
+        ignore_index, mean, wanted = loss_settings(node)
         rows, width = inputs["hidden"].meta["val"].shape
         sizes = terms_of([rows, width, inputs["weight"].meta["val"].shape[0]], self._sources)
-        gradients = [name for name, is_wanted in zip(GRADIENTS, wanted, strict=True) if is_wanted]  # type: ignore[arg-type]
+        gradients = [name for name, is_wanted in zip(GRADIENTS, wanted, strict=True) if is_wanted]
         dtype = inputs["hidden"].meta["val"].dtype
         arguments = tuple(inputs), tuple(gradients), ignore_index, mean, module_name(node)
-        self._losses.append(LossNode(dtype, sizes, *arguments))  # type: ignore[arg-type]
+        self._losses.append(LossNode(dtype, sizes, *arguments))
         given = [self._name_of(value) for value in inputs.values()]
         positions = [0, *(1 + GRADIENTS.index(name) for name in gradients)]
         # The last output is working memory.

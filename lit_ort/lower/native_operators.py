@@ -40,6 +40,9 @@ _FLOATS = frozenset(DTYPES)
 GROUPS: Mapping[Any, bool] = MappingProxyType(
     {torch.ops.lit_ort.grouped_matmul.default: False, torch.ops.lit_ort.grouped_matmul_gradient.default: True}
 )
+# Output layers with cross entropy; the second one of bfloat16 factors.
+_LOW_LOSS = torch.ops.lit_ort.bfloat16_cross_entropy.default
+_LOSSES = frozenset({torch.ops.lit_ort.linear_cross_entropy.default, _LOW_LOSS})
 # Convolutions of images; their gradients have the same first two inputs.
 _CONVOLUTION = torch.ops.lit_ort.image_convolution.default
 _WEIGHT_GRADIENT = torch.ops.lit_ort.image_weight_gradient.default
@@ -157,13 +160,16 @@ def _loop_arguments(node: fx.Node) -> dict[str, Any]:
 
 def is_native_loss(node: fx.Node) -> bool:
     """Whether a node is an output layer with its cross entropy that sessions on OpenMP's threads compute."""
-    if node.target is not torch.ops.lit_ort.linear_cross_entropy.default:
+    if node.target not in _LOSSES:
         return False
-    values = {name: value.meta["val"] for name, value in loss_inputs(node).items()}
-    dtypes = {values.pop("labels").dtype} | {value.dtype for value in values.values()}
-    _, _, _, _, _, ignore_index, _, is_low_precision, _ = node.args
-    has_kernel = dtypes in ({torch.int64, dtype} for dtype in _FLOATS)
-    return has_kernel and not is_low_precision and isinstance(ignore_index, int)
+    values = {name: value.meta["val"].dtype for name, value in loss_inputs(node).items()}
+    labels, hidden, weight = (values.pop(name) for name in ("labels", "hidden", "weight"))
+    is_low = node.target is _LOW_LOSS
+    others = torch.float32 if is_low else hidden
+    has_kernel = hidden == weight and {others, *values.values()} == {others} and labels == torch.int64
+    has_kernel = has_kernel and hidden in ({torch.bfloat16} if is_low else _FLOATS)
+    # That of autocast has another flag.
+    return has_kernel and isinstance(node.args[5], int) and (is_low or not node.args[7])
 
 
 def is_native_group(node: fx.Node) -> bool:
@@ -200,6 +206,12 @@ def convolution_of(node: fx.Node) -> tuple[str, bool, tuple[Any, ...], tuple[int
     sizes = [one.shape[dim] for one in images for dim in CHANNELS_FIRST]
     pairs = ((one[0], one[-1]) for one in (kernel, *windows))  # type: ignore[index]
     return kind, is_depthwise, tuple(sizes), tuple(number for pair in pairs for number in pair)  # type: ignore[misc]
+
+
+def loss_settings(node: fx.Node) -> tuple[Any, Any, Any]:
+    """The ignored label of such a node, whether the loss is the mean, and which gradients it computes."""
+    _, _, _, _, _, ignore_index, mean, *_, wanted = node.args
+    return ignore_index, mean, wanted
 
 
 def loss_inputs(node: fx.Node) -> dict[str, fx.Node]:
@@ -294,7 +306,7 @@ def _matmul(e: Emitter) -> str:
 
 def _matmul_of(e: Emitter, left: fx.Node, right: fx.Node) -> str:
     if e.uses_openmp:
-        return e.matmul(_factor(e, left), _factor(e, right), left.meta["val"].shape[-1])
+        return e.matmul(_factor(e, left), _factor(e, right), left.meta["val"])
     if e.dtype == torch.float32:
         (first, first_transposed), (second, second_transposed) = _factor(e, left), _factor(e, right)
         transposed = {"transA": int(first_transposed), "transB": int(second_transposed)}
@@ -325,7 +337,7 @@ def _added_matmul_2d(e: Emitter) -> str:
     if not shape or (shape[-1] == 1 and result[-1] != 1):
         added, shape = e.op("Expand", added, e.sizes(result)), result
     has_rows = len(shape) == 2 and shape[0] != 1
-    return e.matmul(_factor(e, left), _factor(e, right), left.meta["val"].shape[-1], (added, has_rows))
+    return e.matmul(_factor(e, left), _factor(e, right), left.meta["val"], (added, has_rows))
 
 
 def _added_matmul(e: Emitter) -> str:
@@ -352,5 +364,7 @@ NATIVE_OPERATORS: Mapping[Any, Lowering] = MappingProxyType(
         aten.addmm.default: Lowering(_added_matmul_2d, _FLOATS, _is_plain),
         aten.bmm.default: Lowering(_matmul, _FLOATS),
         aten.baddbmm.default: Lowering(_added_matmul, _FLOATS, _is_plain),
+        # Only sessions on the threads of OpenMP have it.
+        torch.ops.lit_ort.bfloat16_matmul.default: Lowering(_matmul, frozenset({torch.bfloat16, torch.float32})),
     }
 )

@@ -90,7 +90,9 @@ def _expand(e: Emitter) -> str:
     return e.op("Expand", e.value(e.argument(0, "self")), e.sizes(e.node.meta["val"].shape))
 
 
-ANY = _NUMBERS | {torch.bool}
+_BROADCAST = _NUMBERS | {torch.bool}
+# ONNX Runtime's kernels that copy have 16-bit floats, but for Expand.
+ANY = _BROADCAST | {torch.bfloat16, torch.float16}
 
 LOWERINGS: Mapping[Any, Lowering] = MappingProxyType(
     {
@@ -108,6 +110,6 @@ LOWERINGS: Mapping[Any, Lowering] = MappingProxyType(
         aten.permute.default: Lowering(_permute, ANY, view=True),
         aten.transpose.int: Lowering(_permute, ANY, view=True),
         aten.t.default: Lowering(_permute, ANY, _is_matrix, view=True),
-        aten.expand.default: Lowering(_expand, ANY, view=True),
+        aten.expand.default: Lowering(_expand, _BROADCAST, view=True),
     }
 )

@@ -12,6 +12,8 @@ from lit_ort._compat.sampling_shapes import add_sampling_shapes
 from lit_ort._compat.torch_ops import OpOverload
 from lit_ort.ops import (
     attention,
+    bfloat16_cross_entropy,
+    bfloat16_matmul,
     casts,
     convolution,
     ctc_loss,
@@ -31,6 +33,8 @@ from lit_ort.ops.operator import Allocator, Operator, TorchAllocator, cast
 
 _ALL: tuple[Operator, ...] = (
     *attention.OPERATORS,
+    *bfloat16_cross_entropy.OPERATORS,
+    *bfloat16_matmul.OPERATORS,
     *casts.OPERATORS,
     *convolution.OPERATORS,
     *ctc_loss.OPERATORS,

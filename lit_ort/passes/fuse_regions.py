@@ -45,7 +45,10 @@ NAME = "regions"
 # Operators of torch use several threads above this number of elements (at::internal::GRAIN_SIZE).
 MOST_ELEMENTS = 32768
 # What ONNX Runtime computes beside regions. A graph of nothing else, or of little else, runs in a native session.
-MATMULS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default})
+MATMULS = frozenset(
+    {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
+    | {torch.ops.lit_ort.bfloat16_matmul.default}
+)
 
 
 def fuse_regions(module: fx.GraphModule) -> PassReport:

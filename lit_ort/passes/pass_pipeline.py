@@ -13,6 +13,7 @@ from torch import fx
 
 from lit_ort._compat.devices import CPU, is_cpu
 from lit_ort.errors import OptionsError
+from lit_ort.passes.bfloat16_matmuls import multiply_bfloat16
 from lit_ort.passes.canonicalize import canonicalize
 from lit_ort.passes.channels_last import order_channels
 from lit_ort.passes.cumulative_sums import sum_in_blocks
@@ -62,6 +63,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("patch_convolutions", multiply_patches, only_cpu=True),
     Pass("image_convolutions", convolve_images, only_cpu=True),
     Pass("grouped_matmuls", multiply_groups, only_cpu=True),
+    Pass("bfloat16_matmuls", multiply_bfloat16, only_cpu=True),
     Pass("regions", fuse_regions, only_cpu=True),
     # The other passes assume that no operator writes in place.
     Pass("in_place_writes", write_in_place, only_cpu=True),

@@ -115,7 +115,7 @@ class MatmulNode:
     """One node of an ONNX graph that is a matmul on the threads of OpenMP.
 
     Args:
-        dtype: of all values.
+        dtype: of the factors.
         sizes: the matrices in a batch, and rows, columns and inner size of each, as numbers or terms of
             `lit_ort.runtime.sizes`.
         transposed: whether the left and the right factor are stored as their transposes.
@@ -155,7 +155,7 @@ class LossNode:
     """One node of an ONNX graph that is an output layer with its cross entropy, and the gradients of both.
 
     Args:
-        dtype: of all values but the labels.
+        dtype: of the factors; other values but the labels are float32 if these are bfloat16, and otherwise the same.
         sizes: the rows, the width of the input and the classes, as numbers or terms of `lit_ort.runtime.sizes`.
         inputs: the names of its inputs, in order, as in `lit_ort.kernels.loss_arguments`.
         gradients: the names of the gradients that it computes, likewise.

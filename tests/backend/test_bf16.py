@@ -48,7 +48,8 @@ def assert_as_close_as_autocast(module: nn.Module, ours: Step, eager: Step, exac
     for loss in losses:
         loss.backward()
     ours_loss, eager_loss, exact_loss = (loss.detach().double() for loss in losses)
-    assert relative_error(ours_loss, exact_loss) <= WORST * relative_error(eager_loss, exact_loss) + 1e-4
+    # The error of one number can be far below its usual size, half of bfloat16's precision.
+    assert relative_error(ours_loss, exact_loss) <= WORST * relative_error(eager_loss, exact_loss) + 2**-10
     expected = gradients(reference)
     floor = 1e-3 * max(float(g.norm()) for g in expected.values())
 

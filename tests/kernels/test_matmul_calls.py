@@ -12,6 +12,7 @@ import torch
 
 from lit_ort._compat.openmp import find_openmp
 from lit_ort._compat.torch_blas import MatmulFunctions, matmul_functions
+from lit_ort.kernels.kernel_arguments import sum_dtype
 from lit_ort.kernels.machine_code import host_cpu
 from lit_ort.kernels.matmul_calls import Matmul, MatmulArguments, MatmulCode
 from lit_ort.kernels.matmul_library import MatmulLibrary, is_large
@@ -54,34 +55,51 @@ EDGES = (1, 2, 5, 6, 7, 12, 13, 16, 17, 31, 33, 97, 255, 257, 300)
 
 
 @pytest.mark.parametrize("vector_bytes", [16, 32, 64])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_compiled_matmuls(dtype: torch.dtype, vector_bytes: int) -> None:
     """Sizes around those of tiles and panels, in all forms; nothing beyond the result is written."""
     cpu = dataclasses.replace(host_cpu(), vector_bytes=vector_bytes)
     library = MatmulLibrary(cpu, Runner(cpu, OPENMP), None)
     gemm = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 13)(library.functions(dtype).gemm)
-    draw, number = random.Random(0), ctypes.c_float if dtype == torch.float32 else ctypes.c_double
+    draw, number = random.Random(0), ctypes.c_double if dtype == torch.float64 else ctypes.c_float
     for _ in range(60):
         rows, columns, inner = draw.choice(EDGES), draw.choice(EDGES), draw.choice((0, *EDGES))
         is_left, is_right, beta = draw.random() < 0.5, draw.random() < 0.5, float(draw.random() < 0.5)
         left = torch.randn((inner, rows) if is_left else (rows, inner), dtype=dtype)
         right = torch.randn((columns, inner) if is_right else (inner, columns), dtype=dtype)
-        memory = torch.full((rows + 2, columns + 3), torch.nan, dtype=dtype)
+        memory = torch.full((rows + 2, columns + 3), torch.nan, dtype=sum_dtype(dtype))
         result = memory[1:-1, :columns]
         if beta:
             result.normal_()
-        expected = (left.t() if is_left else left) @ (right.t() if is_right else right) + (result if beta else 0)
+        factors = [x.t() if is_t else x for x, is_t in ((left, is_left), (right, is_right))]
+        expected = factors[0].to(result.dtype) @ factors[1].to(result.dtype) + (result if beta else 0)
         forms = [ctypes.c_char(b"T" if transposed else b"N") for transposed in (is_right, is_left)]
         lengths = [max(1, tensor.shape[1]) for tensor in (right, left, memory)]
         sizes = [ctypes.c_int64(size) for size in (columns, rows, inner, *lengths)]
         one, added = number(1.0), number(beta)
         values = [*forms, *sizes[:3], one, right, sizes[3], left, sizes[4], added, result, sizes[5]]
         gemm(*(v.data_ptr() if isinstance(v, torch.Tensor) else ctypes.addressof(v) for v in values))
-        tolerance = 1e-5 if dtype == torch.float32 else 1e-13
+        tolerance = 1e-13 if dtype == torch.float64 else 1e-5
         torch.testing.assert_close(result, expected, rtol=tolerance, atol=tolerance * (inner + 1) ** 0.5)
         assert memory[0].isnan().all()
         assert memory[-1].isnan().all()
         assert memory[:, columns:].isnan().all()
+
+
+def test_bfloat16_matmuls_with_and_without_an_instruction_for_them() -> None:
+    cpu = host_cpu()
+    without = dataclasses.replace(cpu, features=cpu.features.replace("+avx512bf16", "-avx512bf16"))
+    assert not without.multiplies_bfloat16
+    left, right = torch.randn(70, 131).bfloat16(), torch.randn(131, 90).bfloat16()
+    for machine in (cpu, without):
+        runner = Runner(machine, OPENMP)
+        code = MatmulCode(MatmulLibrary(machine, runner, None), machine, runner)
+        result = torch.empty(70, 90)
+        arguments = MatmulArguments(code, Matmul(torch.bfloat16, 1, 70, 90, 131, (False, False)))
+        words = (ctypes.c_int64 * 3).from_address(arguments.tensors)
+        words[:] = [tensor.data_ptr() for tensor in (left, right, result)]
+        code.runner.run(arguments.address)
+        torch.testing.assert_close(result, left.float() @ right.float(), rtol=1e-5, atol=1e-5)
 
 
 def test_compiled_matmuls_of_few_matrices_and_many_threads() -> None:

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from lit_ort import SessionError
 from lit_ort._compat import openmp
 from lit_ort.kernels import loss_arguments
+from lit_ort.ops.bfloat16_matmul import has_bfloat16_matmuls
 from tests.compare import backend, mostly, relative_error
 from tests.lower.test_native_phases import any_number_of_operators, assert_native
 
@@ -64,14 +65,17 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch, rows: int = 110) -> None:
     monkeypatch.setattr(loss_arguments, "CHUNK_BYTES", rows * 1003 * 4)
 
 
-def check(step: Step, *batches: tuple[Tensor, Tensor], tolerance: float = 1e-5, dynamic: bool = False) -> None:
+def check(
+    step: Step, *batches: tuple[Tensor, Tensor], tolerance: float = 1e-5, dynamic: bool = False, mixed: bool = False
+) -> None:
     """Loss and gradients as in eager, in a session without torch nodes."""
     compiled = torch.compile(step, backend=(engine := backend()), dynamic=dynamic)
     for x, labels in batches:
         found = []
         for call in (step, compiled):
             given = x.clone().requires_grad_()
-            loss = call(given, labels)
+            with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+                loss = call(given, labels)
             found.append([loss.detach(), *torch.autograd.grad(loss, [given, *step.parameters()])])
         for expected, actual in zip(*found, strict=True):
             assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
@@ -83,10 +87,11 @@ def check(step: Step, *batches: tuple[Tensor, Tensor], tolerance: float = 1e-5, 
     assert all("LinearCrossEntropy" in graph.operators_after for graph in engine.compile_log.graphs)
 
 
+TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-13, torch.bfloat16: 0.05}
 CASES = [
     Options(*values)
     for values in itertools.product(
-        (False, True), (False, True), (False, True), (0.0, 0.3, 1.0), (torch.float32, torch.float64)
+        (False, True), (False, True), (False, True), (0.0, 0.3, 1.0), (torch.float32, torch.float64, torch.bfloat16)
     )
 ]
 
@@ -94,8 +99,21 @@ CASES = [
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("options", mostly(pytest.mark.sweep, CASES, 7), ids=str)
 def test_losses(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+    if options.dtype == torch.bfloat16 and not has_bfloat16_matmuls():
+        pytest.skip("torch's matmuls are faster here")
     small_chunks(monkeypatch)
-    check(Step(options), batch(options), tolerance=1e-5 if options.dtype == torch.float32 else 1e-13)
+    check(Step(options), batch(options), tolerance=TOLERANCES[options.dtype])
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("ignored", [0.0, 0.3])
+def test_losses_under_autocast(ignored: float, weighted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_bfloat16_matmuls():
+        pytest.skip("torch's matmuls are faster here")
+    small_chunks(monkeypatch)
+    options = Options(weighted=weighted, ignored=ignored)
+    check(Step(options), batch(options), tolerance=TOLERANCES[torch.bfloat16], mixed=True)
 
 
 @pytest.mark.sampled(3)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from lit_ort import SessionError
 from lit_ort.backend.backend import ORTBackend
 from lit_ort.lower import native_operators
+from lit_ort.ops.bfloat16_matmul import has_bfloat16_matmuls
 from lit_ort.passes import fuse_regions
 from lit_ort.runtime.engines.native_sessions import NativeEngine, NativeSession
 from tests.compare import assert_same_step, backend, mostly, relative_error
@@ -101,14 +102,27 @@ def test_matmuls(name: str, dtype: torch.dtype) -> None:
     assert_native(engine)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_matmuls_of_16_bits_are_torchs(dtype: torch.dtype) -> None:
-    x = torch.randn(4, 4).to(dtype)
+def test_matmuls_of_float16_are_torchs() -> None:
+    x = torch.randn(4, 4).half()
     engine = backend()
     torch.compile(lambda x: (x @ x).exp() @ x, backend=engine)(x)
     (graph,) = engine.compile_log.graphs
     assert not graph.is_native
     assert "aten.mm.default" in graph.torch_operators
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("name", MATMULS)
+def test_matmuls_of_bfloat16(name: str) -> None:
+    """On the threads of OpenMP they are native, and results that float32 reads are not rounded; others are torch's."""
+    function, shapes = MATMULS[name]
+    inputs = [draw(*shape).bfloat16().detach().requires_grad_() for shape in shapes]
+    assert_same(lambda *tensors: function(*tensors).exp(), *inputs, tolerance=0.03)
+    if has_bfloat16_matmuls():
+        with torch.no_grad():
+            exact = torch.compile(lambda *tensors: function(*tensors).float(), backend=(engine := backend()))
+            assert relative_error(exact(*inputs), function(*(x.float() for x in inputs))) <= 1e-6
+        assert_native(engine)
 
 
 RESULTS: dict[str, Callable[[Tensor, Tensor], Any]] = {
