@@ -1,7 +1,8 @@
 """Writes convolutions of images with channels last, and their gradients, as operators of pixels in rows.
 
 In:  `convolution(images, weight, bias)` and its `convolution_backward`, transposed ones too, of all channels or each
-Out: `image_convolution(pixels, weight)`, which also computes gradients of images, and `image_weight_gradient`
+Out: `image_convolution(pixels, weight)`, which also computes gradients of images, and `image_weight_gradient`; those
+     in bfloat16 are computed in float32, and their results are rounded where bfloat16 is read
 Saves oneDNN's reorders of weights and results; native sessions compute these operators in their own memory.
 """
 
@@ -15,7 +16,9 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch_fx import arguments_of, first_argument
+from lit_ort.ops.bfloat16_matmul import has_bfloat16_matmuls
 from lit_ort.ops.image_convolution import convolutions
+from lit_ort.passes.exact_results import cast, rounded
 from lit_ort.passes.node_builder import NodeBuilder, replace_elements, replace_nodes
 from lit_ort.passes.pixel_nodes import (
     CHANNELS_FIRST,
@@ -31,7 +34,7 @@ aten = torch.ops.aten
 _FORWARD, _BACKWARD = aten.convolution.default, aten.convolution_backward.default
 _CONVOLUTION = torch.ops.lit_ort.image_convolution.default
 _OF_WEIGHT = torch.ops.lit_ort.image_weight_gradient.default
-_DTYPES = frozenset({torch.float32, torch.float64})
+_DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16})
 # Of images with fewer channels most of a vector is empty.
 FEWEST_CHANNELS = 8
 # What a thread copies of the weight is on its stack.
@@ -68,7 +71,9 @@ class _Pixels:
         if value not in self._views:
             with self._graph.inserting_after(value):
                 builder = NodeBuilder(self._graph, value.meta)
-                view = builder(aten.permute.default, value, CHANNELS_LAST)
+                exact = cast(builder, value, _computed_in(value))
+            with self._graph.inserting_after(exact):
+                view = builder(aten.permute.default, exact, CHANNELS_LAST)
             if is_depthwise:
                 with self._graph.inserting_after(view):
                     view = builder(aten.permute.default, view, [1, 2, 3, 0])
@@ -96,6 +101,8 @@ def has_kernel(images: torch.Tensor, weight: torch.Tensor, groups: Any) -> bool:
     """Whether there is code for a convolution of all channels, or of each."""
     if images.dtype not in _DTYPES or weight.dtype != images.dtype or convolutions() is None:
         return False
+    if images.dtype == torch.bfloat16 and not has_bfloat16_matmuls():
+        return False
     if not all(isinstance(size, int) for size in weight.shape) or math.prod(weight.shape[2:]) > MOST_TAPS:
         return False
     sizes = weight.shape[:2] if groups == 1 else weight.shape[:1]
@@ -107,13 +114,24 @@ def _forward(values: _Pixels, builder: NodeBuilder, node: fx.Node) -> fx.Node:
     pixels, rows, result = values.of(images), values.of_weight(weight, groups > 1), node.meta["val"]
     windows = stride, padding, dilation
     made = images_of(builder, _convolved(builder, pixels, rows, result, windows, transposed), result)
-    if bias is None:
-        return made
-    return builder(aten.add.Tensor, made, builder.reshape(bias, (*bias.meta["val"].shape, 1, 1)))
+    if bias is not None:
+        added = cast(builder, bias, _computed_in(bias))
+        made = builder(aten.add.Tensor, made, builder.reshape(added, (*bias.meta["val"].shape, 1, 1)))
+    return rounded(builder, node, made)
+
+
+def _computed_in(node: fx.Node) -> torch.dtype:
+    dtype = node.meta["val"].dtype
+    return torch.float32 if dtype == torch.bfloat16 else dtype
 
 
 def _gradient(values: _Pixels, builder: NodeBuilder, node: fx.Node, number: int, value: torch.Tensor) -> fx.Node:
     """A gradient that a node returns: of the images, the weight or the bias."""
+    element = next(user for user in node.users if arguments_of(user)[1] == number)
+    return rounded(builder, element, _exact_gradient(values, builder, node, number, value))
+
+
+def _exact_gradient(values: _Pixels, builder: NodeBuilder, node: fx.Node, number: int, value: torch.Tensor) -> fx.Node:
     grad, images, weight, _, stride, padding, dilation, transposed, _, groups, _ = arguments_of(node)
     of_result, windows = values.of(grad), (stride, padding, dilation)
     if number == 0:

@@ -20,6 +20,7 @@ from torch import fx
 
 from lit_ort._compat.torch_fx import arguments_of, first_argument
 from lit_ort._compat.torch_sizes import inverse_order
+from lit_ort.ops.bfloat16_matmul import has_bfloat16_matmuls
 from lit_ort.passes.node_builder import NodeBuilder, replace_elements, replace_nodes
 from lit_ort.passes.pixel_nodes import (
     CHANNELS_FIRST,
@@ -50,7 +51,7 @@ def _has_patches(node: fx.Node, position: int) -> bool:
     """Whether the windows of a convolution, of the images at a position of its arguments, tile these or its result."""
     images, weight, _, stride, padding, dilation, transposed, added, groups, *_ = arguments_of(node)[position:]
     value, kernel = images.meta["val"], weight.meta["val"].shape[2:]
-    if value.dim() != 4 or value.dtype not in _DTYPES or groups != 1 or {*padding, *added} != {0}:
+    if value.dim() != 4 or not _has_matmul(value.dtype) or groups != 1 or {*padding, *added} != {0}:
         return False
     if [*kernel] != [*stride] or {*dilation} != {1}:
         return False
@@ -59,6 +60,10 @@ def _has_patches(node: fx.Node, position: int) -> bool:
         return has_last(value)
     sizes = zip(value.shape[2:], kernel, strict=True)
     return transposed or all(isinstance(size, int) and size % length == 0 for size, length in sizes)
+
+
+def _has_matmul(dtype: torch.dtype) -> bool:
+    return has_bfloat16_matmuls() if dtype == torch.bfloat16 else dtype in _DTYPES
 
 
 def _forward(builder: NodeBuilder, node: fx.Node) -> fx.Node:
