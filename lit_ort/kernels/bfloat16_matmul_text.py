@@ -2,17 +2,14 @@
 
 CPUs with AVX-512 BF16 multiply pairs of neighbours along the inner dimension. For others, factors are converted to
 float32 when they are copied to panels.
-
-Source: `VDPBF16PS` of Intel's manual, volume 2, for the order of pairs.
 """
 
 from __future__ import annotations
 
+from lit_ort.kernels.bfloat16_pairs import as_pairs, multiply_add_pairs, pairs_of
 from lit_ort.kernels.matmul_text import MatmulText, Row
 from lit_ort.kernels.vector_memory import loaded
-from lit_ort.kernels.vector_text import Text, Vector, type_text
-
-_DOT_PRODUCT = "llvm.x86.avx512bf16.dpbf16ps.512"
+from lit_ort.kernels.vector_text import Text, Vector
 
 
 def bfloat16_matmul_text(vector_bytes: int, has_pairs: bool, on_threads: str, most_threads: str | None) -> Text:
@@ -43,16 +40,13 @@ class _ConvertedText(MatmulText):
         return lambda place, mask: loaded(self.text, source, place, "bfloat16", self.lanes, mask)
 
 
-class _PairsText(MatmulText):
+class _PairsText(_ConvertedText):
     """Matmuls of factors of which panels have pairs of neighbours along the inner dimension."""
 
-    unit, reads_in_place = 2, False
-
-    def factor_at(self, pointer: str, place: str | int) -> str:
-        return self.text.value(f"getelementptr i16, ptr {pointer}, i64 {place}")
+    unit = 2
 
     def along_inner(self, source: str, mask: Vector) -> Vector:
-        return self._pairs(loaded(self.text, source, "0", "int16", 2 * self.lanes, mask))
+        return as_pairs(loaded(self.text, source, "0", "int16", 2 * self.lanes, mask))
 
     def inner_mask(self, count: str) -> Vector:
         return self.mask(count, 2 * self.lanes)
@@ -67,20 +61,9 @@ class _PairsText(MatmulText):
 
         def pairs(place: str, mask: Vector | None) -> Vector:
             first, second = (loaded(text, source, place, "int16", self.lanes, mask) for source in sources)
-            kind, order = first.type, ", ".join(f"i32 {k % 2 * self.lanes + k // 2}" for k in range(2 * self.lanes))
-            second = second & kept
-            joined = f"shufflevector {kind} {first.name}, {kind} {second.name}, <{2 * self.lanes} x i32> <{order}>"
-            return self._pairs(Vector(text, text.value(joined), "int16", 2 * self.lanes))
+            return pairs_of(first, second & kept)
 
         return pairs
 
     def multiply_add(self, left: Vector, right: Vector, total: Vector) -> Vector:
-        kind = f"<{2 * self.lanes} x bfloat>"
-        pairs = [(kind, self.text.value(f"bitcast {one.type} {one.name} to {kind}")) for one in (right, left)]
-        return total.made_of_call(_DOT_PRODUCT, total.type, (total.type, total.name), *pairs)
-
-    def _pairs(self, elements: Vector) -> Vector:
-        """Two elements of 16 bits as one of the panel's."""
-        kind = type_text(self.dtype, self.lanes)
-        name = self.text.value(f"bitcast {elements.type} {elements.name} to {kind}")
-        return Vector(self.text, name, self.dtype, self.lanes)
+        return multiply_add_pairs(left, right, total)

@@ -11,6 +11,8 @@ import torch
 
 from lit_ort._compat.openmp import find_openmp
 from lit_ort.kernels import matmul_arguments as matmul
+from lit_ort.kernels.bfloat16_convolution_text import bfloat16_convolution_text
+from lit_ort.kernels.bfloat16_weight_gradient_text import bfloat16_weight_gradient_text
 from lit_ort.kernels.convolution_arguments import image_blocks
 from lit_ort.kernels.convolution_text import convolution_text
 from lit_ort.kernels.convolution_words import (
@@ -26,7 +28,7 @@ from lit_ort.kernels.convolution_words import (
 )
 from lit_ort.kernels.depthwise_convolution_text import depthwise_convolution_text
 from lit_ort.kernels.depthwise_gradient_text import depthwise_gradient_text
-from lit_ort.kernels.kernel_arguments import BLOCK_FUNCTION, COLUMN_BLOCKS, DTYPES, WORD
+from lit_ort.kernels.kernel_arguments import BLOCK_FUNCTION, COLUMN_BLOCKS, DTYPES, WORD, sum_dtype
 from lit_ort.kernels.machine_code import Cpu, MachineCode, host_cpu
 from lit_ort.kernels.operator_entry import CallWords
 from lit_ort.kernels.thread_pool import Runner
@@ -43,17 +45,23 @@ class Kind(NamedTuple):
     Args:
         text: of its code, from its dtype and the width of vectors in bytes.
         words: the arguments of a call.
+        text_of_pairs: of its code for bfloat16, from the width of vectors; None if there is none.
     """
 
     text: Callable[[str, int], Text]
     words: Callable[[Sizes, Machine], Arguments]
+    text_of_pairs: Callable[[int], Text] | None = None
 
 
 # By the `kind` and `is_depthwise` of `lit_ort.runtime.program.ConvolutionNode`.
 _KINDS = {
-    ("convolution", False): Kind(convolution_text, functools.partial(convolution_words, is_gradient=False)),
-    ("image_gradient", False): Kind(convolution_text, functools.partial(convolution_words, is_gradient=True)),
-    ("weight_gradient", False): Kind(weight_gradient_text, weight_gradient_words),
+    ("convolution", False): Kind(
+        convolution_text, functools.partial(convolution_words, is_gradient=False), bfloat16_convolution_text
+    ),
+    ("image_gradient", False): Kind(
+        convolution_text, functools.partial(convolution_words, is_gradient=True), bfloat16_convolution_text
+    ),
+    ("weight_gradient", False): Kind(weight_gradient_text, weight_gradient_words, bfloat16_weight_gradient_text),
     ("convolution", True): Kind(depthwise_convolution_text, functools.partial(depthwise_words, is_gradient=False)),
     ("image_gradient", True): Kind(depthwise_convolution_text, functools.partial(depthwise_words, is_gradient=True)),
     ("weight_gradient", True): Kind(depthwise_gradient_text, depthwise_gradient_words),
@@ -70,6 +78,7 @@ class Convolutions:
 
     Attributes:
         runner: computes the blocks of a call on OpenMP's threads.
+        multiplies_bfloat16: whether there is code for images and weights of bfloat16, of an even number of channels.
 
     Raises:
         KernelError: there is no code for this CPU.
@@ -78,6 +87,7 @@ class Convolutions:
     def __init__(self, cpu: Cpu | None = None) -> None:
         self._cpu = cpu or host_cpu()
         self.runner = Runner(self._cpu, find_openmp())
+        self.multiplies_bfloat16 = self._cpu.multiplies_bfloat16
         self._codes: dict[tuple[Callable[[str, int], Text], torch.dtype], MachineCode] = {}
         self.arguments = functools.lru_cache(_MOST_SIZES)(self._new_arguments)
 
@@ -100,7 +110,7 @@ class Convolutions:
 
     def runs(self, windows: Windows, channels: int, dtype: torch.dtype) -> tuple[int, int]:
         """The runs of a weight's gradient, and the elements that it has for each: whole vectors."""
-        return runs_of(windows, channels, self._cpu.vector_bytes // dtype.itemsize)
+        return runs_of(windows, channels, self._cpu.vector_bytes // sum_dtype(dtype).itemsize)
 
     def compute_weight_gradient(
         self, grad: torch.Tensor, images: torch.Tensor, windows: Windows, result: torch.Tensor
@@ -129,7 +139,8 @@ class Convolutions:
 
     def _new_arguments(self, kind: Kind, dtype: torch.dtype, sizes: Sizes) -> Arguments:
         """The arguments of calls with these sizes, without the addresses of tensors."""
-        arguments = kind.words(sizes, Machine(DTYPES[dtype], self._cpu.vector_bytes))
+        pair = 2 if dtype == torch.bfloat16 else 1
+        arguments = kind.words(sizes, Machine(DTYPES[sum_dtype(dtype)], self._cpu.vector_bytes, pair))
         arguments.words[BLOCK_FUNCTION], arguments.words[COLUMN_BLOCKS] = self._block(kind, dtype), 1
         return arguments
 
@@ -138,10 +149,15 @@ class Convolutions:
         key = kind.text, dtype
         code = self._codes.get(key)
         if code is None:
-            text = str(kind.text(DTYPES[dtype], self._cpu.vector_bytes))
             # Addresses are those of the code that is kept, if several threads make one.
-            code = self._codes.setdefault(key, MachineCode(text, self._cpu))
+            code = self._codes.setdefault(key, MachineCode(str(self._text(kind, dtype)), self._cpu))
         return code.address("block")
+
+    def _text(self, kind: Kind, dtype: torch.dtype) -> Text:
+        if dtype in DTYPES:
+            return kind.text(DTYPES[dtype], self._cpu.vector_bytes)
+        assert kind.text_of_pairs is not None
+        return kind.text_of_pairs(self._cpu.vector_bytes)
 
 
 class ConvolutionCallWords(CallWords):

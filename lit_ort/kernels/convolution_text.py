@@ -224,7 +224,8 @@ class ConvolutionText(MatmulText):
         for row, address in enumerate(addresses):
             factor = loaded(self.text, address, k, self.dtype, 0, None).splat(self.lanes)
             added = totals[row * count : (row + 1) * count]
-            result += [factor.fma(vector, total) for vector, total in zip(vectors, added, strict=True)]
+            pairs = zip(vectors, added, strict=True)
+            result += [self.multiply_add(factor, vector, total) for vector, total in pairs]
         return result
 
     def result_rows(self) -> list[str]:

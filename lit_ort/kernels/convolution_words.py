@@ -67,10 +67,17 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True)
 class Machine:
-    """What code is made for: its dtype and the width of vectors in bytes."""
+    """What code is made for.
+
+    Args:
+        dtype: of results.
+        vector_bytes: the width of vectors.
+        pair: the elements of a factor that the code reads as one: two of bfloat16, or one.
+    """
 
     dtype: str
     vector_bytes: int
+    pair: int = 1
 
     @property
     def lanes(self) -> int:
@@ -102,14 +109,17 @@ def convolution_words(sizes: Sizes, machine: Machine, is_gradient: bool) -> Argu
 
     The images of the gradient are the result of the convolution, and its result are the convolution's images.
     """
-    channels, outputs = sizes.first[1], sizes.second[1]
-    weight_channels = outputs if is_gradient else channels
+    batch, channels, *size = sizes.first
+    channels //= machine.pair
+    sizes = sizes._replace(first=(batch, channels, *size))
+    weight_channels = sizes.second[1] // machine.pair if is_gradient else channels
     grids = _Grids(sizes, weight_channels, is_gradient)
     row = math.prod(sizes.windows.kernel) * weight_channels
     step = max(machine.lanes, _PANEL_BYTES // (machine.tile[1] * size_of(machine.dtype) * grids.most_taps))
     step = min(channels, step - step % machine.lanes)
     values = grids.words(machine.tile) | {
-        matmul.RIGHT_ROW: row if is_gradient else 1,
+        # The weights of two outputs are a pair, each in elements of its own.
+        matmul.RIGHT_ROW: row * machine.pair if is_gradient else 1,
         matmul.RIGHT_COLUMN: 1 if is_gradient else row,
         convolution.CHANNEL_STEP: step,
         convolution.TAP_STEP: max(1, SUMMED // step),

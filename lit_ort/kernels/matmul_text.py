@@ -121,7 +121,7 @@ class MatmulText(KernelText):
 
     def steps(self, depth: str) -> str:
         """The elements of a panel for elements of a factor along the inner dimension."""
-        return depth if self.unit == 1 else self.divided_up(depth, self.unit)
+        return self.divided_up(depth, self.unit)
 
     # A tile.
 
@@ -317,7 +317,7 @@ class MatmulText(KernelText):
     def _each_vector(self, depth: str) -> Iterator[tuple[str, Callable[[str], Vector]]]:
         """A loop over vectors of the inner dimension: the first element of each in a panel, and what reads it."""
         with self.text.loop("0", self.steps(depth), self.lanes) as loop:
-            place = loop.index if self.unit == 1 else self.op("mul", loop.index, self.unit)
+            place = self.op("mul", loop.index, self.unit)
             mask = self.inner_mask(self.op("sub", depth, place))
             yield loop.index, lambda source: self.along_inner(self.factor_at(source, place), mask)
 
@@ -337,7 +337,7 @@ class MatmulText(KernelText):
     def _each_row(self, pointer: str, start: str, depth: str, distance: str) -> Iterator[tuple[str, Row]]:
         """A loop over the inner dimension of a factor: the place in a panel, and what reads a factor's row there."""
         with self.text.loop("0", self.steps(depth), 1) as loop:
-            place = loop.index if self.unit == 1 else self.op("mul", loop.index, self.unit)
+            place = self.op("mul", loop.index, self.unit)
             last = self.op("add", start, depth)
             yield loop.index, self.across_inner(pointer, self.op("add", start, place), last, distance)
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from lit_ort.kernels import matmul_arguments as matmul
 from lit_ort.kernels import weight_gradient_arguments as words
 from lit_ort.kernels.kernel_text import KernelText
-from lit_ort.kernels.matmul_text import ROWS, VECTORS
+from lit_ort.kernels.matmul_text import CHECKS_STACK, ROWS, VECTORS
 from lit_ort.kernels.thread_pool import DENORMALS
 from lit_ort.kernels.vector_memory import loaded, stored
 from lit_ort.kernels.vector_text import Text, Vector
@@ -30,7 +30,7 @@ def weight_gradient_text(dtype: str, vector_bytes: int) -> Text:
         dtype: of all values.
         vector_bytes: the width of the CPU's vectors.
     """
-    return _WeightGradientText(dtype, vector_bytes).write(tile_heights(vector_bytes))
+    return WeightGradientText(dtype, vector_bytes).write(tile_heights(vector_bytes))
 
 
 def tile_heights(vector_bytes: int) -> tuple[int, ...]:
@@ -39,25 +39,78 @@ def tile_heights(vector_bytes: int) -> tuple[int, ...]:
     return largest, largest - largest // 3, 1
 
 
-class _WeightGradientText(KernelText):
+class WeightGradientText(KernelText):
+    """The text of gradients of weights that is being written.
+
+    Attributes:
+        unit: the pixels that are added at a time.
+    """
+
+    unit = 1
+
     def write(self, heights: Sequence[int]) -> Text:
+        """Writes `block`, with tiles of these numbers of outputs."""
         text = self.text
         text.functions["denormals"] = DENORMALS
         for height in heights:
             for vectors in range(1, VECTORS + 1):
                 ranges = "i64 %first_line, i64 %last_line, i64 %run, i64 %element, i64 %output"
-                head = f"internal void @{_tile_name(height, vectors)}(ptr %args, {ranges})"
+                head = f"internal void @{_tile_name(height, vectors)}(ptr %args, ptr %panel, {ranges})"
                 text.function(_tile_name(height, vectors), head, _Tile(self, height, vectors).write, "noinline")
-        text.function("block", "void @block(ptr %args, i64 %block)", lambda: self._block(heights))
+        text.function("block", "void @block(ptr %args, i64 %block)", lambda: self._block(heights), CHECKS_STACK)
         return text
+
+    # What a tile reads.
+
+    def panel(self) -> str:
+        """Memory for what a thread copies of some lines of the gradient, if it does."""
+        return "null"
+
+    def pack(self, panel: str, first: str, last: str) -> None:
+        """Copies the gradient of some lines."""
+
+    def grad(self, line: str) -> str:
+        """The address of the gradient of a line's first pixels, of a tile's first output."""
+        outputs = self.op("mul", self.op("mul", line, self.word(words.OUT_WIDTH)), self.word(matmul.ROWS))
+        return self.at(self.word(matmul.LEFT, "ptr"), self.op("add", outputs, "%output"))
+
+    def image_at(self, place: str) -> str:
+        """The address of an element of the images."""
+        return self.at(self.word(matmul.RIGHT, "ptr"), place)
+
+    def whole_pixels(self, images: str, place: str) -> Vector:
+        """Elements of pixels that are inside of an image."""
+        return loaded(self.text, images, place, self.dtype, self.lanes, None)
+
+    def some_pixels(self, images: str, place: str, number: str) -> Vector:
+        """Elements of pixels, of which some may be beyond an image's row: zeros there.
+
+        Args:
+            images: the address of the row.
+            place: of the first element in the row.
+            number: of the first pixel in its line.
+        """
+        return loaded(self.text, images, place, self.dtype, self.lanes, self.inside(place))
+
+    def inside(self, place: str) -> Vector:
+        """Which elements from a place on are in a row of an image."""
+        places = self.text.indices(place, self.lanes)
+        return places.ge(0) & places.lt(Vector(self.text, self.word(words.ROW_ELEMENTS), "int64", 0))
+
+    def multiply_add(self, left: Vector, right: Vector, total: Vector) -> Vector:
+        """The total and the products of some pixels."""
+        return left.fma(right, total)
+
+    # A block.
 
     def _block(self, heights: Sequence[int]) -> None:
         """Some units: pairs of a tile of outputs and of neighbouring vectors of a run."""
-        text, state = self.text, self.text.effect("call i32 @without_denormals()")
+        text, state, panel = self.text, self.text.effect("call i32 @without_denormals()"), self.panel()
         count, (first, last) = self.word(matmul.COUNT), self.share(self.word(words.UNITS), 1)
         # Without lines, the result is zero.
         with text.loop("0", self.maximum(count, 1), self.word(words.LINES)) as lines:
             end = self.minimum(count, self.op("add", lines.index, self.word(words.LINES)))
+            self.pack(panel, lines.index, end)
             with text.loop(first, last, 1) as unit:
                 tiles, run = self.word(words.TILE_COUNT), self.word(words.RUN)
                 tile, columns = self.op("urem", unit.index, tiles), self.op("udiv", unit.index, tiles)
@@ -70,7 +123,8 @@ class _WeightGradientText(KernelText):
                     with self.branch(self.test("eq", height, one)):
                         names = [f"@{_tile_name(one, vectors)}" for vectors in (VECTORS, 1)]
                         function = self.choose(is_whole, "ptr", *names)
-                        text.line(f"call void {function}(ptr %args, i64 {lines.index}, i64 {end}, {places})")
+                        lines_of_tile = f"ptr {panel}, i64 {lines.index}, i64 {end}"
+                        text.line(f"call void {function}(ptr %args, {lines_of_tile}, {places})")
         text.line(f"call void @restore(i32 {state})")
         text.line("ret void")
 
@@ -83,7 +137,7 @@ class _WeightGradientText(KernelText):
 class _Tile:
     """A tile of some outputs and some vectors of a run, of the pixels of some lines."""
 
-    def __init__(self, kernel: _WeightGradientText, height: int, vectors: int) -> None:
+    def __init__(self, kernel: WeightGradientText, height: int, vectors: int) -> None:
         self._kernel, self._text = kernel, kernel.text
         self._height, self._vectors = height, vectors
 
@@ -96,21 +150,22 @@ class _Tile:
         right = shift_of(k, offset, words.COLUMN_DILATION, words.COLUMN_PADDING)
         first = k.op("add", k.op("mul", right, k.word(words.CHANNELS)), "%element")
         low, high = (k.minimum(end, width) for end in self._pixels_inside(first))
+        low, count = (k.divided_up(end, k.unit) for end in (low, width))
+        high = k.maximum(k.op("udiv", high, k.unit), low)
         with text.loop("%first_line", "%last_line", 1, [zero] * (self._height * self._vectors)) as line:
             image, place = (k.op(name, line.index, k.word(words.OUT_HEIGHT)) for name in ("udiv", "urem"))
             read = k.op("add", k.op("mul", place, k.word(words.ROW_STRIDE)), down)
             source = k.op("add", k.op("mul", image, k.word(words.HEIGHT)), read)
-            images = k.at(k.word(matmul.RIGHT, "ptr"), k.op("mul", source, k.word(words.ROW_ELEMENTS)))
-            outputs = k.op("mul", k.op("mul", line.index, width), k.word(matmul.ROWS))
-            grad = k.at(k.word(matmul.LEFT, "ptr"), k.op("add", outputs, "%output"))
+            images, grad = k.image_at(k.op("mul", source, k.word(words.ROW_ELEMENTS))), k.grad(line.index)
             # Lines that read no row of their image have no pixels.
             is_inside = k.test("ult", read, k.word(words.HEIGHT))
-            ends = [k.choose(is_inside, "i64", end, 0) for end in (low, high, width)]
+            ends = [k.choose(is_inside, "i64", end, 0) for end in (low, high, count)]
             pixels = [Vector(text, one, "int64", 0) for one in ("0", first)]
             carried = [*pixels, *line.current]
             for start, end, is_whole in zip(["0", *ends[:2]], ends, (False, True, False), strict=True):
                 with text.loop(start, end, 1, carried) as pixel:
-                    pixel.carry(self._added(grad, images, pixel.current, is_whole))
+                    number = None if is_whole else k.op("mul", pixel.index, k.unit)
+                    pixel.carry(self._added(grad, images, pixel.current, number))
                 carried = pixel.current
             line.carry(carried[len(pixels) :])
         self._store(line.current)
@@ -124,25 +179,28 @@ class _Tile:
         low, high = places_inside(k, first, k.word(words.PIXEL_DISTANCE), left)
         return low, k.maximum(low, high)
 
-    def _added(self, grad: str, images: str, current: Sequence[Vector], is_whole: bool) -> list[Vector]:
-        """The places behind a pixel, and the sums with it."""
+    def _added(self, grad: str, images: str, current: Sequence[Vector], number: str | None) -> list[Vector]:
+        """The places behind some pixels, and the sums with them.
+
+        Args:
+            grad, images: the addresses of what a line reads.
+            current: the places of the pixels, and the sums.
+            number: of the first pixel in its line; None if all of them are inside of an image.
+        """
         k, (of_grad, place), totals = self._kernel, current[:2], current[2:]
-        vectors = [self._read(images, (place + number * k.lanes).name, is_whole) for number in range(self._vectors)]
+        places = [(place + vector * k.lanes).name for vector in range(self._vectors)]
+        if number is None:
+            vectors = [k.whole_pixels(images, one) for one in places]
+        else:
+            vectors = [k.some_pixels(images, one, number) for one in places]
         sums: list[Vector] = []
         for output in range(self._height):
             factor = loaded(self._text, k.at(grad, of_grad.name), str(output), k.dtype, 0, None).splat(k.lanes)
             added = totals[output * self._vectors : (output + 1) * self._vectors]
-            sums += [factor.fma(vector, total) for vector, total in zip(vectors, added, strict=True)]
-        steps = (Vector(self._text, k.word(word), "int64", 0) for word in (matmul.ROWS, words.PIXEL_DISTANCE))
+            sums += [k.multiply_add(factor, vector, total) for vector, total in zip(vectors, added, strict=True)]
+        numbers = k.word(matmul.ROWS), k.op("mul", k.word(words.PIXEL_DISTANCE), k.unit)
+        steps = (Vector(self._text, number, "int64", 0) for number in numbers)
         return [*(one + step for one, step in zip((of_grad, place), steps, strict=True)), *sums]
-
-    def _read(self, images: str, place: str, is_whole: bool) -> Vector:
-        """Elements of an image's row; zeros beyond its ends."""
-        k, mask = self._kernel, None
-        if not is_whole:
-            places = self._text.indices(place, k.lanes)
-            mask = places.ge(0) & places.lt(Vector(self._text, k.word(words.ROW_ELEMENTS), "int64", 0))
-        return loaded(self._text, images, place, k.dtype, k.lanes, mask)
 
     def _store(self, totals: Sequence[Vector]) -> None:
         """Stores the sums of the first lines, and adds those of others."""

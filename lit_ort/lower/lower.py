@@ -368,8 +368,10 @@ class _Lowering:
     def _convolution(self, node: fx.Node) -> None:
         kind, is_depthwise, numbers, windows = convolution_of(node)
         value, sizes = node.meta["val"], terms_of(numbers, self._sources)
-        self._convolutions.append(ConvolutionNode(kind, is_depthwise, value.dtype, sizes, windows))
-        given = [self._name_of(one) for one in convolution_inputs(node)]
+        inputs = convolution_inputs(node)
+        dtype = inputs[0].meta["val"].dtype
+        self._convolutions.append(ConvolutionNode(kind, is_depthwise, dtype, sizes, windows))
+        given = [self._name_of(one) for one in inputs]
         output = value.dtype, _fixed(value.shape)
         name = self._names[node] = self._builder.convolution(len(self._convolutions) - 1, given, output, node.name)
         self._types[name] = value.dtype, value.shape

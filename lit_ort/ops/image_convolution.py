@@ -15,6 +15,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from lit_ort.errors import KernelError
 from lit_ort.kernels.convolution_arguments import image_blocks
+from lit_ort.kernels.kernel_arguments import sum_dtype
 from lit_ort.ops.operator import Allocator, Operator, define
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def image_convolution(
     dilation: Sequence[int],
     is_gradient: bool,
 ) -> torch.Tensor:
-    """A convolution or, from the gradient of its result, that of its images.
+    """A convolution or, from the gradient of its result, that of its images; in float32 if these are bfloat16.
 
     Args:
         allocator: allocates the result, float[batch, out_height, out_width, outputs].
@@ -67,7 +68,7 @@ def image_convolution(
     """
     code = convolutions()
     assert code is not None, "the pass that makes these operators checks it"
-    result = allocator.empty(len(images), *size, _outputs(weight, is_gradient), dtype=images.dtype)
+    result = allocator.empty(len(images), *size, _outputs(weight, is_gradient), dtype=sum_dtype(images.dtype))
     windows = windows_of(weight.shape[-3:-1], stride, padding, dilation)
     first, second = (value.permute(_TO_CHANNELS_LAST) for value in (images.contiguous(), result))
     code.compute(first, weight.contiguous(), windows, is_gradient, second)
@@ -90,7 +91,7 @@ def image_weight_gradient(
 ) -> torch.Tensor:
     """The gradient of a convolution's weight, in the form in which the machine code writes it.
 
-    It is float[outputs, runs, elements], of which `weight_gradient_of` is the gradient; if each channel is convolved by
+    It is float32 if images are bfloat16, and float[outputs, runs, elements], of which `weight_gradient_of` is the gradient; if each channel is convolved by
     itself, it is the sum of float[parts, kernel_height, kernel_width, channels].
 
     Args:
@@ -108,7 +109,7 @@ def image_weight_gradient(
         shape = (image_blocks(channels), *windows.kernel, channels)
     else:
         shape = (grad.shape[3], *code.runs(windows, channels, images.dtype))
-    result = allocator.empty(*shape, dtype=images.dtype)
+    result = allocator.empty(*shape, dtype=sum_dtype(images.dtype))
     code.compute_weight_gradient(first, second, windows, result)
     return result
 
@@ -120,7 +121,8 @@ def weight_gradient_of(runs: torch.Tensor, kernel: Sequence[int], channels: int)
 
 
 def _fake(images: torch.Tensor, weight: torch.Tensor, size: Sequence[int], *rest: Any) -> torch.Tensor:
-    return images.new_empty(images.shape[0], *size, _outputs(weight, rest[-1]))
+    shape = images.shape[0], *size, _outputs(weight, rest[-1])
+    return images.new_empty(shape, dtype=sum_dtype(images.dtype))
 
 
 def _fake_weight_gradient(grad: torch.Tensor, images: torch.Tensor, kernel: Sequence[int], *rest: Any) -> torch.Tensor:
@@ -130,7 +132,8 @@ def _fake_weight_gradient(grad: torch.Tensor, images: torch.Tensor, kernel: Sequ
         return grad.new_empty(image_blocks(channels), kernel[0], kernel[-1], channels)
     code = convolutions()
     assert code is not None, "the pass that makes these operators checks it"
-    return grad.new_empty(grad.shape[3], *code.runs(windows_of(kernel, *windows), channels, grad.dtype))
+    shape = grad.shape[3], *code.runs(windows_of(kernel, *windows), channels, grad.dtype)
+    return grad.new_empty(shape, dtype=sum_dtype(grad.dtype))
 
 
 _WINDOWS = "int[] stride, int[] padding, int[] dilation"

@@ -2,7 +2,7 @@
 
 In:  `convolution(images, weight, bias)` and its `convolution_backward`, transposed ones too, of all channels or each
 Out: `image_convolution(pixels, weight)`, which also computes gradients of images, and `image_weight_gradient`; those
-     in bfloat16 are computed in float32, and their results are rounded where bfloat16 is read
+     in bfloat16 have float32 results, which are rounded where bfloat16 is read
 Saves oneDNN's reorders of weights and results; native sessions compute these operators in their own memory.
 """
 
@@ -16,6 +16,8 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch_fx import arguments_of, first_argument
+from lit_ort._compat.torch_sizes import hint_of
+from lit_ort.kernels.kernel_arguments import sum_dtype
 from lit_ort.ops.bfloat16_matmul import has_bfloat16_matmuls
 from lit_ort.ops.image_convolution import convolutions
 from lit_ort.passes.exact_results import cast, rounded
@@ -39,6 +41,7 @@ _DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16})
 FEWEST_CHANNELS = 8
 # What a thread copies of the weight is on its stack.
 MOST_TAPS = 225
+_MOST_OF_LINE = 2**20
 
 
 def convolve_images(module: fx.GraphModule) -> int:
@@ -55,23 +58,23 @@ def convolve_images(module: fx.GraphModule) -> int:
 
 
 class _Pixels:
-    """Images and weights with channels last, as views that operators copy if they need to, one of each."""
+    """Images and weights with channels last, as views that operators copy if they need to, one of each in a dtype."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self._graph = graph
-        self._views: dict[fx.Node, fx.Node] = {}
+        self._views: dict[tuple[fx.Node, torch.dtype], fx.Node] = {}
 
-    def of(self, images: fx.Node) -> fx.Node:
-        return self._view(first_argument(images) if images.target is FORMAT else images, False)
+    def of(self, images: fx.Node, dtype: torch.dtype) -> fx.Node:
+        return self._view(first_argument(images) if images.target is FORMAT else images, dtype, False)
 
-    def of_weight(self, weight: fx.Node, is_depthwise: bool) -> fx.Node:
-        return self._view(weight, is_depthwise)
+    def of_weight(self, weight: fx.Node, dtype: torch.dtype, is_depthwise: bool) -> fx.Node:
+        return self._view(weight, dtype, is_depthwise)
 
-    def _view(self, value: fx.Node, is_depthwise: bool) -> fx.Node:
-        if value not in self._views:
+    def _view(self, value: fx.Node, dtype: torch.dtype, is_depthwise: bool) -> fx.Node:
+        if (value, dtype) not in self._views:
             with self._graph.inserting_after(value):
                 builder = NodeBuilder(self._graph, value.meta)
-                exact = cast(builder, value, _computed_in(value))
+                exact = cast(builder, value, dtype)
             with self._graph.inserting_after(exact):
                 view = builder(aten.permute.default, exact, CHANNELS_LAST)
             if is_depthwise:
@@ -79,8 +82,8 @@ class _Pixels:
                     view = builder(aten.permute.default, view, [1, 2, 3, 0])
                 with self._graph.inserting_after(view):
                     view = builder(aten.squeeze.dim, view, 2)
-            self._views[value] = view
-        return self._views[value]
+            self._views[value, dtype] = view
+        return self._views[value, dtype]
 
 
 def _is_fit(node: fx.Node, position: int) -> bool:
@@ -111,18 +114,31 @@ def has_kernel(images: torch.Tensor, weight: torch.Tensor, groups: Any) -> bool:
 
 def _forward(values: _Pixels, builder: NodeBuilder, node: fx.Node) -> fx.Node:
     images, weight, bias, stride, padding, dilation, transposed, _, groups = arguments_of(node)
-    pixels, rows, result = values.of(images), values.of_weight(weight, groups > 1), node.meta["val"]
+    result, dtype = node.meta["val"], _read_in(images, weight, images if transposed else node, groups)
+    pixels, rows = values.of(images, dtype), values.of_weight(weight, dtype, groups > 1)
     windows = stride, padding, dilation
     made = images_of(builder, _convolved(builder, pixels, rows, result, windows, transposed), result)
     if bias is not None:
-        added = cast(builder, bias, _computed_in(bias))
+        added = cast(builder, bias, sum_dtype(bias.meta["val"].dtype))
         made = builder(aten.add.Tensor, made, builder.reshape(added, (*bias.meta["val"].shape, 1, 1)))
     return rounded(builder, node, made)
 
 
-def _computed_in(node: fx.Node) -> torch.dtype:
-    dtype = node.meta["val"].dtype
-    return torch.float32 if dtype == torch.bfloat16 else dtype
+def _read_in(images: fx.Node, weight: fx.Node, small: fx.Node, groups: Any) -> torch.dtype:
+    """The dtype in which a convolution and its gradients read images and weight.
+
+    Args:
+        images, weight, groups: of the convolution.
+        small: the images, or the result or its gradient, that have a pixel for each window.
+    """
+    dtype, code = images.meta["val"].dtype, convolutions()
+    if dtype != torch.bfloat16:
+        return dtype
+    outputs, channels = weight.meta["val"].shape[:2]
+    width = hint_of(small.meta["val"].shape[3])
+    has_pairs = code is not None and code.multiplies_bfloat16 and groups == 1 and outputs % 2 == channels % 2 == 0
+    # A thread copies lines of pixels to its stack.
+    return dtype if has_pairs and width is not None and width * outputs <= _MOST_OF_LINE else torch.float32
 
 
 def _gradient(values: _Pixels, builder: NodeBuilder, node: fx.Node, number: int, value: torch.Tensor) -> fx.Node:
@@ -133,14 +149,15 @@ def _gradient(values: _Pixels, builder: NodeBuilder, node: fx.Node, number: int,
 
 def _exact_gradient(values: _Pixels, builder: NodeBuilder, node: fx.Node, number: int, value: torch.Tensor) -> fx.Node:
     grad, images, weight, _, stride, padding, dilation, transposed, _, groups, _ = arguments_of(node)
-    of_result, windows = values.of(grad), (stride, padding, dilation)
+    dtype, windows = _read_in(images, weight, images if transposed else grad, groups), (stride, padding, dilation)
+    of_result = values.of(grad, dtype)
     if number == 0:
-        rows = values.of_weight(weight, groups > 1)
+        rows = values.of_weight(weight, dtype, groups > 1)
         return images_of(builder, _convolved(builder, of_result, rows, value, windows, not transposed), value)
     if number == 2:
-        return builder(aten.sum.dim_IntList, of_result, [0, 1, 2])
+        return builder(aten.sum.dim_IntList, of_result, [0, 1, 2], dtype=sum_dtype(dtype))
     # A transposed convolution is the gradient of a convolution of its results.
-    pair, kernel = (of_result, values.of(images)), [*weight.meta["val"].shape[2:]]
+    pair, kernel = (of_result, values.of(images, dtype)), [*weight.meta["val"].shape[2:]]
     pixels = reversed(pair) if transposed else pair
     made = builder(_OF_WEIGHT, *pixels, kernel, *map(list, windows), groups > 1)
     if groups > 1:

@@ -14,6 +14,7 @@ from torch.nn.functional import conv2d
 from lit_ort.kernels.convolution_arguments import image_blocks
 from lit_ort.kernels.convolution_calls import Convolutions
 from lit_ort.kernels.convolution_words import Windows
+from lit_ort.kernels.kernel_arguments import sum_dtype
 from lit_ort.kernels.machine_code import host_cpu
 from lit_ort.ops.image_convolution import weight_gradient_of
 from tests.kernels.test_generated_regions import threads
@@ -21,6 +22,7 @@ from tests.regions.guarded import guarded
 
 HOST = Convolutions()
 LAST = torch.channels_last
+DTYPES = [torch.float32, torch.float64, *([torch.bfloat16] if HOST.multiplies_bfloat16 else [])]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +60,11 @@ def cases(draw: st.DrawFn) -> Case:
     size = (draw(st.integers(least[0], least[0] + 18)), draw(st.integers(least[1], least[1] + 18)))
     channels = draw(st.sampled_from([1, 2, 3, 7, 8, 15, 16, 17, 33, 64]))
     outputs = draw(st.sampled_from([1, 5, 6, 7, 12, 16, 40, 97]))
-    dtype = draw(st.sampled_from([torch.float32, torch.float64]))
-    is_depthwise = draw(st.booleans()) and channels > 1
+    dtype = draw(st.sampled_from(DTYPES))
+    if dtype == torch.bfloat16:
+        # Two channels are a pair.
+        channels, outputs = 2 * channels, 2 * outputs
+    is_depthwise = dtype != torch.bfloat16 and draw(st.booleans()) and channels > 1
     return Case(
         draw(st.integers(1, 3)), channels, channels if is_depthwise else outputs, size, windows, dtype, is_depthwise
     )
@@ -78,7 +83,7 @@ def assert_right(code: Convolutions, case: Case, at_end: bool = False) -> None:
     if groups > 1:
         shape = (image_blocks(case.channels), *windows.kernel, case.channels)
     flat = [value.permute(0, 2, 3, 1).flatten() for value in (grad, images)]
-    memory, kept = guarded([*flat, torch.empty(math.prod(shape), dtype=case.dtype)], at_end=at_end)
+    memory, kept = guarded([*flat, torch.empty(math.prod(shape), dtype=sum_dtype(case.dtype))], at_end=at_end)
     grad, images = (
         one.view(value.permute(0, 2, 3, 1).shape).permute(0, 3, 1, 2)
         for one, value in zip(memory, (grad, images), strict=False)
@@ -97,17 +102,17 @@ def assert_right(code: Convolutions, case: Case, at_end: bool = False) -> None:
 def assert_images_right(code: Convolutions, case: Case, at_end: bool) -> None:
     """Checks a convolution and the gradient of its images."""
     windows = case.windows
-    images = torch.randn(case.shape, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(case.weight, dtype=torch.float64)
+    images = torch.randn(case.shape).to(case.dtype).double().requires_grad_()
+    weight = torch.randn(case.weight).to(case.dtype).double()
     result = conv2d(images, weight, None, windows.stride, windows.padding, windows.dilation, case.groups)
-    grad = torch.randn_like(result)
+    grad = torch.randn_like(result).to(case.dtype).double()
     (of_images,) = torch.autograd.grad(result, images, grad)
     for is_gradient, read, expected in ((False, images, result), (True, grad, of_images)):
         shapes = [tuple(value.permute(0, 2, 3, 1).shape) for value in (read, expected)]
         order = (1, 2, 3, 0) if case.is_depthwise else (0, 2, 3, 1)
         flat = [read.detach().permute(0, 2, 3, 1).flatten(), weight.permute(order).flatten()]
         flat = [value.to(case.dtype) for value in flat]
-        unset = torch.full((math.prod(shapes[1]),), math.nan, dtype=case.dtype)
+        unset = torch.full((math.prod(shapes[1]),), math.nan, dtype=sum_dtype(case.dtype))
         (first, matrix, second), kept = guarded([*flat, unset], at_end=at_end)
         first, second = (value.view(shape) for value, shape in zip((first, second), shapes, strict=True))
         shape = windows.kernel if case.is_depthwise else (case.outputs, *windows.kernel)

@@ -1,0 +1,82 @@
+"""The LLVM text of the gradient of a convolution's weight, of bfloat16 images and gradients, whose result is float32.
+
+Two neighbouring pixels are a pair: those of the gradient are copied as pairs, and those of images are joined when they
+are read. The CPU needs AVX-512 BF16.
+"""
+
+from __future__ import annotations
+
+from lit_ort.kernels import matmul_arguments as matmul
+from lit_ort.kernels import weight_gradient_arguments as words
+from lit_ort.kernels.bfloat16_pairs import multiply_add_pairs, pairs_of
+from lit_ort.kernels.vector_memory import loaded, stored
+from lit_ort.kernels.vector_text import Text, Vector
+from lit_ort.kernels.weight_gradient_text import WeightGradientText, tile_heights
+
+
+def bfloat16_weight_gradient_text(vector_bytes: int) -> Text:
+    """`block(arguments, number)`, which computes a part of a weight's gradient.
+
+    Args:
+        vector_bytes: the width of the CPU's vectors.
+    """
+    return _PairsText("float32", vector_bytes).write(tile_heights(vector_bytes))
+
+
+class _PairsText(WeightGradientText):
+    unit = 2
+
+    def panel(self) -> str:
+        pairs = self.op("mul", self.word(words.LINES), self._pairs_of_line())
+        elements = self.op("add", self.op("mul", pairs, self.word(matmul.ROWS)), self.lanes)
+        return self.text.effect(f"alloca i8, i64 {self.op('mul', elements, self.size)}, align 64")
+
+    def pack(self, panel: str, first: str, last: str) -> None:
+        """Copies pairs of pixels, one after the other; the last one of a line with an odd number is with zeros."""
+        text, outputs, width = self.text, self.word(matmul.ROWS), self.word(words.OUT_WIDTH)
+        pairs = self._pairs_of_line()
+        with text.loop(first, last, 1) as line, text.loop("0", pairs, 1) as pair:
+            number = self.op("mul", pair.index, 2)
+            pixel = self.op("add", self.op("mul", line.index, width), number)
+            has_second = self.test("slt", self.op("add", number, 1), width)
+            numbers = pixel, self.choose(has_second, "i64", self.op("add", pixel, 1), pixel)
+            left = self.word(matmul.LEFT, "ptr")
+            sources = [self._half_at(left, self.op("mul", one, outputs)) for one in numbers]
+            place = self.op("add", self.op("mul", self.op("sub", line.index, first), pairs), pair.index)
+            target = self.at(panel, self.op("mul", place, outputs))
+            kept = Vector(text, text.value(f"sext i1 {has_second} to i16"), "int16", 0)
+            # What is written behind the outputs of a pair is written again by the next one.
+            with text.loop("0", outputs, self.lanes) as output:
+                mask = self.mask(self.op("sub", outputs, output.index))
+                one, other = (loaded(text, source, output.index, "int16", self.lanes, mask) for source in sources)
+                stored(text, target, output.index, self.dtype, pairs_of(one, other & kept), None)
+
+    def grad(self, line: str) -> str:
+        pairs = self.op("mul", self.op("sub", line, "%first_line"), self._pairs_of_line())
+        return self.at("%panel", self.op("add", self.op("mul", pairs, self.word(matmul.ROWS)), "%output"))
+
+    def image_at(self, place: str) -> str:
+        return self._half_at(self.word(matmul.RIGHT, "ptr"), place)
+
+    def whole_pixels(self, images: str, place: str) -> Vector:
+        following = self.op("add", place, self.word(words.PIXEL_DISTANCE))
+        one, other = (loaded(self.text, images, at, "int16", self.lanes, None) for at in (place, following))
+        return pairs_of(one, other)
+
+    def some_pixels(self, images: str, place: str, number: str) -> Vector:
+        following = self.op("add", place, self.word(words.PIXEL_DISTANCE))
+        is_pixel = self.test("slt", self.op("add", number, 1), self.word(words.OUT_WIDTH))
+        masks = self.inside(place), self.inside(following) & Vector(self.text, is_pixel, "bool", 0).splat(self.lanes)
+        places = zip((place, following), masks, strict=True)
+        one, other = (loaded(self.text, images, at, "int16", self.lanes, mask) for at, mask in places)
+        return pairs_of(one, other)
+
+    def multiply_add(self, left: Vector, right: Vector, total: Vector) -> Vector:
+        return multiply_add_pairs(left, right, total)
+
+    def _pairs_of_line(self) -> str:
+        return self.divided_up(self.word(words.OUT_WIDTH), 2)
+
+    def _half_at(self, pointer: str, place: str) -> str:
+        """The address of an element of a factor."""
+        return self.text.value(f"getelementptr i16, ptr {pointer}, i64 {place}")
