@@ -111,7 +111,7 @@ def convolution_words(sizes: Sizes, machine: Machine, is_gradient: bool) -> Argu
     """
     batch, channels, *size = sizes.first
     channels //= machine.pair
-    sizes = sizes._replace(first=(batch, channels, *size))
+    sizes = Sizes((batch, channels, *size), *sizes[1:])
     weight_channels = sizes.second[1] // machine.pair if is_gradient else channels
     grids = _Grids(sizes, weight_channels, is_gradient)
     row = math.prod(sizes.windows.kernel) * weight_channels

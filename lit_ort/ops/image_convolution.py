@@ -91,8 +91,8 @@ def image_weight_gradient(
 ) -> torch.Tensor:
     """The gradient of a convolution's weight, in the form in which the machine code writes it.
 
-    It is float32 if images are bfloat16, and float[outputs, runs, elements], of which `weight_gradient_of` is the gradient; if each channel is convolved by
-    itself, it is the sum of float[parts, kernel_height, kernel_width, channels].
+    It is float[outputs, runs, elements], of which `weight_gradient_of` is the gradient; if each channel is convolved by
+    itself, it is the sum of float[parts, kernel_height, kernel_width, channels]. It is float32 if images are bfloat16.
 
     Args:
         allocator: allocates the result.

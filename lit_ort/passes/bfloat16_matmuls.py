@@ -5,9 +5,8 @@ In:  `mm`, `bmm`, `addmm` and `baddbmm` in bfloat16, and casts of their results 
 Out: `bfloat16_matmul(left, right)` and, where its result is read in bfloat16, the sum with what is added and a cast,
      which become regions; where it is read in float32, it is not rounded; `bfloat16_cross_entropy` and casts
 Saves oneDNN's copies of factors and results, and what torch computes beside the loss; native sessions compute these
-operators. Matmuls reach 330 to 410 GFLOP/s where oneDNN reaches 190 to 375, with 512 rows, 256 to 8,000 columns, and in
-batches of attention (AMD EPYC, family 25, model 17, two cores; float32 190 to 200). A step of BERT takes 0.69 of the time,
-of GPT-2 0.71.
+operators. Matmuls reach 330 to 410 GFLOP/s where oneDNN reaches 190 to 375, with 512 rows, 256 to 8,000 columns, and
+in batches of attention (AMD EPYC, family 25, model 17, two cores; float32 190 to 200).
 """
 
 from __future__ import annotations
