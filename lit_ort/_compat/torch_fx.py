@@ -204,7 +204,7 @@ def recomputed_example(node: fx.Node) -> Any:
     target = _aten.reshape.default if node.target in (_aten.view.default, _aten._unsafe_view.default) else node.target
     assert callable(target)
     with tensors[0].fake_mode if tensors else fake_mode_of(node.graph), torch.no_grad():
-        return target(*args, **kwargs)
+        return _with_statistics(node, target(*args, **kwargs))
 
 
 def strides_of(value: Any) -> list[str]:
@@ -279,20 +279,23 @@ def correct_statistics(graph: fx.Graph) -> None:
     """
     for node in graph.nodes:
         if node.target in _NORMALIZATIONS:
-            others = [argument.meta["val"] for argument in node.all_input_nodes[1:]]
-            dtypes = {value.dtype for value in others if isinstance(value, torch.Tensor)}
-            _set_statistics(node, dtypes - {first_argument(node).meta["val"].dtype})
+            node.meta["val"] = _with_statistics(node, node.meta["val"])
+            for user in filter(is_element, node.users):
+                user.meta["val"] = node.meta["val"][arguments_of(user)[1]]
 
 
-def _set_statistics(node: fx.Node, dtypes: set[torch.dtype]) -> None:
+def _with_statistics(node: fx.Node, value: Any) -> Any:
+    """The example of a node, with the dtypes of a normalization's statistics corrected."""
+    if node.target not in _NORMALIZATIONS:
+        return value
+    others = [argument.meta["val"] for argument in node.all_input_nodes[1:]]
+    dtypes = {other.dtype for other in others if isinstance(other, torch.Tensor)}
+    dtypes -= {first_argument(node).meta["val"].dtype}
     if not dtypes:
-        return
-    result, mean, deviation, *rest = node.meta["val"]
+        return value
+    result, mean, deviation, *rest = value
     (dtype,) = dtypes
-    node.meta["val"] = (result, mean.to(dtype), deviation.to(dtype), *rest)
-    for user in node.users:
-        if is_element(user):
-            user.meta["val"] = node.meta["val"][arguments_of(user)[1]]
+    return result, mean.to(dtype), deviation.to(dtype), *rest
 
 
 @whole_interpolations()

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from lit_ort._compat import openmp
-from lit_ort.ops.image_convolution import weight_gradient_of
+from lit_ort.ops.bfloat16_matmul import has_bfloat16_matmuls
+from lit_ort.ops.image_convolution import convolutions, weight_gradient_of
+from tests.backend.test_bf16 import assert_as_close_as_autocast, autocast
 from tests.compare import assert_same_call, assert_same_step, backend
 from tests.lower.test_native_phases import any_number_of_operators, assert_native
 from tests.passes.reports import report_of
@@ -127,3 +129,20 @@ def test_an_empty_batch() -> None:
     assert torch.ops.lit_ort.image_convolution(images, weight, [5, 5], *windows, False).shape == (0, 5, 5, 24)
     runs = torch.ops.lit_ort.image_weight_gradient(torch.empty(0, 5, 5, 24), images, [3, 3], *windows, False)
     assert torch.equal(weight_gradient_of(runs, [3, 3], CHANNELS), torch.zeros_like(weight))
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("has_pairs", [True, False])
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.usefixtures("on_openmp")
+def test_autocast(name: str, has_pairs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loss and gradients are as close to float64's as eager's are, in bfloat16 kernels and in float32 ones."""
+    code = convolutions()
+    if code is None or not has_bfloat16_matmuls():
+        pytest.skip("torch's convolutions are faster here")
+    monkeypatch.setattr(code, "multiplies_bfloat16", has_pairs and code.multiplies_bfloat16)
+    module, engine = net(LAYERS[name]()), backend()
+    mixed = autocast(step)
+    compiled = torch.compile(mixed, backend=engine)
+    assert_as_close_as_autocast(module, compiled, mixed, step, torch.randn(3, CHANNELS, 15, 14))
+    assert_native(engine)
