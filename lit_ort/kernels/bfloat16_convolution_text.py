@@ -6,10 +6,9 @@ them. The CPU needs AVX-512 BF16.
 
 from __future__ import annotations
 
-from lit_ort.kernels.bfloat16_pairs import multiply_add_pairs, pairs_of
+from lit_ort.kernels.bfloat16_pairs import loaded_pairs, multiply_add_pairs
 from lit_ort.kernels.convolution_text import ConvolutionText
 from lit_ort.kernels.matmul_text import Row
-from lit_ort.kernels.vector_memory import loaded
 from lit_ort.kernels.vector_text import Text, Vector
 
 
@@ -27,13 +26,8 @@ class _PairsText(ConvolutionText):
         """Of a gradient, in which the weights of two outputs are a pair. `distance` is in elements of 16 bits."""
         first = self.op("mul", self.op("mul", row, 2), distance)
         starts = first, self.op("add", first, distance)
-        sources = [self.text.value(f"getelementptr i16, ptr {pointer}, i64 {start}") for start in starts]
-
-        def pairs(place: str, mask: Vector | None) -> Vector:
-            one, other = (loaded(self.text, source, place, "int16", self.lanes, mask) for source in sources)
-            return pairs_of(one, other)
-
-        return pairs
+        sources = [self.at(pointer, start, "bfloat16") for start in starts]
+        return lambda place, mask: loaded_pairs(self.text, sources, place, self.lanes, (mask, mask))
 
     def multiply_add(self, left: Vector, right: Vector, total: Vector) -> Vector:
         return multiply_add_pairs(left, right, total)

@@ -6,7 +6,7 @@ float32 when they are copied to panels.
 
 from __future__ import annotations
 
-from lit_ort.kernels.bfloat16_pairs import as_pairs, multiply_add_pairs, pairs_of
+from lit_ort.kernels.bfloat16_pairs import as_pairs, loaded_pairs, multiply_add_pairs
 from lit_ort.kernels.matmul_text import MatmulText, Row
 from lit_ort.kernels.vector_memory import loaded
 from lit_ort.kernels.vector_text import Text, Vector
@@ -21,23 +21,13 @@ def bfloat16_matmul_text(vector_bytes: int, has_pairs: bool, on_threads: str, mo
         on_threads, most_threads: as of `matmul_text`.
     """
     text = _PairsText if has_pairs else _ConvertedText
-    return text("float32", vector_bytes).write(on_threads, most_threads)
+    return text("float32", vector_bytes, "bfloat16").write(on_threads, most_threads)
 
 
 class _ConvertedText(MatmulText):
     """Matmuls of factors whose elements are float32 in panels."""
 
     reads_in_place = False
-
-    def factor_at(self, pointer: str, place: str | int) -> str:
-        return self.text.value(f"getelementptr i16, ptr {pointer}, i64 {place}")
-
-    def along_inner(self, source: str, mask: Vector) -> Vector:
-        return loaded(self.text, source, "0", "bfloat16", self.lanes, mask)
-
-    def across_inner(self, pointer: str, row: str, last: str, distance: str) -> Row:
-        source = self.factor_at(pointer, self.op("mul", row, distance))
-        return lambda place, mask: loaded(self.text, source, place, "bfloat16", self.lanes, mask)
 
 
 class _PairsText(_ConvertedText):
@@ -53,17 +43,11 @@ class _PairsText(_ConvertedText):
 
     def across_inner(self, pointer: str, row: str, last: str, distance: str) -> Row:
         """The last row has no second one, in whose place are zeros."""
-        text, following = self.text, self.op("add", row, 1)
+        following = self.op("add", row, 1)
         has_second = self.test("slt", following, last)
         rows = row, self.choose(has_second, "i64", following, row)
         sources = [self.factor_at(pointer, self.op("mul", one, distance)) for one in rows]
-        kept = Vector(text, text.value(f"sext i1 {has_second} to i16"), "int16", 0)
-
-        def pairs(place: str, mask: Vector | None) -> Vector:
-            first, second = (loaded(text, source, place, "int16", self.lanes, mask) for source in sources)
-            return pairs_of(first, second & kept)
-
-        return pairs
+        return lambda place, mask: loaded_pairs(self.text, sources, place, self.lanes, (mask, mask), has_second)
 
     def multiply_add(self, left: Vector, right: Vector, total: Vector) -> Vector:
         return multiply_add_pairs(left, right, total)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from lit_ort.kernels import matmul_arguments as matmul
 from lit_ort.kernels import weight_gradient_arguments as words
-from lit_ort.kernels.bfloat16_pairs import multiply_add_pairs, pairs_of
-from lit_ort.kernels.vector_memory import loaded, stored
+from lit_ort.kernels.bfloat16_pairs import loaded_pairs, multiply_add_pairs
+from lit_ort.kernels.vector_memory import stored
 from lit_ort.kernels.vector_text import Text, Vector
 from lit_ort.kernels.weight_gradient_text import WeightGradientText, tile_heights
+
+_FACTOR = "bfloat16"
 
 
 def bfloat16_weight_gradient_text(vector_bytes: int) -> Text:
@@ -41,35 +43,30 @@ class _PairsText(WeightGradientText):
             has_second = self.test("slt", self.op("add", number, 1), width)
             numbers = pixel, self.choose(has_second, "i64", self.op("add", pixel, 1), pixel)
             left = self.word(matmul.LEFT, "ptr")
-            sources = [self._half_at(left, self.op("mul", one, outputs)) for one in numbers]
+            sources = [self.at(left, self.op("mul", one, outputs), _FACTOR) for one in numbers]
             place = self.op("add", self.op("mul", self.op("sub", line.index, first), pairs), pair.index)
             target = self.at(panel, self.op("mul", place, outputs))
-            kept = Vector(text, text.value(f"sext i1 {has_second} to i16"), "int16", 0)
             # What is written behind the outputs of a pair is written again by the next one.
             with text.loop("0", outputs, self.lanes) as output:
                 mask = self.mask(self.op("sub", outputs, output.index))
-                one, other = (loaded(text, source, output.index, "int16", self.lanes, mask) for source in sources)
-                stored(text, target, output.index, self.dtype, pairs_of(one, other & kept), None)
+                pairs_of_outputs = loaded_pairs(text, sources, output.index, self.lanes, (mask, mask), has_second)
+                stored(text, target, output.index, self.dtype, pairs_of_outputs, None)
 
     def grad(self, line: str) -> str:
         pairs = self.op("mul", self.op("sub", line, "%first_line"), self._pairs_of_line())
         return self.at("%panel", self.op("add", self.op("mul", pairs, self.word(matmul.ROWS)), "%output"))
 
     def image_at(self, place: str) -> str:
-        return self._half_at(self.word(matmul.RIGHT, "ptr"), place)
+        return self.at(self.word(matmul.RIGHT, "ptr"), place, _FACTOR)
 
     def whole_pixels(self, images: str, place: str) -> Vector:
-        following = self.op("add", place, self.word(words.PIXEL_DISTANCE))
-        one, other = (loaded(self.text, images, at, "int16", self.lanes, None) for at in (place, following))
-        return pairs_of(one, other)
+        return loaded_pairs(self.text, self._two_pixels(images), place, self.lanes)
 
     def some_pixels(self, images: str, place: str, number: str) -> Vector:
         following = self.op("add", place, self.word(words.PIXEL_DISTANCE))
         is_pixel = self.test("slt", self.op("add", number, 1), self.word(words.OUT_WIDTH))
         masks = self.inside(place), self.inside(following) & Vector(self.text, is_pixel, "bool", 0).splat(self.lanes)
-        places = zip((place, following), masks, strict=True)
-        one, other = (loaded(self.text, images, at, "int16", self.lanes, mask) for at, mask in places)
-        return pairs_of(one, other)
+        return loaded_pairs(self.text, self._two_pixels(images), place, self.lanes, masks)
 
     def multiply_add(self, left: Vector, right: Vector, total: Vector) -> Vector:
         return multiply_add_pairs(left, right, total)
@@ -77,6 +74,6 @@ class _PairsText(WeightGradientText):
     def _pairs_of_line(self) -> str:
         return self.divided_up(self.word(words.OUT_WIDTH), 2)
 
-    def _half_at(self, pointer: str, place: str) -> str:
-        """The address of an element of a factor."""
-        return self.text.value(f"getelementptr i16, ptr {pointer}, i64 {place}")
+    def _two_pixels(self, images: str) -> tuple[str, str]:
+        """The addresses of a row of an image, from its first pixel and from the next one that is read."""
+        return images, self.at(images, self.word(words.PIXEL_DISTANCE), _FACTOR)

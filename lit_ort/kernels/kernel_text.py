@@ -7,8 +7,8 @@ from contextlib import ExitStack, contextmanager
 
 from lit_ort.kernels.kernel_arguments import ROW_BLOCKS
 from lit_ort.kernels.vector_math import cast
-from lit_ort.kernels.vector_memory import loaded
-from lit_ort.kernels.vector_text import Text, Vector, type_text
+from lit_ort.kernels.vector_memory import address_of, loaded
+from lit_ort.kernels.vector_text import Text, Vector
 from lit_ort.regions.element_types import size_of
 
 
@@ -73,9 +73,9 @@ class KernelText:
         """A word of `%args`, which nothing writes while the function runs."""
         return self.text.value(f"load {kind}, ptr {self.word_at(position)}, align 8")
 
-    def at(self, pointer: str, place: str | int) -> str:
-        """The address of an element."""
-        return self.text.value(f"getelementptr {type_text(self.dtype, 0)}, ptr {pointer}, i64 {place}")
+    def at(self, pointer: str, place: str | int, dtype: str | None = None) -> str:
+        """The address of an element, of this dtype or of another one."""
+        return address_of(self.text, pointer, place, dtype or self.dtype)
 
     def integer(self, pointer: str, place: str, dtype: str = "int64") -> str:
         """An element of an array of integers."""

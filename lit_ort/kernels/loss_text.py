@@ -85,7 +85,7 @@ class _LossText(GemmText):
 
     def factor_at(self, pointer: str, place: str) -> str:
         """The address of an element of a factor."""
-        return self.text.value(f"getelementptr i8, ptr {pointer}, i64 {self.op('mul', place, size_of(self.factor))}")
+        return self.at(pointer, place, self.factor)
 
     def element(self, pointer: str, place: str) -> Vector:
         return loaded(self.text, pointer, place, self.dtype, 0, None)

@@ -51,6 +51,11 @@ def matmul_text(dtype: str, vector_bytes: int, on_threads: str, most_threads: st
 class MatmulText(KernelText):
     """The text of matmuls that is being written.
 
+    Args:
+        dtype: of the result, and of the elements of panels.
+        vector_bytes: the width of the CPU's vectors.
+        factor: the dtype of the elements of factors, if it is another one.
+
     Attributes:
         rows, columns: of a tile.
         unit: the elements of a factor along the inner dimension that one element of a panel holds.
@@ -59,8 +64,9 @@ class MatmulText(KernelText):
 
     unit, reads_in_place = 1, True
 
-    def __init__(self, dtype: str, vector_bytes: int) -> None:
+    def __init__(self, dtype: str, vector_bytes: int, factor: str | None = None) -> None:
         super().__init__(dtype, vector_bytes)
+        self.factor = factor or dtype
         self.rows, self.columns = ROWS[vector_bytes], VECTORS * self.lanes
 
     def write(self, on_threads: str, most_threads: str | None) -> Text:
@@ -93,11 +99,11 @@ class MatmulText(KernelText):
 
     def factor_at(self, pointer: str, place: str | int) -> str:
         """The address of an element of a factor."""
-        return self.at(pointer, place)
+        return self.at(pointer, place, self.factor)
 
     def along_inner(self, source: str, mask: Vector) -> Vector:
         """A vector of a panel's elements, of neighbours along the inner dimension; `mask` is `inner_mask`'s."""
-        return self.vector(source, mask)
+        return loaded(self.text, source, "0", self.factor, self.lanes, mask)
 
     def inner_mask(self, count: str) -> Vector:
         """Which elements of a factor there are, of those that `along_inner` reads."""
@@ -112,8 +118,8 @@ class MatmulText(KernelText):
             last: where the inner dimension ends.
             distance: of neighbours along the inner dimension.
         """
-        source = self.at(pointer, self.op("mul", row, distance))
-        return lambda place, mask: self.vector(self.at(source, place), mask)
+        source = self.factor_at(pointer, self.op("mul", row, distance))
+        return lambda place, mask: loaded(self.text, source, place, self.factor, self.lanes, mask)
 
     def multiply_add(self, left: Vector, right: Vector, total: Vector) -> Vector:
         """The total and the products of two panels' elements."""

@@ -39,7 +39,8 @@ def _encoded(value: Vector, dtype: str) -> Vector:
     return cast(value, dtype)
 
 
-def _pointer(text: Text, pointer: str, place: str, dtype: str) -> str:
+def address_of(text: Text, pointer: str, place: str | int, dtype: str) -> str:
+    """The address of an element."""
     return text.value(f"getelementptr {type_text(_memory_dtype(dtype), 0)}, ptr {pointer}, i64 {place}")
 
 
@@ -47,7 +48,7 @@ def loaded(text: Text, pointer: str, place: str, dtype: str, lanes: int, mask: V
     """Neighbouring elements from a place on, or one if `lanes` is 0; 0 where a mask is False."""
     memory = _memory_dtype(dtype)
     kind, align = type_text(memory, lanes), size_of(dtype)
-    at = _pointer(text, pointer, place, dtype)
+    at = address_of(text, pointer, place, dtype)
     if mask is None:
         return _decoded(Vector(text, text.effect(f"load {kind}, ptr {at}, align {align}"), memory, lanes), dtype)
     if not lanes:
@@ -62,7 +63,7 @@ def loaded(text: Text, pointer: str, place: str, dtype: str, lanes: int, mask: V
 def stored(text: Text, pointer: str, place: str, dtype: str, value: Vector, mask: Vector | None) -> None:
     """Write a value to neighbouring elements from a place on, where a mask is True."""
     value = _encoded(value, dtype)
-    at, align = _pointer(text, pointer, place, dtype), size_of(dtype)
+    at, align = address_of(text, pointer, place, dtype), size_of(dtype)
     if mask is None:
         text.line(f"store {value.type} {value.name}, ptr {at}, align {align}")
         return

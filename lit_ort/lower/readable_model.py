@@ -103,13 +103,22 @@ def _standard(node: onnx.NodeProto, matmuls: Sequence[MatmulNode]) -> list[onnx.
     """The node, or standard operators that compute its matmul."""
     if (node.domain, node.op_type) != (KERNEL_DOMAIN, MATMUL_OPERATOR):
         return [node]
-    matmul, (left, right, *_) = matmuls[_position(node)], node.input
+    matmul, (left, right, *added) = matmuls[_position(node)], node.input
+    sides, casts = [f"{node.output[0]}.{side}" for side in ("left", "right")], []
+    if matmul.dtype == torch.bfloat16:
+        # The kernel adds products in float32.
+        casts = [
+            helper.make_node("Cast", [name], [f"{side}_in_float32"], to=onnx.TensorProto.FLOAT)
+            for name, side in zip((left, right), sides, strict=True)
+        ]
+        left, right = (cast.output[0] for cast in casts)
     if not matmul.is_batch:
         left_form, right_form = map(int, matmul.transposed)
-        return [helper.make_node("Gemm", list(node.input), list(node.output), transA=left_form, transB=right_form)]
+        inputs = [left, right, *added]
+        return [*casts, helper.make_node("Gemm", inputs, list(node.output), transA=left_form, transB=right_form)]
     transposes = [
-        helper.make_node("Transpose", [name], [f"{node.output[0]}.{side}"], perm=[0, 2, 1])
-        for name, side, is_transposed in zip((left, right), ("left", "right"), matmul.transposed, strict=True)
+        helper.make_node("Transpose", [name], [side], perm=[0, 2, 1])
+        for name, side, is_transposed in zip((left, right), sides, matmul.transposed, strict=True)
         if is_transposed
     ]
     outputs = iter([one.output[0] for one in transposes])
@@ -117,7 +126,7 @@ def _standard(node: onnx.NodeProto, matmuls: Sequence[MatmulNode]) -> list[onnx.
         next(outputs) if is_transposed else name
         for name, is_transposed in zip((left, right), matmul.transposed, strict=True)
     ]
-    return [*transposes, helper.make_node("MatMul", factors, list(node.output))]
+    return [*casts, *transposes, helper.make_node("MatMul", factors, list(node.output))]
 
 
 def _position(node: onnx.NodeProto) -> int:

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from lit_ort.lower import native_operators
 from lit_ort.lower.memory_steps import MemorySteps, memory_steps
+from lit_ort.ops.bfloat16_matmul import has_bfloat16_matmuls
 from tests.compare import backend
 from tests.lower.test_native_phases import loss, mlp
 
@@ -52,6 +53,20 @@ def test_a_step_has_the_names_of_the_module(tmp_path: Path) -> None:
     functions = {function.name: function for function in model.functions}
     assert {node.op_type for node in model.graph.node if node.domain == "lit_ort"} == functions.keys()
     assert any("region over r0 | c0" in function.doc_string for function in functions.values())
+
+
+def test_a_step_under_autocast(tmp_path: Path) -> None:
+    """Its matmuls are standard ones of float32 values, and regions round."""
+    if not has_bfloat16_matmuls():
+        pytest.skip("torch's matmuls are faster here")
+    module, x, labels = mlp().eval(), torch.randn(4, 6), torch.tensor([0, 2, 1, 1])
+    with torch.autocast("cpu", torch.bfloat16):
+        value = torch.compile(loss, backend=backend(dump_dir=str(tmp_path)))(module, x, labels)
+    value.backward()
+    (path,) = tmp_path.glob("*/4_forward.onnx")
+    found = run(path, {"x": x, "labels": labels, **dict(module.named_parameters())})
+    for name, gradient in {f"{name}.grad": p.grad for name, p in module.named_parameters()}.items():
+        torch.testing.assert_close(found[name].reshape(gradient.shape), gradient, rtol=1e-2, atol=1e-3, msg=name)
 
 
 # Functions of x, y: float32[n, n], of any n.
