@@ -65,8 +65,9 @@ def test_a_step_under_autocast(tmp_path: Path) -> None:
     value.backward()
     (path,) = tmp_path.glob("*/4_forward.onnx")
     found = run(path, {"x": x, "labels": labels, **dict(module.named_parameters())})
-    for name, gradient in {f"{name}.grad": p.grad for name, p in module.named_parameters()}.items():
-        torch.testing.assert_close(found[name].reshape(gradient.shape), gradient, rtol=1e-2, atol=1e-3, msg=name)
+    for name, parameter in module.named_parameters():
+        gradient = found[f"{name}.grad"].reshape(parameter.shape)
+        torch.testing.assert_close(gradient, parameter.grad, rtol=1e-2, atol=1e-3, msg=name)
 
 
 # Functions of x, y: float32[n, n], of any n.
