@@ -277,26 +277,43 @@ def measurements_with_avx2() -> list[suite_report.Line]:
     return lines_of("results_avx2.jsonl")
 
 
+@pytest.fixture(scope="module")
+def measurements_in_bf16() -> list[suite_report.Line]:
+    return lines_of("results_bf16.jsonl")
+
+
 def rows(text: str) -> dict[str, list[str]]:
     """The cells of each row of a table, by the first one."""
     cells = [[cell.strip() for cell in line.strip("| ").split("|")] for line in text.splitlines() if line[:1] == "|"]
     return {first: others for first, *others in cells}
 
 
-def groups(measured: list[suite_report.Line]) -> dict[str, list[str]]:
-    """The cells of the summary of small models in float32, by group."""
-    panel = "| small, 32-true "
+def groups(measured: list[suite_report.Line], precision: str = "32-true") -> dict[str, list[str]]:
+    """The cells of the summary of small models in a precision, by group."""
+    panel = f"| small, {precision} "
     lines = (line for line in suite_report.summary(measured).splitlines() if panel in line)
     return rows("\n".join(lines).replace(panel, ""))
 
 
 def test_results_are_those_of_the_measurements(
-    measurements: list[suite_report.Line], measurements_with_avx2: list[suite_report.Line]
+    measurements: list[suite_report.Line],
+    measurements_with_avx2: list[suite_report.Line],
+    measurements_in_bf16: list[suite_report.Line],
 ) -> None:
     results = text_of("benchmarks/RESULTS.md")
-    assert suite_report.summary(measurements) in results
-    assert suite_report.table(measurements) in results
+    for measured in (measurements, measurements_in_bf16):
+        assert suite_report.summary(measured) in results
+        assert suite_report.table(measured) in results
     assert suite_report.summary(measurements_with_avx2) in results
+
+
+def test_figures_of_bf16_are_those_of_the_measurements(measurements_in_bf16: list[suite_report.Line]) -> None:
+    cells = groups(measurements_in_bf16, "bf16-mixed")
+    eager, wins, inductor, *_ = next(cells[name] for name in cells if name.startswith("all "))
+    readme, guide = (" ".join(text_of(path).split()) for path in ("README.md", "docs/bf16.md"))
+    assert f"{eager} of eager's time under autocast, {wins} are faster, and {inductor} of inductor's" in readme
+    assert f"under autocast, {eager} of its time" in guide
+    assert f"Seven models take {inductor} of inductor's time" in guide
 
 
 def test_readme_figures_are_those_of_the_measurements(
