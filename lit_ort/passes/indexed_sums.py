@@ -1,7 +1,8 @@
 """Adds rows at given indices one after the other.
 
 In:  `index_put(base, [index, ...], values, accumulate=True)`, the gradient of a gather such as `x[index]`
-Out: `index_add(base, dim, index, values)`; for several indices, over the dimensions that they index as one
+Out: `index_add(base, dim, index, values)`; for several indices, over the dimensions that they index as one. Sums in
+     bfloat16 are those of float32, rounded at the end
 Saves the atomic additions of torch's parallel `index_put`: 40,000 rows of 64 into 4,000 take 14.8 ms with them and
 1.5 ms in order, 1,000 rows into 100 take 12.2 and 0.02 ms (Intel Xeon, two threads).
 """
@@ -16,7 +17,9 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch_aot import is_of_backward
+from lit_ort._compat.torch_fx import arguments_of
 from lit_ort._compat.torch_sizes import hint_of
+from lit_ort.passes.exact_results import cast, rounded
 from lit_ort.passes.node_builder import NodeBuilder, are_equal, replace_nodes
 
 aten = torch.ops.aten
@@ -27,7 +30,19 @@ _FEWEST_ELEMENTS = 8
 
 def add_in_order(module: fx.GraphModule) -> int:
     """Rewrites indexed sums in a graph, in place. Returns their number."""
-    return replace_nodes(module, _is_indexed_sum, _sum)
+    fired = replace_nodes(module, _is_indexed_sum, _sum)
+    return fired + replace_nodes(module, _is_low_sum, _exact_sum)
+
+
+def _is_low_sum(node: fx.Node) -> bool:
+    is_sum = node.target is aten.index_add.default and node.kwargs.get("alpha", 1) == 1
+    return is_sum and node.meta["val"].dtype == torch.bfloat16
+
+
+def _exact_sum(builder: NodeBuilder, node: fx.Node) -> fx.Node:
+    base, dim, index, values = arguments_of(node)
+    exact = cast(builder, base, torch.float32), dim, index, cast(builder, values, torch.float32)
+    return rounded(builder, node, builder(aten.index_add.default, *exact))
 
 
 def _parts(node: fx.Node) -> tuple[fx.Node, list[fx.Node], range, fx.Node]:

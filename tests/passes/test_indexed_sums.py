@@ -77,3 +77,12 @@ def test_graphs_pass_messages_between_nodes() -> None:
         found.append(layer.weight.grad.clone())
         layer.zero_grad()
     assert relative_error(found[1], found[0]) < 1e-5
+
+
+def test_sums_in_bfloat16_are_rounded_once() -> None:
+    """In eager, 256 + 1 is 256 in bfloat16."""
+    x, index = torch.randn(4, 8).bfloat16().requires_grad_(), torch.zeros(1000, dtype=torch.int64)
+    torch.compile(lambda x: x[index].sum(), backend=backend())(x).backward()
+    assert x.grad is not None
+    assert x.grad[0].eq(1000).all()
+    assert not x.grad[1:].any()
