@@ -35,7 +35,7 @@ def add_in_order(module: fx.GraphModule) -> int:
 
 
 def _is_low_sum(node: fx.Node) -> bool:
-    is_sum = node.target is aten.index_add.default and node.kwargs.get("alpha", 1) == 1
+    is_sum = node.target is aten.index_add.default and bool(node.kwargs.get("alpha", 1) == 1)
     return is_sum and node.meta["val"].dtype == torch.bfloat16
 
 
