@@ -53,6 +53,11 @@ def has_matrix_tiles() -> bool:
     return bool(torch.cpu.get_capabilities().get("amx_bf16"))
 
 
+def bfloat16_instructions() -> str:
+    """The instructions of this CPU for products of bfloat16 numbers, which torch's name of its vectors leaves out."""
+    return " ".join(name for name in ("avx512_bf16", "amx_bf16") if torch.cpu.get_capabilities().get(name))
+
+
 @functools.cache
 def matmul_functions() -> Mapping[torch.dtype, MatmulFunctions] | None:
     """MKL's matmuls, by dtype; None if torch has none."""

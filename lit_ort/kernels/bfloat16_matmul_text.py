@@ -20,17 +20,11 @@ def bfloat16_matmul_text(vector_bytes: int, has_pairs: bool, on_threads: str, mo
         has_pairs: whether the CPU has AVX-512 BF16.
         on_threads, most_threads: as of `matmul_text`.
     """
-    text = _PairsText if has_pairs else _ConvertedText
+    text = _PairsText if has_pairs else MatmulText
     return text("float32", vector_bytes, "bfloat16").write(on_threads, most_threads)
 
 
-class _ConvertedText(MatmulText):
-    """Matmuls of factors whose elements are float32 in panels."""
-
-    reads_in_place = False
-
-
-class _PairsText(_ConvertedText):
+class _PairsText(MatmulText):
     """Matmuls of factors of which panels have pairs of neighbours along the inner dimension."""
 
     unit = 2

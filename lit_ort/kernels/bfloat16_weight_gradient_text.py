@@ -59,21 +59,18 @@ class _PairsText(WeightGradientText):
     def image_at(self, place: str) -> str:
         return self.at(self.word(matmul.RIGHT, "ptr"), place, _FACTOR)
 
-    def whole_pixels(self, images: str, place: str) -> Vector:
-        return loaded_pairs(self.text, self._two_pixels(images), place, self.lanes)
-
-    def some_pixels(self, images: str, place: str, number: str) -> Vector:
-        following = self.op("add", place, self.word(words.PIXEL_DISTANCE))
+    def pixels(self, images: str, place: str, number: str | None) -> Vector:
+        distance = self.word(words.PIXEL_DISTANCE)
+        sources = images, self.at(images, distance, _FACTOR)
+        if number is None:
+            return loaded_pairs(self.text, sources, place, self.lanes)
         is_pixel = self.test("slt", self.op("add", number, 1), self.word(words.OUT_WIDTH))
-        masks = self.inside(place), self.inside(following) & Vector(self.text, is_pixel, "bool", 0).splat(self.lanes)
-        return loaded_pairs(self.text, self._two_pixels(images), place, self.lanes, masks)
+        second = self.inside(self.op("add", place, distance))
+        second = second & Vector(self.text, is_pixel, "bool", 0).splat(self.lanes)
+        return loaded_pairs(self.text, sources, place, self.lanes, (self.inside(place), second))
 
     def multiply_add(self, left: Vector, right: Vector, total: Vector) -> Vector:
         return multiply_add_pairs(left, right, total)
 
     def _pairs_of_line(self) -> str:
         return self.divided_up(self.word(words.OUT_WIDTH), 2)
-
-    def _two_pixels(self, images: str) -> tuple[str, str]:
-        """The addresses of a row of an image, from its first pixel and from the next one that is read."""
-        return images, self.at(images, self.word(words.PIXEL_DISTANCE), _FACTOR)

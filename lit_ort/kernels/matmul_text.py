@@ -59,10 +59,9 @@ class MatmulText(KernelText):
     Attributes:
         rows, columns: of a tile.
         unit: the elements of a factor along the inner dimension that one element of a panel holds.
-        reads_in_place: whether a tile can read columns of the right factor where they are.
     """
 
-    unit, reads_in_place = 1, True
+    unit = 1
 
     def __init__(self, dtype: str, vector_bytes: int, factor: str | None = None) -> None:
         super().__init__(dtype, vector_bytes)
@@ -244,10 +243,11 @@ class MatmulText(KernelText):
         text, inner = self.text, self.word(words.INNER)
         # Without elements to multiply, the result is zero.
         end = self.maximum(inner, 1)
-        # Columns that are read for one tile alone are read where they are, unless they are rows in memory.
+        # Columns that are read for one tile alone are read where they are, unless they are rows in memory, or a panel
+        # has other elements.
         is_low = self.test("sle", self.op("sub", "%last_row", "%first_row"), self.rows)
         is_in_place = "false"
-        if self.reads_in_place:
+        if self.factor == self.dtype:
             is_in_place = text.value(f"and i1 {is_low}, {self.test('eq', self.word(words.RIGHT_COLUMN), 1)}")
         with text.loop("0", end, INNER * self.unit) as outer:
             depth = self.minimum(self.op("sub", inner, outer.index), INNER * self.unit)

@@ -78,19 +78,16 @@ class WeightGradientText(KernelText):
         """The address of an element of the images."""
         return self.at(self.word(matmul.RIGHT, "ptr"), place)
 
-    def whole_pixels(self, images: str, place: str) -> Vector:
-        """Elements of pixels that are inside of an image."""
-        return loaded(self.text, images, place, self.dtype, self.lanes, None)
-
-    def some_pixels(self, images: str, place: str, number: str) -> Vector:
-        """Elements of pixels, of which some may be beyond an image's row: zeros there.
+    def pixels(self, images: str, place: str, number: str | None) -> Vector:
+        """Elements of pixels; zeros beyond an image's row.
 
         Args:
             images: the address of the row.
             place: of the first element in the row.
-            number: of the first pixel in its line.
+            number: of the first pixel in its line; None if all of them are inside of an image.
         """
-        return loaded(self.text, images, place, self.dtype, self.lanes, self.inside(place))
+        mask = None if number is None else self.inside(place)
+        return loaded(self.text, images, place, self.dtype, self.lanes, mask)
 
     def inside(self, place: str) -> Vector:
         """Which elements from a place on are in a row of an image."""
@@ -188,11 +185,7 @@ class _Tile:
             number: of the first pixel in its line; None if all of them are inside of an image.
         """
         k, (of_grad, place), totals = self._kernel, current[:2], current[2:]
-        places = [(place + vector * k.lanes).name for vector in range(self._vectors)]
-        if number is None:
-            vectors = [k.whole_pixels(images, one) for one in places]
-        else:
-            vectors = [k.some_pixels(images, one, number) for one in places]
+        vectors = [k.pixels(images, (place + vector * k.lanes).name, number) for vector in range(self._vectors)]
         sums: list[Vector] = []
         for output in range(self._height):
             factor = loaded(self._text, k.at(grad, of_grad.name), str(output), k.dtype, 0, None).splat(k.lanes)

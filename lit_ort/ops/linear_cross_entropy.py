@@ -223,7 +223,7 @@ def _require_classes(labels: torch.Tensor, counted: torch.Tensor, classes: int) 
         )
 
 
-def _fake(
+def fake_results(
     hidden: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -234,6 +234,7 @@ def _fake(
     low_precision: bool,
     wanted: Sequence[bool],
 ) -> Results:
+    """Results without contents, from the arguments of `linear_cross_entropy` but the allocator."""
     loss = hidden.new_empty((), dtype=torch.float32 if low_precision else hidden.dtype)
     inputs = (hidden, weight, hidden if bias is None else bias)
     shapes = (hidden.shape, weight.shape, weight.shape[:1])
@@ -288,7 +289,7 @@ _SCHEMA = (
     "int ignore_index, bool mean, bool low_precision, bool[] wanted) -> "
     "(Tensor loss, Tensor hidden_gradient, Tensor weight_gradient, Tensor bias_gradient)"
 )
-_OPERATOR = define(_SCHEMA, linear_cross_entropy, _fake)
+_OPERATOR = define(_SCHEMA, linear_cross_entropy, fake_results)
 torch.library.register_autograd(f"{NAMESPACE}::linear_cross_entropy", _gradient, setup_context=_setup)
 
 

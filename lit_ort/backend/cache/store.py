@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from lit_ort._compat.torch_blas import bfloat16_instructions
 from lit_ort.backend.cache.content import Content
 from lit_ort.backend.cache.entry import FORMAT, NotPlain, UnusableEntry, decode, encode
 from lit_ort.backend.compilation import Compilation
@@ -108,7 +109,7 @@ def environment(engine: str) -> dict[str, str]:
     """
     return {
         "format": FORMAT.decode(),
-        "cpu": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        "cpu": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} {bfloat16_instructions()}",
         "python": platform.python_version(),
         "torch": f"{torch.__version__} {torch.version.git_version}",
         "onnxruntime": engine,
