@@ -5,6 +5,7 @@ Native sessions compute it in machine code.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,16 +25,20 @@ def bfloat16_cross_entropy(allocator: Allocator, *arguments: Any) -> Results:
     Raises:
         IndexError: a label is not in 0..C-1 and is not ignored.
     """
-    *inputs, wanted = arguments
-    results = linear_cross_entropy(allocator, *inputs, True, wanted)
+    results = linear_cross_entropy(allocator, *_under_autocast(arguments))
     loss, first, second, third = (cast(allocator, result, torch.float32) for result in results)
     return loss, first, second, third
 
 
 def _fake(*arguments: Any) -> Results:
-    *inputs, wanted = arguments
-    loss, first, second, third = (result.float() for result in fake_results(*inputs, True, wanted))
+    loss, first, second, third = (result.float() for result in fake_results(*_under_autocast(arguments)))
     return loss, first, second, third
+
+
+def _under_autocast(arguments: Sequence[Any]) -> list[Any]:
+    """The arguments of `linear_cross_entropy`, with `low_precision`."""
+    *inputs, wanted = arguments
+    return [*inputs, True, wanted]
 
 
 _ARGUMENTS = "Tensor hidden, Tensor weight, Tensor? bias, Tensor labels, Tensor? class_weight"
