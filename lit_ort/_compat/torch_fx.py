@@ -34,6 +34,7 @@ _NORMALIZATIONS = frozenset(
     | {_aten._native_batch_norm_legit.default, _aten._native_batch_norm_legit.no_stats}
     | {_aten._native_batch_norm_legit_functional.default}
 )
+_GROUP_NORM_BACKWARD = _aten.native_group_norm_backward.default
 # Dynamo's paths of modules: the variable of the root module, then attribute names, some of them in the form of keys.
 _ROOT = re.compile(r"[LG]\['[^']*'\](\[\d+\])*")
 _BY_KEY = re.compile(r"(?:\._modules)?\['([^']*)'\]")
@@ -272,20 +273,23 @@ def is_element(node: fx.Node) -> bool:
 
 
 def correct_statistics(graph: fx.Graph) -> None:
-    """Corrects the dtypes of the statistics of normalization layers.
+    """Corrects the dtypes of the statistics of normalization layers, and of the gradient of group normalization's input.
 
     For a bfloat16 input and float32 parameters, which are usual in autocast, the CPU kernels return the mean and
     deviation in float32, but the fake implementations of torch 2.13 return them in bfloat16.
     """
     for node in graph.nodes:
-        if node.target in _NORMALIZATIONS:
+        if node.target in _NORMALIZATIONS or node.target is _GROUP_NORM_BACKWARD:
             node.meta["val"] = _with_statistics(node, node.meta["val"])
             for user in filter(is_element, node.users):
                 user.meta["val"] = node.meta["val"][arguments_of(user)[1]]
 
 
 def _with_statistics(node: fx.Node, value: Any) -> Any:
-    """The example of a node, with the dtypes of a normalization's statistics corrected."""
+    """The example of a node, with the dtypes of a normalization's results corrected."""
+    if node.target is _GROUP_NORM_BACKWARD and value[0] is not None:
+        # The kernel returns it in the dtype of the input, the fake implementation in that of the weight.
+        return value[0].to(arguments_of(node)[1].meta["val"].dtype), *value[1:]
     if node.target not in _NORMALIZATIONS:
         return value
     others = [argument.meta["val"] for argument in node.all_input_nodes[1:]]

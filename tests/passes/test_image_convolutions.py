@@ -146,3 +146,15 @@ def test_autocast(name: str, has_pairs: bool, monkeypatch: pytest.MonkeyPatch) -
     compiled = torch.compile(mixed, backend=engine)
     assert_as_close_as_autocast(module, compiled, mixed, step, torch.randn(3, CHANNELS, 15, 14))
     assert_native(engine)
+
+
+@pytest.mark.usefixtures("on_openmp")
+def test_group_normalization_between_convolutions_under_autocast() -> None:
+    """Torch declares the gradient of its input in the dtype of its weight."""
+    module = nn.Sequential(nn.Conv2d(8, 16, 3), nn.GroupNorm(4, 16), nn.GELU(), nn.Conv2d(16, 16, 1))
+
+    def squared(module: nn.Module, x: Tensor) -> Tensor:
+        return module(x).square().mean()
+
+    compiled = torch.compile(autocast(squared), backend=backend())
+    assert_as_close_as_autocast(module, compiled, autocast(squared), squared, torch.randn(2, 8, 12, 12))
