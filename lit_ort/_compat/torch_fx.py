@@ -273,7 +273,7 @@ def is_element(node: fx.Node) -> bool:
 
 
 def correct_statistics(graph: fx.Graph) -> None:
-    """Corrects the dtypes of the statistics of normalization layers, and of the gradient of group normalization's input.
+    """Corrects the dtypes of normalization layers' statistics, and of the gradient of group normalization's input.
 
     For a bfloat16 input and float32 parameters, which are usual in autocast, the CPU kernels return the mean and
     deviation in float32, but the fake implementations of torch 2.13 return them in bfloat16.
