@@ -53,7 +53,7 @@ class Kind(NamedTuple):
     text_of_pairs: Callable[[int], Text] | None = None
 
 
-# By the `kind` and `is_depthwise` of `lit_ort.runtime.program.ConvolutionNode`.
+# By the `kind` of `lit_ort.runtime.program.ConvolutionNode`, and whether each channel is convolved by itself.
 _KINDS = {
     ("convolution", False): Kind(
         convolution_text, functools.partial(convolution_words, is_gradient=False), bfloat16_convolution_text
@@ -180,14 +180,15 @@ class ConvolutionCallWords(CallWords):
 def convolution_call_words(
     code: Convolutions,
     kind: str,
-    is_depthwise: bool,
     dtype: torch.dtype,
     sizes: Sequence[int],
     windows: Sequence[int],
+    groups: int,
 ) -> CallWords:
     """The words of calls of a convolution; the arguments are those of `lit_ort.runtime.program.ConvolutionNode`."""
-    pairs = Windows(*((windows[at], windows[at + 1]) for at in range(0, len(windows), 2)))
+    pairs = Windows(*((windows[at], windows[at + 1]) for at in range(0, len(windows), 2)), groups=groups)
     first, second = tuple(sizes[:4]), tuple(sizes[4:])
+    is_depthwise = 1 < groups == first[1] == second[1]
     call = Sizes(first, second, pairs, torch.get_num_threads())
     arguments = code.arguments(_KINDS[kind, is_depthwise], dtype, call)
     batch, channels, height, width = second

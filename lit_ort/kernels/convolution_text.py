@@ -168,7 +168,7 @@ class ConvolutionText(MatmulText):
         right = self.op("mul", line, self.word(words.COLUMN_STRIDE))
         place = self.op("add", self.op("mul", source, self.word(words.HEIGHT)), down)
         place = self.op("add", self.op("mul", place, self.word(words.WIDTH)), right)
-        place = self.op("add", self.op("mul", place, self.word(matmul.INNER)), start)
+        place = self.op("add", self.op("mul", place, self.word(words.PIXEL)), start)
         goal = self.op("add", self.table("%grid", words.GRID_PLACE), column)
         steps = (image, words.RESULT_IMAGE), (row, words.RESULT_LINE), (line, words.RESULT_PIXEL)
         for number, step in steps:

@@ -36,17 +36,19 @@ class Windows:
 
     Args:
         kernel, stride, padding, dilation: height and width, in pixels.
+        groups: into how many groups channels are cut; those of a group are convolved by themselves.
     """
 
     kernel: tuple[int, int]
     stride: tuple[int, int]
     padding: tuple[int, int]
     dilation: tuple[int, int]
+    groups: int = 1
 
     @property
     def runs_across(self) -> int:
         """The runs of elements that are adjacent in an image, of a row of the kernel."""
-        return 1 if self.dilation[1] == 1 else self.kernel[1]
+        return 1 if self.dilation[1] == self.groups == 1 else self.kernel[1]
 
 
 class Sizes(NamedTuple):
@@ -112,11 +114,13 @@ def convolution_words(sizes: Sizes, machine: Machine, is_gradient: bool) -> Argu
     batch, channels, *size = sizes.first
     channels //= machine.pair
     sizes = Sizes((batch, channels, *size), *sizes[1:])
-    weight_channels = sizes.second[1] // machine.pair if is_gradient else channels
-    grids = _Grids(sizes, weight_channels, is_gradient)
+    outputs = sizes.second[1] // machine.pair
+    weight_channels = (outputs if is_gradient else channels) // sizes.windows.groups
     row = math.prod(sizes.windows.kernel) * weight_channels
+    weight_elements = (channels if is_gradient else outputs * machine.pair) * row
+    grids = _Grids(sizes, Weight(sizes.windows.groups, weight_channels, weight_elements), is_gradient)
     step = max(machine.lanes, _PANEL_BYTES // (machine.tile[1] * size_of(machine.dtype) * grids.most_taps))
-    step = min(channels, step - step % machine.lanes)
+    step = min(channels // sizes.windows.groups, step - step % machine.lanes)
     values = grids.words(machine.tile) | {
         # The weights of two outputs are a pair, each in elements of its own.
         matmul.RIGHT_ROW: row * machine.pair if is_gradient else 1,
@@ -129,8 +133,22 @@ def convolution_words(sizes: Sizes, machine: Machine, is_gradient: bool) -> Argu
 
 def depthwise_words(sizes: Sizes, machine: Machine, is_gradient: bool) -> Arguments:
     """The arguments of a convolution of each channel, or of the gradient of its images; as `convolution_words`."""
-    grids = _Grids(sizes, sizes.first[1], is_gradient)
+    grids = _Grids(sizes, Weight(1, sizes.first[1], 0), is_gradient)
     return Arguments(convolution.WORDS, grids.words((DEPTHWISE_PIXELS, machine.tile[1])), grids.tables)
+
+
+class Weight(NamedTuple):
+    """How a convolution's code reads the weight.
+
+    Args:
+        groups: into how many groups of channels it is cut.
+        channels: the elements between neighbouring elements of the kernel.
+        elements: of all groups.
+    """
+
+    groups: int
+    channels: int
+    elements: int
 
 
 class _Grids:
@@ -139,18 +157,18 @@ class _Grids:
     Neighbouring pixels of a gradient read different elements of the kernel if the convolution has strides.
     """
 
-    def __init__(self, sizes: Sizes, weight_channels: int, is_gradient: bool) -> None:
-        self._sizes, self._is_gradient = sizes, is_gradient
+    def __init__(self, sizes: Sizes, weight: Weight, is_gradient: bool) -> None:
+        self._sizes, self._weight, self._is_gradient = sizes, weight, is_gradient
         _, outputs, height, width = sizes.second
         self._spacing = sizes.windows.stride if is_gradient else (1, 1)
         self._grids, tables = list[list[int]](), list[ctypes.Array[ctypes.c_int64]]()
-        for start in itertools.product(*map(range, self._spacing)):
+        for group, *start in itertools.product(range(weight.groups), *map(range, self._spacing)):
             ends = zip((height, width), start, self._spacing, strict=True)
             rows, columns = (-(-(size - one) // step) for size, one, step in ends)
             if rows > 0 and columns > 0:
-                taps = self._taps(start, weight_channels)
+                taps = self._taps(start, group)
                 tables.append(_array([word for tap in taps for word in tap]))
-                place = (start[0] * width + start[1]) * outputs
+                place = (start[0] * width + start[1]) * outputs + group * outputs // weight.groups
                 self._grids.append([ctypes.addressof(tables[-1]), len(taps), rows, columns, place])
         self._table = _array([word for grid in self._grids for word in grid])
         self.tables = [self._table, *tables]
@@ -163,14 +181,16 @@ class _Grids:
         """The words of the sizes of a convolution and of its grids."""
         (batch, channels, height, width), (_, outputs, rows, columns) = self._sizes.first, self._sizes.second
         pixels = batch * max(grid[convolution.GRID_HEIGHT] * grid[convolution.GRID_WIDTH] for grid in self._grids)
-        blocks, axis = _blocks(-(-pixels // tile[0]), -(-outputs // tile[1]), self._sizes.threads)
+        own_outputs = outputs // self._weight.groups
+        blocks, axis = _blocks(-(-pixels // tile[0]), -(-own_outputs // tile[1]), self._sizes.threads)
         strides = (1, 1) if self._is_gradient else self._sizes.windows.stride
         return {
             ROW_BLOCKS: blocks,
             matmul.AXIS: axis,
             matmul.COUNT: batch,
-            matmul.COLUMNS: outputs,
-            matmul.INNER: channels,
+            matmul.COLUMNS: own_outputs,
+            matmul.INNER: channels // self._weight.groups,
+            convolution.PIXEL: channels,
             convolution.HEIGHT: height,
             convolution.WIDTH: width,
             convolution.ROW_STRIDE: strides[0],
@@ -184,35 +204,37 @@ class _Grids:
             convolution.GRID_COUNT: len(self._grids),
         }
 
-    def _taps(self, start: tuple[int, ...], weight_channels: int) -> list[tuple[int, ...]]:
-        """The words of the elements of the kernel that the pixels of a grid read."""
-        _, channels, _, width = self._sizes.first
+    def _taps(self, start: Sequence[int], group: int) -> list[tuple[int, ...]]:
+        """The words of the elements of the kernel that the pixels of a grid read, of a group of channels."""
+        (_, channels, _, width), weight = self._sizes.first, self._weight
+        place, element = (group * count // weight.groups for count in (channels, weight.elements))
         kernel = itertools.product(*map(range, self._sizes.windows.kernel))
         shifts = ((number, self._shift(places, start)) for number, places in enumerate(kernel))
         return [
-            (shift[0], shift[1], (shift[0] * width + shift[1]) * channels, number * weight_channels)
+            (*shift, (shift[0] * width + shift[1]) * channels + place, number * weight.channels + element)
             for number, shift in shifts
             if shift is not None
         ]
 
-    def _shift(self, places: tuple[int, ...], start: tuple[int, ...]) -> tuple[int, ...] | None:
+    def _shift(self, places: Sequence[int], start: Sequence[int]) -> tuple[int, int] | None:
         """How far from a pixel the one is that it reads for an element of the kernel; None if it reads none."""
         windows = self._sizes.windows
         sizes = zip(places, windows.dilation, windows.padding, strict=True)
         shifts = [place * step - padding for place, step, padding in sizes]
         if not self._is_gradient:
-            return tuple(shifts)
+            return shifts[0], shifts[1]
         distances = [one - shift for one, shift in zip(start, shifts, strict=True)]
         if any(distance % step for distance, step in zip(distances, windows.stride, strict=True)):
             return None
-        return tuple(distance // step for distance, step in zip(distances, windows.stride, strict=True))
+        down, right = (distance // step for distance, step in zip(distances, windows.stride, strict=True))
+        return down, right
 
 
 def weight_gradient_words(sizes: Sizes, machine: Machine) -> Arguments:
     """The arguments of the gradient of a weight, [outputs, *`runs_of`]."""
     batch, outputs, height, width = sizes.first
     runs, elements = runs_of(sizes.windows, sizes.second[1], machine.lanes)
-    tiles = _tiles(outputs, tile_heights(machine.vector_bytes))
+    tiles = _tiles_of_groups(outputs, sizes.second[1], sizes.windows.groups, tile_heights(machine.vector_bytes))
     table = _array([word for tile in tiles for word in tile])
     units = len(tiles) * runs * -(-elements // machine.tile[1])
     values = _image_words(sizes) | {
@@ -228,6 +250,13 @@ def weight_gradient_words(sizes: Sizes, machine: Machine) -> Arguments:
         words.TILE_COUNT: len(tiles),
     }
     return Arguments(words.WORDS, values, [table])
+
+
+def _tiles_of_groups(outputs: int, channels: int, groups: int, heights: Sequence[int]) -> list[tuple[int, int, int]]:
+    """The first output of each tile, how many it has, and the first channel that they read."""
+    tiles = _tiles(outputs // groups, heights)
+    starts = [(group * outputs // groups, group * channels // groups) for group in range(groups)]
+    return [(output + first, height, channel) for output, channel in starts for first, height in tiles]
 
 
 def _tiles(outputs: int, heights: Sequence[int]) -> list[tuple[int, int]]:
@@ -247,7 +276,7 @@ def _heights(outputs: int, large_count: int, heights: Sequence[int]) -> list[int
 
 def runs_of(windows: Windows, channels: int, lanes: int) -> tuple[int, int]:
     """The runs of a weight's gradient, and the elements that it has for each: whole vectors."""
-    elements = windows.kernel[1] // windows.runs_across * channels
+    elements = windows.kernel[1] // windows.runs_across * channels // windows.groups
     return windows.kernel[0] * windows.runs_across, -(-elements // lanes) * lanes
 
 

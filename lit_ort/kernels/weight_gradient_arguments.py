@@ -19,6 +19,6 @@ UNITS, LINES, TILES, TILE_COUNT = range(_FIRST_WORD + 13, _FIRST_WORD + 17)
 KERNEL_HEIGHT, KERNEL_WIDTH, PARTS = range(_FIRST_WORD + 17, _FIRST_WORD + 20)
 WORDS = _FIRST_WORD + 20
 
-# The words of a tile: its first output, and how many it has.
-TILE_OUTPUT, TILE_HEIGHT = range(2)
-TILE_WORDS = 2
+# The words of a tile: its first output, how many it has, and the first channel of its group.
+TILE_OUTPUT, TILE_HEIGHT, TILE_CHANNEL = range(3)
+TILE_WORDS = 3

@@ -54,7 +54,7 @@ class WeightGradientText(KernelText):
         text.functions["denormals"] = DENORMALS
         for height in heights:
             for vectors in range(1, VECTORS + 1):
-                ranges = "i64 %first_line, i64 %last_line, i64 %run, i64 %element, i64 %output"
+                ranges = "i64 %first_line, i64 %last_line, i64 %run, i64 %element, i64 %output, i64 %channel"
                 head = f"internal void @{_tile_name(height, vectors)}(ptr %args, ptr %panel, {ranges})"
                 text.function(_tile_name(height, vectors), head, _Tile(self, height, vectors).write, "noinline")
         text.function("block", "void @block(ptr %args, i64 %block)", lambda: self._block(heights), CHECKS_STACK)
@@ -113,9 +113,10 @@ class WeightGradientText(KernelText):
                 tile, columns = self.op("urem", unit.index, tiles), self.op("udiv", unit.index, tiles)
                 width = self.divided_up(run, VECTORS * self.lanes)
                 element = self.op("mul", self.op("urem", columns, width), VECTORS * self.lanes)
-                output, height = (self._of_tile(tile, position) for position in (words.TILE_OUTPUT, words.TILE_HEIGHT))
+                positions = words.TILE_OUTPUT, words.TILE_HEIGHT, words.TILE_CHANNEL
+                output, height, channel = (self._of_tile(tile, position) for position in positions)
                 is_whole = self.test("sge", self.op("sub", run, element), VECTORS * self.lanes)
-                places = f"i64 {self.op('udiv', columns, width)}, i64 {element}, i64 {output}"
+                places = f"i64 {self.op('udiv', columns, width)}, i64 {element}, i64 {output}, i64 {channel}"
                 for one in heights:
                     with self.branch(self.test("eq", height, one)):
                         names = [f"@{_tile_name(one, vectors)}" for vectors in (VECTORS, 1)]
@@ -145,7 +146,7 @@ class _Tile:
         row, offset = k.op("udiv", "%run", across), k.op("urem", "%run", across)
         down = shift_of(k, row, words.ROW_DILATION, words.ROW_PADDING)
         right = shift_of(k, offset, words.COLUMN_DILATION, words.COLUMN_PADDING)
-        first = k.op("add", k.op("mul", right, k.word(words.CHANNELS)), "%element")
+        first = k.op("add", k.op("mul", right, k.word(words.CHANNELS)), k.op("add", "%channel", "%element"))
         low, high = (k.minimum(end, width) for end in self._pixels_inside(first))
         low, count = (k.divided_up(end, k.unit) for end in (low, width))
         high = k.maximum(k.op("udiv", high, k.unit), low)

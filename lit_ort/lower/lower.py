@@ -366,11 +366,11 @@ class _Lowering:
         self._types[name] = value.dtype, value.shape
 
     def _convolution(self, node: fx.Node) -> None:
-        kind, is_depthwise, numbers, windows = convolution_of(node)
+        kind, numbers, windows, groups = convolution_of(node)
         value, sizes = node.meta["val"], terms_of(numbers, self._sources)
         inputs = convolution_inputs(node)
         dtype = inputs[0].meta["val"].dtype
-        self._convolutions.append(ConvolutionNode(kind, is_depthwise, dtype, sizes, windows))
+        self._convolutions.append(ConvolutionNode(kind, dtype, sizes, windows, groups))
         given = [self._name_of(one) for one in inputs]
         output = value.dtype, _fixed(value.shape)
         name = self._names[node] = self._builder.convolution(len(self._convolutions) - 1, given, output, node.name)

@@ -195,17 +195,17 @@ def convolution_inputs(node: fx.Node) -> list[fx.Node]:
     return [value for value in node.args[:2] if isinstance(value, fx.Node)]
 
 
-def convolution_of(node: fx.Node) -> tuple[str, bool, tuple[Any, ...], tuple[int, ...]]:
-    """What `ConvolutionNode` says of a convolution: its kind, whether it is depthwise, its sizes and its windows."""
+def convolution_of(node: fx.Node) -> tuple[str, tuple[Any, ...], tuple[int, ...], int]:
+    """What `ConvolutionNode` says of a convolution: its kind, its sizes, its windows and its groups."""
     first, second = (value.meta["val"] for value in convolution_inputs(node))
-    _, _, size, *windows, last = node.args
-    kind, kernel, images, is_depthwise = "weight_gradient", size, (first, second), bool(last)
+    _, _, size, *windows, groups = node.args[:7]
+    kind, kernel, images = "weight_gradient", size, (first, second)
     if node.target is _CONVOLUTION:
-        kind = "image_gradient" if last else "convolution"
-        kernel, images, is_depthwise = second.shape[-3:-1], (first, node.meta["val"]), second.dim() == 3
+        kind = "image_gradient" if node.args[7] else "convolution"
+        kernel, images = second.shape[-3:-1], (first, node.meta["val"])
     sizes = [one.shape[dim] for one in images for dim in CHANNELS_FIRST]
     pairs = ((one[0], one[-1]) for one in (kernel, *windows))  # type: ignore[index]
-    return kind, is_depthwise, tuple(sizes), tuple(number for pair in pairs for number in pair)  # type: ignore[misc]
+    return kind, tuple(sizes), tuple(number for pair in pairs for number in pair), groups  # type: ignore[misc,return-value]
 
 
 def loss_settings(node: fx.Node) -> tuple[Any, Any, Any]:

@@ -199,7 +199,7 @@ def _convolution_attributes(convolution: ConvolutionNode) -> dict[str, Any]:
     arguments = [first, "images" if convolution.kind == "weight_gradient" else "weight"]
     numbers = [list(convolution.windows[at : at + 2]) for at in range(0, 8, 2)]
     settings = dict(zip(("kernel_shape", "strides", "pads", "dilations"), numbers, strict=True))
-    form = {"kind": convolution.kind, "layout": "NHWC", "depthwise": int(convolution.is_depthwise)}
+    form = {"kind": convolution.kind, "layout": "NHWC", "group": convolution.groups}
     return {"arguments": arguments, **form, **settings}
 
 

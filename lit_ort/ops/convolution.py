@@ -16,7 +16,7 @@ import torch
 
 from lit_ort._compat.torch_sizes import has_channels_last, hint_of
 from lit_ort.kernels.kernel_arguments import DTYPES
-from lit_ort.ops.image_convolution import convolutions, image_weight_gradient, weight_gradient_of
+from lit_ort.ops.image_convolution import convolutions, image_weight_gradient, is_depthwise, weight_gradient_of
 from lit_ort.ops.operator import Allocator, Operator
 
 aten = torch.ops.aten
@@ -56,11 +56,11 @@ def convolution_backward(
         pair = (input, grad_output) if transposed else (grad_output, input)
         grad, images = (value.permute(0, 2, 3, 1) for value in pair)
         windows = (weight.shape[2:], stride, padding, dilation)
-        made = image_weight_gradient(allocator, grad, images, *windows, groups > 1)
-        if groups > 1:
+        made = image_weight_gradient(allocator, grad, images, *windows, groups)
+        if is_depthwise(grad.shape[3], images.shape[3], groups):
             of_weight = made.sum(0).permute(2, 0, 1).unsqueeze(1)
         else:
-            of_weight = weight_gradient_of(made, weight.shape[2:], images.shape[3]).permute(0, 3, 1, 2)
+            of_weight = weight_gradient_of(made, weight.shape[2:], images.shape[3] // groups).permute(0, 3, 1, 2)
         if has_channels_last(input) or has_channels_last(weight):
             of_weight = of_weight.contiguous(memory_format=torch.channels_last)
         else:
@@ -79,9 +79,9 @@ def _supports(grad_output: torch.Tensor, input: torch.Tensor, weight: torch.Tens
         or 0 in (grad_output.numel(), input.numel())
     ):
         return False
-    is_depthwise = not transposed and groups == len(weight) and weight.shape[1] == 1
-    has_channels = groups == 1 and weight.shape[1] >= FEWEST_CHANNELS
-    return mask[1] and (has_channels or is_depthwise) and convolutions() is not None
+    has_channels = weight.shape[1] >= FEWEST_CHANNELS
+    is_own = not transposed and is_depthwise(len(weight), input.shape[1], groups)
+    return mask[1] and (has_channels or is_own) and convolutions() is not None
 
 
 def _workspace_bytes(grad_output: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, *rest: Any) -> int:

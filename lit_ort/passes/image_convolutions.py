@@ -1,6 +1,6 @@
 """Writes convolutions of images with channels last, and their gradients, as operators of pixels in rows.
 
-In:  `convolution(images, weight, bias)` and its `convolution_backward`, transposed ones too, of all channels or each
+In:  `convolution(images, weight, bias)` and its `convolution_backward`, transposed ones and those of groups too
 Out: `image_convolution(pixels, weight)`, which also computes gradients of images, and `image_weight_gradient`; those
      in bfloat16 have float32 results, which are rounded where bfloat16 is read
 Saves oneDNN's reorders of weights and results; native sessions compute these operators in their own memory.
@@ -19,7 +19,7 @@ from lit_ort._compat.torch_fx import arguments_of, first_argument
 from lit_ort._compat.torch_sizes import hint_of
 from lit_ort.kernels.kernel_arguments import sum_dtype
 from lit_ort.ops.bfloat16_matmul import has_bfloat16_matmuls
-from lit_ort.ops.image_convolution import convolutions
+from lit_ort.ops.image_convolution import convolutions, is_depthwise
 from lit_ort.passes.exact_results import cast, rounded
 from lit_ort.passes.node_builder import NodeBuilder, replace_elements, replace_nodes
 from lit_ort.passes.pixel_nodes import (
@@ -91,33 +91,31 @@ def _is_fit(node: fx.Node, position: int) -> bool:
     images, weight, *_ = arguments_of(node)[position:]
     transposed, _, groups = arguments_of(node)[6 + position :][:3]
     value = images.meta["val"]
-    is_known = groups == 1 or (not transposed and is_depthwise(value, weight.meta["val"], groups))
-    return value.dim() == 4 and is_known and has_last(value) and has_kernel(value, weight.meta["val"], groups)
+    return value.dim() == 4 and has_last(value) and has_kernel(value, weight.meta["val"], transposed, groups)
 
 
-def is_depthwise(images: torch.Tensor, weight: torch.Tensor, groups: Any) -> bool:
-    """Whether each channel is convolved by itself, to one channel."""
-    return isinstance(groups, int) and 1 < groups == images.shape[1] == weight.shape[0]
-
-
-def has_kernel(images: torch.Tensor, weight: torch.Tensor, groups: Any) -> bool:
-    """Whether there is code for a convolution of all channels, or of each."""
+def has_kernel(images: torch.Tensor, weight: torch.Tensor, transposed: bool, groups: Any) -> bool:
+    """Whether there is code for a convolution, and it has enough channels."""
     if images.dtype not in _DTYPES or weight.dtype != images.dtype or convolutions() is None:
         return False
     if images.dtype == torch.bfloat16 and not has_bfloat16_matmuls():
         return False
     if not all(isinstance(size, int) for size in weight.shape) or math.prod(weight.shape[2:]) > MOST_TAPS:
         return False
-    sizes = weight.shape[:2] if groups == 1 else weight.shape[:1]
-    return all(size >= FEWEST_CHANNELS for size in sizes)
+    if not isinstance(groups, int):
+        return False
+    outputs, channels = weight.shape[:2]
+    if not transposed and is_depthwise(outputs, images.shape[1], groups):
+        return outputs >= FEWEST_CHANNELS
+    return min(outputs // groups, channels) >= FEWEST_CHANNELS
 
 
 def _forward(values: _Pixels, builder: NodeBuilder, node: fx.Node) -> fx.Node:
     images, weight, bias, stride, padding, dilation, transposed, _, groups = arguments_of(node)
     result, dtype = node.meta["val"], _read_in(images, weight, images if transposed else node, groups)
-    pixels, rows = values.of(images, dtype), values.of_weight(weight, dtype, groups > 1)
+    pixels, rows = values.of(images, dtype), values.of_weight(weight, dtype, _is_depthwise(images, weight, groups))
     windows = stride, padding, dilation
-    made = images_of(builder, _convolved(builder, pixels, rows, result, windows, transposed), result)
+    made = images_of(builder, _convolved(builder, pixels, rows, result, windows, groups, transposed), result)
     if bias is not None:
         added = cast(builder, bias, sum_dtype(bias.meta["val"].dtype))
         made = builder(aten.add.Tensor, made, builder.reshape(added, (*bias.meta["val"].shape, 1, 1)))
@@ -152,25 +150,29 @@ def _exact_gradient(values: _Pixels, builder: NodeBuilder, node: fx.Node, number
     dtype, windows = _read_in(images, weight, images if transposed else grad, groups), (stride, padding, dilation)
     of_result = values.of(grad, dtype)
     if number == 0:
-        rows = values.of_weight(weight, dtype, groups > 1)
-        return images_of(builder, _convolved(builder, of_result, rows, value, windows, not transposed), value)
+        rows = values.of_weight(weight, dtype, _is_depthwise(images, weight, groups))
+        return images_of(builder, _convolved(builder, of_result, rows, value, windows, groups, not transposed), value)
     if number == 2:
         return builder(aten.sum.dim_IntList, of_result, [0, 1, 2], dtype=sum_dtype(dtype))
     # A transposed convolution is the gradient of a convolution of its results.
     pair, kernel = (of_result, values.of(images, dtype)), [*weight.meta["val"].shape[2:]]
     pixels = reversed(pair) if transposed else pair
-    made = builder(_OF_WEIGHT, *pixels, kernel, *map(list, windows), groups > 1)
-    if groups > 1:
+    made = builder(_OF_WEIGHT, *pixels, kernel, *map(list, windows), groups)
+    if _is_depthwise(images, weight, groups):
         made = builder(aten.sum.dim_IntList, made, [0])
         gradient = builder(aten.unsqueeze.default, builder(aten.permute.default, made, [2, 0, 1]), 1)
     else:
-        gradient = builder(aten.permute.default, _without_gaps(builder, made, kernel), CHANNELS_FIRST)
+        gradient = builder(aten.permute.default, _without_gaps(builder, made, kernel, groups), CHANNELS_FIRST)
     return gradient if has_last(value) else contiguous(builder, gradient)
 
 
-def _without_gaps(builder: NodeBuilder, runs: fx.Node, kernel: list[int]) -> fx.Node:
+def _is_depthwise(images: fx.Node, weight: fx.Node, groups: int) -> bool:
+    return is_depthwise(weight.meta["val"].shape[0], images.meta["val"].shape[1], groups)
+
+
+def _without_gaps(builder: NodeBuilder, runs: fx.Node, kernel: list[int], groups: int) -> fx.Node:
     """As `weight_gradient_of`."""
-    channels = arguments_of(runs)[1].meta["val"].shape[3]
+    channels = arguments_of(runs)[1].meta["val"].shape[3] // groups
     outputs, count, room = runs.meta["val"].shape
     elements = kernel[0] * kernel[-1] * channels // count
     if elements != room:
@@ -179,8 +181,14 @@ def _without_gaps(builder: NodeBuilder, runs: fx.Node, kernel: list[int]) -> fx.
 
 
 def _convolved(
-    builder: NodeBuilder, pixels: fx.Node, rows: fx.Node, like: Any, windows: tuple[Any, ...], is_gradient: bool
+    builder: NodeBuilder,
+    pixels: fx.Node,
+    rows: fx.Node,
+    like: Any,
+    windows: tuple[Any, ...],
+    groups: int,
+    is_gradient: bool,
 ) -> fx.Node:
     """The pixels of images of the shape of a value."""
     size = [builder.size(one) for one in like.shape[2:]]
-    return builder(_CONVOLUTION, pixels, rows, size, *([*map(int, pair)] for pair in windows), is_gradient)
+    return builder(_CONVOLUTION, pixels, rows, size, *([*map(int, pair)] for pair in windows), groups, is_gradient)

@@ -199,18 +199,18 @@ class ConvolutionNode:
 
     Args:
         kind: `convolution`, `image_gradient` or `weight_gradient`.
-        is_depthwise: whether each channel is convolved by itself.
         dtype: of all values.
         sizes: of the images and the result, or of the result's gradient and the images of a weight's gradient: batch,
             channels, height and width of both, as numbers or terms of `lit_ort.runtime.sizes`.
         windows: the height and width of the kernel, of its stride, its padding and its dilation.
+        groups: into how many groups of channels it is cut.
     """
 
     kind: str
-    is_depthwise: bool
     dtype: torch.dtype
     sizes: tuple[Any, ...]
     windows: tuple[int, ...]
+    groups: int
 
 
 KernelNode = RegionNode | MatmulNode | LoopNode | LossNode | GroupedMatmulNode | ConvolutionNode

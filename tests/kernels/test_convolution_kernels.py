@@ -33,11 +33,14 @@ class Case:
     size: tuple[int, int]
     windows: Windows
     dtype: torch.dtype = torch.float32
-    is_depthwise: bool = False
 
     @property
     def groups(self) -> int:
-        return self.channels if self.is_depthwise else 1
+        return self.windows.groups
+
+    @property
+    def is_depthwise(self) -> bool:
+        return 1 < self.groups == self.channels == self.outputs
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -64,10 +67,12 @@ def cases(draw: st.DrawFn) -> Case:
     if dtype == torch.bfloat16:
         # Two channels are a pair.
         channels, outputs = 2 * channels, 2 * outputs
-    is_depthwise = dtype != torch.bfloat16 and draw(st.booleans()) and channels > 1
-    return Case(
-        draw(st.integers(1, 3)), channels, channels if is_depthwise else outputs, size, windows, dtype, is_depthwise
-    )
+    elif channels > 1 and draw(st.booleans()):
+        outputs, windows = channels, dataclasses.replace(windows, groups=channels)
+    else:
+        groups = draw(st.sampled_from([1, 1, 2, 3]))
+        channels, outputs, windows = groups * channels, groups * outputs, dataclasses.replace(windows, groups=groups)
+    return Case(draw(st.integers(1, 3)), channels, outputs, size, windows, dtype)
 
 
 def assert_right(code: Convolutions, case: Case, at_end: bool = False) -> None:
@@ -80,7 +85,7 @@ def assert_right(code: Convolutions, case: Case, at_end: bool = False) -> None:
     (expected,) = torch.autograd.grad(result, weight, grad.double())
     # [outputs, kernel, channels], or [parts, kernel, channels] of a depthwise convolution.
     shape = (case.outputs, *code.runs(windows, case.channels, case.dtype))
-    if groups > 1:
+    if case.is_depthwise:
         shape = (image_blocks(case.channels), *windows.kernel, case.channels)
     flat = [value.permute(0, 2, 3, 1).flatten() for value in (grad, images)]
     memory, kept = guarded([*flat, torch.empty(math.prod(shape), dtype=sum_dtype(case.dtype))], at_end=at_end)
@@ -90,10 +95,10 @@ def assert_right(code: Convolutions, case: Case, at_end: bool = False) -> None:
     )
     runs = memory[2].view(shape)
     code.compute_weight_gradient(grad, images, windows, runs)
-    if groups == 1:
-        actual = weight_gradient_of(runs, windows.kernel, case.channels).permute(0, 3, 1, 2)
-    else:
+    if case.is_depthwise:
         actual = runs.sum(0).permute(2, 0, 1).unsqueeze(1)
+    else:
+        actual = weight_gradient_of(runs, windows.kernel, case.channels // groups).permute(0, 3, 1, 2)
     assert_close(actual, expected)
     del kept
     assert_images_right(code, case, at_end)
@@ -116,7 +121,7 @@ def assert_images_right(code: Convolutions, case: Case, at_end: bool) -> None:
         (first, matrix, second), kept = guarded([*flat, unset], at_end=at_end)
         first, second = (value.view(shape) for value, shape in zip((first, second), shapes, strict=True))
         shape = windows.kernel if case.is_depthwise else (case.outputs, *windows.kernel)
-        matrix = matrix.view(*shape, case.channels)
+        matrix = matrix.view(*shape, -1)
         code.compute(first.permute(0, 3, 1, 2), matrix, windows, is_gradient, second.permute(0, 3, 1, 2))
         assert_close(second.permute(0, 3, 1, 2), expected)
         del kept
@@ -142,7 +147,10 @@ def test_widths_of_vectors(vector_bytes: int, dtype: torch.dtype) -> None:
         # More pixels and columns than a panel has.
         windows = Windows(kernel, (1, 1), (1, 1), (1, 1))
         assert_right(code, Case(2, channels, outputs, (14, 15), windows, dtype), at_end=True)
-        assert_right(code, Case(2, channels, channels, (9, 10), windows, dtype, is_depthwise=True), at_end=True)
+        depthwise = dataclasses.replace(windows, groups=channels)
+        assert_right(code, Case(2, channels, channels, (9, 10), depthwise, dtype), at_end=True)
+        grouped = dataclasses.replace(windows, groups=3)
+        assert_right(code, Case(2, 3 * channels, 3 * outputs, (9, 10), grouped, dtype), at_end=True)
 
 
 def test_large_weights_and_many_pixels() -> None:

@@ -28,6 +28,8 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "depthwise": lambda: nn.Conv2d(CHANNELS, CHANNELS, 5, padding=2, groups=CHANNELS),
     "depthwise with strides": lambda: nn.Conv2d(CHANNELS, CHANNELS, 3, stride=2, groups=CHANNELS, bias=False),
     "odd channels": lambda: nn.Sequential(nn.Conv2d(CHANNELS, 17, 3), nn.Conv2d(17, 9, (1, 2), dilation=(1, 2))),
+    "groups": lambda: nn.Conv2d(CHANNELS, 32, 3, stride=(1, 2), padding=2, dilation=(2, 1), groups=2),
+    "transposed groups": lambda: nn.ConvTranspose2d(CHANNELS, 16, 3, stride=2, groups=2, bias=False),
     "few pixels": lambda: nn.Conv2d(CHANNELS, 24, 3, stride=7, padding=1),
 }
 
@@ -126,8 +128,8 @@ def test_large_kernels_stay_torchs() -> None:
 def test_an_empty_batch() -> None:
     images, weight = torch.empty(0, 5, 5, 16), torch.randn(24, 3, 3, 16)
     windows = [1, 1], [1, 1], [1, 1]
-    assert torch.ops.lit_ort.image_convolution(images, weight, [5, 5], *windows, False).shape == (0, 5, 5, 24)
-    runs = torch.ops.lit_ort.image_weight_gradient(torch.empty(0, 5, 5, 24), images, [3, 3], *windows, False)
+    assert torch.ops.lit_ort.image_convolution(images, weight, [5, 5], *windows, 1, False).shape == (0, 5, 5, 24)
+    runs = torch.ops.lit_ort.image_weight_gradient(torch.empty(0, 5, 5, 24), images, [3, 3], *windows, 1)
     assert torch.equal(weight_gradient_of(runs, [3, 3], CHANNELS), torch.zeros_like(weight))
 
 

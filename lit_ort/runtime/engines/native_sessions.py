@@ -571,7 +571,7 @@ def _words_of_convolution(node: ConvolutionNode, sizes: tuple[int, ...]) -> Call
     """The words of a convolution's calls."""
     code = convolutions()
     assert code is not None, "there are kernels, so there are convolutions"
-    return convolution_call_words(code, node.kind, node.is_depthwise, node.dtype, sizes, node.windows)
+    return convolution_call_words(code, node.kind, node.dtype, sizes, node.windows, node.groups)
 
 
 class _Values:
