@@ -44,6 +44,8 @@ from lit_ort._compat.packed_sequences import SELECTIONS
 from lit_ort._compat.pandas_lookups import keep_lookups
 from lit_ort._compat.problem_types import keep_problem_types
 from lit_ort._compat.selections import keep_selections
+from lit_ort._compat.random_objects import keep_draws
+from lit_ort._compat.symbolic_math import keep_functions
 from lit_ort._compat.torch_dynamo import (
     COMPILE_LOCK,
     FRAME_LOGGER,
@@ -350,6 +352,8 @@ def _install() -> None:
     keep_checks(_runs_can_be_dropped)
     keep_metric_calls(lambda: bool(_LISTENERS))
     keep_numbers(lambda: bool(_LISTENERS))
+    keep_functions(lambda: bool(_LISTENERS))
+    keep_draws(lambda: bool(_LISTENERS))
     keep_lookups(lambda: bool(_LISTENERS))
     keep_selections(lambda: bool(_LISTENERS), SELECTIONS)
     keep_unread_lists(lambda: bool(_LISTENERS))

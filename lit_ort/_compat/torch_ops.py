@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import fx
+from torch._decomp import decomposition_table
 from torch._functorch.autograd_function import autograd_function_apply
 from torch._ops import HigherOrderOperator as HigherOrderOperator
 from torch._ops import OpOverload as OpOverload
@@ -212,3 +213,9 @@ def qualified_name(function: Any) -> str:
 def onednn_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """x @ weight.T + bias, computed by oneDNN. x: float32[M, K], weight: float32[N, K], bias: float32[N]."""
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
+# Operators whose C++ code would make sizes constants, as torch's Python code that keeps them symbolic.
+OF_SYMBOLS: Mapping[object, Callable[..., Any]] = MappingProxyType(
+    {target: decomposition_table[target] for target in (torch.ops.aten.constant_pad_nd.default,)}
+)

@@ -37,7 +37,7 @@ def symbolic_sizes(
 ) -> tuple[Any, Any]:
     """Return the sizes and strides of a tensor, with symbols for the dimensions in `changing`.
 
-    The strides of a tensor that is not contiguous are those of a larger tensor, and stay fixed.
+    The strides of a tensor that is not dense are those of a larger tensor, and stay fixed.
 
     Args:
         environment: the shape environment of the symbols.
@@ -56,10 +56,12 @@ def symbolic_sizes(
     )
     known.update((size, created[k]) for size, k in new.items())
     sizes = tuple(known[changing[k]] if k in changing else size for k, size in enumerate(created))
-    if not tensor.is_contiguous():
+    order = memory_order(tensor)
+    if order is None:
         return sizes, tensor.stride()
-    strides = itertools.accumulate(reversed(sizes[1:]), operator.mul, initial=1)
-    return sizes, tuple(strides)[::-1] if sizes else ()
+    inner = itertools.accumulate((sizes[k] for k in order[:0:-1]), operator.mul, initial=1)
+    strides = dict(zip(reversed(order), inner, strict=True)) if order else {}
+    return sizes, tuple(strides[k] for k in range(len(sizes)))
 
 
 def expression_of(size: torch.SymInt | torch.SymFloat) -> sympy.Expr:

@@ -350,7 +350,7 @@ class CompiledGraph:
         key = (tuple(map(repr, keys)), shapes, tuple([layout_of(tensors[position]) for position in self._restrided]))
         executable = self._executables.get(key, _UNKNOWN)
         if executable is _UNKNOWN:
-            executable = self._served.get(key) or self._compiled_for(key, tensors) or self._compile(key, keys, tensors)
+            executable = self._served.get(key) or self._compiled_for(key, tensors) or self._new(key, keys, tensors)
         if executable is not None and executable.wanted is not None:
             executable = self._in_form(executable.wanted, key, keys, tensors)
         if executable is None:
@@ -430,6 +430,14 @@ class CompiledGraph:
             gradients=torch.is_grad_enabled(),
             autocast=autocast_of(self._backend.options.precision, device_of(tensors)),
         )
+
+    def _new(
+        self, key: tuple[Any, ...], keys: tuple[Any, ...], tensors: Sequence[torch.Tensor]
+    ) -> Executable | None:
+        """An executable for other sizes or numbers, in the form that gradients of earlier ones called for."""
+        forms = (known.wanted for known in list(self._executables.values()) if known is not None)
+        wanted = next((form for form in forms if form is not None), None)
+        return self._compile(key, keys, tensors) if wanted is None else self._in_form(wanted, key, keys, tensors)
 
     def _compile(
         self, key: tuple[Any, ...], keys: tuple[Any, ...], tensors: Sequence[torch.Tensor]

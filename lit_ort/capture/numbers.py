@@ -2,7 +2,7 @@
 
 Dynamo makes such a number symbolic: an int is a separate input, a float is a float64 tensor that is read with `item()`.
 Expressions of numbers alone are computed in Python at every call, in double precision. A number becomes a 0-d tensor
-if it is used only in arithmetic with tensors, or is part of one (Dynamo returns a logged float as a tensor); one
+if it is used only in arithmetic and comparisons with tensors, or is part of one (Dynamo returns a logged float as a tensor); one
 session is then valid for every value. Any other number (a size, an axis, a probability) is a key, and the graph is
 compiled separately for each of its values.
 """
@@ -26,6 +26,7 @@ from lit_ort._compat.torch_fx import (
     output_of,
     returned_by,
 )
+from lit_ort.capture.number_settings import write_settings_as_arithmetic
 
 _ARITHMETIC = frozenset(
     {operator.add, operator.sub, operator.mul, operator.truediv, operator.iadd, operator.isub, operator.imul}
@@ -38,6 +39,14 @@ _IN_PLACE: Mapping[Any, Any] = MappingProxyType(
         operator.imul: operator.mul,
         operator.itruediv: operator.truediv,
     }
+)
+_COMPARISONS = frozenset(
+    getattr(module, name) for module in (operator, torch) for name in ("gt", "lt", "ge", "le", "eq", "ne")
+) | frozenset({"gt", "lt", "ge", "le", "eq", "ne"})
+# The positions at which operators take a number or a tensor without dimensions.
+_CHOICES: Mapping[Any, tuple[int, ...]] = MappingProxyType(
+    {torch.where: (1, 2), "where": (2,), torch.lerp: (2,), "lerp": (2,), "lerp_": (2,)}
+    | dict.fromkeys((torch.masked_fill, "masked_fill", "masked_fill_"), (2,))
 )
 _METHODS = frozenset({"add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_"})
 # If the result is narrower than float32, a Python number takes part in the arithmetic in float32.
@@ -99,6 +108,7 @@ def separate_numbers(graph_module: fx.GraphModule) -> NumberedGraph:
     originals = {copied: original for copied, original in zip(graph.nodes, graph_module.graph.nodes, strict=True)}
     sizes = size_symbols(placeholders)
     free = _free_numbers(graph, sizes)
+    write_settings_as_arithmetic(graph, free)
     tensors = [k for k, node in enumerate(placeholders) if _is_tensor(node) and node not in free]
     size_inputs = [k for k, node in enumerate(placeholders) if str(_value(node)) in sizes and node.users]
     as_tensors, keys = _uses(graph, free)
@@ -214,6 +224,10 @@ def arithmetic_dtype(user: fx.Node, number: fx.Node) -> torch.dtype | None:
     value = _value(user)
     if _is_tensor_of_numbers(user):
         return value.dtype
+    if user.target in _COMPARISONS:
+        return _compared_dtype(user, number)
+    if user.target in _CHOICES:
+        return _chosen_dtype(user, number)
     is_arithmetic = user.target in _ARITHMETIC if user.op == "call_function" else user.target in _METHODS
     if not is_arithmetic or user.op not in ("call_function", "call_method") or not isinstance(value, torch.Tensor):
         return None
@@ -228,6 +242,29 @@ def arithmetic_dtype(user: fx.Node, number: fx.Node) -> torch.dtype | None:
     tensor = next(argument for argument in user.args if argument is not number)
     is_of_result = isinstance(tensor, fx.Node) and _value(tensor).dtype == value.dtype and _value(tensor).dim() > 0
     return torch.float32 if is_of_result else None
+
+
+def _compared_dtype(user: fx.Node, number: fx.Node) -> torch.dtype | None:
+    """The dtype in which torch compares a number with a tensor: that of the tensor, if the number is of its kind."""
+    if len(user.args) != 2 or user.kwargs or list(user.args).count(number) != 1:
+        return None
+    other = next(argument for argument in user.args if argument is not number)
+    tensor, is_integer = _value(other) if isinstance(other, fx.Node) else None, isinstance(_value(number), torch.SymInt)
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype in (torch.bool, torch.uint8) or tensor.is_complex():
+        return None
+    return tensor.dtype if tensor.is_floating_point() or (is_integer and tensor.dtype == torch.int64) else None
+
+
+def _chosen_dtype(user: fx.Node, number: fx.Node) -> torch.dtype | None:
+    """The dtype of a number that is an operand or a value of a result."""
+    value, positions = _value(user), [k for k, argument in enumerate(user.args) if argument is number]
+    if user.kwargs or len(positions) != 1 or positions[0] not in _CHOICES[user.target] or len(user.args) != 3:
+        return None
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return None
+    # Interpolations compute in float32, also those of narrower dtypes.
+    is_interpolation = user.target in (torch.lerp, "lerp", "lerp_")
+    return None if is_interpolation and value.dtype in _NARROW else value.dtype
 
 
 def _take_returned_numbers(graph: fx.Graph) -> tuple[list[fx.Node], tuple[int, ...]]:

@@ -82,6 +82,8 @@ class _Loss:
             return "reduction='none' returns a loss for each row"
         if self.label_smoothing != 0:
             return f"label_smoothing is {self.label_smoothing}, not 0"
+        if not isinstance(self.ignore_index, int):
+            return "ignore_index changes with sizes"
         if labels.is_floating_point():
             return f"the labels are {labels.dtype}, not class indices"
         if scores.dtype == torch.float16:

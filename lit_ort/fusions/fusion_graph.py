@@ -14,7 +14,7 @@ from torch import fx
 from lit_ort._compat.devices import CPU
 from lit_ort._compat.torch import enter_autocast, exit_autocast
 from lit_ort._compat.torch_fx import first_argument, inputs_of, is_alias, viewed_base
-from lit_ort._compat.torch_ops import written_arguments
+from lit_ort._compat.torch_ops import OF_SYMBOLS, written_arguments
 from lit_ort.capture.capture import Captured
 from lit_ort.capture.examples import Examples
 from lit_ort.capture.input_sources import SEED, SOURCE
@@ -113,7 +113,7 @@ class FusionGraph:
         node.meta = {**self._origin}
         values = fx.map_arg(args, lambda argument: argument.meta["val"])
         with self._examples.mode, torch.no_grad():
-            node.meta["val"] = target(*values)
+            node.meta["val"] = OF_SYMBOLS.get(target, target)(*values)
         if not self._tracked.isdisjoint(node.all_input_nodes):
             self._tracked.add(node)
         return node

@@ -148,14 +148,14 @@ def _view_of(value: torch.Tensor, base: torch.Tensor, sources: SymbolSources) ->
 
 
 def _require_fixed_order(value: torch.Tensor) -> None:
-    """Refuses views of a non-contiguous input with a dynamic size, whose strides can differ from call to call.
+    """Refuses views of an input with a dynamic size that is not dense, whose strides can differ from call to call.
 
     Raises:
-        CaptureError: the input is not contiguous and has a dynamic size.
+        CaptureError: the input has gaps, or elements that share memory, and a dynamic size.
     """
-    if any(isinstance(size, torch.SymInt) for size in value.shape) and not value.is_contiguous():
+    if any(isinstance(size, torch.SymInt) for size in value.shape) and memory_order(value) is None:
         raise CaptureError(
-            "an output is a view of an input that is not contiguous and has a dynamic size",
+            "an output is a view of an input that is not dense in memory and has a dynamic size",
             remedy="Each size is compiled separately.",
         )
 

@@ -27,7 +27,9 @@ from lit_ort.passes.merge_equal import merge_equal
 from lit_ort.passes.patch_convolutions import multiply_patches
 from lit_ort.passes.slice_gradients import join_slice_gradients
 from lit_ort.passes.slice_reads import look_past_writes
+from lit_ort.passes.time_convolutions import convolve_over_time
 from lit_ort.passes.unused_gradients import trim_unused_gradients
+from lit_ort.passes.weight_norms import write_weight_norms
 from lit_ort.passes.written_gradients import add_before_writes
 from lit_ort.runtime.report import PassReport
 
@@ -59,6 +61,8 @@ PASSES: tuple[Pass, ...] = (
     Pass("slice_gradients", join_slice_gradients, only_cpu=True),
     Pass("indexed_sums", add_in_order, only_cpu=True),
     Pass("embedding_gradient", fuse_embedding_gradients, only_cpu=True),
+    Pass("weight_norms", write_weight_norms, only_cpu=True),
+    Pass("time_convolutions", convolve_over_time, only_cpu=True),
     Pass("memory_format", order_channels, only_cpu=True),
     Pass("patch_convolutions", multiply_patches, only_cpu=True),
     Pass("image_convolutions", convolve_images, only_cpu=True),

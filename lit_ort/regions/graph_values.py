@@ -19,7 +19,7 @@ from lit_ort.regions.dropout_values import DROPOUT
 from lit_ort.regions.element_types import computed_in, is_float, name_of, stored
 from lit_ort.regions.index_expressions import INDEX_HANDLERS, OWN_INDEX_HANDLERS
 from lit_ort.regions.losses import LOSSES
-from lit_ort.regions.node_expressions import COPIES, HANDLERS, OWN_HANDLERS, Handler, shape_of, size_of_node
+from lit_ort.regions.node_expressions import COPIES, HANDLERS, OWN_HANDLERS, Handler, is_copy, shape_of, size_of_node
 from lit_ort.regions.normalizations import NORMALIZATIONS
 from lit_ort.regions.pointwise_table import BY_OVERLOAD, CHOOSE, COMPARE, FLOAT, OPERATORS
 from lit_ort.regions.region import LONG_SUM
@@ -144,6 +144,13 @@ def _has_to_copy(node: fx.Node) -> bool:
     return node.target in COPIES and is_read_by(node, SCATTERS) and may_overlap(first_argument(node).meta["val"])
 
 
+def _argument(arg: Any) -> Any:
+    """An argument of an operator of several values, with a number of the trace's sizes as this number."""
+    if isinstance(arg, fx.Node) and isinstance(arg.meta.get("val"), float | torch.SymFloat | torch.SymBool):
+        raise NotRegional("a number that sizes tell")
+    return size_of_node(arg)
+
+
 def _require_shape(node: fx.Node, expression: Expression, value: torch.Tensor) -> None:
     """Refuses sizes that a trace knows to be equal but that are different polynomials."""
     if expression.shape != shape_of(value):
@@ -255,7 +262,7 @@ class Reader:
     def as_tensor(self, node: fx.Node) -> Read:
         """A node's value as one that torch's views make of a value: by the nodes of which it is a view."""
         chain = [node]
-        while not self._is_stored(chain[-1]) and (is_view(chain[-1]) or chain[-1].target in COPIES):
+        while not self._is_stored(chain[-1]) and (is_view(chain[-1]) or is_copy(chain[-1])):
             base = chain[-1].args[0]
             if not isinstance(base, fx.Node) or isinstance(self.known.get(base), dict | None):
                 break
@@ -303,7 +310,8 @@ class Reader:
             is_empty = not isinstance(part, torch.Tensor) or product(shape_of(part)) == 0
             if part is not None and is_empty and _is_used(node, position):
                 raise NotRegional(str(node.target))
-        expressions = operator_of(Terms(self, node), *node.args, **node.kwargs)
+        arguments, settings = map(_argument, node.args), {name: _argument(arg) for name, arg in node.kwargs.items()}
+        expressions = operator_of(Terms(self, node), *arguments, **settings)
         known = {}
         for position, (expression, part) in enumerate(zip(expressions, parts, strict=True)):
             if expression is not None and part is not None:
@@ -317,7 +325,7 @@ class Reader:
         if order is None or is_view(node):
             return self._settled(node, expression)
         stored = self._settled(node, permuted(expression, order))
-        if node.target in COPIES and not is_all(stored):
+        if is_copy(node) and not is_all(stored):
             stored = self.value(node.name, stored).read()
         return permuted(stored, inverse_order(order))
 

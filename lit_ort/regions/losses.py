@@ -10,7 +10,7 @@ import torch
 from lit_ort.regions.element_types import computed_in
 from lit_ort.regions.index_expressions import taken
 from lit_ort.regions.node_expressions import along
-from lit_ort.regions.symbolic_size import product
+from lit_ort.regions.symbolic_size import Number, product
 from lit_ort.regions.value_expressions import (
     Compute,
     Constant,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 
-def _labels(reader: Reader, target: Any, ignore_index: int) -> tuple[Expression, Expression]:
+def _labels(reader: Reader, target: Any, ignore_index: Number) -> tuple[Expression, Expression]:
     """(the class of each place, or 0 if it is ignored; whether it isn't)."""
     labels = reader.of(target)
     shape = labels.shape
@@ -37,7 +37,7 @@ def _labels(reader: Reader, target: Any, ignore_index: int) -> tuple[Expression,
 
 
 def nll_loss(
-    terms: Terms, x: Any, target: Any, weight: Any, reduction: int, ignore_index: int
+    terms: Terms, x: Any, target: Any, weight: Any, reduction: int, ignore_index: Number
 ) -> tuple[Expression, ...]:
     """(the mean, the sum or each of -x at the label of a place, times the label's weight; the sum of weights).
 
@@ -62,7 +62,7 @@ def nll_loss(
 
 
 def nll_loss_backward(
-    terms: Terms, grad: Any, x: Any, target: Any, weight: Any, reduction: int, ignore_index: int, total: Any
+    terms: Terms, grad: Any, x: Any, target: Any, weight: Any, reduction: int, ignore_index: Number, total: Any
 ) -> tuple[Expression, ...]:
     reader, shape = terms.reader, terms.given(x).shape
     if len(shape) < 2:
@@ -108,17 +108,23 @@ def _share(terms: Terms, grad: Any, x: Any, reduction: int) -> Expression:
     return terms.apply("div", share, product(terms.given(x).shape)) if reduction == 1 else share
 
 
+def _fixed(number: float | Number) -> float:
+    if isinstance(number, int | float):
+        return float(number)
+    raise NotRegional("a number that sizes tell")
+
+
 def _square_and_line(terms: Terms, x: Any, y: Any, limit: float) -> tuple[Expression, Expression]:
     """(m², z - m) of the distance z and m = min(z, limit)."""
     size = terms.apply("abs", terms.apply("sub", terms.given(x), terms.given(y)))
-    inner = terms.apply("minimum", size, float(limit))
+    inner = terms.apply("minimum", size, _fixed(limit))
     return terms.apply("mul", inner, inner), terms.apply("sub", size, inner)
 
 
 def huber_loss(terms: Terms, x: Any, y: Any, reduction: int = 1, delta: float = 1.0) -> tuple[Expression, ...]:
     """Half of the squared distance up to delta, and a line from there on."""
     square, line = _square_and_line(terms, x, y, delta)
-    losses = terms.apply("add", terms.apply("mul", square, 0.5), terms.apply("mul", line, float(delta)))
+    losses = terms.apply("add", terms.apply("mul", square, 0.5), terms.apply("mul", line, _fixed(delta)))
     return (mean_of(terms, losses, reduction),)
 
 
@@ -126,7 +132,7 @@ def huber_loss_backward(
     terms: Terms, grad: Any, x: Any, y: Any, reduction: int, delta: float
 ) -> tuple[Expression, ...]:
     difference = terms.apply("sub", terms.given(x), terms.given(y))
-    slope = terms.apply("clamp", difference, -float(delta), float(delta))
+    slope = terms.apply("clamp", difference, -_fixed(delta), _fixed(delta))
     return (terms.apply("mul", slope, _share(terms, grad, x, reduction)),)
 
 
@@ -135,7 +141,7 @@ def smooth_l1_loss(terms: Terms, x: Any, y: Any, reduction: int = 1, beta: float
     if beta == 0:
         raise NotRegional("a smooth loss without a smooth part")
     square, line = _square_and_line(terms, x, y, beta)
-    return (mean_of(terms, terms.apply("add", terms.apply("mul", square, 0.5 / beta), line), reduction),)
+    return (mean_of(terms, terms.apply("add", terms.apply("mul", square, 0.5 / _fixed(beta)), line), reduction),)
 
 
 def smooth_l1_loss_backward(
@@ -144,7 +150,7 @@ def smooth_l1_loss_backward(
     if beta == 0:
         raise NotRegional("a smooth loss without a smooth part")
     difference = terms.apply("sub", terms.given(x), terms.given(y))
-    slope = terms.apply("clamp", terms.apply("div", difference, float(beta)), -1.0, 1.0)
+    slope = terms.apply("clamp", terms.apply("div", difference, _fixed(beta)), -1.0, 1.0)
     return (terms.apply("mul", slope, _share(terms, grad, x, reduction)),)
 
 

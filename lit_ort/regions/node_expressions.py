@@ -48,6 +48,7 @@ def shape_of(tensor: torch.Tensor) -> tuple[Number, ...]:
 
 # Copies, which are the same value.
 COPIES = frozenset({aten.alias.default, aten.detach.default, aten.clone.default, aten.lift_fresh_copy.default})
+_IN_FORMAT = "lit_ort.in_memory_format.default"
 
 Handler = Callable[["Reader", fx.Node, torch.Tensor], Expression]
 
@@ -162,8 +163,19 @@ def _squeeze(view: StridedView, axes: int | Sequence[int] | None = None) -> Stri
     return view.drop(list(every)) if view.shape else view
 
 
+def is_copy(node: fx.Node) -> bool:
+    """Whether a node is its input, in another order of memory or not."""
+    return node.target in COPIES or str(node.target) == _IN_FORMAT
+
+
 def _same(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
     return reader.of(node.args[0])
+
+
+def _in_format(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
+    if node.args[1] is False:
+        raise NotRegional("a conversion for an operator that reads contiguous memory")
+    return _same(reader, node, value)
 
 
 def _to(reader: Reader, node: fx.Node, value: torch.Tensor) -> Expression:
@@ -556,4 +568,4 @@ HANDLERS: dict[Any, Handler] = {
 }
 
 # The operators of lit_ort, by name.
-OWN_HANDLERS: dict[str, Handler] = {"lit_ort.add_slices.default": _added_slices}
+OWN_HANDLERS: dict[str, Handler] = {"lit_ort.add_slices.default": _added_slices, _IN_FORMAT: _in_format}

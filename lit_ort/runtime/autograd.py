@@ -214,7 +214,7 @@ def _fused_call(session: Session, signature: Signature, forms: OtherForms, updat
                 ctx.run = None
         return entries
 
-    apply = apply_of(FusedStep)
+    apply, without_gradient = apply_of(FusedStep), _without_gradient(signature)
 
     def call(tensors: Tensors, random: RandomNumbers | None = None) -> list[torch.Tensor]:
         random = RandomNumbers(signature.seeded) if random is None else random
@@ -222,7 +222,7 @@ def _fused_call(session: Session, signature: Signature, forms: OtherForms, updat
             # The optimizer steps in a run only if no gradients are left.
             session.before_run()
         with _enabled_gradients(), nullcontext() if updates is None else updates.run(session, tensors, count):
-            return list(apply(random, *tensors))
+            return list(apply(random, *_cut_off(tensors, without_gradient)))
 
     return call
 
@@ -255,11 +255,13 @@ class SplitRunner:
         self._backward = Session(program.backward, options)
         self._tangents = [source.index for _, source in program.backward.inputs if source.kind == "tangent"]
         self._apply = apply_of(self._as_function())
+        self._without_gradient = _without_gradient(self._signature)
 
     def call(self, tensors: Tensors, random: RandomNumbers | None = None) -> list[torch.Tensor]:
         """Runs the forward and returns the results, tracked by autograd."""
         with _enabled_gradients():
-            return list(self._apply(RandomNumbers(self._signature.seeded) if random is None else random, *tensors))
+            random = RandomNumbers(self._signature.seeded) if random is None else random
+            return list(self._apply(random, *_cut_off(tensors, self._without_gradient)))
 
     def _gradients(self, inputs: RunInputs, types: Sequence[_Type], arrived: Mapping[int, torch.Tensor]) -> Entries:
         """The gradients of the inputs: None, as in eager, for an input that no arrived gradient reaches."""
@@ -370,6 +372,29 @@ def _not_differentiable(outputs: Tensors, signature: Signature) -> list[torch.Te
         for output, differentiable in pairs
         if not differentiable and (output.is_floating_point() or output.is_complex())
     ]
+
+
+def _without_gradient(signature: Signature) -> list[int]:
+    """The inputs to which no gradient of a result leads; none if a result has a gradient that sessions don't take."""
+    taken = {signature.loss, *signature.tangents}
+    if any(differentiable and k not in taken for k, differentiable in enumerate(signature.differentiable)):
+        return []
+    return [k for k, position in enumerate(signature.gradients) if position is None]
+
+
+def _cut_off(tensors: Tensors, positions: Sequence[int]) -> Tensors:
+    """The inputs of a graph, those at these positions without what they are computed from.
+
+    A backward visits all that a node's inputs are computed from, also if it has no gradient for them, and raises where
+    an earlier backward has freed the saved tensors.
+    """
+    tracked = [k for k in positions if tensors[k].requires_grad]
+    if not tracked:
+        return tensors
+    cut = list(tensors)
+    for k in tracked:
+        cut[k] = tensors[k].detach()
+    return cut
 
 
 def _is_repeatable(signature: Signature) -> bool:

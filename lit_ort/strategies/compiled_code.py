@@ -28,6 +28,7 @@ from lit_ort.strategies.old_gradients import OldGradients
 MOST_IDLE = 4
 # Code of more graphs is not handed on: torch limits how often a function is compiled.
 _MOST_GRAPHS = 32
+_PLAIN = frozenset({bool, int, float, str, type(None)})
 
 
 class CompiledCode:
@@ -114,7 +115,24 @@ def description_of(module: torch.nn.Module) -> str:
         (name, () if is_lazy(tensor) else tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
         for name, tensor in tensors
     ]
-    return f"{type(module).__module__}.{type(module).__qualname__} {module!r} {shapes}"
+    # Not `repr`, which may run code of the module that draws or raises.
+    parts = [(name, _type_name(part), _settings_of(part)) for name, part in module.named_modules()]
+    return f"{parts} {shapes}"
+
+
+def _type_name(module: torch.nn.Module) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"
+
+
+def _settings_of(module: torch.nn.Module) -> list[tuple[str, Any]]:
+    """Of a layer of torch: the attributes that are plain, such as a stride and a drop probability."""
+    if not type(module).__module__.startswith("torch."):
+        return []
+    return [
+        (name, value)
+        for name, value in vars(module).items()
+        if name != "training" and all(type(one) in _PLAIN for one in (value if type(value) is tuple else (value,)))
+    ]
 
 
 class IdleCode:

@@ -154,6 +154,57 @@ def test_a_number_that_becomes_a_tensor_does_not_recompile(as_tensor: Callable[[
     assert len(engine.compile_log.graphs) <= 2
 
 
+AVERAGES, WEIGHTS = [torch.zeros(2, 3), torch.zeros(4)], [torch.ones(2, 3), torch.arange(4.0)]
+
+
+def averaged(x: torch.Tensor, number: float) -> torch.Tensor:
+    with torch.no_grad():
+        torch._foreach_mul_(AVERAGES, number)
+        torch._foreach_add_(AVERAGES, WEIGHTS, alpha=1 - number)
+    return x * AVERAGES[1]
+
+
+def interpolated(x: torch.Tensor, number: float) -> torch.Tensor:
+    with torch.no_grad():
+        torch._foreach_lerp_(AVERAGES, WEIGHTS, number)
+    return x * AVERAGES[1]
+
+
+SETTINGS: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
+    "an average of weights": averaged,
+    "an interpolation of weights": interpolated,
+    "alpha": lambda x, n: torch.add(x, x * 2, alpha=n) + (x * 3).sub(x, alpha=n),
+    "alpha in place": lambda x, n: x.clone().add_(x * 2, alpha=-n),
+    "lerp": lambda x, n: torch.lerp(x, x * 2, n) + x.exp().lerp(x, n),
+    "comparisons": lambda x, n: x * (x > n) + x * (n >= x.sigmoid()) + x * x.ge(n),
+    "a comparison of integers": lambda x, n: x * (torch.arange(4) < int(n * 8)),
+    "where": lambda x, n: torch.where(x > 0, x, n) + x * torch.where(x > 0, n, 1.0),
+    "masked_fill": lambda x, n: x.masked_fill(x > 0.1, -n).square(),
+    "full": lambda x, n: x * torch.full((5, 4), n) * torch.full_like(x, n),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_that_changes(name: str, dtype: torch.dtype) -> None:
+    engine, step = backend(), SETTINGS[name]
+    compiled = torch.compile(step, backend=engine)
+    for number in (0.5, 0.75, 0.2, 0.9, 0.33):
+        x = torch.randn(5, 4, dtype=dtype, requires_grad=True)
+        before = [value.clone() for value in AVERAGES]
+        actual = compiled(x, number)
+        averages = [value.clone() for value in AVERAGES]
+        for value, old in zip(AVERAGES, before, strict=True):
+            value.copy_(old)
+        expected = step(x, number)
+        torch.testing.assert_close(actual, expected)
+        torch.testing.assert_close(averages, AVERAGES)
+        torch.testing.assert_close(torch.autograd.grad(actual.sum(), x), torch.autograd.grad(expected.sum(), x))
+    # In 16 bits, an interpolation and a sum round once in eager.
+    if dtype != torch.bfloat16 or not name.startswith(("alpha", "lerp")):
+        assert len(engine.compile_log.graphs) <= 3
+
+
 class Reversed(torch.autograd.Function):
     """Reverses the gradient; the strength follows a schedule."""
 

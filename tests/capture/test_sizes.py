@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -389,3 +391,95 @@ def test_a_split_step_whose_backward_needs_a_changing_size_needs_two_graphs(oper
             found.append(gradients(layer))
         torch.testing.assert_close(found[1], found[0])
     assert len(engine.compile_log.graphs) == 4, "two for each side of the break"
+
+
+OF_SIZES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "ignored labels": lambda x, y: functional.cross_entropy(x, y.clamp(0, x.size(1)), ignore_index=x.size(1)),
+    "each ignored label": lambda x, y: functional.nll_loss(x.log_softmax(1), y, ignore_index=x.size(1) - 1, reduction="none"),
+    "a bound": lambda x, y: x.clamp(max=x.size(1)) * y.clamp(0, x.size(1) - 3).unsqueeze(1),
+    "a choice": lambda x, y: torch.where(x > x.size(0), x.size(1), x),
+    "huber": lambda x, y: functional.huber_loss(x, x.detach() * 2, delta=x.size(1) / 30),
+    "smooth": lambda x, y: functional.smooth_l1_loss(x * 30, x.detach(), beta=x.size(1)),
+}
+
+
+@pytest.mark.parametrize("name", OF_SIZES)
+def test_settings_that_are_sizes(name: str) -> None:
+    """As the heads of transformers' models for questions and answers ignore labels behind the text."""
+    engine = backend()
+    compiled, step = torch.compile(OF_SIZES[name], backend=engine), OF_SIZES[name]
+    for length in (20, 24, 28, 32):
+        x, y = torch.randn(4, length, requires_grad=True), torch.randint(length + 1, (4,)).clamp(max=length - 1)
+        actual, expected = compiled(x, y), step(x, y)
+        torch.testing.assert_close(actual, expected)
+        torch.testing.assert_close(torch.autograd.grad(actual.sum(), x), torch.autograd.grad(expected.sum(), x))
+    assert len(engine.compile_log.graphs) == 2 or name in ("huber", "smooth")
+
+
+MASKED: dict[str, Callable[[nn.Linear, Tensor], Tensor]] = {
+    "a masked assignment": lambda layer, x: _assigned(x * 2, x[:, 0] > 0, layer(x[x[:, 0] > 0])),
+    "pairs of neighbours": lambda layer, x: _summed(layer(x), *(torch.cdist(x, x) < 3).nonzero().t().contiguous()),
+    "rows of a mask": lambda layer, x: layer(x.t().contiguous()[:, x[:, 1] > 0].t()),
+}
+
+
+def _assigned(x: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
+    x[mask] = rows.tanh()
+    return x
+
+
+def _summed(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    return x + torch.zeros_like(x).index_add(0, first, (x[first] - x[second]).tanh())
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_counts_of_masks_need_few_graphs(name: str) -> None:
+    """Behind the graph break at a mask, where tensors have as many rows as it selects, and transposed ones strides."""
+    torch.compiler.reset()
+    layer, engine, step = nn.Linear(8, 8), backend(fallback="warn"), MASKED[name]
+    compiled = torch.compile(step, backend=engine)
+    for _ in range(8):
+        x = torch.randn(24, 8)
+        layer.zero_grad()
+        expected = step(layer, x)
+        expected.square().mean().backward()
+        reference = gradients(layer)
+        layer.zero_grad()
+        actual = compiled(layer, x)
+        actual.square().mean().backward()
+        torch.testing.assert_close(actual, expected)
+        torch.testing.assert_close(gradients(layer), reference)
+    assert len(engine.compile_log.graphs) <= 5
+
+
+@pytest.mark.parametrize("name", ["a matrix", "rows of three", "reversed"])
+def test_dense_inputs_in_another_order_of_memory(name: str) -> None:
+    makes = {
+        "a matrix": lambda n: torch.randn(n, 8).t(),
+        "rows of three": lambda n: torch.randn(3, n, 8).permute(2, 0, 1),
+        "reversed": lambda n: torch.randn(n, 8, 6).permute(2, 1, 0),
+    }
+    engine = backend()
+
+    def step(x: Tensor) -> Tensor:
+        return (x * 2).sum(0).square().sum() + x.softmax(0).square().sum() + x.reshape(-1).cumsum(0).mean()
+
+    compiled = torch.compile(step, backend=engine)
+    for length in (9, 12, 16, 9, 30):
+        x = makes[name](length).requires_grad_()
+        actual, expected = compiled(x), step(x)
+        torch.testing.assert_close(actual, expected)
+        torch.testing.assert_close(torch.autograd.grad(actual, x), torch.autograd.grad(expected, x))
+    assert len(engine.compile_log.graphs) == 2
+
+
+def test_other_sizes_of_a_graph_whose_gradient_is_differentiated_are_not_compiled() -> None:
+    engine, layer = backend(fallback="warn"), nn.Linear(4, 1)
+    compiled = torch.compile(lambda x: layer(x).tanh().sum(), backend=engine)
+    for length in (3, 4, 5, 6, 7):
+        x = torch.randn(length, 4, requires_grad=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            (gradient,) = torch.autograd.grad(compiled(x), x, create_graph=True)
+            gradient.square().sum().backward()
+    assert len(engine.compile_log.graphs) <= 4

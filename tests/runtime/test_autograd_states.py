@@ -250,3 +250,22 @@ def test_gradients_in_float16_are_computed_from_the_scaled_loss() -> None:
         found.append(weight.grad)
     assert bool((found[0] > 0).all())
     torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+def test_an_input_without_a_gradient_of_which_the_graph_is_freed(is_split: bool) -> None:
+    """As of a loss that is logged after its backward, in a step with several optimizers."""
+    layer, x = linear(), torch.randn(2, 3)
+
+    def step(layer: nn.Linear, x: Tensor, logged: Tensor) -> tuple[Tensor, ...]:
+        result = layer(x) * 2 if is_split else layer(x).square().mean()
+        return result, logged.detach() + 1
+
+    call = torch.compile(step, backend=backend())
+    for own in (step, call):
+        first = (torch.ones(3, requires_grad=True) * x).exp().sum()
+        first.backward()
+        result, logged = own(layer, x, first)
+        result.sum().backward()
+        assert not logged.requires_grad
+        torch.testing.assert_close(logged, first.detach() + 1)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lit_ort
+from lit_ort.strategies.compiled_code import description_of
 from tests.lightning_models import trainer
 
 BATCHES, ROWS = 6, 8
@@ -255,3 +256,15 @@ def test_the_cases_are_about_what_they_say(tmp_path: Path) -> None:
     assert {"a/loss", "b/loss", "a/double"} <= metrics.keys()
     changed, metrics = fit(LoggedThenChanged, "auto", tmp_path)
     assert metrics["whole_epoch" if "whole_epoch" in metrics else "whole"] > metrics["plain"] + 9
+
+
+def test_settings_of_layers_are_read_without_their_repr() -> None:
+    """Which may draw random numbers, as that of a module with sampled weights does, or raise."""
+
+    class Sampled(torch.nn.Linear):
+        def extra_repr(self) -> str:
+            raise ValueError("no text")
+
+    modules = [torch.nn.Sequential(Sampled(3, 4), torch.nn.Dropout(p)) for p in (0.1, 0.1, 0.5)]
+    first, second, third = map(description_of, modules)
+    assert first == second != third

@@ -1,0 +1,53 @@
+"""Functions of numbers that change, in one graph."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+from tests.compare import backend
+
+STEPS: dict[str, Callable[[Tensor, float], Any]] = {
+    "math.exp": lambda x, n: x * math.exp(-n),
+    "math.log": lambda x, n: x * math.log(n + 1),
+    "math.cos": lambda x, n: x * math.cos(math.pi * n / 9),
+    "np.exp": lambda x, n: x * (2 / (1 + np.exp(-10 * n)) - 1),
+    "np.cos": lambda x, n: x * np.cos(np.pi * n / 9),
+    "np.arctan": lambda x, n: x - np.arctan(n),
+    "np.sqrt": lambda x, n: x * np.sqrt(n) * min(1.0, np.exp(n - 2)),
+    "an integer": lambda x, n: x * math.exp(int(n * 4) / 8),
+    "a tensor of NumPy's": lambda x, n: (x, torch.tensor(0.5 * np.exp(n))),
+    "a tensor of Python's": lambda x, n: (x, torch.tensor(float(np.exp(n))), torch.tensor(math.exp(n))),
+}
+VALUES = (0.5, 1.0, 1.5, 2.0, 0.25, 3.0)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_functions(name: str) -> None:
+    torch.compiler.reset()
+    counters.clear()
+    compiled = torch.compile(STEPS[name], backend=backend())
+    for value in VALUES:
+        x = torch.randn(3, 4)
+        torch.testing.assert_close(compiled(x, value), STEPS[name](x, value))
+    assert counters["stats"]["unique_graphs"] == 2
+
+
+def test_a_branch_on_a_function() -> None:
+    def step(x: Tensor, n: float) -> Tensor:
+        return x * 2 if math.exp(n) > 3 else x - math.log(n)
+
+    torch.compiler.reset()
+    counters.clear()
+    compiled = torch.compile(step, backend=backend())
+    for value in VALUES:
+        x = torch.randn(3, 4)
+        torch.testing.assert_close(compiled(x, value), step(x, value))
+    assert counters["stats"]["unique_graphs"] == 3
