@@ -43,8 +43,8 @@ from lit_ort._compat.numpy_scalars import keep_numbers
 from lit_ort._compat.packed_sequences import SELECTIONS
 from lit_ort._compat.pandas_lookups import keep_lookups
 from lit_ort._compat.problem_types import keep_problem_types
-from lit_ort._compat.selections import keep_selections
 from lit_ort._compat.random_objects import keep_draws
+from lit_ort._compat.selections import keep_selections
 from lit_ort._compat.symbolic_math import keep_functions
 from lit_ort._compat.torch_dynamo import (
     COMPILE_LOCK,

@@ -431,9 +431,7 @@ class CompiledGraph:
             autocast=autocast_of(self._backend.options.precision, device_of(tensors)),
         )
 
-    def _new(
-        self, key: tuple[Any, ...], keys: tuple[Any, ...], tensors: Sequence[torch.Tensor]
-    ) -> Executable | None:
+    def _new(self, key: tuple[Any, ...], keys: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> Executable | None:
         """An executable for other sizes or numbers, in the form that gradients of earlier ones called for."""
         forms = (known.wanted for known in list(self._executables.values()) if known is not None)
         wanted = next((form for form in forms if form is not None), None)

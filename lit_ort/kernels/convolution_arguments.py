@@ -17,9 +17,9 @@ ZEROS, GRIDS, GRID_COUNT = range(_FIRST_WORD + 10, _FIRST_WORD + 13)
 PIXEL = _FIRST_WORD + 13
 WORDS = _FIRST_WORD + 14
 
-# The words of a grid: its pixels are evenly spaced in the result, and read the same elements of the kernel, for one group
-# of channels. The address and the number of these, the grid's height and width, and the place of its first pixel in an
-# image of the result.
+# The words of a grid: its pixels are evenly spaced in the result, and read the same elements of the kernel and the same
+# group of channels. The address and the number of these elements, the grid's height and width, and the place of its
+# first pixel in an image of the result.
 TAPS, TAP_COUNT, GRID_HEIGHT, GRID_WIDTH, GRID_PLACE = range(5)
 GRID_WORDS = 5
 # The words of an element of the kernel: by how many rows and columns, and elements, what it reads is away, and where it

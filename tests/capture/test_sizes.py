@@ -395,7 +395,9 @@ def test_a_split_step_whose_backward_needs_a_changing_size_needs_two_graphs(oper
 
 OF_SIZES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "ignored labels": lambda x, y: functional.cross_entropy(x, y.clamp(0, x.size(1)), ignore_index=x.size(1)),
-    "each ignored label": lambda x, y: functional.nll_loss(x.log_softmax(1), y, ignore_index=x.size(1) - 1, reduction="none"),
+    "each ignored label": lambda x, y: functional.nll_loss(
+        x.log_softmax(1), y, ignore_index=x.size(1) - 1, reduction="none"
+    ),
     "a bound": lambda x, y: x.clamp(max=x.size(1)) * y.clamp(0, x.size(1) - 3).unsqueeze(1),
     "a choice": lambda x, y: torch.where(x > x.size(0), x.size(1), x),
     "huber": lambda x, y: functional.huber_loss(x, x.detach() * 2, delta=x.size(1) / 30),

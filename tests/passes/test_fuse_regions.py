@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lit_ort.backend.backend import ORTBackend
 from lit_ort.errors import KernelError, SessionError
+from lit_ort.runtime.engines.choice import engine_of
 from lit_ort.passes.fuse_regions import NAME
 from lit_ort.runtime import region_calls
 from tests.compare import backend, mostly
@@ -235,6 +236,8 @@ def test_without_kernels_operators_are_torchs(monkeypatch: pytest.MonkeyPatch) -
     def refuse() -> None:
         raise KernelError("The CPU lacks what kernels need.")
 
+    # The engine of this process looks for kernels once.
+    _ = engine_of("auto").native
     monkeypatch.setattr(region_calls, "kernels", refuse)
     engine = backend()
     assert_like_eager(loss, Block(), torch.randint(11, (3, 5)), engine)
