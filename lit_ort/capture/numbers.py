@@ -3,8 +3,8 @@
 Dynamo makes such a number symbolic: an int is a separate input, a float is a float64 tensor that is read with `item()`.
 Expressions of numbers alone are computed in Python at every call, in double precision. A number becomes a 0-d tensor
 if it is used only in arithmetic and comparisons with tensors, or is part of one (Dynamo returns a logged float as a
-tensor); one session is then valid for every value. Any other number (a size, an axis, a probability) is a key, and the graph is
-compiled separately for each of its values.
+tensor); one session is then valid for every value. Any other number (a size, an axis, a probability) is a key, and the
+graph is compiled separately for each of its values.
 """
 
 from __future__ import annotations

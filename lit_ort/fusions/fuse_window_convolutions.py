@@ -20,6 +20,7 @@ from lit_ort._compat.torch_fx import arguments_of
 from lit_ort._compat.torch_sizes import hint_of
 from lit_ort.fusions.fuse_pointwise_convolutions import in_order_of, settings_of
 from lit_ort.fusions.fusion_graph import FusionGraph
+from lit_ort.ops.image_convolution import FEWEST_CHANNELS, convolutions
 from lit_ort.runtime.report import PassReport
 
 aten = torch.ops.aten
@@ -57,6 +58,8 @@ def _obstacle(graph: FusionGraph, node: fx.Node) -> str | None:
         return "it has no batch, several groups, or sizes that change"
     if not is_cpu(value.device) or graph.low_precision(node) or value.dtype not in (torch.float32, torch.float64):
         return "it is not in float32 or float64 on the CPU"
+    if min(weight.shape[:2]) >= FEWEST_CHANNELS and convolutions() is not None:
+        return "machine code computes it as a convolution of images"
     elements, count = math.prod(weight.shape[1:]), node.meta["val"].shape[-1]
     if elements > _MOST_ELEMENTS:
         return f"its windows have more than {_MOST_ELEMENTS} elements"

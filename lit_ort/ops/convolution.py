@@ -16,13 +16,17 @@ import torch
 
 from lit_ort._compat.torch_sizes import has_channels_last, hint_of
 from lit_ort.kernels.kernel_arguments import DTYPES
-from lit_ort.ops.image_convolution import convolutions, image_weight_gradient, is_depthwise, weight_gradient_of
+from lit_ort.ops.image_convolution import (
+    FEWEST_CHANNELS,
+    convolutions,
+    image_weight_gradient,
+    is_depthwise,
+    weight_gradient_of,
+)
 from lit_ort.ops.operator import Allocator, Operator
 
 aten = torch.ops.aten
 Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
-# The machine code is faster from this number of channels.
-FEWEST_CHANNELS = 8
 
 
 def convolution_backward(

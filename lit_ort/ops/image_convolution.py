@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from lit_ort.kernels.convolution_calls import Convolutions
     from lit_ort.kernels.convolution_words import Windows
 
+# Of images with fewer channels most of a vector is empty.
+FEWEST_CHANNELS = 8
 _TO_CHANNELS_LAST = (0, 3, 1, 2)
 
 
@@ -152,7 +154,8 @@ def _fake_weight_gradient(grad: torch.Tensor, images: torch.Tensor, kernel: Sequ
 
 
 _WINDOWS = "int[] stride, int[] padding, int[] dilation"
-_SCHEMA = f"image_convolution(Tensor images, Tensor weight, SymInt[] size, {_WINDOWS}, int groups, bool is_gradient) -> Tensor"
+_SIZES = f"SymInt[] size, {_WINDOWS}, int groups"
+_SCHEMA = f"image_convolution(Tensor images, Tensor weight, {_SIZES}, bool is_gradient) -> Tensor"
 _OF_WEIGHT = f"image_weight_gradient(Tensor grad, Tensor images, int[] kernel, {_WINDOWS}, int groups) -> Tensor"
 OPERATORS = (
     Operator(define(_SCHEMA, image_convolution, _fake), image_convolution, recomputable=False),

@@ -19,7 +19,7 @@ from lit_ort._compat.torch_fx import arguments_of, first_argument
 from lit_ort._compat.torch_sizes import hint_of
 from lit_ort.kernels.kernel_arguments import sum_dtype
 from lit_ort.ops.bfloat16_matmul import has_bfloat16_matmuls
-from lit_ort.ops.image_convolution import convolutions, is_depthwise
+from lit_ort.ops.image_convolution import FEWEST_CHANNELS, convolutions, is_depthwise
 from lit_ort.passes.exact_results import cast, rounded
 from lit_ort.passes.node_builder import NodeBuilder, replace_elements, replace_nodes
 from lit_ort.passes.pixel_nodes import (
@@ -37,8 +37,6 @@ _FORWARD, _BACKWARD = aten.convolution.default, aten.convolution_backward.defaul
 _CONVOLUTION = torch.ops.lit_ort.image_convolution.default
 _OF_WEIGHT = torch.ops.lit_ort.image_weight_gradient.default
 _DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16})
-# Of images with fewer channels most of a vector is empty.
-FEWEST_CHANNELS = 8
 # What a thread copies of the weight is on its stack.
 MOST_TAPS = 225
 _MOST_OF_LINE = 2**20

@@ -55,9 +55,11 @@ class _Images:
 
 def _is_fit(node: fx.Node, position: int) -> bool:
     images, weight, *_ = arguments_of(node)[position:]
-    transposed, _, groups = arguments_of(node)[6 + position :][:3]
-    value = images.meta["val"]
-    return value.dim() == 3 and has_kernel(value, weight.meta["val"], transposed, groups)
+    stride, padding, _, transposed, _, groups = arguments_of(node)[3 + position :][:6]
+    value, kernel = images.meta["val"], weight.meta["val"].shape[2:]
+    # Windows that don't overlap would be matmuls of copies.
+    is_patch = [*kernel] == [*stride] != [1] and {*padding} == {0}
+    return value.dim() == 3 and not is_patch and has_kernel(value, weight.meta["val"], transposed, groups)
 
 
 def _forward(images: _Images, builder: NodeBuilder, node: fx.Node) -> fx.Node:

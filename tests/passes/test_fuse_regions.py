@@ -15,9 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 from lit_ort.backend.backend import ORTBackend
 from lit_ort.errors import KernelError, SessionError
-from lit_ort.runtime.engines.choice import engine_of
 from lit_ort.passes.fuse_regions import NAME
 from lit_ort.runtime import region_calls
+from lit_ort.runtime.engines.choice import engine_of
 from tests.compare import backend, mostly
 from tests.passes.reports import report_of
 
