@@ -37,6 +37,7 @@ from torch._dynamo.variables import TensorVariable
 
 from lit_ort._compat.container_writes import keep_writes
 from lit_ort._compat.expected_branches import keep_expected_branches
+from lit_ort._compat.gradient_leaves import keep_leaves
 from lit_ort._compat.input_values import keep_input_values
 from lit_ort._compat.metric_calls import is_of_metric, keep_metric_calls
 from lit_ort._compat.numpy_scalars import keep_numbers
@@ -354,6 +355,7 @@ def _install() -> None:
     keep_numbers(lambda: bool(_LISTENERS))
     keep_functions(lambda: bool(_LISTENERS))
     keep_draws(lambda: bool(_LISTENERS))
+    keep_leaves(lambda: bool(_LISTENERS))
     keep_lookups(lambda: bool(_LISTENERS))
     keep_selections(lambda: bool(_LISTENERS), SELECTIONS)
     keep_unread_lists(lambda: bool(_LISTENERS))
