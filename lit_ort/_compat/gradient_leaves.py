@@ -33,9 +33,7 @@ def keep_leaves(is_enabled: Callable[[], bool]) -> None:
     replace_method(OutputGraph, "_check_requires_grad_intermediate_outputs", _check)
 
 
-def _call(
-    is_enabled: Callable[[], bool], original: Any, builtin: Any, tx: Any, obj: Any, name: Any, value: Any
-) -> Any:
+def _call(is_enabled: Callable[[], bool], original: Any, builtin: Any, tx: Any, obj: Any, name: Any, value: Any) -> Any:
     variable = obj.realize() if isinstance(obj, LazyVariableTracker) else obj
     if not (is_enabled() and _is_leaf(tx, variable, name, value)):
         return original(builtin, tx, obj, name, value)
