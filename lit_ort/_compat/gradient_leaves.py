@@ -1,7 +1,8 @@
 """Makes Dynamo trace `x.requires_grad = True` for a value that the graph computes, without a graph break.
 
-Speech models of transformers do this for gradient checkpointing. It changes nothing for other values, unless the gradient
-of x itself is read behind the graph: a graph that returns x, or a view of it, ends at the assignment, as with Dynamo alone.
+Speech models of transformers do this for gradient checkpointing. It changes nothing for other values, unless the
+gradient of x itself is read behind the graph: a graph that returns x, or a view of it, ends at the assignment, as with
+Dynamo alone.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def keep_leaves(is_enabled: Callable[[], bool]) -> None:
 
 
 def _call(is_enabled: Callable[[], bool], original: Any, builtin: Any, tx: Any, obj: Any, name: Any, value: Any) -> Any:
-    variable = obj.realize() if isinstance(obj, LazyVariableTracker) else obj
+    variable: Any = obj.realize() if isinstance(obj, LazyVariableTracker) else obj
     if not (is_enabled() and _is_leaf(tx, variable, name, value)):
         return original(builtin, tx, obj, name, value)
     tx.output.__dict__.setdefault(_LEAVES, []).append(variable.as_proxy().node)

@@ -138,7 +138,8 @@ def is_depthwise(outputs: int, channels: int, groups: int) -> bool:
 
 
 def _fake(images: torch.Tensor, weight: torch.Tensor, size: Sequence[int], *rest: Any) -> torch.Tensor:
-    shape = images.shape[0], *size, _outputs(weight, *rest[-2:])
+    *_, groups, is_gradient = rest
+    shape = images.shape[0], *size, _outputs(weight, groups, is_gradient)
     return images.new_empty(shape, dtype=sum_dtype(images.dtype))
 
 

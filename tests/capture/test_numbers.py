@@ -154,19 +154,21 @@ def test_a_number_that_becomes_a_tensor_does_not_recompile(as_tensor: Callable[[
     assert len(engine.compile_log.graphs) <= 2
 
 
+# Not in the stubs.
+FOREACH: Any = torch
 AVERAGES, WEIGHTS = [torch.zeros(2, 3), torch.zeros(4)], [torch.ones(2, 3), torch.arange(4.0)]
 
 
 def averaged(x: torch.Tensor, number: float) -> torch.Tensor:
     with torch.no_grad():
-        torch._foreach_mul_(AVERAGES, number)
-        torch._foreach_add_(AVERAGES, WEIGHTS, alpha=1 - number)
+        FOREACH._foreach_mul_(AVERAGES, number)
+        FOREACH._foreach_add_(AVERAGES, WEIGHTS, alpha=1 - number)
     return x * AVERAGES[1]
 
 
 def interpolated(x: torch.Tensor, number: float) -> torch.Tensor:
     with torch.no_grad():
-        torch._foreach_lerp_(AVERAGES, WEIGHTS, number)
+        FOREACH._foreach_lerp_(AVERAGES, WEIGHTS, number)
     return x * AVERAGES[1]
 
 

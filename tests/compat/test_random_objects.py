@@ -40,6 +40,7 @@ def test_draws(name: str) -> None:
             torch.testing.assert_close(compiled(x, mine), step(x, eagers))
         assert mine.getstate() == eagers.getstate()
         # Another object with another state.
+        x = torch.randn(4)
         torch.testing.assert_close(compiled(x, random.Random(8)), step(x, random.Random(8)))
 
 

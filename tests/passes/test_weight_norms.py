@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -32,6 +34,7 @@ def test_layers_of_a_module() -> None:
 
 def test_the_norm_of_all_elements() -> None:
     """Which torch computes by operators of its own."""
-    module = nn.Sequential(weight_norm(nn.Linear(6, 9), dim=None), nn.GELU())
+    no_dimension: Any = None
+    module = nn.Sequential(weight_norm(nn.Linear(6, 9), dim=no_dimension), nn.GELU())
     engine = assert_same_step(module, step, torch.randn(5, 6))
     assert report_of(engine, "weight_norms").fired == 0
