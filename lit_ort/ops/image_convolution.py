@@ -144,13 +144,13 @@ def _fake(images: torch.Tensor, weight: torch.Tensor, size: Sequence[int], *rest
 
 
 def _fake_weight_gradient(grad: torch.Tensor, images: torch.Tensor, kernel: Sequence[int], *rest: Any) -> torch.Tensor:
-    *windows, groups = rest
+    stride, padding, dilation, groups = rest
     channels = images.shape[3]
     if is_depthwise(grad.shape[3], channels, groups):
         return grad.new_empty(image_blocks(channels), kernel[0], kernel[-1], channels)
     code = convolutions()
     assert code is not None, "the pass that makes these operators checks it"
-    shape = grad.shape[3], *code.runs(windows_of(kernel, *windows, groups), channels, grad.dtype)
+    shape = grad.shape[3], *code.runs(windows_of(kernel, stride, padding, dilation, groups), channels, grad.dtype)
     return grad.new_empty(shape, dtype=sum_dtype(grad.dtype))
 
 
