@@ -2,7 +2,7 @@
 
 In:  `x.add_(y, alpha=n)`, `torch.full_like(x, n)`, and operators of lists of tensors, such as
      `torch._foreach_mul_(xs, n)`, which averages of weights use
-Out: `x.add_(y * n)`, `torch.zeros_like(x) + n`, and the operator of each tensor
+Out: `x.add_(y * n)`, `torch.full_like(x, -0.0) + n`, and the operator of each tensor
 Saves a compilation for each value of a number that changes, such as a momentum that follows a schedule.
 """
 
@@ -23,10 +23,7 @@ _METHODS = frozenset({"add", "sub", "add_", "sub_"})
 _OF_LISTS: MappingProxyType[Callable[..., Any], str] = MappingProxyType(
     {getattr(torch, f"_foreach_{name}_"): f"{name}_" for name in ("add", "sub", "mul", "div", "lerp")}
 )
-# What each operator is for the number 0.
-_FILLED: MappingProxyType[Callable[..., Any], Callable[..., Any]] = MappingProxyType(
-    {torch.full: torch.zeros, torch.full_like: torch.zeros_like}
-)
+_FILLED = frozenset({torch.full, torch.full_like})
 
 
 def write_settings_as_arithmetic(graph: fx.Graph, numbers: Container[fx.Node]) -> None:
@@ -70,7 +67,8 @@ def _write_filled(graph: fx.Graph, node: fx.Node) -> None:
         return
     like, number = node.args
     with graph.inserting_before(node):
-        zeros = graph.call_function(_FILLED[node.target], (like,), {**node.kwargs, "dtype": value.dtype})  # type: ignore[index]
+        # The sum of this zero and another one has the sign of the other.
+        zeros = graph.call_function(node.target, (like, -0.0), {**node.kwargs, "dtype": value.dtype})  # type: ignore[arg-type]
     zeros.meta = dict(node.meta)
     node.target, node.args, node.kwargs = torch.add, (zeros, number), {}
 
