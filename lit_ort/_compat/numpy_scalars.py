@@ -34,7 +34,7 @@ _OF_NUMBERS = (bool, int, float, np.generic)
 # Their methods that return a scalar or a number.
 _METHODS = frozenset({"item", "tolist", "astype", "round", "conj", "clip", "min", "max", "sum", "mean", "prod"})
 # Functions whose result has the dtype of a NumPy scalar.
-_OF_DTYPE = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
+OF_DTYPE = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
 
 # Dynamo computes these by slots of a type, which it has for Python's types only.
 _BINARY = (operator.floordiv, operator.mod, operator.truediv, divmod)
@@ -124,7 +124,7 @@ def _call_torch(original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -
     data = args[0] if args else kwargs.get("data")
     dtype = kwargs.get("dtype")
     has_dtype = dtype is not None and not dtype.is_constant_none()
-    if variable.value in _OF_DTYPE and data is not None and not has_dtype and data.is_python_constant():
+    if variable.value in OF_DTYPE and data is not None and not has_dtype and data.is_python_constant():
         value = data.as_python_constant()
         if any(isinstance(leaf, np.generic) for leaf in tree_leaves(value)):
             kwargs = {**kwargs, "dtype": ConstantVariable.create(variable.value(value).dtype)}

@@ -21,6 +21,7 @@ from torch.utils._sympy import functions
 from torch.utils._sympy.printers import PythonPrinter
 
 from lit_ort._compat.deferred_calls import replace_method
+from lit_ort._compat.numpy_scalars import OF_DTYPE
 
 # Functions of symbolic numbers that torch has.
 _TORCHS = ("sqrt", "cos", "cosh", "sin", "sinh", "tan", "tanh", "asin", "acos", "atan", "log2")
@@ -33,8 +34,6 @@ _OPERATORS = frozenset(
     {operator.add, operator.sub, operator.mul, operator.truediv, operator.pow, operator.neg, operator.pos, operator.mod}
     | {operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ipow}
 )
-# Functions whose result has the dtype of a NumPy number.
-_OF_DTYPE = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
 
 
 class _NumPyFloat(SymNodeVariable):
@@ -82,7 +81,7 @@ def keep_functions(is_enabled: Callable[[], bool]) -> None:
                 proxy = tx.output.create_proxy("call_function", known[variable.value], (argument.as_proxy(),), {})
                 made = SymNodeVariable.create(tx, proxy)
                 return _numpys(made) if isinstance(variable, NumpyVariable) else made
-        if isinstance(variable, TorchInGraphFunctionVariable) and variable.value in _OF_DTYPE and "dtype" not in kwargs:
+        if isinstance(variable, TorchInGraphFunctionVariable) and variable.value in OF_DTYPE and "dtype" not in kwargs:
             data = args[0] if args else kwargs.get("data")
             if isinstance(data, _NumPyFloat):
                 kwargs = {**kwargs, "dtype": ConstantVariable.create(torch.float64)}

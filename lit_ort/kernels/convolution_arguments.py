@@ -34,3 +34,8 @@ _MOST_PARTS, _CHANNELS_OF_PART = 16, 64
 def image_blocks(channels: int) -> int:
     """Into how many parts, of some images each, the gradient of a depthwise convolution's weight is cut."""
     return max(1, _MOST_PARTS // -(-channels // _CHANNELS_OF_PART))
+
+
+def is_depthwise(outputs: int, channels: int, groups: int) -> bool:
+    """Whether each channel is convolved by itself, to one channel."""
+    return 1 < groups == channels == outputs

@@ -13,7 +13,7 @@ from lit_ort._compat.openmp import find_openmp
 from lit_ort.kernels import matmul_arguments as matmul
 from lit_ort.kernels.bfloat16_convolution_text import bfloat16_convolution_text
 from lit_ort.kernels.bfloat16_weight_gradient_text import bfloat16_weight_gradient_text
-from lit_ort.kernels.convolution_arguments import image_blocks
+from lit_ort.kernels.convolution_arguments import image_blocks, is_depthwise
 from lit_ort.kernels.convolution_text import convolution_text
 from lit_ort.kernels.convolution_words import (
     Arguments,
@@ -188,12 +188,12 @@ def convolution_call_words(
     """The words of calls of a convolution; the arguments are those of `lit_ort.runtime.program.ConvolutionNode`."""
     pairs = Windows(*((windows[at], windows[at + 1]) for at in range(0, len(windows), 2)), groups=groups)
     first, second = tuple(sizes[:4]), tuple(sizes[4:])
-    is_depthwise = 1 < groups == first[1] == second[1]
+    has_own_channels = is_depthwise(second[1], first[1], groups)
     call = Sizes(first, second, pairs, torch.get_num_threads())
-    arguments = code.arguments(_KINDS[kind, is_depthwise], dtype, call)
+    arguments = code.arguments(_KINDS[kind, has_own_channels], dtype, call)
     batch, channels, height, width = second
     shape = (batch, height, width, channels)
     if kind == "weight_gradient":
         runs = code.runs(pairs, channels, dtype)
-        shape = (image_blocks(channels), *pairs.kernel, channels) if is_depthwise else (first[1], *runs)
+        shape = (image_blocks(channels), *pairs.kernel, channels) if has_own_channels else (first[1], *runs)
     return ConvolutionCallWords(arguments, shape, code.runner.address)

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from lit_ort._compat.torch_sizes import has_channels_last, hint_of
+from lit_ort.kernels.convolution_arguments import is_depthwise
 from lit_ort.kernels.kernel_arguments import DTYPES
 from lit_ort.ops.image_convolution import (
     FEWEST_CHANNELS,
     convolutions,
     image_weight_gradient,
-    is_depthwise,
     weight_gradient_of,
 )
 from lit_ort.ops.operator import Allocator, Operator

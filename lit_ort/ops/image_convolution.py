@@ -14,7 +14,7 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from lit_ort.errors import KernelError
-from lit_ort.kernels.convolution_arguments import image_blocks
+from lit_ort.kernels.convolution_arguments import image_blocks, is_depthwise
 from lit_ort.kernels.kernel_arguments import sum_dtype
 from lit_ort.ops.operator import Allocator, Operator, define
 
@@ -130,11 +130,6 @@ def weight_gradient_of(runs: torch.Tensor, kernel: Sequence[int], channels: int)
     """
     elements = kernel[0] * kernel[-1] * channels // runs.shape[1]
     return runs[..., :elements].reshape(len(runs), kernel[0], kernel[-1], channels)
-
-
-def is_depthwise(outputs: int, channels: int, groups: int) -> bool:
-    """Whether each channel is convolved by itself, to one channel."""
-    return 1 < groups == channels == outputs
 
 
 def _fake(images: torch.Tensor, weight: torch.Tensor, size: Sequence[int], *rest: Any) -> torch.Tensor:

@@ -15,8 +15,6 @@ images.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 
@@ -34,6 +32,7 @@ from lit_ort._compat.torch_fx import (
 )
 from lit_ort._compat.torch_ops import BY_STRIDES, is_pointwise
 from lit_ort._compat.torch_sizes import has_channels_last, hint_of
+from lit_ort.kernels.convolution_arguments import is_depthwise
 from lit_ort.passes.image_convolutions import has_kernel
 from lit_ort.passes.pixel_nodes import FORMAT
 
@@ -177,17 +176,15 @@ def _prefers_last(node: fx.Node) -> bool:
     images, weight = (argument.meta["val"] for argument in arguments_of(node)[position : position + 2])
     result = node.meta["val"] if node.target is _FORWARD else first_argument(node).meta["val"]
     transposed, _, groups = arguments_of(node)[6 + position :][:3]
-    if has_kernel(images, weight, transposed, groups) or _is_depthwise(weight, groups):
+    if has_kernel(images, weight, transposed, groups):
+        return True
+    if isinstance(groups, int) and is_depthwise(weight.shape[0], images.shape[1], groups):
         return True
     sizes = [hint_of(size) for size in (result.shape[0], *result.shape[2:])]
     if any(size is None for size in sizes):
         return False
     pixels = sizes[0] * sizes[1] * sizes[2]
     return pixels >= (LEAST_PIXELS_1X1 if tuple(weight.shape[2:]) == (1, 1) else LEAST_PIXELS)
-
-
-def _is_depthwise(weight: torch.Tensor, groups: Any) -> bool:
-    return isinstance(groups, int) and 1 < groups == weight.shape[0] and weight.shape[1] == 1
 
 
 def _is_between_sessions(graph: fx.Graph, convolutions: list[fx.Node]) -> bool:

@@ -17,9 +17,10 @@ from torch import fx
 
 from lit_ort._compat.torch_fx import arguments_of, first_argument
 from lit_ort._compat.torch_sizes import hint_of
+from lit_ort.kernels.convolution_arguments import is_depthwise
 from lit_ort.kernels.kernel_arguments import sum_dtype
 from lit_ort.ops.bfloat16_matmul import has_bfloat16_matmuls
-from lit_ort.ops.image_convolution import FEWEST_CHANNELS, convolutions, is_depthwise
+from lit_ort.ops.image_convolution import FEWEST_CHANNELS, convolutions
 from lit_ort.passes.exact_results import cast, rounded
 from lit_ort.passes.node_builder import NodeBuilder, replace_elements, replace_nodes
 from lit_ort.passes.pixel_nodes import (

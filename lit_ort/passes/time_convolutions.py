@@ -3,7 +3,9 @@
 In:  `convolution(x, weight, bias)` with x [batch, channels, steps] and its `convolution_backward`, for which there is
      machine code
 Out: the same of [batch, channels, 1, steps], which the passes after it compute in the order of memory that is faster
-Saves what torch takes for convolutions over time, most of all for those of groups of channels and of each channel.
+Saves half of the time of those of groups of channels, with a normalization and a layer of one step around it (256
+     channels in 16 groups, windows of 128 at 4 x 50 steps), and a sixth to a third of most others; dense ones of three
+     steps take a tenth less (AMD EPYC, family 25, model 17)
 """
 
 from __future__ import annotations
