@@ -39,9 +39,10 @@ from lit_ort._compat.container_writes import keep_writes
 from lit_ort._compat.expected_branches import keep_expected_branches
 from lit_ort._compat.gradient_leaves import keep_leaves
 from lit_ort._compat.input_values import keep_input_values
+from lit_ort._compat.integer_indices import INTEGER_INDICES, keep_integer_indices
 from lit_ort._compat.metric_calls import is_of_metric, keep_metric_calls
 from lit_ort._compat.numpy_scalars import keep_numbers
-from lit_ort._compat.packed_sequences import SELECTIONS
+from lit_ort._compat.packed_sequences import PACKED
 from lit_ort._compat.pandas_lookups import keep_lookups
 from lit_ort._compat.problem_types import keep_problem_types
 from lit_ort._compat.random_objects import keep_draws
@@ -357,7 +358,8 @@ def _install() -> None:
     keep_draws(lambda: bool(_LISTENERS))
     keep_leaves(lambda: bool(_LISTENERS))
     keep_lookups(lambda: bool(_LISTENERS))
-    keep_selections(lambda: bool(_LISTENERS), SELECTIONS)
+    keep_selections(lambda: bool(_LISTENERS), PACKED, INTEGER_INDICES)
+    keep_integer_indices(lambda: bool(_LISTENERS))
     keep_unread_lists(lambda: bool(_LISTENERS))
     keep_problem_types(lambda: bool(_LISTENERS))
 

@@ -37,7 +37,16 @@ _METHODS = frozenset({"item", "tolist", "astype", "round", "conj", "clip", "min"
 OF_DTYPE = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
 
 # Dynamo computes these by slots of a type, which it has for Python's types only.
-_BINARY = (operator.floordiv, operator.mod, operator.truediv, divmod)
+_BINARY = (
+    operator.add,
+    operator.sub,
+    operator.mul,
+    operator.truediv,
+    operator.floordiv,
+    operator.mod,
+    operator.pow,
+    divmod,
+)
 
 
 class _NumPyNumber(ConstantVariable):
@@ -152,7 +161,8 @@ def _realized(variable: Any) -> Any:
 
 def _call_numpy(is_enabled: Callable[[], bool], original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
     """Computes functions of numbers, such as `np.sqrt(3)`, while tracing."""
-    if is_enabled() and isinstance(variable.value, np.ufunc) and not kwargs and _are_numbers(args):
+    is_known = isinstance(variable.value, np.ufunc) or variable.value is np.clip
+    if is_enabled() and is_known and not kwargs and _are_numbers(args):
         return _folded(variable.value, args)
     return original(variable, tx, args, kwargs)
 

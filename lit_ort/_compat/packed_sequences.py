@@ -277,7 +277,7 @@ def _proxy(tx: Any, node: fx.Node) -> fx.Proxy:
 
 
 # By what a node calls. Each function returns None where it has no other form of the node.
-SELECTIONS: Mapping[Any, Callable[[Any, fx.Node], Any]] = MappingProxyType(
+PACKED: Mapping[Any, Callable[[Any, fx.Node], Any]] = MappingProxyType(
     {
         packed_places: _of_places,
         packed_batch_sizes: _of_batch_sizes,

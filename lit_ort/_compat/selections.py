@@ -96,12 +96,12 @@ def _version(tensor: Tensor) -> object:
 Select = Callable[[Any, fx.Node], Any]
 
 
-def keep_selections(is_enabled: Callable[[], bool], others: Mapping[Any, Select]) -> None:
+def keep_selections(is_enabled: Callable[[], bool], *others: Mapping[Any, Select]) -> None:
     """Puts the hook into Dynamo, for the rest of the process.
 
     Args:
         is_enabled: whether selections are part of the trace at hand.
-        others: by what a node calls, functions that return the result of a node as a variable, or None.
+        *others: by what a node calls, functions that return the result of a node as a variable, or None.
     """
     for function in (
         _indices_of,
@@ -121,9 +121,10 @@ def keep_selections(is_enabled: Callable[[], bool], others: Mapping[Any, Select]
         result = None
         if target_cls is TensorVariable and is_enabled():
             node = proxy.node
-            other = others.get(node.target)
-            result = other(tx, node) if other is not None else None
-            result = _selected(tx, node) if result is None else result
+            found = (
+                select(tx, node) for select in (*(other.get(node.target) for other in others), _selected) if select
+            )
+            result = next((made for made in found if made is not None), None)
         if result is None:
             return wrap(target_cls, tx, proxy, *args, **options)
         tx.output.remove_node(proxy.node)

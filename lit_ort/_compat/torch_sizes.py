@@ -69,6 +69,12 @@ def expression_of(size: torch.SymInt | torch.SymFloat) -> sympy.Expr:
     return size.node.expr
 
 
+def without_elements(size: torch.SymInt) -> torch.Tensor:
+    """An example of shape [size, 0]; no guard is added for sizes of 0 and 1."""
+    with size.node.shape_env.suppress_guards():
+        return torch.empty(size, 0, device="meta")
+
+
 def whole_number(size: int | torch.SymInt) -> int | torch.SymInt:
     """A symbolic size as a number if it is the same for all sizes, as the difference of a size and itself."""
     return int(expression_of(size)) if isinstance(size, torch.SymInt) and expression_of(size).is_number else size

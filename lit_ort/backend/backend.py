@@ -51,7 +51,7 @@ from lit_ort.capture.derivatives import refuse_derivatives
 from lit_ort.capture.dimensions import changing_dimensions, changing_strides, layout_of
 from lit_ort.capture.inlined_checkpoints import inline_checkpoints
 from lit_ort.capture.locations import first_line
-from lit_ort.capture.numbers import separate_numbers
+from lit_ort.capture.numbers import NegativeLengthError, separate_numbers
 from lit_ort.capture.trivial import computes
 from lit_ort.errors import (
     CompileError,
@@ -73,6 +73,7 @@ from lit_ort.runtime.parameter_updates import HAND_OVER, Updates
 from lit_ort.runtime.program import EAGER, Form
 from lit_ort.runtime.report import GraphReport, Recompile, describe
 from lit_ort.runtime.session import SessionOptions
+from lit_ort.runtime.sizes import SIZE
 
 # Metrics count their updates, cache results and read the values of tensors: if Dynamo traced them, nearly every call
 # would need another graph. This is at module level because torch.compile imports a backend before it traces anything.
@@ -325,13 +326,22 @@ class CompiledGraph:
         try:
             with others_as_compile_errors():
                 refuse_derivatives(self._original.graph)
-                self._graph = separate_numbers(inline_checkpoints(self._original))
+                self._separate_numbers(lengths=backend.options.dynamic == AUTO)
         except CompileError as error:
             self._obstacle = error
-            return
+
+    def _separate_numbers(self, lengths: bool) -> None:
+        """Prepares the graph for its numbers; what was compiled for others ends.
+
+        Args:
+            lengths: compile for any value of an int that is used as a size, instead of for each.
+        """
+        self._graph = separate_numbers(inline_checkpoints(self._original), lengths)
         self._resized = sorted(changing_dimensions(self._graph.module))
         self._restrided = changing_strides(self._graph.module)
-        self._any_sizes = backend.options.dynamic == AUTO and bool(self._resized)
+        self._any_sizes = self._backend.options.dynamic == AUTO and bool(self._resized)
+        self._executables.clear()
+        self._served.clear()
 
     def __call__(self, *arguments: Any) -> Any:
         try:
@@ -342,7 +352,11 @@ class CompiledGraph:
     def _run(self, arguments: Sequence[Any]) -> Any:
         if self._obstacle is not None:
             return self._without_graph(self._obstacle, arguments)
-        tensors, keys, numbers = self._graph.arguments(arguments)
+        try:
+            tensors, keys, numbers = self._graph.arguments(arguments)
+        except NegativeLengthError:
+            self._separate_numbers(lengths=False)
+            tensors, keys, numbers = self._graph.arguments(arguments)
         if have_tangents(tensors):
             return self._without_graph(_forward_mode(), arguments)
         # As text, since 0.0 and -0.0 are equal, and nan is not equal to itself.
@@ -451,12 +465,20 @@ class CompiledGraph:
             self._form = Form(EAGER)
         # If one size can't be compiled for any size, the next one can't either.
         self._any_sizes = self._any_sizes and executable is not None and executable.changes_size
+        if self._graph.lengths and (executable is None or not self._changes_lengths(executable, tensors)):
+            self._separate_numbers(lengths=False)
         self._compiled += 1
         if self._compiled > 1:
             self._note_recompile(key)
         if self._compiled == MANY_SIGNATURES:
             self._warn_of_many(key)
         return executable
+
+    def _changes_lengths(self, executable: Executable, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether an executable is for any value of the ints that are sizes, but for those that broadcast."""
+        positions = [k for k in self._graph.length_inputs if tensors[k].shape[0] > 1]
+        fixed = {("equal", (SIZE, k, 0), tensors[k].shape[0]) for k in positions}
+        return executable.changes_size and fixed.isdisjoint(executable.signature.sizes or ())
 
     def _has_many_numbers(self, key: tuple[Any, ...]) -> bool:
         """Whether a graph that was compiled for many numbers would be compiled for another one."""

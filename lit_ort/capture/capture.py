@@ -225,7 +225,7 @@ def _bind_numbers(graph: NumberedGraph, examples: Examples, keys: Sequence[Any])
     placeholders = inputs_of(copied)
     count = len(examples.tensors)
     sizes = size_symbols(placeholders)
-    for node in placeholders[count : count + len(graph.sizes)]:
+    for node in placeholders[count : count + graph.sizes]:
         position, dimension = sizes[str(node.meta["example_value"])]
         size = examples.tensors[position].shape[dimension]
         if isinstance(size, torch.SymInt):
@@ -235,7 +235,7 @@ def _bind_numbers(graph: NumberedGraph, examples: Examples, keys: Sequence[Any])
         else:
             _replace_by_value(node, int(size))
         copied.erase_node(node)
-    for node, key in zip(placeholders[count + len(graph.sizes) :], keys, strict=True):
+    for node, key in zip(placeholders[count + graph.sizes :], keys, strict=True):
         _replace_by_value(node, key)
         copied.erase_node(node)
     return graph_module_of(graph.module, copied)

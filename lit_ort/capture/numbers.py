@@ -3,8 +3,9 @@
 Dynamo makes such a number symbolic: an int is a separate input, a float is a float64 tensor that is read with `item()`.
 Expressions of numbers alone are computed in Python at every call, in double precision. A number becomes a 0-d tensor
 if it is used only in arithmetic and comparisons with tensors, or is part of one (Dynamo returns a logged float as a
-tensor); one session is then valid for every value. Any other number (a size, an axis, a probability) is a key, and the
-graph is compiled separately for each of its values.
+tensor); one session is then valid for every value. An int that is used as a size becomes the size of an input, see
+`number_lengths`. Any other number (an axis, a probability) is a key, and the graph is compiled separately for each of
+its values.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from lit_ort._compat.devices import device_of
 from lit_ort._compat.torch_fx import (
     TENSORS_OF_NUMBERS,
     ancestors_of,
@@ -26,6 +28,7 @@ from lit_ort._compat.torch_fx import (
     output_of,
     returned_by,
 )
+from lit_ort.capture.number_lengths import add_length_inputs, lengths_among
 from lit_ort.capture.number_settings import write_settings_as_arithmetic
 
 _ARITHMETIC = frozenset(
@@ -53,44 +56,68 @@ _METHODS = frozenset({"add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_"
 _NARROW = frozenset({torch.bfloat16, torch.float16})
 
 
+class NegativeLengthError(ValueError):
+    """An int that a graph uses as a size is negative, so that no tensor can have it as its size."""
+
+
 @dataclasses.dataclass(frozen=True)
 class NumberedGraph:
-    """A graph whose inputs are tensors, numbers as tensors, sizes and keys, in this order.
+    """A graph whose inputs are tensors, numbers as tensors, lengths, sizes and keys, in this order.
 
     Args:
         module: the graph.
         tensors: positions of its tensor inputs among Dynamo's inputs.
         dtypes: dtypes of the numbers that became tensors.
-        sizes: positions of Dynamo's inputs that are sizes of tensors.
+        lengths: the number of tensors without elements, whose first size is an int.
+        sizes: the number of inputs that are sizes of tensors.
         keys: the number of keys.
         returned: positions of the numbers among the graph's outputs; `module` returns None at these positions.
-        numbers: computes, from Dynamo's arguments, the numbers that became tensors, the keys, and the returned numbers;
-            None if there are no numbers.
+        numbers: computes, from Dynamo's arguments, the numbers that became tensors, the lengths, the keys, and the
+            returned numbers; None if there are no numbers.
     """
 
     module: fx.GraphModule
     tensors: tuple[int, ...]
     dtypes: tuple[torch.dtype, ...]
-    sizes: tuple[int, ...]
+    lengths: int
+    sizes: int
     keys: int
     returned: tuple[int, ...]
     numbers: Callable[..., tuple[Any, ...]] | None
 
     def arguments(self, inputs: Sequence[Any]) -> tuple[list[torch.Tensor], tuple[Any, ...], tuple[Any, ...]]:
-        """Split Dynamo's arguments into the tensors of this graph, its keys, and the numbers that it returns."""
+        """Split Dynamo's arguments into the tensors of this graph, its keys, and the numbers that it returns.
+
+        Raises:
+            NegativeLengthError: an int that is used as a size is negative.
+        """
         tensors = [inputs[position] for position in self.tensors]
         if self.numbers is None:
             return tensors, (), ()
         values = self.numbers(*inputs)
         count = len(self.dtypes)
+        lengths, others = values[count : count + self.lengths], values[count + self.lengths :]
+        if self.lengths:
+            if min(lengths) < 0:
+                raise NegativeLengthError
+            device = device_of(tensors)
+            without_elements = [torch.empty(length, 0, device=device) for length in lengths]
+        else:
+            without_elements = []
         tensors += map(_tensor_of, values[:count], self.dtypes)
-        return tensors, values[count : count + self.keys], values[count + self.keys :]
+        return tensors + without_elements, others[: self.keys], others[self.keys :]
+
+    @property
+    def length_inputs(self) -> range:
+        """The positions of the lengths among the tensors of this graph."""
+        start = len(self.tensors) + len(self.dtypes)
+        return range(start, start + self.lengths)
 
     def module_arguments(self, tensors: Sequence[torch.Tensor], keys: Sequence[Any]) -> list[Any]:
         """Return the arguments of `module`: the tensors, their sizes, and the keys."""
         placeholders = inputs_of(self.module.graph)
         symbols = size_symbols(placeholders)
-        size_inputs = placeholders[len(tensors) : len(tensors) + len(self.sizes)]
+        size_inputs = placeholders[len(tensors) : len(tensors) + self.sizes]
         sizes = [symbols[str(_value(node))] for node in size_inputs]
         return [*tensors, *(tensors[position].shape[dimension] for position, dimension in sizes), *keys]
 
@@ -101,8 +128,13 @@ def _tensor_of(value: Any, dtype: torch.dtype) -> torch.Tensor:
     return torch.tensor(value, dtype=wide).to(dtype)
 
 
-def separate_numbers(graph_module: fx.GraphModule) -> NumberedGraph:
-    """Return a copy of the graph without the expressions that are computed from numbers alone."""
+def separate_numbers(graph_module: fx.GraphModule, lengths: bool = False) -> NumberedGraph:
+    """Return a copy of the graph without the expressions that are computed from numbers alone.
+
+    Args:
+        graph_module: Dynamo's graph.
+        lengths: keep ints that are used as sizes in the graph, as sizes of inputs that are added.
+    """
     graph = copy_graph(graph_module)
     placeholders = inputs_of(graph)
     originals = {copied: original for copied, original in zip(graph.nodes, graph_module.graph.nodes, strict=True)}
@@ -110,26 +142,38 @@ def separate_numbers(graph_module: fx.GraphModule) -> NumberedGraph:
     free = _free_numbers(graph, sizes)
     write_settings_as_arithmetic(graph, free)
     tensors = [k for k, node in enumerate(placeholders) if _is_tensor(node) and node not in free]
-    size_inputs = [k for k, node in enumerate(placeholders) if str(_value(node)) in sizes and node.users]
+    size_inputs = [node for node in placeholders if str(_value(node)) in sizes and node.users]
     as_tensors, keys = _uses(graph, free)
+    kept = lengths_among(keys, free) if lengths else {}
+    keys = [node for node in keys if node not in kept]
+    length_nodes = [node for node in graph.nodes if any(node in found for found in kept.values())]
     returned, positions = _take_returned_numbers(graph)
-    evaluated = [originals[node] for node in (*(number for number, _ in as_tensors), *keys, *returned)]
-    numbers = _number_program(graph_module, evaluated) if evaluated else None
+    used = (*(number for number, _ in as_tensors), *length_nodes, *keys, *returned)
+    numbers = _number_program(graph_module, [originals[node] for node in used]) if used else None
     number_inputs = [_number_input(graph, number, dtype, users) for (number, dtype), users in as_tensors.items()]
     _stack_numbers(graph, set(number_inputs))
+    length_inputs, length_sizes = add_length_inputs(graph, length_nodes)
     key_inputs = [_key_input(graph, node, free) for node in keys]
     _drop_free(graph, free)
     ordered = [
         *(placeholders[k] for k in tensors),
         *number_inputs,
-        *(placeholders[k] for k in size_inputs),
+        *length_inputs,
+        *size_inputs,
+        *length_sizes,
         *key_inputs,
     ]
     _order_placeholders(graph, ordered)
     graph.lint()
-    dtypes = tuple(dtype for _, dtype in as_tensors)
     return NumberedGraph(
-        graph_module_of(graph_module, graph), tuple(tensors), dtypes, tuple(size_inputs), len(keys), positions, numbers
+        graph_module_of(graph_module, graph),
+        tensors=tuple(tensors),
+        dtypes=tuple(dtype for _, dtype in as_tensors),
+        lengths=len(length_inputs),
+        sizes=len(size_inputs) + len(length_sizes),
+        keys=len(keys),
+        returned=positions,
+        numbers=numbers,
     )
 
 

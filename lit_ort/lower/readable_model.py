@@ -24,7 +24,7 @@ from lit_ort.lower.region_function import SIZES, region_function
 from lit_ort.lower.torch_node_function import torch_node_function
 from lit_ort.ops.region_operator import REGION
 from lit_ort.regions.placed_region import PlacedRegion, SizeArgument, from_json
-from lit_ort.regions.symbolic_size import Number, number_of, numbers_of
+from lit_ort.regions.symbolic_size import Number, number_of, shape_numbers
 from lit_ort.runtime.engines.engine_interface import (
     CONVOLUTION_OPERATOR,
     DOMAIN,
@@ -147,7 +147,7 @@ def _unique(name: str, taken: collections.Counter[str]) -> str:
 def _call_function(
     model: onnx.ModelProto, node: onnx.NodeProto, region: fx.Node, name: str, symbols: Mapping[str, str]
 ) -> None:
-    shapes = [numbers_of(_tensor(base).shape) for base in memory_of_inputs(region) if base is not None]
+    shapes = [shape_numbers(_tensor(base).shape) for base in memory_of_inputs(region) if base is not None]
     function, sizes = region_function(_sized(region), shapes, name)
     model.functions.append(function)
     node.name = node.op_type = name

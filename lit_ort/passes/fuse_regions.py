@@ -35,7 +35,7 @@ from lit_ort.regions.graph_values import LibraryCall
 from lit_ort.regions.placed_region import PlacedRegion, SizeArgument, TensorLayout, to_json
 from lit_ort.regions.region_cost import is_faster
 from lit_ort.regions.strided_views import StridedView, contiguous_strides
-from lit_ort.regions.symbolic_size import Number, Size, number_of, numbers_of, traced
+from lit_ort.regions.symbolic_size import Number, Size, number_of, numbers_of, shape_numbers, traced
 from lit_ort.regions.value_expressions import NotRegional, Read, Value, order_of_elements
 from lit_ort.runtime.region_calls import why_no_kernels
 from lit_ort.runtime.report import PassReport
@@ -157,7 +157,7 @@ class _Rewriter:
         return self._copies[node]
 
     def _shaped(self, node: fx.Node, shape: tuple[Number, ...]) -> fx.Node:
-        if numbers_of(node.meta["val"].shape) == shape:
+        if shape_numbers(node.meta["val"].shape) == shape:
             return node
         return self._called(aten.reshape.default, node, list(map(self._size, shape)))
 
@@ -207,7 +207,7 @@ class _Rewriter:
         copy = self._copies[node]
         example = copy.meta.get("val")
         if isinstance(example, torch.Tensor) and not may_overlap(example):
-            layout = StridedView(numbers_of(example.shape), numbers_of(example.stride()), 0)
+            layout = StridedView(shape_numbers(example.shape), numbers_of(example.stride()), 0)
             if layout.merged() != value.view.merged():
                 copy = self._with_strides(copy, example_of(node))
         self._values[value] = copy

@@ -14,7 +14,7 @@ from lit_ort._compat.torch_ops import SCATTERS
 from lit_ort.regions.element_types import computed_in, is_float, name_of, stored
 from lit_ort.regions.pointwise_table import OPERATORS
 from lit_ort.regions.strided_views import StridedView
-from lit_ort.regions.symbolic_size import Number, Size, number_of, numbers_of, product, quotient
+from lit_ort.regions.symbolic_size import Number, Size, number_of, numbers_of, product, quotient, shape_numbers
 from lit_ort.regions.value_expressions import (
     Compute,
     Constant,
@@ -43,7 +43,7 @@ def size_of_node(arg: Any) -> Any:
 
 
 def shape_of(tensor: torch.Tensor) -> tuple[Number, ...]:
-    return numbers_of(tensor.shape)
+    return shape_numbers(tensor.shape)
 
 
 # Copies, which are the same value.

@@ -109,6 +109,15 @@ def numbers_of(sizes: Iterable[int | torch.SymInt]) -> tuple[Number, ...]:
     return tuple(number_of(size) for size in sizes)
 
 
+def shape_numbers(shape: Iterable[int | torch.SymInt]) -> tuple[Number, ...]:
+    """The sizes of a value in a trace.
+
+    Sizes of 0 and 1 are numbers, and guards are added for them: sizes that divide each other are in the order of their
+    hints, which none of 1 would have.
+    """
+    return tuple(number_of(size) if value_of(number_of(size)) > 1 else int(size) for size in shape)
+
+
 def traced(number: Number) -> int | torch.SymInt:
     """A number as torch has it in traces."""
     return number.traced if isinstance(number, Size) else number

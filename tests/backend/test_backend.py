@@ -196,7 +196,7 @@ def test_a_fallback_names_a_defect_and_its_place(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_graph_that_cannot_be_prepared_runs_in_eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_: Any) -> Any:
+    def broken(*_: Any) -> Any:
         raise RuntimeError("no numbers today")
 
     monkeypatch.setattr("lit_ort.backend.backend.separate_numbers", broken)
