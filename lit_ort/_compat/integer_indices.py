@@ -40,6 +40,8 @@ def keep_integer_indices(is_enabled: Callable[[], bool]) -> None:
 
 def select_by_integers(tx: Any, node: fx.Node) -> Any:
     """The result of a `getitem` as a variable; None without a symbolic int among its indices, or with a tensor."""
+    value: Any
+    index: Any
     value, index = node.args
     if not isinstance(index, tuple) or not any(map(_is_symbolic, index)) or not all(map(_is_basic, index)):
         return None
