@@ -16,6 +16,8 @@ from torch._dynamo.variables.lazy import LazyVariableTracker
 _ATTRIBUTE = "_lit_ort_calls"
 # What a variable does when the program reads one of its attributes; since torch 2.14, under CPython's name.
 READ_ATTRIBUTE = "tp_getattro_impl" if hasattr(VariableTracker, "tp_getattro_impl") else "var_getattr"
+# Where the variable of a method has the object; since torch 2.15, under CPython's name.
+_OWNERS = ("im_self", "obj")
 # Instructions that branch on a value.
 JUMPS = tuple(name for name in dis.opmap if name.startswith("POP_JUMP_") and name.endswith(("IF_TRUE", "IF_FALSE")))
 # The types of which Dynamo guards the contents if the program reads them.
@@ -78,6 +80,11 @@ def tensor_method(name: str) -> tuple[Any, str]:
     """Where Dynamo has what it does at a method of a tensor: an object and its attribute. Since torch 2.14, a table."""
     table = getattr(TensorVariable, "tp_methods", None)
     return (TensorVariable, f"method_{name}") if table is None else (table[name], "handler")
+
+
+def owner_of_method(method: Any) -> Any:
+    """The variable of the object that a method is bound to."""
+    return next(getattr(method, name) for name in _OWNERS if hasattr(method, name))
 
 
 def replace_instructions(names: Iterable[str], function: Callable[..., Any]) -> None:

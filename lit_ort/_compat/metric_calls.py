@@ -36,7 +36,7 @@ from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.lazy import LazyVariableTracker
 from torch.fx.experimental.symbolic_shapes import DimDynamic
 
-from lit_ort._compat.deferred_calls import READ_ATTRIBUTE, calls_of, defer_calls, replace_method
+from lit_ort._compat.deferred_calls import READ_ATTRIBUTE, calls_of, defer_calls, owner_of_method, replace_method
 from lit_ort._compat.patching import replaced, replaced_entry
 from lit_ort._compat.value_checks import can_be_caught
 
@@ -334,7 +334,8 @@ def _keep(tx: Any, fn: Any, args: Sequence[Any], names: tuple[str, ...]) -> _Res
 def _metric_of(fn: Any) -> Any:
     """The metric that a call changes, or the function of torchmetrics that is called; otherwise None."""
     if isinstance(fn, UserMethodVariable):
-        value = getattr(fn.obj, "value", None) if getattr(fn.fn, "__name__", "") in _METHODS else None
+        is_known = getattr(fn.get_function(), "__name__", "") in _METHODS
+        value = getattr(owner_of_method(fn), "value", None) if is_known else None
         return value if is_metric(value) else None
     value = _value_of(fn)
     # A metric wraps its own update.

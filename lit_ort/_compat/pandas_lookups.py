@@ -22,7 +22,7 @@ from torch._dynamo.variables import (
 )
 from torch._dynamo.variables.base import VariableTracker
 
-from lit_ort._compat.deferred_calls import replace_method
+from lit_ort._compat.deferred_calls import owner_of_method, replace_method
 
 _METHODS = frozenset(
     {"__contains__", "__getitem__", "__iter__", "__len__", "copy", "get_indexer", "get_loc", "to_list", "tolist"}
@@ -46,7 +46,7 @@ def _call(is_enabled: Callable[[], bool], original: Any, method: Any, tx: Any, a
 
 def _result(method: Any, tx: Any, args: Any) -> Any:
     """What a method returns, as a variable; None if it is no look-up of constants."""
-    owner, name = method.obj, method.fn.__name__
+    owner, name = owner_of_method(method), method.get_function().__name__
     if type(owner) is not UserDefinedObjectVariable or owner.source is None or not _is_index(owner.value):
         return None
     if name not in _METHODS or not all(argument.is_python_constant() for argument in args):
