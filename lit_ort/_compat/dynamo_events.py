@@ -41,6 +41,7 @@ from lit_ort._compat.gradient_leaves import keep_leaves
 from lit_ort._compat.input_values import keep_input_values
 from lit_ort._compat.integer_indices import INTEGER_INDICES, keep_integer_indices
 from lit_ort._compat.metric_calls import is_of_metric, keep_metric_calls
+from lit_ort._compat.number_conditions import keep_conditions
 from lit_ort._compat.numpy_scalars import keep_numbers
 from lit_ort._compat.packed_sequences import PACKED
 from lit_ort._compat.pandas_lookups import keep_lookups
@@ -355,6 +356,7 @@ def _install() -> None:
     keep_metric_calls(lambda: bool(_LISTENERS))
     keep_numbers(lambda: bool(_LISTENERS))
     keep_functions(lambda: bool(_LISTENERS))
+    keep_conditions(lambda: bool(_LISTENERS))
     keep_draws(lambda: bool(_LISTENERS))
     keep_leaves(lambda: bool(_LISTENERS))
     keep_lookups(lambda: bool(_LISTENERS))

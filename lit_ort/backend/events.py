@@ -49,6 +49,10 @@ _KNOWN: dict[str, tuple[str | None, str | None]] = {
         "torch.autograd.grad is not part of a graph.",
         None,
     ),
+    "Unsupported Tensor.requires_grad_() call": (
+        "requires_grad_() changes a tensor that the step reads.",
+        "Call it in a hook such as on_train_epoch_start, or detach the result.",
+    ),
     "Unsupported functorch tracing attempt": ("a transform of torch.func runs it, outside of a graph.", None),
     "Dynamic shape operator": (
         None,
@@ -81,8 +85,8 @@ _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 _NAMES = (
     (re.compile(r"___stack\d+"), "(value at the graph break)"),
     (re.compile(r"G\['__lit_ort_selection_[^']*'\]\((.*?)\)(?=\.s)"), r"(selection by \1)"),
-    (re.compile(r"self\._trainer\.fit_loop\.epoch_loop\.\w+_optimization\.[\w.]*completed"), "self.global_step"),
-    (re.compile(r"self\._trainer\.fit_loop\.epoch_progress\.[\w.]*(completed|processed)"), "self.current_epoch"),
+    (re.compile(r"\w+\._trainer\.fit_loop\.epoch_loop\.\w+_optimization\.[\w.]*completed"), "self.global_step"),
+    (re.compile(r"\w+\._trainer\.fit_loop\.epoch_progress\.[\w.]*(completed|processed)"), "self.current_epoch"),
 )
 _DISPATCH_KEYS = "dispatch key set mismatch"
 _NUMBER = re.compile(r"[\w.\[\]'\"]+ == -?\d[\d.e+-]*")
@@ -146,7 +150,8 @@ def recompile_of(step: str | None, function: Function, reason: str, stack: Stack
     # The text of a guard ends with its line of code as a comment; a comparison of tensors has none.
     guard, _, line = reason.partition("  #")
     if not line:
-        text = _readable(reason).replace(". expected", ": expected")
+        # What follows is about torch's settings.
+        text = _readable(reason.partition(". Guard failed on ")[0]).replace(". expected", ": expected")
         return Recompile(step, _name(function), place, _sentence(text), None)
     guard = guard.strip()
     # Dynamo makes the number symbolic in the next graph.

@@ -58,3 +58,41 @@ def test_a_branch_on_a_function() -> None:
         x = torch.randn(3, 4)
         torch.testing.assert_close(compiled(x, value), step(x, value))
     assert counters["stats"]["unique_graphs"] == 3
+
+
+LAYER = torch.nn.Linear(4, 4)
+
+
+def recorded(x: Tensor, n: int) -> Tensor:
+    with torch.set_grad_enabled(n >= 7):
+        return LAYER(x)
+
+
+def frozen(x: Tensor, n: int) -> Tensor:
+    LAYER.requires_grad_(n >= 7)
+    return LAYER(x)
+
+
+CONDITIONS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "a mode": recorded,
+    "parameters": frozen,
+    "requires_grad_": lambda x, n: (x * 2).requires_grad_(n >= 7) * 3,
+    "an argument": lambda x, n: x.sort(1, descending=n >= 7).values[:, 0] * 2,
+    "a key": lambda x, n: {True: x, False: x * 2}[n >= 7] + 1,
+    "a factor": lambda x, n: x * (n >= 7),
+}
+
+
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_a_condition_that_torch_needs_as_a_constant(name: str) -> None:
+    torch.compiler.reset()
+    engine = backend(fallback="warn")
+    compiled = torch.compile(CONDITIONS[name], backend=engine)
+    for value in (5, 6, 7, 9, 12, 3):
+        x = torch.randn(3, 4)
+        actual = compiled(x, value)
+        expected = CONDITIONS[name](x, value)
+        torch.testing.assert_close(actual, expected)
+        assert actual.requires_grad == expected.requires_grad
+    assert engine.count <= 4
+    assert all(graph.kind != "eager" for graph in engine.compile_log.graphs)
