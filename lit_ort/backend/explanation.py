@@ -287,11 +287,12 @@ def explain(source: Any = None) -> Explanation:
     strategy = getattr(source, "strategy", source)
     log = getattr(strategy, "compile_log", None)
     if not isinstance(log, CompileLog):
-        found = f"its strategy is {type(strategy).__name__}, not one of lit_ort's"
+        found = (
+            "it is no Trainer" if strategy is source else f"its strategy, {type(strategy).__name__}, is not lit_ort's"
+        )
         raise TypeError(
-            f"explain({type(source).__name__}) has nothing to show: {'it is no Trainer' if strategy is source else found}. "
-            "Pass a Trainer(strategy='ort'), or nothing for all that this process compiled, torch.compile's functions "
-            "among it."
+            f"explain({type(source).__name__}) has nothing to show: {found}. Pass a Trainer(strategy='ort'), or nothing "
+            "for all that this process compiled, torch.compile's functions among it."
         )
     return log.explanation()
 
