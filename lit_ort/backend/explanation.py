@@ -287,12 +287,11 @@ def explain(source: Any = None) -> Explanation:
     strategy = getattr(source, "strategy", source)
     log = getattr(strategy, "compile_log", None)
     if not isinstance(log, CompileLog):
-        found = (
-            "it is no Trainer" if strategy is source else f"its strategy, {type(strategy).__name__}, is not lit_ort's"
-        )
+        kind = type(strategy).__name__
+        found = "it is no Trainer" if strategy is source else f"its strategy, {kind}, is not lit_ort's"
         raise TypeError(
-            f"explain({type(source).__name__}) has nothing to show: {found}. Pass a Trainer(strategy='ort'), or nothing "
-            "for all that this process compiled, torch.compile's functions among it."
+            f"explain({type(source).__name__}) has nothing to show: {found}. Pass a Trainer(strategy='ort'), or "
+            "nothing for all that this process compiled, torch.compile's functions among it."
         )
     return log.explanation()
 
