@@ -2,8 +2,9 @@
 
 In:  views that depend on strides; copies and `detach` in a graph without in-place operators; casts to the same dtype;
      squares; sums with zeros, products with ones; scalars in tensors as fill values; what is written after a shift of
-     labels; sorts of elements that share memory; concatenations with empty tensors
-Out: reshapes, the values themselves, products, numbers, constants, stable sorts, concatenations of the others
+     labels; sorts of elements that share memory; concatenations with empty tensors; lazily conjugated values
+Out: reshapes, the values themselves, products, numbers, constants, stable sorts, concatenations of the others, values
+     that are conjugated in memory, as regions need them
 Saves the time of operators without effect. Sessions keep values contiguous, so a view can be a reshape.
 """
 
@@ -16,7 +17,7 @@ import torch
 from torch import fx
 
 from lit_ort._compat.torch_aot import is_of_backward
-from lit_ort._compat.torch_fx import arguments_of, first_argument, is_read_by, strides_of
+from lit_ort._compat.torch_fx import arguments_of, first_argument, is_read_by, recomputed_example, strides_of
 from lit_ort._compat.torch_ops import BY_ROWS, BY_STRIDES, SCATTERS, SLICE_END
 from lit_ort._compat.torch_sizes import may_overlap
 from lit_ort.passes.node_builder import NodeBuilder, are_equal
@@ -66,6 +67,10 @@ def canonicalize(module: fx.GraphModule) -> int:
             fired += 1 + _make_constant(node)
         elif node.target is aten.fill.Scalar:
             fired += _make_constant(node)
+        elif node.target is aten._conj.default:
+            node.target = aten._conj_physical.default
+            node.meta["val"] = recomputed_example(node)
+            fired += 1
         elif node.target is aten.cat.default and (parts := _parts_with_elements(node)) is not None:
             node.args = (parts, *node.args[1:])
             fired += 1
