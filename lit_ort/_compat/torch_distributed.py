@@ -58,7 +58,8 @@ def has_collectives(graph: fx.Graph) -> bool:
 
 def saved_micro_batches(stage: Any) -> Mapping[int, Any]:
     """The values that a stage of torch's pipelines saves for the backward, by micro-batch."""
-    return stage.fwd_cache
+    # Since torch 2.15 under another name.
+    return getattr(stage, "_forward_chunk_states", None) or getattr(stage, "fwd_cache", {})
 
 
 def end_with_parent(signum: int) -> None:

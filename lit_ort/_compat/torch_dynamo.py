@@ -356,7 +356,12 @@ def marked_derivatives() -> Iterator[None]:
     def note_and_handle(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         # Dynamo traces the function again as far as to the call, and gives values the same names.
         tx.speculation_log.lit_ort_parts = _parts_in_grad(*args, **kwargs)
-        return handle(self, tx, *args, **kwargs)
+        try:
+            return handle(self, tx, *args, **kwargs)
+        except Unsupported as obstacle:
+            # Since torch 2.15, Dynamo leaves the function in eager, as its own graphs would lose the marked values.
+            obstacle.skip_frame = False
+            raise
 
     def note_and_backward(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         tx.speculation_log.lit_ort_parts = _parts_in_backward(self, *args, **kwargs)

@@ -49,6 +49,7 @@ from lit_ort.capture.associative_scans import decompose_associative_scans
 from lit_ort.capture.attributes import attributes_as_inputs
 from lit_ort.capture.derivatives import refuse_derivatives
 from lit_ort.capture.dimensions import changing_dimensions, changing_strides, layout_of
+from lit_ort.capture.function_numbers import pass_tensors_of_numbers
 from lit_ort.capture.inlined_checkpoints import inline_checkpoints
 from lit_ort.capture.locations import first_line
 from lit_ort.capture.numbers import NegativeLengthError, separate_numbers
@@ -313,6 +314,7 @@ class CompiledGraph:
     def __init__(self, backend: ORTBackend, graph_module: fx.GraphModule) -> None:
         self._backend = backend
         decompose_associative_scans(graph_module)
+        pass_tensors_of_numbers(graph_module)
         self._original, self._attributes = attributes_as_inputs(graph_module)
         self._compiled = 0
         # What was compiled, or runs in eager; and what serves other sizes than it was compiled for.

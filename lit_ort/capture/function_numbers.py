@@ -37,6 +37,42 @@ def numbers_of_functions_to_tensors(module: fx.GraphModule) -> None:
             _to_tensors(backward, [own for own, value in zip(inputs, saved, strict=True) if value in numbers])
 
 
+def pass_tensors_of_numbers(module: fx.GraphModule) -> None:
+    """Passes floats that change to a graph's autograd functions as tensors, which their bodies read with `item()`.
+
+    So Dynamo does up to torch 2.14.
+    """
+    for node in list(module.graph.nodes):
+        if node.target is not AUTOGRAD_FUNCTION:
+            continue
+        forward = getattr(module, str(node.args[0].target))
+        for position, number in enumerate(node.args[2:]):
+            if isinstance(_example(number), torch.SymFloat):
+                _read_tensor(forward, inputs_of(forward.graph)[position])
+                node.update_arg(position + 2, _tensor_before(node, number))
+
+
+def _tensor_before(node: fx.Node, number: fx.Node) -> fx.Node:
+    with node.graph.inserting_before(node):
+        tensor = node.graph.call_function(torch.tensor, (number,), {"dtype": torch.float64})
+    tensor.meta["example_value"] = torch.empty((), dtype=torch.float64)
+    return tensor
+
+
+def _read_tensor(body: fx.GraphModule, given: fx.Node) -> None:
+    """Lets a body read an input that was a number; the tensor itself is what a forward saves."""
+    with body.graph.inserting_after(inputs_of(body.graph)[-1]):
+        number = body.graph.call_method("item", (given,))
+    number.meta["example_value"] = given.meta["example_value"]
+    given.meta["example_value"] = torch.empty((), dtype=torch.float64)
+    given.replace_all_uses_with(number, delete_user_cb=lambda user: user is not number and user.op != "output")
+    body.recompile()
+
+
+def _example(value: object) -> object:
+    return value.meta.get("example_value") if isinstance(value, fx.Node) else None
+
+
 def _to_tensors(body: fx.GraphModule, inputs: Iterable[fx.Node]) -> set[fx.Node]:
     """Rewrites one body. Returns the nodes that were numbers.
 
@@ -64,7 +100,7 @@ def _to_tensors(body: fx.GraphModule, inputs: Iterable[fx.Node]) -> set[fx.Node]
 def _reads_number(node: fx.Node) -> bool:
     if node.op != "call_method" or node.target != "item" or not isinstance(node.args[0], fx.Node):
         return False
-    value = node.args[0].meta.get("example_value")
+    value = _example(node.args[0])
     return isinstance(value, torch.Tensor) and value.dtype == torch.float64 and value.dim() == 0
 
 

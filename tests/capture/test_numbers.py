@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from packaging.version import Version
 
 from lit_ort.errors import CaptureError
 from tests.compare import backend
+
+RELEASE = Version(torch.__version__)
 
 
 def test_an_annealed_float_and_a_step_counter_need_few_graphs() -> None:
@@ -228,6 +231,8 @@ of_functions = pytest.mark.filterwarnings("ignore:.*should not be instantiated:D
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(3,), ()])
 def test_an_autograd_function_with_a_changing_float(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    if dtype == torch.bfloat16 and not shape and RELEASE >= Version("2.15"):
+        pytest.skip("a float32 tensor would change the dtype of the gradient: in eager")
     engine = backend()
 
     def step(x: torch.Tensor, strength: float) -> torch.Tensor:

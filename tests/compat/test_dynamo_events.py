@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from packaging.version import Version
 
 from lit_ort._compat import dynamo_events
 from lit_ort._compat.dynamo_events import Function, Obstacle, Stack
@@ -154,7 +155,8 @@ def test_warnings_about_builtins(monkeypatch: pytest.MonkeyPatch) -> None:
             with warnings.catch_warnings(record=True) as caught, listening_if(listens):
                 warnings.simplefilter("always")
                 torch.compile(lambda x: x * time.time(), backend="eager")(torch.ones(2))
-            assert len(caught) == (0 if listens else 1)
+            # Since torch 2.15 it doesn't warn.
+            assert len(caught) == (0 if listens or Version(torch.__version__) >= Version("2.15") else 1)
 
 
 @pytest.mark.parametrize("options", [None, {"engine": "stock"}])
