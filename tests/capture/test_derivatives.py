@@ -151,5 +151,8 @@ def test_gradients_of_values_of_a_step(step: Callable[[nn.Sequential, Tensor], T
 
 def test_the_error_names_the_value_and_its_line() -> None:
     net, x = nn.Sequential(nn.Linear(4, 1)), torch.ones(2, 4, requires_grad=True)
-    with pytest.raises(CaptureError, match=r"respect to between, which the graph computes.*test_derivatives\.py:\d+"):
+    value = r"respect to between, which the graph computes.*test_derivatives\.py:\d+"
+    # Since torch 2.15 Dynamo leaves a function in eager that calls one with the derivative.
+    call = r"test_derivatives\.py:\d+\): torch\.autograd\.grad is not part of a graph"
+    with pytest.raises(CaptureError, match=f"{value}|{call}"):
         compiled(in_a_function)(net, x)

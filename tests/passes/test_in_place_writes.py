@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from packaging.version import Version
 from torch import Tensor, nn
 
 from lit_ort.ops.writes import IN_PLACE, WHOLE
@@ -53,7 +54,7 @@ def in_turns(m: Any, x: Tensor) -> Tensor:
     hidden = m(x)
     hidden[:, 0] = hidden[:, 1].exp()
     hidden[2:4] *= 0.5
-    hidden[0][hidden[0] > 0] = 0.1
+    hidden[0][hidden[0] > 0] = x[0, 0]
     hidden.t()[3].mul_(3)
     hidden.index_add_(0, torch.tensor([0, 2]), x[:2])
     return hidden.square().sum()
@@ -162,8 +163,10 @@ def test_dynamic_sizes() -> None:
     for rows in (6, 8, 11, 10):
         assert_same_call(module, step, compiled, torch.randn(rows, WIDTH))
     assert len(engine.compile_log.graphs) == 2
+    # Since torch 2.15 the gradient of one write is a copy of its columns.
+    left = {"aten.select_scatter.default"} if Version(torch.__version__) >= Version("2.15") else set[str]()
     for graph in engine.compile_log.graphs:
-        assert not {name for name in graph.torch_operators if name.startswith("aten.") and "scatter" in name}
+        assert {name for name in graph.torch_operators if name.startswith("aten.") and "scatter" in name} <= left
 
 
 WINDOWS: dict[str, Callable[[Tensor], Tensor]] = {
