@@ -97,15 +97,9 @@ class NumberedGraph:
         values = self.numbers(*inputs)
         count = len(self.dtypes)
         lengths, others = values[count : count + self.lengths], values[count + self.lengths :]
-        if self.lengths:
-            if min(lengths) < 0:
-                raise NegativeLengthError
-            device = device_of(tensors)
-            without_elements = [torch.empty(length, 0, device=device) for length in lengths]
-        else:
-            without_elements = []
         tensors += map(_tensor_of, values[:count], self.dtypes)
-        return tensors + without_elements, others[: self.keys], others[self.keys :]
+        tensors += _without_elements(lengths, device_of(tensors)) if lengths else ()
+        return tensors, others[: self.keys], others[self.keys :]
 
     @property
     def length_inputs(self) -> range:
@@ -126,6 +120,12 @@ def _tensor_of(value: Any, dtype: torch.dtype) -> torch.Tensor:
     # An integer that doesn't fit wraps around, as in arithmetic with a number.
     wide = dtype if dtype.is_floating_point else {float: torch.float64, complex: torch.complex128}.get(type(value))
     return torch.tensor(value, dtype=wide).to(dtype)
+
+
+def _without_elements(lengths: Sequence[int], device: torch.device) -> list[torch.Tensor]:
+    if min(lengths) < 0:
+        raise NegativeLengthError
+    return [torch.empty(length, 0, device=device) for length in lengths]
 
 
 def separate_numbers(graph_module: fx.GraphModule, lengths: bool = False) -> NumberedGraph:
