@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from packaging.version import Version
 from torch import nn
 from torch.nn import functional
 
 from lit_ort.backend.backend import ORTBackend
 from lit_ort.options import ORTOptions
 
+# Of torch's, which traces more than its predecessors.
+SINCE_2_15 = Version(torch.__version__) >= Version("2.15")
 # Relative error in the 2-norm that float32 arithmetic in another order accounts for.
 TOLERANCE = 1e-5
 

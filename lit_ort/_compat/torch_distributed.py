@@ -59,7 +59,7 @@ def has_collectives(graph: fx.Graph) -> bool:
 def saved_micro_batches(stage: Any) -> Mapping[int, Any]:
     """The values that a stage of torch's pipelines saves for the backward, by micro-batch."""
     # Since torch 2.15 under another name.
-    return getattr(stage, "_forward_chunk_states", None) or getattr(stage, "fwd_cache", {})
+    return stage._forward_chunk_states if hasattr(stage, "_forward_chunk_states") else stage.fwd_cache
 
 
 def end_with_parent(signum: int) -> None:

@@ -7,12 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from packaging.version import Version
 
 from lit_ort.errors import CaptureError
-from tests.compare import backend
-
-RELEASE = Version(torch.__version__)
+from tests.compare import SINCE_2_15, backend
 
 
 def test_an_annealed_float_and_a_step_counter_need_few_graphs() -> None:
@@ -231,7 +228,7 @@ of_functions = pytest.mark.filterwarnings("ignore:.*should not be instantiated:D
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(3,), ()])
 def test_an_autograd_function_with_a_changing_float(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    if dtype == torch.bfloat16 and not shape and RELEASE >= Version("2.15"):
+    if dtype == torch.bfloat16 and not shape and SINCE_2_15:
         pytest.skip("a float32 tensor would change the dtype of the gradient: in eager")
     engine = backend()
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from packaging.version import Version
 from torch import nn
 from torch._dynamo.exc import Unsupported
 
+from tests.compare import SINCE_2_15
 from tests.compat.canary import canary
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
@@ -348,7 +348,7 @@ def test_autograd_functions() -> None:
         x = torch.ones(2)
         with dynamo.kept_backwards():
             plain = torch.compile(lambda x: torch.func.grad(gain)(x), backend="eager", fullgraph=True)
-            if Version(torch.__version__) < Version("2.15"):
+            if not SINCE_2_15:
                 with pytest.raises(Unsupported, match="Tripled, which has its own backward"):
                     plain(x)
             else:

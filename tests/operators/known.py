@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.compare import SINCE_2_15
+
 _STRIDES = "depends on the strides of an input"
 _VALUES = "its sizes depend on the values of a tensor"
 
@@ -15,7 +17,7 @@ FALLBACKS: dict[str, str] = {
     "index_fill": "the gradient of a fill value that is a tensor has a data-dependent size",
     "narrow": _VALUES,
     "nn.functional.multilabel_margin_loss": "torch 2.13 traces it incorrectly",
-    "tensor_split": _VALUES,
+    **({} if SINCE_2_15 else {"tensor_split": _VALUES}),
     "view_as_complex": "returned together with its input, with which it shares memory in another dtype",
 }
 

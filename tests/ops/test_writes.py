@@ -43,6 +43,7 @@ NAMED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:index_reduce:UserWarning", "ignore:The reduce argument:UserWarning")
 @pytest.mark.parametrize("target", IN_PLACE, ids=str)
 def test_writes_what_the_functional_operator_returns(target: Any) -> None:
     name = str(target)

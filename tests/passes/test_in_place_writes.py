@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from packaging.version import Version
 from torch import Tensor, nn
 
 from lit_ort.ops.writes import IN_PLACE, WHOLE
-from tests.compare import assert_same_call, assert_same_step, backend
+from tests.compare import SINCE_2_15, assert_same_call, assert_same_step, backend
 from tests.passes.reports import report_of
 
 WIDTH = 8
@@ -164,7 +163,7 @@ def test_dynamic_sizes() -> None:
         assert_same_call(module, step, compiled, torch.randn(rows, WIDTH))
     assert len(engine.compile_log.graphs) == 2
     # Since torch 2.15 the gradient of one write is a copy of its columns.
-    left = {"aten.select_scatter.default"} if Version(torch.__version__) >= Version("2.15") else set[str]()
+    left = {"aten.select_scatter.default"} if SINCE_2_15 else set[str]()
     for graph in engine.compile_log.graphs:
         assert {name for name in graph.torch_operators if name.startswith("aten.") and "scatter" in name} <= left
 

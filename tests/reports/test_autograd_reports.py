@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tests.compare import SINCE_2_15
 from tests.reports.report import Compile, row, steps
 
 pytestmark = [
@@ -56,7 +57,7 @@ def test_a_hook_and_a_retained_gradient_before_a_break(compiled: Compile[Any]) -
     return x.grad, hidden.grad
 
 
-@steps(falls_back="differentiated again")
+@steps(falls_back="differentiated again", aot_can=SINCE_2_15)
 def test_penalty_of_a_gradient_through_linear_layers(compiled: Compile[Any]) -> Any:
     """`autograd.grad(create_graph=True)` inside of the step lost the way to second derivatives.
 
@@ -120,7 +121,7 @@ class DividedGradient(torch.autograd.Function):
         return gradient / 3
 
 
-@steps(falls_back="a transform of torch.func runs it")
+@steps(falls_back=None if SINCE_2_15 else "a transform of torch.func runs it")
 def test_a_function_with_its_own_backward_under_grad(compiled: Compile[Any]) -> Any:
     """Under `torch.func.grad` the backward of an `autograd.Function` was replaced by the true derivative.
 
