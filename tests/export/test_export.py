@@ -270,7 +270,7 @@ class Sorted(nn.Module):
     ("module", "batch", "settings", "message"),
     [
         (Net(), None, {}, "Net has no example_input_array and wasn't fitted in this process. Pass a batch"),
-        (Net(), torch.randn(2, 7), {}, "Net.forward rejects the batch: mat1 and mat2"),
+        (Net(), torch.randn(2, 7), {}, "Net.forward rejects the batch: RuntimeError: "),
         (Net(), {"y": torch.randn(2, 6)}, {}, "got an unexpected keyword argument 'y'"),
         (Net(), "text", {}, "The batch, a str, has no tensor."),
         (Net(), torch.randn(2, 6), {"step": "fit"}, "Net has no step='fit'. Use forward or predict_step."),
