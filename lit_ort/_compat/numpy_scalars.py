@@ -160,8 +160,8 @@ def _realized(variable: Any) -> Any:
 
 
 def _call_numpy(is_enabled: Callable[[], bool], original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-    """Computes functions of numbers, such as `np.sqrt(3)`, while tracing."""
-    is_known = isinstance(variable.value, np.ufunc) or variable.value is np.clip
+    """Computes functions of numbers, such as `np.sqrt(3)` and `np.int64(3)`, while tracing."""
+    is_known = isinstance(variable.value, np.ufunc) or any(variable.value is known for known in (np.clip, *_NUMBERS))
     if is_enabled() and is_known and not kwargs and _are_numbers(args):
         return _folded(variable.value, args)
     return original(variable, tx, args, kwargs)

@@ -92,6 +92,7 @@ def keep_functions(is_enabled: Callable[[], bool]) -> None:
         is_enabled: whether functions of numbers are expressions in the trace at hand.
     """
     known: dict[Any, Callable[..., Any]] = {np.clip: clip, np.minimum: minimum, np.maximum: maximum}
+    known |= {np.int64: torch.sym_int, np.float64: torch.sym_float}
     for name in (*_TORCHS, *_MISSING):
         function = {"exp": exp, "log": log}.get(name) or getattr(torch, f"_sym_{name}")
         known[getattr(math, name)] = known[getattr(np, _OF_NUMPY.get(name, name))] = function
@@ -126,12 +127,16 @@ def _is_number(argument: Any) -> bool:
 
 def _call_builtin(original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
     made = original(variable, tx, args, kwargs)
-    if any(isinstance(argument, _NumPyNumber) for argument in args):
+    if any(isinstance(argument, _NumPyNumber) or _is_numpys(argument) for argument in args):
         if variable.fn in _OPERATORS and type(made) is SymNodeVariable:
             return _numpys(made)
         if variable.fn in (float, int) and isinstance(made, _NumPyNumber):
             return SymNodeVariable(made.proxy, made.sym_num)
     return made
+
+
+def _is_numpys(argument: Any) -> bool:
+    return isinstance(argument, ConstantVariable) and isinstance(argument.value, np.generic)
 
 
 def _numpys(made: Any) -> _NumPyNumber:
