@@ -273,6 +273,8 @@ class _Divergence(UserFunctionVariable):
 _TRACED_AS: tuple[tuple[Any, type[UserFunctionVariable], Any], ...] = (
     (transformer._detect_is_causal_mask, UserFunctionVariable, _as_declared),
     (functional.gaussian_nll_loss, UserFunctionVariable, functional.gaussian_nll_loss),
+    # Its temperature follows schedules.
+    (functional.gumbel_softmax, UserFunctionVariable, functional.gumbel_softmax),
     (functional.ctc_loss, UserFunctionVariable, ctc_loss),
     (constraints.is_dependent, UserFunctionVariable, _is_dependent),
     (kl.kl_divergence, _Divergence, kl.kl_divergence),

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from time import perf_counter
@@ -56,7 +55,6 @@ from lit_ort.capture.numbers import NegativeLengthError, separate_numbers
 from lit_ort.capture.trivial import computes
 from lit_ort.errors import (
     CompileError,
-    LitOrtWarning,
     OptionsError,
     SessionError,
     SharedMemoryError,
@@ -467,13 +465,13 @@ class CompiledGraph:
             self._form = Form(EAGER)
         # If one size can't be compiled for any size, the next one can't either.
         self._any_sizes = self._any_sizes and executable is not None and executable.changes_size
-        if self._graph.lengths and (executable is None or not self._changes_lengths(executable, tensors)):
-            self._separate_numbers(lengths=False)
         self._compiled += 1
         if self._compiled > 1:
             self._note_recompile(key)
         if self._compiled == MANY_SIGNATURES:
             self._warn_of_many(key)
+        if self._graph.lengths and (executable is None or not self._changes_lengths(executable, tensors)):
+            self._separate_numbers(lengths=False)
         return executable
 
     def _changes_lengths(self, executable: Executable, tensors: Sequence[torch.Tensor]) -> bool:
@@ -492,17 +490,23 @@ class CompiledGraph:
         if place is not None:
             name = self._backend.name
             self._backend.compile_log.note_recompile(
-                Recompile(name, name, place, f"sizes or numbers are now {_described(key)}.", _FEWER_SIZES)
+                Recompile(name, name, place, f"sizes or numbers are now {self._described(key)}.", _FEWER_SIZES)
             )
 
     def _warn_of_many(self, key: tuple[Any, ...]) -> None:
-        warnings.warn(
+        warn_at(
+            first_line(self._original.graph),
             f"{self._backend.name} was compiled for {MANY_SIGNATURES} different sizes or numbers, the latest "
-            f"{_described(key)}, and each compilation takes a second or more. With more numbers it runs in eager. "
+            f"{self._described(key)}, and each compilation takes a second or more. With more numbers it runs in eager. "
             f"{_FEWER_SIZES}",
-            LitOrtWarning,
-            stacklevel=2,
         )
+
+    def _described(self, key: tuple[Any, ...]) -> str:
+        """The sizes and numbers of a call."""
+        numbers, shapes, _ = key
+        lengths = self._graph.length_inputs
+        sizes = (shape[0] if k in lengths else list(shape) for k, shape in zip(self._resized, shapes, strict=True))
+        return ", ".join(map(str, (*numbers, *sizes)))
 
 
 def _forward_mode() -> CompileError:
@@ -515,12 +519,6 @@ def _forward_mode() -> CompileError:
 # No executable has been sought yet; None is the choice of eager.
 _UNKNOWN: Any = object()
 _FEWER_SIZES = "Pad or bucket batches to fewer sizes, and pass changing numbers as tensors."
-
-
-def _described(key: tuple[Any, ...]) -> str:
-    """The sizes and numbers of a call."""
-    numbers, shapes, _ = key
-    return ", ".join(map(str, (*numbers, *shapes)))
 
 
 def ort(

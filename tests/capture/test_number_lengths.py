@@ -101,6 +101,14 @@ def test_a_size_that_is_computed_from_a_float() -> None:
     assert engine.count == 2
 
 
+def test_recompiles_name_the_numbers() -> None:
+    engine = backend()
+    compiled = torch.compile(lambda x, n: x[:, n : n + 8] * 2, backend=engine)
+    for value in (5, 6, 1):
+        compiled(torch.ones(4, 40), value)
+    assert engine.compile_log.recompiles[-1].reason == "sizes or numbers are now 1."
+
+
 def test_negative_numbers() -> None:
     def step(x: Tensor, shift: int) -> Tensor:
         return x.roll(shift, 1) * torch.arange(40)

@@ -207,6 +207,23 @@ def test_a_setting_that_changes(name: str, dtype: torch.dtype) -> None:
         assert len(engine.compile_log.graphs) <= 3
 
 
+@pytest.mark.parametrize("hard", [False, True])
+def test_a_temperature_that_changes(hard: bool) -> None:
+    def step(x: torch.Tensor, temperature: float) -> torch.Tensor:
+        return torch.nn.functional.gumbel_softmax(x, tau=temperature, hard=hard).square()
+
+    engine, x = backend(), torch.randn(5, 4, requires_grad=True)
+    compiled = torch.compile(step, backend=engine)
+    for temperature in (1.0, 0.9, 0.7, 0.6):
+        results = []
+        for call in (compiled, step):
+            torch.manual_seed(1)
+            results.append(call(x, temperature))
+        torch.testing.assert_close(*results)
+        torch.testing.assert_close(*(torch.autograd.grad(result[:, 0].sum(), x) for result in results))
+    assert len(engine.compile_log.graphs) == 2
+
+
 class Reversed(torch.autograd.Function):
     """Reverses the gradient; the strength follows a schedule."""
 

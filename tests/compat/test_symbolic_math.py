@@ -31,7 +31,7 @@ STEPS: dict[str, Callable[[Tensor, float], Any]] = {
     "a tensor of Python's int": lambda x, n: (x, torch.tensor(int(np.clip(int(n * 8), 2, 9)) / 2)),
     "a literal of NumPy's": lambda x, n: (x * (n * np.float64(0.5)), torch.tensor(n * np.float64(0.5))),
     "a bound with a literal of NumPy's": lambda x, n: x[:, : int(n * 4) - np.int64(1) + np.int64(3)] * 2,
-    "an integer of a number": lambda x, n: (x * np.int64(n * 4), torch.tensor(np.int64(n * 4))),
+    "an integer of a number": lambda x, n: (x * int(np.int64(n * 4)), torch.tensor(np.int64(n * 4))),
     "an integer": lambda x, n: x * math.exp(int(n * 4) / 8),
     "a tensor of NumPy's": lambda x, n: (x, torch.tensor(0.5 * np.exp(n))),
     "a tensor of Python's": lambda x, n: (x, torch.tensor(float(np.exp(n))), torch.tensor(math.exp(n))),
