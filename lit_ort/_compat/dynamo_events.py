@@ -35,6 +35,7 @@ from torch._dynamo.types import ConvertFrameReturn
 from torch._dynamo.utils import ExactWeakKeyDictionary
 from torch._dynamo.variables import TensorVariable
 
+from lit_ort._compat.bound_builtin_methods import keep_bound_methods
 from lit_ort._compat.container_writes import keep_writes
 from lit_ort._compat.expected_branches import keep_expected_branches
 from lit_ort._compat.gradient_leaves import keep_leaves
@@ -358,6 +359,7 @@ def _install() -> None:
     keep_functions(lambda: bool(_LISTENERS))
     keep_conditions(lambda: bool(_LISTENERS))
     keep_draws(lambda: bool(_LISTENERS))
+    keep_bound_methods(lambda: bool(_LISTENERS))
     keep_leaves(lambda: bool(_LISTENERS))
     keep_lookups(lambda: bool(_LISTENERS))
     keep_selections(lambda: bool(_LISTENERS), PACKED, INTEGER_INDICES)

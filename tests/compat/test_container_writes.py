@@ -95,6 +95,7 @@ READS = {
     "sum": "o.outputs.append(i); o.mean = sum(o.outputs)",
     "moved": "a = o.outputs; o.outputs = []; o.outputs.append(i); a.append(7); o.outputs = a; o.outputs += [3]",
     "values counted": "o.outputs += x[:, 0].tolist(); o.counts.update(x.argmax(1).tolist())",
+    "length of another": "o.other.append(i); o.outputs.append(len(o.other)); loss = loss.exp()",
     "sum in a function": "o.outputs.append(i); o.mean = total_of(o)",
     "last": "o.outputs.append(i); o.mean = o.outputs[-1] + len(o.outputs)",
     "stack": "o.outputs.append(loss.detach()); o.mean = torch.stack(o.outputs).mean()",
