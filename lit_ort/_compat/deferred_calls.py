@@ -82,6 +82,11 @@ def tensor_method(name: str) -> tuple[Any, str]:
     return (TensorVariable, f"method_{name}") if table is None else (table[name], "handler")
 
 
+def realized(variable: Any) -> Any:
+    """A variable that Dynamo may not have looked at yet, with its guards."""
+    return variable.realize() if isinstance(variable, LazyVariableTracker) else variable
+
+
 def owner_of_method(method: Any) -> Any:
     """The variable of the object that a method is bound to."""
     return next(getattr(method, name) for name in _OWNERS if hasattr(method, name))

@@ -16,9 +16,8 @@ from torch._dynamo.exc import RequiresGradRestartAnalysis
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.variables import ConstantVariable, TensorVariable
 from torch._dynamo.variables.builtin import SetAttrBuiltinVariable
-from torch._dynamo.variables.lazy import LazyVariableTracker
 
-from lit_ort._compat.deferred_calls import replace_method
+from lit_ort._compat.deferred_calls import realized, replace_method
 
 # The attribute of a trace: the nodes of such values.
 _LEAVES = "_lit_ort_leaves"
@@ -35,7 +34,7 @@ def keep_leaves(is_enabled: Callable[[], bool]) -> None:
 
 
 def _call(is_enabled: Callable[[], bool], original: Any, builtin: Any, tx: Any, obj: Any, name: Any, value: Any) -> Any:
-    variable: Any = obj.realize() if isinstance(obj, LazyVariableTracker) else obj
+    variable = realized(obj)
     if not (is_enabled() and _is_leaf(tx, variable, name, value)):
         return original(builtin, tx, obj, name, value)
     tx.output.__dict__.setdefault(_LEAVES, []).append(variable.as_proxy().node)

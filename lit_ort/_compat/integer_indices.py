@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dynamo.variables import BuiltinVariable, ConstantVariable, TensorVariable, TupleVariable
-from torch._dynamo.variables.lazy import LazyVariableTracker
 from torch._dynamo.variables.tensor import SymNodeVariable
 
-from lit_ort._compat.deferred_calls import replace_method
+from lit_ort._compat.deferred_calls import realized, replace_method
 from lit_ort._compat.selections import Select, call, node_of
 
 
@@ -29,7 +28,8 @@ def keep_integer_indices(is_enabled: Callable[[], bool]) -> None:
     """
 
     def assign(original: Any, variable: Any, tx: Any, key: Any, value: Any) -> Any:
-        if is_enabled() and isinstance(key, TupleVariable) and any(_is_number(part) for part in key.items):
+        parts = key.items if is_enabled() and isinstance(key, TupleVariable) else ()
+        if any(isinstance(realized(part), SymNodeVariable) for part in parts):
             view = BuiltinVariable(operator.getitem).call_function(tx, [variable, key], {})
             if isinstance(view, TensorVariable):
                 variable, key = view, ConstantVariable.create(...)
@@ -55,10 +55,6 @@ def select_by_integers(tx: Any, node: fx.Node) -> Any:
     for dimension, part in reversed(selected):
         made = call(tx, "select", node_of(made), dimension, part)
     return made
-
-
-def _is_number(variable: Any) -> bool:
-    return isinstance(variable.realize() if isinstance(variable, LazyVariableTracker) else variable, SymNodeVariable)
 
 
 def _is_symbolic(part: Any) -> bool:

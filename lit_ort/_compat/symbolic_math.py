@@ -20,7 +20,7 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.utils._sympy import functions
 from torch.utils._sympy.printers import PythonPrinter
 
-from lit_ort._compat.deferred_calls import replace_method
+from lit_ort._compat.deferred_calls import realized, replace_method
 from lit_ort._compat.numpy_scalars import OF_DTYPE
 
 # Functions of symbolic numbers that torch has.
@@ -101,7 +101,7 @@ def keep_functions(is_enabled: Callable[[], bool]) -> None:
 
     def call(original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         if is_enabled() and not kwargs and variable.value.__hash__ and variable.value in known:
-            arguments = [argument.realize() if hasattr(argument, "realize") else argument for argument in args]
+            arguments = list(map(realized, args))
             if all(map(_is_number, arguments)) and any(isinstance(argument, SymNodeVariable) for argument in arguments):
                 proxies = tuple(argument.as_proxy() for argument in arguments)
                 proxy = tx.output.create_proxy("call_function", known[variable.value], proxies, {})

@@ -53,7 +53,7 @@ def in_turns(m: Any, x: Tensor) -> Tensor:
     hidden = m(x)
     hidden[:, 0] = hidden[:, 1].exp()
     hidden[2:4] *= 0.5
-    hidden[0][hidden[0] > 0] = x[0, 0]
+    hidden[0][hidden[0] > 0] = 0.1
     hidden.t()[3].mul_(3)
     hidden.index_add_(0, torch.tensor([0, 2]), x[:2])
     return hidden.square().sum()
@@ -63,7 +63,8 @@ def in_turns(m: Any, x: Tensor) -> Tensor:
 def test_no_value_is_copied(step: Step) -> None:
     engine = assert_same_step(nn.Linear(WIDTH, WIDTH), step, torch.randn(6, WIDTH))
     assert report_of(engine, "in_place_writes").fired
-    assert not copies(engine)
+    # Since torch 2.15, a number is written with a mask as a new row.
+    assert copies(engine) == ({"aten.select_scatter.default": 1} if SINCE_2_15 and step is in_turns else {})
 
 
 @pytest.mark.sampled(4)
